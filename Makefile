@@ -83,7 +83,7 @@ CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|
 
 .PHONY: race
 race: build deps ## run the tests of what is concurrent under the race detector
-	$(GO) test $(RACE) -timeout 25m ./unixsock ./watch ./views ./queue ./failure ./witness ./flock ./cmd/epcachectl
+	$(GO) test $(RACE) -timeout 25m ./unixsock ./internal/... ./store/views ./cache/queue ./cache/failure ./cmd/epcachectl
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long
@@ -157,8 +157,8 @@ api-doc: ## write doc/python-api.md from the docstrings of clients/python/epcach
 	$(PYTHON) clients/python/api_doc.py doc/python-api.md
 
 .PHONY: session-keys
-session-keys: ## write the Python client's table of session config entries from requests/session.toml
-	$(GO) test -count 1 -run TestPythonHasTheSameTable ./requests -update
+session-keys: ## write the Python client's table of session config entries from cache/identity/session.toml
+	$(GO) test -count 1 -run TestPythonHasTheSameTable ./cache/identity -update
 
 .PHONY: fuzz
 fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s)

@@ -19,22 +19,22 @@ import (
 const module = "github.com/epcached/epcached/"
 
 // allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
-// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, space -> index -> cas, requests -> {compilers, index, refusal}, failure -> {compilers, index, refusal}, views -> {forms, index, flock}, queue}; unixsock declares the requests and knows no
-// storage; epmodel imports nothing of ours, and cas one package of internal/. A package that is not listed fails, so that it is thought about.
-// The messages of unixsock/wire are what cache answers with: generated code that knows nothing of ours.
+// cmd -> cache -> {store/*, compilers, cache/*} -> {index, dedupe, epmodel} -> cas -> internal. unixsock
+// declares the requests and knows no storage; unixsock/wire, which cache answers with, is generated code
+// and imports nothing of ours. A package that is not listed fails, so that it is thought about.
 var allowed = map[string][]string{
-	"bytesize":                               {},
+	"internal/bytesize":                      {},
 	"cas":                                    {"internal/keyed"},
 	"cas/crashfs":                            {"cas"},
 	"epmodel":                                {},
-	"spelling":                               {},
+	"internal/suggest":                       {},
 	"internal/keyed":                         {},
 	"weights":                                {"epmodel"},
 	"dedupe":                                 {"cas"},
 	"dedupe/exact":                           {}, // of tests and benchmarks
 	"index":                                  {"cas", "index/manifestpb"},
 	"index/manifestpb":                       {},
-	"compilers":                              {"bytesize", "epmodel", "compilers/dialogue", "compilers/tinymodel"},
+	"compilers":                              {"internal/bytesize", "epmodel", "compilers/dialogue", "compilers/tinymodel"},
 	"compilers/dialogue":                     {},
 	"compilers/tinymodel":                    {},
 	"compilers/ort":                          {"compilers/dialogue"},
@@ -43,23 +43,23 @@ var allowed = map[string][]string{
 	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
 	"unixsock":                               {"unixsock/wire"},
 	"unixsock/wire":                          {},
-	"rules":                                  {"compilers", "tomlfile"}, // compilers: for its verdicts
-	"tomlfile":                               {"spelling"},
-	"watch":                                  {},
-	"flock":                                  {},
-	"witness":                                {"cas"},
-	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
-	"queue":                                  {},
-	"refusal":                                {},
-	"failure":                                {"cas", "compilers", "epmodel", "index", "refusal"},  // index: for keys, and where failures are remembered
-	"views":                                  {"cas", "flock", "forms", "index"},                   // index: for ids, files and names of builds, and where their views were
-	"requests":                               {"cas", "compilers", "index", "refusal", "spelling"}, // index: for keys, and what a build says of itself
-	"space":                                  {"bytesize", "cas", "index"},                         // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "failure", "flock", "forms", "index", "internal/keyed", "queue", "refusal", "requests", "rules", "space", "unixsock/wire", "views", "watch", "weights", "witness"},
-	"config":                                 {"bytesize", "compilers", "rules", "spelling", "tomlfile", "unixsock"},                                                                             // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                           {"cache", "compilers", "config", "failure", "refusal", "requests", "rules", "unixsock", "unixsock/wire", "watch"},                                  // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "forms", "refusal", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
-	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                  // in its test
+	"cache/rules":                            {"compilers", "internal/tomlfile"}, // compilers: for its verdicts
+	"internal/tomlfile":                      {"internal/suggest"},
+	"internal/watch":                         {},
+	"internal/flock":                         {},
+	"internal/witness":                       {"cas"},
+	"store/packing":                          {"cas", "dedupe"}, // and not index: it knows no builds
+	"cache/queue":                            {},
+	"internal/apierr":                        {},
+	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},          // index: for keys, and where failures are remembered
+	"store/views":                            {"cas", "internal/flock", "store/packing", "index"},                  // index: for ids, files and names of builds, and where their views were
+	"cache/identity":                         {"cas", "compilers", "index", "internal/apierr", "internal/suggest"}, // index: for keys, and what a build says of itself
+	"store/evict":                            {"internal/bytesize", "cas", "index"},                                // for what a survey says of builds and blobs: it opens nothing
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "weights", "internal/witness"},
+	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"},                                                                                     // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "internal/config", "cache/failure", "internal/apierr", "cache/identity", "cache/rules", "unixsock", "unixsock/wire", "internal/watch"},                              // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                         {"internal/bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "internal/config", "epmodel", "store/packing", "internal/apierr", "cache/identity", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
+	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                                                          // in its test
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},

@@ -11,7 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // What changed its form just before a crash is accounted for by the next start.
@@ -50,7 +50,7 @@ func TestAGhostAloneTellsWhy(t *testing.T) {
 	other := b.self()
 	other.UID++
 	_, err = b.cache.Why(context.Background(), other, gone.BuildKey.String())
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "somebody else's")
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "somebody else's")
 }
 
 // A blob that no build needs goes at the next start, whatever it stands beside.

@@ -15,9 +15,9 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
-	"github.com/epcached/epcached/views"
 )
 
 // The outcomes of a request.
@@ -138,10 +138,10 @@ func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
 	if a.View == nil || rc.stands() {
 		return nil
 	}
-	return errors.Join(refusal.New(refusal.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).WithHint("ask again when the update is done"), a.View.Close())
+	return errors.Join(apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).WithHint("ask again when the update is done"), a.View.Close())
 }
 
-func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
+func (c *Cache) answer(ctx context.Context, r *Request, id modelIdentity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
 	if id.Compiled {
 		return c.answerCompiled(ctx, ownArtefact{r, id, rt, rc, t, phase})
 	}
@@ -209,12 +209,12 @@ func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *searc
 	case found.doubted >= maxRounds:
 		return errDoubted(r, p)
 	case found.stale && (r.OnMiss == Fail || c.policyOf(p.eps).Unsupported == PolicyFail && r.OnMiss != Refresh):
-		return refusal.New(refusal.Stale, nil, "model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+		return apierr.New(apierr.Stale, nil, "model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
 			WithHint("compile it for what is here now: ask with on_miss refresh")
 	case r.OnMiss == Fail && found.flight != nil:
 		return c.notYet(r, p, found)
 	case r.OnMiss == Fail:
-		return refusal.New(refusal.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
 			WithHint("compile it: ask again with on_miss wait")
 	}
 	return nil
@@ -231,7 +231,7 @@ func (r *Request) apart() *Request {
 }
 
 // mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
-func (c *Cache) mayReplace(r *Request, id identity, p *plan) error {
+func (c *Cache) mayReplace(r *Request, id modelIdentity, p *plan) error {
 	scope, _ := c.scopes(r, id)
 	if r.OnMiss != Refresh || scope != "shared" || c.Administrator(r.Peer) {
 		return nil
@@ -241,7 +241,7 @@ func (c *Cache) mayReplace(r *Request, id identity, p *plan) error {
 			return err
 		}
 		if b.BuildKey == p.buildKey && c.index.StateOf(b.ID).Name != index.Damaged {
-			return refusal.New(refusal.NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
+			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
 				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
 		}
 	}
@@ -258,39 +258,39 @@ const (
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
-		return refusal.New(refusal.BadRequest, nil, "the request has no model")
+		return apierr.New(apierr.BadRequest, nil, "the request has no model")
 	case len(r.EPs) == 0:
-		return refusal.New(refusal.BadRequest, nil, "model %q: the request names no execution provider", r.Name).
+		return apierr.New(apierr.BadRequest, nil, "model %q: the request names no execution provider", r.Name).
 			WithHint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
 	case len(r.EPs) > maxEPs:
-		return refusal.New(refusal.BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+		return apierr.New(apierr.BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
-		return refusal.New(refusal.BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
+		return apierr.New(apierr.BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
 	}
 	if err := r.checkGroup(); err != nil {
 		return err
 	}
 	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
-		return refusal.New(refusal.BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
+		return apierr.New(apierr.BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
 	}
 	switch r.Store {
 	case "", "shared", "user", "none":
 	default:
-		return refusal.New(refusal.BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
+		return apierr.New(apierr.BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
 	}
 	seen := make(map[string]bool)
 	for _, ep := range r.EPs {
 		if ep.Name == "" || len(ep.Name) > 200 || strings.ContainsAny(ep.Name, "/\x00\n") {
-			return refusal.New(refusal.BadRequest, nil, "execution provider %q: not a name", ep.Name)
+			return apierr.New(apierr.BadRequest, nil, "execution provider %q: not a name", ep.Name)
 		}
 		if seen[ep.Name] {
-			return refusal.New(refusal.BadRequest, nil, "execution provider %q is named twice", ep.Name)
+			return apierr.New(apierr.BadRequest, nil, "execution provider %q is named twice", ep.Name)
 		}
 		seen[ep.Name] = true
 	}
 	for name, v := range r.FreeDimensions {
 		if v <= 0 {
-			return refusal.New(refusal.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
+			return apierr.New(apierr.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
 		}
 	}
 	return r.fold()
@@ -298,7 +298,7 @@ func (r *Request) check() error {
 
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
 // A model that every local user can read may be shared; what is private stays its user's.
-func (c *Cache) scopes(r *Request, id identity) (store string, look []string) {
+func (c *Cache) scopes(r *Request, id modelIdentity) (store string, look []string) {
 	own := OwnScope(r.Peer)
 	store = "shared"
 	for _, f := range r.files() {
@@ -321,7 +321,7 @@ func (c *Cache) scopes(r *Request, id identity) (store string, look []string) {
 }
 
 // finish fills in what every answer with a build says.
-func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime) *Answer {
+func (c *Cache) finish(a *Answer, r *Request, id modelIdentity, p *plan, rt *runtime) *Answer {
 	if a == nil {
 		return nil
 	}
@@ -364,7 +364,7 @@ func namedDimensions(names []string) string {
 // contextError is the error of a caller that went away, or whose time is over.
 func contextError(ctx context.Context, r *Request) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return refusal.New(refusal.Deadline, ctx.Err(), "model %q", r.Name)
+		return apierr.New(apierr.Deadline, ctx.Err(), "model %q", r.Name)
 	}
-	return refusal.New(refusal.Cancelled, ctx.Err(), "model %q", r.Name)
+	return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", r.Name)
 }

@@ -8,8 +8,8 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 )
 
 func TestSecondRequestHits(t *testing.T) {
@@ -40,7 +40,7 @@ func TestOnMiss(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	r.OnMiss = Fail
-	require.Equal(t, refusal.NotFound, b.refused(r).Class)
+	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 	r.OnMiss = KeyOnly
 	key := b.acquire(r)
 	require.Equal(t, Key, key.Outcome)

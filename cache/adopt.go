@@ -6,16 +6,16 @@ import (
 	"os"
 	"time"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // ownArtefact is a request for a model that is compiled already.
 type ownArtefact struct {
 	*Request
-	id    identity
+	id    modelIdentity
 	rt    *runtime
 	rc    *runtimeContent
 	t     *telling
@@ -34,7 +34,7 @@ func (c *Cache) boundAdoption(r *Request) error {
 	for _, f := range r.files() {
 		info, err := f.Stat()
 		if err != nil {
-			return refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
+			return apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 		}
 		total += info.Size()
 	}
@@ -127,7 +127,7 @@ func (c *Cache) adoptNow(ctx context.Context, o ownArtefact, p *plan) (*Answer, 
 func readModel(ctx context.Context, r *Request) (*epmodel.Model, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
-		return nil, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
+		return nil, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {
@@ -157,11 +157,11 @@ type adoption struct {
 func (c *Cache) newAdoption(o ownArtefact, p *plan, key flightKey) (*adoption, error) {
 	files, err := o.own()
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "model %q", o.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", o.Name)
 	}
 	if files.Runtime, err = o.Runtime.keepLibraries(false); err != nil {
 		files.close()
-		return nil, refusal.New(refusal.Internal, err, "model %q", o.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", o.Name)
 	}
 	out := c.newOutsider(key, &claimer{request: files, plan: p})
 	out.first.claim, out.first.keeps, out.first.Why = false, true, "adopted: its user compiled it"

@@ -14,11 +14,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/requests"
 )
 
 // shipped is a compiled model as an application ships it: the files of a build, in a folder of
@@ -45,7 +45,7 @@ func (b *bench) ship(a *Answer) shipped {
 
 // adopts asks for the model to be adopted, by the execution providers of the request that it was
 // compiled for.
-func (b *bench) adopts(s shipped, eps ...requests.EP) *Request {
+func (b *bench) adopts(s shipped, eps ...identity.EP) *Request {
 	r := b.request(b.openFile(s.graph))
 	if len(eps) > 0 {
 		r.EPs = eps
@@ -267,12 +267,12 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 			ep := r.EPs[0].EP
 			made, ort := newRealBench(t, r)
 			request := made.request(made.openFile(writeTo(t, tinymodel.Dense(1, 64, 1))))
-			request.EPs = []requests.EP{{Name: ep, Options: c.compile}}
+			request.EPs = []identity.EP{{Name: ep, Options: c.compile}}
 			compiled := made.acquire(request)
 			s := made.ship(compiled)
 
 			b, _ := newRealBench(t, r)
-			a := b.acquire(b.adopts(s, requests.EP{Name: ep, Options: c.load}))
+			a := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))
 			require.Equal(t, Adopted, a.Outcome, a.Warnings)
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 			require.Equal(t, compiled.Build.EPs[0].HardwareArchitecture, a.Build.EPs[0].HardwareArchitecture)
@@ -283,7 +283,7 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 					Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
 			}
 			require.Equal(t, run(compiled), run(a))
-			again := b.acquire(b.adopts(s, requests.EP{Name: ep, Options: c.load}))
+			again := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))
 			require.Equal(t, Hit, again.Outcome)
 			require.Equal(t, slices.Sorted(maps.Values(b.read(a))), slices.Sorted(maps.Values(made.read(compiled))), "the bytes are those that were shipped")
 		})

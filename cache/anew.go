@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // compileAnew compiles what the task asks for, unless that is settled already, and publishes it in the build's scope.
@@ -97,7 +97,7 @@ func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Req
 	if t.runtime != nil {
 		rc, err := c.content(ctx, t.runtime, quiet)
 		if err == nil && !rc.hasAll(r.EPs) {
-			err = refusal.New(refusal.Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.name, epNames(r.EPs))
+			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.name, epNames(r.EPs))
 		}
 		return rc, err
 	}

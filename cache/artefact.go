@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/requests"
 )
 
 // readArtefacts reads the compiled graph, or those of a group in order, and checks that every file which they, or one of
@@ -84,7 +84,7 @@ func readArtefacts(ctx context.Context, out string, result compilers.Result) (mo
 }
 
 // suitsOutput compares a graph that others made with what was asked for, and says what differs.
-func suitsOutput(o *requests.RecordOutput, m *epmodel.Model) error {
+func suitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	for _, location := range m.Locations() {
 		switch {
 		case o == nil:
@@ -97,7 +97,7 @@ func suitsOutput(o *requests.RecordOutput, m *epmodel.Model) error {
 }
 
 // complete compares a graph with the wish that no node is left to the CPU.
-func complete(c *requests.Record, m *epmodel.Model) error {
+func complete(c *identity.Record, m *epmodel.Model) error {
 	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
 		return fmt.Errorf("%d nodes are left to other execution providers, and none was to be", rest)
 	}
@@ -108,7 +108,7 @@ func complete(c *requests.Record, m *epmodel.Model) error {
 const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
 
 // aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
-func aboutFallback(f *failure.Failure, c *requests.Record) {
+func aboutFallback(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
 		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // A user may have so many jobs finished without waiting for them, and so many files held open for that: each holds the
@@ -42,17 +42,17 @@ func (fs *flights) mayKeep(f *flight, who *asking) error {
 		}
 	}
 	if jobs >= maxKeptJobs || jobs > 0 && files >= maxKeptFiles {
-		return refusal.New(refusal.Busy, nil, "%d compiles are queued for you in the background", jobs).
+		return apierr.New(apierr.Busy, nil, "%d compiles are queued for you in the background", jobs).
 			WithHint("ask again when some are done, or cancel some: epcachectl jobs")
 	}
 	return nil
 }
 
 // compileLater has the model compiled, and answers at once with the job.
-func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, why string) (*Answer, error) {
+func (c *Cache) compileLater(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent, why string) (*Answer, error) {
 	key, scope := c.flightKey(r, id, p)
 	if scope == "" {
-		return nil, refusal.New(refusal.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
+		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
 			WithHint("ask with on_miss wait")
 	}
 	f, first, err := c.flights.send(key, c.asking(r, nil), c.begin(r, id, p, rc, scope))
@@ -62,7 +62,7 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 	if !first {
 		why = "it is being compiled already"
 		if err := c.inherit(f, key, r, id, p, rc); err != nil {
-			return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
+			return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
 		}
 	}
 	c.keepWanted(f, r, p)
@@ -79,7 +79,7 @@ func heirOf(r *Request) heir { return heir{r.Peer.UID, r.StrictORT} }
 
 // inherit has the job done here if what is under way may not do: an application's, which may bring nothing, and for a request
 // that is strict about ONNX Runtime another's. For each user that goes on without it a request is kept until then.
-func (c *Cache) inherit(f *flight, key flightKey, r *Request, id identity, p *plan, rc *runtimeContent) error {
+func (c *Cache) inherit(f *flight, key flightKey, r *Request, id modelIdentity, p *plan, rc *runtimeContent) error {
 	f.mu.Lock()
 	_, there := f.heirs[heirOf(r)]
 	stays := (f.about.claim || r.StrictORT) && !there
@@ -133,7 +133,7 @@ func (c *Cache) asking(r *Request, t *telling) asking {
 
 // flightKey says which job the request is for, and in which scope its build goes; "": it is not kept, and the job is shared
 // with nobody.
-func (c *Cache) flightKey(r *Request, id identity, p *plan) (key flightKey, scope string) {
+func (c *Cache) flightKey(r *Request, id modelIdentity, p *plan) (key flightKey, scope string) {
 	scope, _ = c.scopes(r, id)
 	if scope == "" || r.OnMiss == Bypass {
 		return flightKey{build: p.buildKey, alone: newID()}, ""

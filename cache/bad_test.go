@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func devices(types ...string) []compilers.Device {
@@ -33,35 +33,35 @@ func TestRefusals(t *testing.T) {
 	whole := string(tinymodel.Dense(1, 8, 1))
 	cases := map[string]struct {
 		change func(*Request)
-		class  refusal.Class
+		class  apierr.Class
 		text   string
 	}{
-		"not ONNX":         {func(r *Request) { r.Graph = file("this is not a model at all") }, refusal.BadModel, "model.onnx"},
-		"empty file":       {func(r *Request) { r.Graph = file("") }, refusal.BadModel, "model.onnx"},
-		"truncated":        {func(r *Request) { r.Graph = file(whole[:len(whole)-20]) }, refusal.BadModel, "offset"},
-		"no EP":            {func(r *Request) { r.EPs = nil }, refusal.BadRequest, "no execution provider"},
-		"unknown EP":       {func(r *Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" }, refusal.Unavailable, "WarpDrive"},
-		"EP twice":         {func(r *Request) { r.EPs = append(r.EPs, r.EPs[0]) }, refusal.BadRequest, "twice"},
-		"no such device":   {func(r *Request) { r.EPs[0].Devices = devices("NPU") }, refusal.Unavailable, "NPU"},
-		"unknown option":   {func(r *Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} }, refusal.BadRequest, "falt"},
-		"session option":   {func(r *Request) { r.SessionOptions = map[string]string{"session.no_such": "1"} }, refusal.BadRequest, "no_such"},
-		"set by epcached":  {func(r *Request) { r.SessionOptions = map[string]string{"ep.context_file_path": "/x"} }, refusal.NotAllowed, "ep.context_file_path"},
-		"not a bool":       {func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"} }, refusal.BadRequest, "perhaps"},
-		"level":            {func(r *Request) { r.GraphOptimizationLevel = "99" }, refusal.BadRequest, "99"},
-		"route":            {func(r *Request) { r.Route = "north" }, refusal.BadRequest, "north"},
-		"store":            {func(r *Request) { r.Store = "attic" }, refusal.BadRequest, "attic"},
-		"dimension":        {func(r *Request) { r.FreeDimensions = map[string]int64{"batch": -1} }, refusal.BadRequest, "batch"},
-		"relative runtime": {func(r *Request) { r.Runtime.Directory = "runtime" }, refusal.BadRequest, "absolute"},
-		"missing runtime":  {func(r *Request) { r.Runtime.Directory = "/nowhere/at/all" }, refusal.Unavailable, "/nowhere/at/all"},
-		"crash":            {fault(standin.Crash), refusal.CompileFailed, "segmentation fault"},
-		"refused by EP":    {fault(standin.Refuse), refusal.CompileFailed, "told to refuse"},
-		"no node taken":    {fault(standin.NoNodes), refusal.CompileFailed, "took no node"},
-		"garbage":          {fault(standin.Garbage), refusal.CompileFailed, "model.onnx"},
-		"no output":        {fault(standin.NoOutput), refusal.CompileFailed, "model.onnx"},
-		"sidecar missing":  {fault(standin.Missing), refusal.CompileFailed, ".bin"},
-		"outside":          {fault(standin.Escape), refusal.CompileFailed, ".."},
-		"links":            {fault(standin.Links), refusal.CompileFailed, "link.bin"},
-		"does not load":    {fault(standin.Mutilate), refusal.CompileFailed, "does not load"},
+		"not ONNX":         {func(r *Request) { r.Graph = file("this is not a model at all") }, apierr.BadModel, "model.onnx"},
+		"empty file":       {func(r *Request) { r.Graph = file("") }, apierr.BadModel, "model.onnx"},
+		"truncated":        {func(r *Request) { r.Graph = file(whole[:len(whole)-20]) }, apierr.BadModel, "offset"},
+		"no EP":            {func(r *Request) { r.EPs = nil }, apierr.BadRequest, "no execution provider"},
+		"unknown EP":       {func(r *Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" }, apierr.Unavailable, "WarpDrive"},
+		"EP twice":         {func(r *Request) { r.EPs = append(r.EPs, r.EPs[0]) }, apierr.BadRequest, "twice"},
+		"no such device":   {func(r *Request) { r.EPs[0].Devices = devices("NPU") }, apierr.Unavailable, "NPU"},
+		"unknown option":   {func(r *Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} }, apierr.BadRequest, "falt"},
+		"session option":   {func(r *Request) { r.SessionOptions = map[string]string{"session.no_such": "1"} }, apierr.BadRequest, "no_such"},
+		"set by epcached":  {func(r *Request) { r.SessionOptions = map[string]string{"ep.context_file_path": "/x"} }, apierr.NotAllowed, "ep.context_file_path"},
+		"not a bool":       {func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"} }, apierr.BadRequest, "perhaps"},
+		"level":            {func(r *Request) { r.GraphOptimizationLevel = "99" }, apierr.BadRequest, "99"},
+		"route":            {func(r *Request) { r.Route = "north" }, apierr.BadRequest, "north"},
+		"store":            {func(r *Request) { r.Store = "attic" }, apierr.BadRequest, "attic"},
+		"dimension":        {func(r *Request) { r.FreeDimensions = map[string]int64{"batch": -1} }, apierr.BadRequest, "batch"},
+		"relative runtime": {func(r *Request) { r.Runtime.Directory = "runtime" }, apierr.BadRequest, "absolute"},
+		"missing runtime":  {func(r *Request) { r.Runtime.Directory = "/nowhere/at/all" }, apierr.Unavailable, "/nowhere/at/all"},
+		"crash":            {fault(standin.Crash), apierr.CompileFailed, "segmentation fault"},
+		"refused by EP":    {fault(standin.Refuse), apierr.CompileFailed, "told to refuse"},
+		"no node taken":    {fault(standin.NoNodes), apierr.CompileFailed, "took no node"},
+		"garbage":          {fault(standin.Garbage), apierr.CompileFailed, "model.onnx"},
+		"no output":        {fault(standin.NoOutput), apierr.CompileFailed, "model.onnx"},
+		"sidecar missing":  {fault(standin.Missing), apierr.CompileFailed, ".bin"},
+		"outside":          {fault(standin.Escape), apierr.CompileFailed, ".."},
+		"links":            {fault(standin.Links), apierr.CompileFailed, "link.bin"},
+		"does not load":    {fault(standin.Mutilate), apierr.CompileFailed, "does not load"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestRefusals(t *testing.T) {
 			c.change(r)
 			a, err := b.cache.Acquire(context.Background(), r, nil)
 			require.Nil(t, a)
-			require.Equal(t, c.class, refusal.ClassOf(err), "%v", err)
+			require.Equal(t, c.class, apierr.ClassOf(err), "%v", err)
 			require.ErrorContains(t, err, c.text)
 			require.Empty(t, b.list(), "the store is unchanged")
 		})
@@ -89,7 +89,7 @@ func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
 	r := b.request(b.model(1))
 	r.Peer.UID = 4711
 	r.Runtime.Directory = other
-	require.Equal(t, refusal.Unavailable, b.refused(r).Class)
+	require.Equal(t, apierr.Unavailable, b.refused(r).Class)
 	r.Peer.UID = b.cache.uid
 	require.Equal(t, "7.0", b.acquire(r).Build.EPs[0].SDKVersion, "the daemon's own user may bring libraries")
 }
@@ -129,7 +129,7 @@ func TestExternalData(t *testing.T) {
 	require.NotEqual(t, first.RequestKey, b.acquire(b.external(1, changed)).RequestKey)
 
 	short := b.refused(b.external(1, []byte("too short")))
-	require.Equal(t, refusal.BadModel, short.Class)
+	require.Equal(t, apierr.BadModel, short.Class)
 	require.Contains(t, short.Text, "weights.bin")
 	require.Contains(t, short.Text, "9")
 }
@@ -165,7 +165,7 @@ func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
 	}
 	require.Equal(t, "7.0", b.acquire(naming(spec.EPs[0].Path)).Build.EPs[0].SDKVersion)
 	require.NoError(t, os.RemoveAll(other))
-	require.Equal(t, refusal.Unavailable, b.refused(naming(spec.EPs[0].Path)).Class)
+	require.Equal(t, apierr.Unavailable, b.refused(naming(spec.EPs[0].Path)).Class)
 	require.Equal(t, "1.0", b.acquire(naming(b.libraries(nil)[0].Path)).Build.EPs[0].SDKVersion)
 }
 
@@ -174,7 +174,7 @@ func TestOnlyAdministratorsReplaceWhatIsShared(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	r := b.request(b.model(1))
 	r.Peer.UID, r.OnMiss = 4711, Refresh
-	require.Equal(t, refusal.NotAllowed, b.refused(r).Class)
+	require.Equal(t, apierr.NotAllowed, b.refused(r).Class)
 	r.Store = "user"
 	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope, "a build of one's own")
 	require.Equal(t, first.Graph, b.acquire(b.request(b.model(1))).Graph)

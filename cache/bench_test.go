@@ -16,7 +16,7 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 // BenchmarkHit is the cache's own part of a warm hit, without a socket: the model's stamp, the request's plan, the

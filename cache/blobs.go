@@ -11,8 +11,8 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // openForms opens what keeps blobs whole, packed and unpacked.
@@ -25,7 +25,7 @@ func (c *Cache) openForms() error {
 		}
 	}
 	var err error
-	c.forms, err = forms.Open(forms.Options{Dir: c.dir, Copies: folder, Apart: apart, Whole: c.cas, FS: c.options.fs, Memory: noticing{c.index, &c.sharing}, Owner: blobOwner{c}, Log: c.log})
+	c.forms, err = packing.Open(packing.Options{Dir: c.dir, Copies: folder, Apart: apart, Whole: c.cas, FS: c.options.fs, Memory: noticing{c.index, &c.sharing}, Owner: blobOwner{c}, Log: c.log})
 	return err
 }
 
@@ -61,7 +61,7 @@ func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
 	return folder, here.Dev != there.Dev, nil
 }
 
-// blobOwner is the cache as package forms knows it: it implements forms.Owner.
+// blobOwner is the cache as package packing knows it: it implements forms.Owner.
 type blobOwner struct{ c *Cache }
 
 func (o blobOwner) Needed(d cas.Digest) (bool, error) {

@@ -14,17 +14,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/queue"
-	"github.com/epcached/epcached/rules"
-	"github.com/epcached/epcached/views"
-	"github.com/epcached/epcached/watch"
+	"github.com/epcached/epcached/internal/watch"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -88,7 +88,7 @@ type Cache struct {
 
 	cas      *cas.Store
 	index    *index.Index
-	forms    *forms.Store
+	forms    *packing.Store
 	sharing  sharing
 	memo     *memo
 	probes   *probes

@@ -6,7 +6,7 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -37,7 +37,7 @@ func (ch *changing) note(list func() (*wire.Build, error)) error {
 	if n := len(ch.reply.Builds); n < maxChanged && ch.left > 0 {
 		one, err := list()
 		if err != nil {
-			return refusal.New(refusal.Internal, err, "change builds")
+			return apierr.New(apierr.Internal, err, "change builds")
 		}
 		if ch.left.takes(one) || n == 0 {
 			ch.reply.Builds = append(ch.reply.Builds, one)
@@ -52,14 +52,14 @@ func (ch *changing) note(list func() (*wire.Build, error)) error {
 func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.Build) error) error {
 	for _, id := range ids {
 		if ctx.Err() != nil {
-			return refusal.New(refusal.Cancelled, ctx.Err(), "change builds")
+			return apierr.New(apierr.Cancelled, ctx.Err(), "change builds")
 		}
 		b, err := c.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
 			continue // it has just gone
 		}
 		if err != nil {
-			return refusal.New(refusal.Internal, err, "change builds")
+			return apierr.New(apierr.Internal, err, "change builds")
 		}
 		if err := fn(&b); err != nil {
 			return err
@@ -108,7 +108,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 		freed, err = c.freedBy(ctx, p, ids)
 	}
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "remove")
+		return nil, apierr.New(apierr.Internal, err, "remove")
 	}
 	removed := c.changed(p)
 	err = c.removeByHand(ctx, ids, dryRun, removed)
@@ -119,7 +119,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 			left, err = c.everything(ctx) // what is stored meanwhile
 		}
 		if err != nil {
-			err = refusal.New(refusal.Internal, err, "remove all")
+			err = apierr.New(apierr.Internal, err, "remove all")
 		}
 		freed = max(freed-left, 0)
 	}
@@ -140,7 +140,7 @@ func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bo
 		}
 		some = nil
 		if err != nil {
-			return refusal.New(refusal.Internal, err, "remove")
+			return apierr.New(apierr.Internal, err, "remove")
 		}
 		return nil
 	}
@@ -191,7 +191,7 @@ func (c *Cache) mayChangeIn(p Peer, scope string) bool {
 func (c *Cache) changeable(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
 	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
 		if !c.mayChange(p, b) {
-			return refusal.New(refusal.NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
+			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
 		}
 		ids = append(ids, b.ID)
 		return nil

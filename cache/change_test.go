@@ -13,7 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestRemove(t *testing.T) {
@@ -36,7 +36,7 @@ func TestRemove(t *testing.T) {
 	require.NoDirExists(t, a.Path)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	_, err = b.cache.Remove(context.Background(), me, []string{"nothing-like-that"}, false, false)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
 func TestInvalidate(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/watch"
+	"github.com/epcached/epcached/internal/watch"
 )
 
 // changes are the runtimes that are to be assessed: they are new, or other ones than before.

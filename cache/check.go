@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -26,7 +26,7 @@ type checking struct {
 func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 	progress func(Progress)) (*wire.CheckReply, error) {
 	if !c.Administrator(p) {
-		return nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
 	}
 	out := &checking{CheckReply: &wire.CheckReply{}}
 	found, err := c.index.Check(ctx, farThrough(progress, "checking"))
@@ -208,9 +208,9 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 
 func checkError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return refusal.New(refusal.Cancelled, ctx.Err(), "check")
+		return apierr.New(apierr.Cancelled, ctx.Err(), "check")
 	}
-	return refusal.New(refusal.Internal, err, "check")
+	return apierr.New(apierr.Internal, err, "check")
 }
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.

@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
-	"github.com/epcached/epcached/views"
 )
 
 // The kinds, in the order in which a file with several names is counted. Views hold further names of objects; what they have for themselves is of
@@ -73,7 +73,7 @@ func kindOf(rel string) string {
 func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) (
 	*wire.CheckReply, error) {
 	if !c.Administrator(p) {
-		return nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
 	}
 	out, lines := &wire.CheckReply{}, make(map[string]*wire.SpaceLine)
 	for _, name := range spaceKinds {

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/refusal"
 )
 
 // ClaimOptions bound what applications compile themselves, with libraries of their own.
@@ -46,7 +46,7 @@ type claim struct {
 	request   *Request // whose it is; its files are those of libraries only, and the claim's own
 	plan      *plan
 	rc        *runtimeContent // nil: for libraries that are not run here
-	id        identity
+	id        modelIdentity
 	libraries map[string]cas.Stamp // by EP: of those that are not run here, as they were hashed
 	owner     uint32
 	began     time.Time
@@ -192,7 +192,7 @@ type claimer struct {
 	request *Request
 	plan    *plan
 	rc      *runtimeContent
-	id      identity
+	id      modelIdentity
 	owner   uint32
 	takes   signature
 	why     string // what the look-up found
@@ -214,7 +214,7 @@ func newClaims(now func() time.Time) *claims {
 // enter puts a request among those that want the claim, unless its user has too many.
 func (cs *claims) enter(key flightKey, a *claimer, most int) error {
 	if wait, ok := cs.limiter.take(a.owner); !ok {
-		return refusal.New(refusal.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
+		return apierr.New(apierr.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -225,7 +225,7 @@ func (cs *claims) enter(key flightKey, a *claimer, most int) error {
 		}
 	}
 	if n >= most {
-		return refusal.New(refusal.Busy, nil, "you hold %d claims already", n).WithHint("put what they are for, or give them up")
+		return apierr.New(apierr.Busy, nil, "you hold %d claims already", n).WithHint("put what they are for, or give them up")
 	}
 	cs.asking[key] = append(cs.asking[key], a)
 	return nil
@@ -288,7 +288,7 @@ func (cs *claims) find(p Peer, id string) (*claim, error) {
 	if past, ok := cs.past.load(id); ok && past.uid == p.UID {
 		why = past.why
 	}
-	e := refusal.New(refusal.NotFound, nil, "no claim %.80q of yours", id).WithHint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
+	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).WithHint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
 	if why != "" {
 		e.Text += ": " + why
 	}
@@ -305,7 +305,7 @@ func (c *Cache) GiveUp(ctx context.Context, p Peer, id, text string, code int32)
 		text = "it was given up"
 	}
 	if !cl.finish(text, code) {
-		return refusal.New(refusal.NotFound, nil, "claim %.80q is over", id)
+		return apierr.New(apierr.NotFound, nil, "claim %.80q is over", id)
 	}
 	return nil
 }

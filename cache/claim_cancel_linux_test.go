@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // A job that is cancelled just before it would grant the claim grants none: who asks then has another job, and is not to be
@@ -51,7 +51,7 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 			cl := &claim{request: r, timer: time.NewTimer(time.Hour), ends: func() {}}
 			a, err := (&claimer{}).handed(context.Background(), r, cl, cross(cl))
 			require.Nil(t, a)
-			require.Equal(t, refusal.Cancelled, refusal.ClassOf(err))
+			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 			require.ErrorContains(t, err, "cancelled")
 			require.Equal(t, jobCancelled, cl.overWhy())
 		})
@@ -107,7 +107,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 				r := app.ask(model)
 				a, err := b.cache.Acquire(context.Background(), r, nil)
 				switch {
-				case err != nil && refusal.ClassOf(err) != refusal.Cancelled:
+				case err != nil && apierr.ClassOf(err) != apierr.Cancelled:
 					t.Errorf("neither a claim nor cancelled: %v", err)
 				case err == nil:
 					_ = b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "", 0) // cancelled, perhaps

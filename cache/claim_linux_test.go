@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // application is one that has libraries of its own, which the daemon does not know.
@@ -160,7 +160,7 @@ func TestWhoGetsWhatWasPut(t *testing.T) {
 			}
 			a, err := b.cache.Acquire(context.Background(), r, nil)
 			if !c.hit {
-				require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "%v", err)
+				require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "%v", err)
 				return
 			}
 			require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestLibrariesBesideCount(t *testing.T) {
 	require.Equal(t, Hit, b.acquire(ask(moved, "one")).Outcome, "all of it is known, so another place is no matter")
 	other := ask(app, "two")
 	other.OnMiss = Fail
-	require.Equal(t, refusal.NotFound, b.refused(other).Class)
+	require.Equal(t, apierr.NotFound, b.refused(other).Class)
 }
 
 func TestAllWaitForTheClaim(t *testing.T) {
@@ -239,7 +239,7 @@ func TestReportOfWhatOnePutOneself(t *testing.T) {
 	}
 	require.NotEqual(t, builds[0], builds[1])
 	refused := b.refused(app.ask(b.model(1)))
-	require.Equal(t, refusal.Stale, refused.Class, "and not a third time, for a day")
+	require.Equal(t, apierr.Stale, refused.Class, "and not a third time, for a day")
 	b.later.Add(int64(doubtHolds + time.Second))
 	require.Equal(t, Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
 }
@@ -258,7 +258,7 @@ func TestHandOver(t *testing.T) {
 			put := first.compile(first.ask(b.model(1)), claim)
 			put.Files = put.Files[:1]
 			_, err := b.cache.Put(context.Background(), Peer{UID: stranger}, put, nil)
-			require.Equal(b, refusal.BadRequest, refusal.ClassOf(err), "%v", err)
+			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 		}, "what was put is refused"},
 	}
 	for name, c := range ends {
@@ -282,7 +282,7 @@ func TestHandOver(t *testing.T) {
 			require.NotEqual(t, claim.Claim.ID, one.answer.Claim.ID)
 			require.Equal(t, claim.Claim.Output, one.answer.Claim.Output)
 			_, err := b.cache.Put(context.Background(), r.Peer, first.compile(r, claim.Claim), nil)
-			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "what was claimed before is over: %v", err)
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "what was claimed before is over: %v", err)
 			second.put(second.compile(r, one.answer.Claim))
 			for _, w := range []<-chan waitResult{waits, last} {
 				got := <-w
@@ -304,10 +304,10 @@ func TestNobodyIsLeftToCompile(t *testing.T) {
 	waits := b.asked(wait)
 	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "out of memory", 6))
 	got := <-waits
-	require.Equal(t, refusal.CompileFailed, refusal.ClassOf(got.err))
+	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(got.err))
 	require.ErrorContains(t, got.err, "out of memory (code 6)")
-	require.Equal(t, refusal.Unavailable, b.refused(wait).Class, "and nobody waits for a claim that there is not")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "", 0)))
+	require.Equal(t, apierr.Unavailable, b.refused(wait).Class, "and nobody waits for a claim that there is not")
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "", 0)))
 }
 
 // The daemon compiles for those who wait when a claim for libraries that it has brings nothing.
@@ -350,12 +350,12 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 	r = b.request(b.model(2))
 	r.OnMiss = ForClaim
 	_, err = b.cache.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `SDK "1.1"`)
 
 	same.worker.Fault = standin.Mutilate
 	_, err = b.cache.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim), nil)
-	require.Equal(t, refusal.CompileFailed, refusal.ClassOf(err))
+	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "does not load")
 }
 
@@ -399,7 +399,7 @@ func TestAnotherMachine(t *testing.T) {
 	b.cache.machine.now()
 	b.cache.machine.current.Store(&machine{1})
 	r.OnMiss = Fail
-	require.Equal(t, refusal.NotFound, b.refused(r).Class)
+	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 }
 
 func TestClaimWaitsForTheDaemonsJob(t *testing.T) {
@@ -420,7 +420,7 @@ func TestDeadlineOfAClaim(t *testing.T) {
 	put := app.compile(r, claim.Claim)
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "deadline")
 	require.Empty(t, b.list())
 }
@@ -433,7 +433,7 @@ func TestClaimsEndWithTheDaemon(t *testing.T) {
 	put := app.compile(r, claim.Claim)
 	b.reopen()
 	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Equal(t, Claimed, b.acquire(r).Outcome)
 }
 
@@ -442,7 +442,7 @@ func TestOneUsersClaimsAreBounded(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	app.claim(app.ask(b.model(1)))
 	app.claim(app.ask(b.model(2)))
-	require.Equal(t, refusal.Busy, b.refused(app.ask(b.model(3))).Class)
+	require.Equal(t, apierr.Busy, b.refused(app.ask(b.model(3))).Class)
 	other := b.application(stranger+1, "7.1")
 	other.claim(other.ask(b.model(3)))
 }
@@ -455,7 +455,7 @@ func TestOneUsersBytesAreBounded(t *testing.T) {
 		r := app.ask(b.model(seed))
 		_, err = b.cache.Put(context.Background(), r.Peer, app.compile(r, app.claim(r).Claim), nil)
 	}
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.NotEmpty(t, b.list())
 }
 
@@ -464,7 +464,7 @@ func TestWeightlessBuildsAreNotClaimed(t *testing.T) {
 	b := newBench(t)
 	r := b.application(stranger, "7.1").ask(b.model(1))
 	r.SessionOptions = map[string]string{"ep.enable_weightless": "1"}
-	require.Equal(t, refusal.NotAllowed, b.refused(r).Class)
+	require.Equal(t, apierr.NotAllowed, b.refused(r).Class)
 }
 
 func TestNothingToClaim(t *testing.T) {
@@ -472,13 +472,13 @@ func TestNothingToClaim(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	r.Store = "none"
-	require.Equal(t, refusal.NotAllowed, b.refused(r).Class)
+	require.Equal(t, apierr.NotAllowed, b.refused(r).Class)
 	r = app.ask(b.model(1))
 	r.Runtime.EPLibraries[0].File = nil
-	require.Equal(t, refusal.Unavailable, b.refused(r).Class, "a path alone shows nothing")
+	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "a path alone shows nothing")
 	r = app.ask(b.model(1))
 	require.NoError(t, os.Remove(app.spec.EPs[0].Path))
-	require.Equal(t, refusal.Unavailable, b.refused(r).Class, "what is open is not what would be loaded")
+	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "what is open is not what would be loaded")
 }
 
 func TestEventsOfClaims(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // Many applications ask for one model at once; those that get the claim put, give up, leave or say nothing until the
@@ -186,7 +186,7 @@ func TestPutWithoutRoom(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Claims.UserBytes = 10 })
 	c := newClaimed(b, nil)
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	b.reload(func(o *Options) { o.Claims.UserBytes = 1 << 20 })
 	c.application.put(c.put)
 }

@@ -11,10 +11,10 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // outsider is the job that applications do which hold the claim, one after the other. Who waits for it waits as for any
@@ -129,9 +129,9 @@ const maxHandOvers = 16
 
 // claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
 // not run here.
-func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+func (c *Cache) claimOrWait(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
 	if compilers.Weightless(r.SessionOptions) {
-		return nil, refusal.New(refusal.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", r.Name).
+		return nil, apierr.New(apierr.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", r.Name).
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if rc != nil { // else what is known of failures is of other libraries
@@ -193,7 +193,7 @@ func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) 
 		return nil, flightError(ctx, r, err)
 	}
 	if why := cl.overWhy(); why != "" {
-		return nil, refusal.New(refusal.Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", r.Name, why)
+		return nil, apierr.New(apierr.Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", r.Name, why)
 	}
 	given := cl.Claim
 	return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
@@ -201,10 +201,10 @@ func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) 
 
 // claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
 // but where the daemon compiles for all already they wait for that.
-func (c *Cache) claimKey(r *Request, id identity, p *plan) (flightKey, error) {
+func (c *Cache) claimKey(r *Request, id modelIdentity, p *plan) (flightKey, error) {
 	scope, _ := c.scopes(r, id)
 	if scope == "" {
-		return flightKey{}, refusal.New(refusal.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
+		return flightKey{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
 			WithHint("compile it without epcached")
 	}
 	if shared := (flightKey{build: p.buildKey, scope: scope}); scope == "shared" && (c.Publisher(r.Peer) || c.flights.has(shared)) {
@@ -215,20 +215,20 @@ func (c *Cache) claimKey(r *Request, id identity, p *plan) (flightKey, error) {
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
 // what they are; the model's own are read now.
-func (c *Cache) newClaimer(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string) (*claimer, error) {
+func (c *Cache) newClaimer(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, why string) (*claimer, error) {
 	takes, err := readSignature(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	own := *r
 	own.Graph, own.External = nil, nil
-	own.EPs = make([]requests.EP, len(r.EPs))
+	own.EPs = make([]identity.EP, len(r.EPs))
 	for i := range r.EPs {
 		own.EPs[i] = r.EPs[i]
 		own.EPs[i].Files = nil
 	}
 	if own.Runtime, err = r.Runtime.keepLibraries(p.outside); err != nil {
-		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
 	}
 	return &claimer{request: &own, plan: p, rc: rc, id: id, owner: c.reports.owners.of(r.Peer.UID), takes: takes, why: why}, nil
 }
@@ -267,7 +267,7 @@ func (c *Cache) newOutsider(key flightKey, a *claimer) *outsider {
 }
 
 // awaitClaim waits for whoever holds the claim. Where nobody does there is nothing to wait for, and missing is the error.
-func (c *Cache) awaitClaim(ctx context.Context, r *Request, id identity, p *plan, missing error, t *telling, phase func(string)) (*Answer, error) {
+func (c *Cache) awaitClaim(ctx context.Context, r *Request, id modelIdentity, p *plan, missing error, t *telling, phase func(string)) (*Answer, error) {
 	key, err := c.claimKey(r, id, p)
 	if err != nil {
 		return nil, missing
@@ -302,8 +302,8 @@ func (c *Cache) waited(ctx context.Context, r *Request, p *plan, result *compile
 }
 
 // claimFailed is what those are told who waited for a claim that brought nothing, and cannot have it themselves.
-func claimFailed(model string, end *claimEnd) *refusal.Error {
-	e := refusal.New(refusal.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
+func claimFailed(model string, end *claimEnd) *apierr.Error {
+	e := apierr.New(apierr.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
 		WithHint("ask with on_miss claim to compile it yourself, or load the model without epcached")
 	if end.code != 0 {
 		e.WithFact("code", fmt.Sprint(end.code))

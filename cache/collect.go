@@ -10,16 +10,16 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
-	"github.com/epcached/epcached/views"
 )
 
 // Collection is a plan of what is done to make room, and afterwards what became of it. What prints it and what carries it
 // out look at the same value.
 type Collection struct {
-	space.Plan
+	evict.Plan
 	Took time.Duration // to plan
 
 	forBudget bool // what goes for room goes to keep to the budget
@@ -34,8 +34,8 @@ func (c *Cache) CollectReply(plan *Collection) *wire.CollectReply {
 	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used,
 		BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
 		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered,
-		Removed: plan.Done(space.Evict), Packed: plan.Done(space.PackBuild),
-		Copies: plan.Done(space.DropCopy), More: uint32(len(plan.Steps) - len(plan.told))}
+		Removed: plan.Done(evict.Evict), Packed: plan.Done(evict.PackBuild),
+		Copies: plan.Done(evict.DropCopy), More: uint32(len(plan.Steps) - len(plan.told))}
 	for i, b := range plan.told {
 		r := &plan.Steps[i]
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
@@ -130,7 +130,7 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 		if plan.yields && c.places.hurry() {
 			return errHurry
 		}
-		if s := &plan.Steps[next]; s.Action != space.Evict {
+		if s := &plan.Steps[next]; s.Action != evict.Evict {
 			next++
 			if err := c.shrink(ctx, plan, s); err != nil {
 				return err
@@ -152,12 +152,12 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 }
 
 // batch gives what goes together, of the steps from first on, and how many steps it has looked at.
-func (c *Cache) batch(plan *Collection, first int) (batch []*space.Step, n int) {
+func (c *Cache) batch(plan *Collection, first int) (batch []*evict.Step, n int) {
 	var expected int64
 	steps := plan.Steps[first:min(first+atOnce, len(plan.Steps))]
 	for ; n < len(steps) && expected < bytesAtOnce; n++ {
 		s := &steps[n]
-		if s.Action != space.Evict {
+		if s.Action != evict.Evict {
 			break
 		}
 		why := c.stays(plan, s, expected)
@@ -176,7 +176,7 @@ func (c *Cache) batch(plan *Collection, first int) (batch []*space.Step, n int) 
 
 // removal is a step that removes a build, and its record, which takes some KiB and is not kept for longer.
 type removal struct {
-	*space.Step
+	*evict.Step
 	build index.Build
 }
 
@@ -186,7 +186,7 @@ const readingWait = 2 * time.Second
 // evictRead removes what stayed because the daemon was just reading it. What is compared with
 // others is let go for that: it would wait for the request that this may be for.
 func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(done, total int64), total int64) error {
-	reading := func(s space.Step) bool { return s.KeptFor() == keptReading }
+	reading := func(s evict.Step) bool { return s.KeptFor() == keptReading }
 	if !slices.ContainsFunc(plan.Steps, reading) {
 		return nil
 	}
@@ -201,7 +201,7 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 			if why := c.stays(plan, r, 0); why != "" {
 				r.Keep(why)
 				left = left || why == keptReading
-			} else if err := c.evictAll(ctx, plan, []*space.Step{r}, progress, total); err != nil {
+			} else if err := c.evictAll(ctx, plan, []*evict.Step{r}, progress, total); err != nil {
 				return err
 			}
 		}
@@ -209,13 +209,13 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 			return nil
 		}
 		if err := sleep(ctx, 5*time.Millisecond); err != nil {
-			return refusal.New(refusal.Cancelled, err, "collect")
+			return apierr.New(apierr.Cancelled, err, "collect")
 		}
 	}
 }
 
 // evictAll removes builds, after their ghosts are durable: nothing goes without one.
-func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*space.Step, progress func(done, total int64), total int64) error {
+func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*evict.Step, progress func(done, total int64), total int64) error {
 	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
 	defer c.evicting.Unlock()
 	var batch []removal
@@ -238,7 +238,7 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*space.S
 		for i := range ghosts {
 			c.index.Exorcise(ghosts[i].BuildID)
 		}
-		return refusal.New(refusal.Internal, err, "collect")
+		return apierr.New(apierr.Internal, err, "collect")
 	}
 	err := c.evict(ctx, plan, batch)
 	progress(plan.Freed, total)
@@ -248,7 +248,7 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*space.S
 // evictedOn is how the reason of each eviction begins.
 const evictedOn = "evicted on "
 
-func evicted(at time.Time, r *space.Step) string {
+func evicted(at time.Time, r *evict.Step) string {
 	return fmt.Sprintf(evictedOn+"%s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
@@ -307,10 +307,10 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 		}
 	}
 	if err == nil && ctx.Err() != nil {
-		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
+		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
 	if err != nil {
-		return refusal.New(refusal.Internal, err, "collect")
+		return apierr.New(apierr.Internal, err, "collect")
 	}
 	return nil
 }
@@ -366,7 +366,7 @@ func distinctBlobs(b *index.Build) map[cas.Digest]int64 {
 }
 
 // stays says why a build that was to go stays after all, "" if it goes. freed is what is about to go before it.
-func (c *Cache) stays(plan *Collection, s *space.Step, freed int64) (why string) {
+func (c *Cache) stays(plan *Collection, s *evict.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
 		return keptRoom
 	}

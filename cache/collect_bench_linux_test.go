@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/store/evict"
 )
 
 // slowly is a file system on a disk whose syncs take their time, at the same time if they come so.
@@ -89,7 +89,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		began := time.Now()
 		require.NoError(b, c.Collect(ctx, plan, func(int64, int64) {}))
 		took += time.Since(began)
-		evicted += int(plan.Done(space.Evict))
+		evicted += int(plan.Done(evict.Evict))
 
 		for range builds {
 			put()

@@ -13,8 +13,8 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/space"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/views"
 )
 
 // stored is a bench with n builds that nobody holds any more, and whose paths are too old to be in use.
@@ -66,7 +66,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 func TestTwoCollectTheSame(t *testing.T) {
 	b, builds := stored(t, 2)
 	plan, other := b.plan(0), b.plan(0)
-	var chosen []*space.Step
+	var chosen []*evict.Step
 	other.Freed = 0 // nothing is done yet
 	for i := range other.Steps {
 		why := b.cache.stays(other, &other.Steps[i], 0)
@@ -94,7 +94,7 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
-	require.Equal(t, []space.Kept{{Reason: "pinned", Builds: 1, Bytes: plan.Kept[0].Bytes, First: []index.BuildID{builds[0].ID}},
+	require.Equal(t, []evict.Kept{{Reason: "pinned", Builds: 1, Bytes: plan.Kept[0].Bytes, First: []index.BuildID{builds[0].ID}},
 		{Reason: "in use", Builds: 1, Bytes: plan.Kept[1].Bytes, First: []index.BuildID{builds[1].ID}}}, plan.Kept)
 	require.Positive(t, plan.Short)
 	r := b.request(b.model(3))

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -44,7 +44,7 @@ func TestWhatIsNotOnesOwnAloneKeepsItsForm(t *testing.T) {
 		to = max(plan.Used-1, 0)
 		plan, err = b.cache.PlanCollection(context.Background(), p, Goal{Bytes: &to})
 		require.NoError(t, err)
-		return slices.ContainsFunc(plan.Steps, func(s space.Step) bool { return s.Action != space.Evict })
+		return slices.ContainsFunc(plan.Steps, func(s evict.Step) bool { return s.Action != evict.Evict })
 	}
 	require.True(t, shrinks(b.self()), "who administers the store may have it packed")
 	require.False(t, shrinks(other))

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk gets full, and now and
@@ -83,7 +83,7 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 			return
 		}
 		last = plan
-		removed, packed, dropped := plan.Done(space.Evict), plan.Done(space.PackBuild), plan.Done(space.DropCopy)
+		removed, packed, dropped := plan.Done(evict.Evict), plan.Done(evict.PackBuild), plan.Done(evict.DropCopy)
 		if len(plan.Steps) > 0 {
 			c.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
@@ -143,9 +143,9 @@ func (s *places) above(
 }
 
 // shrink carries out a step that removes no build. An error is the end of the whole collection.
-func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) error {
+func (c *Cache) shrink(ctx context.Context, plan *Collection, s *evict.Step) error {
 	if ctx.Err() != nil {
-		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
+		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
 	b, err := c.index.Get(s.ID)
 	why := keptGone
@@ -157,30 +157,30 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 		return nil
 	}
 	var freed int64
-	if s.Action == space.DropCopy {
+	if s.Action == evict.DropCopy {
 		freed, err = c.dropUnpacked(s.ID)
 	} else {
 		freed, err = c.packBuildWith(ctx, s.ID, packWhen{when: PackAlways}, c.untilUsed(plan, s))
 	}
 	switch {
 	case ctx.Err() != nil:
-		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
+		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	case freed > 0: // perhaps not all of it was done; what was, counts
 		plan.Carried(s, freed)
-	case errors.Is(err, forms.ErrInUse):
+	case errors.Is(err, packing.ErrInUse):
 		s.Keep(keptInUse)
 	case errors.Is(err, errHurry):
 		return err
-	case cas.Full(err) || errors.Is(err, forms.ErrNoRoom):
+	case cas.Full(err) || errors.Is(err, packing.ErrNoRoom):
 		s.Keep(keptNoRoom)
-	case forms.Lost(err):
+	case packing.Lost(err):
 		s.Keep(c.withhold(ctx, &b, err))
 	case err == nil:
 		s.Keep("it frees nothing by now")
 	default:
 		s.Keep("see the log")
 	}
-	if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, forms.ErrNoRoom) {
+	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoRoom) {
 		c.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
@@ -192,19 +192,19 @@ var errHurry = errors.New("a reservation waits for space")
 
 // untilUsed is a gate that closes for good when a request wants the build: then the request has it as
 // it is. It closes as well when a reservation waits for space, if the plan yields to that.
-func (c *Cache) untilUsed(plan *Collection, s *space.Step) func(context.Context) error {
+func (c *Cache) untilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if c.attend.busy(s.ID) {
-			return forms.ErrInUse
+			return packing.ErrInUse
 		}
 		if plan.yields && c.places.hurry() {
 			return errHurry
 		}
 		if last, _ := c.index.LastUse(s.ID); last.After(s.Last) {
-			return forms.ErrInUse
+			return packing.ErrInUse
 		}
 		return nil
 	}

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/space"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/views"
 )
 
 // Goal says what a collection is to come to.
@@ -35,17 +35,17 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	c.forms.ReadAgain() // else nothing goes
 	b, err := c.bounds()
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "collect")
+		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
 	survey, inv, err := c.takeInventory(ctx, goal.Progress)
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "collect")
+		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
 	whole := c.Administrator(p)
-	to := space.Limits{Bytes: -1, Unused: b.unused, User: b.user, Entries: b.entries, Packs: !goal.hurry && c.settings.Load().pack.when != PackOff}
+	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.user, Entries: b.entries, Packs: !goal.hurry && c.settings.Load().pack.when != PackOff}
 	if whole {
 		if to.Bytes, to.Missing, err = c.roomFor(b, goal); err != nil {
-			return nil, refusal.New(refusal.Internal, err, "collect")
+			return nil, apierr.New(apierr.Internal, err, "collect")
 		}
 	}
 	budgeted := to.Bytes >= 0
@@ -73,8 +73,8 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 }
 
 // snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
-func (c *Cache) snapshot(survey *index.Survey, inv *space.Inventory, waits bool) *space.Snapshot {
-	s := &space.Snapshot{At: c.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
+func (c *Cache) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
+	s := &evict.Snapshot{At: c.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
 	for _, id := range c.index.NotServed() {
 		s.NotServed[id] = c.index.StateOf(id).Name
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // similarForRoom is similar where the collector may pack, and nothing else does.
@@ -118,7 +118,7 @@ func TestWhatFreesNothingStays(t *testing.T) {
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])) && b.cache.forms.OnlyPacked(large(builds[2])))
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
-	require.Equal(t, space.Evict, plan.Steps[0].Action)
+	require.Equal(t, evict.Evict, plan.Steps[0].Action)
 	require.NotEqual(t, builds[0].ID, plan.Steps[0].ID)
 	require.Positive(t, plan.Steps[0].Frees)
 	b.collect(plan)
@@ -150,7 +150,7 @@ func TestWhatIsHeldOrAskedForMeanwhileIsNotPacked(t *testing.T) {
 	b.later.Add(int64(time.Second))
 	a = b.acquire(r)
 	require.NoError(t, a.View.Close())
-	require.ErrorIs(t, gate(context.Background()), forms.ErrInUse)
+	require.ErrorIs(t, gate(context.Background()), packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 }
 
@@ -159,7 +159,7 @@ func TestNobodyPacksWherePackingIsOff(t *testing.T) {
 	builds, _ := b.similar(2)
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
-	require.Equal(t, space.Evict, plan.Steps[0].Action)
+	require.Equal(t, evict.Evict, plan.Steps[0].Action)
 	require.Len(t, builds, 2)
 }
 
@@ -192,7 +192,7 @@ func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
 			a := b.acquire(b.variant(2))
 			require.Equal(t, Hit, a.Outcome)
 			require.Equal(t, files[1], b.read(a))
-			require.Equal(t, refusal.NoSpace, storeClass(full))
+			require.Equal(t, apierr.NoSpace, storeClass(full))
 		})
 	}
 }

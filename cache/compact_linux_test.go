@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // family is a bench with variants of one model, the first of them the container of the others;
@@ -170,7 +170,7 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 	b, builds, files := family(t, 3)
 	stopped := errors.New("stopped")
 	base := large(builds[0])
-	err := b.cache.forms.Compact(context.Background(), forms.Family{Hot: large(builds[1]), Base: base}, func(context.Context) error {
+	err := b.cache.forms.Compact(context.Background(), packing.Family{Hot: large(builds[1]), Base: base}, func(context.Context) error {
 		if b.cache.cas.Has(large(builds[1])) {
 			return stopped
 		}

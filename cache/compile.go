@@ -5,10 +5,10 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/epcached/epcached/failure"
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 )
 
 // compiled is what a flight brings: a build in the store, or, where nothing is to be kept, a view of its own.
@@ -21,7 +21,7 @@ type compiled struct {
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
-func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+func (c *Cache) compileOnce(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
 	var result *compiled
 	var first bool
 	var err error
@@ -68,12 +68,12 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 
 // errOtherORT is for who waited for a build, time and again, and may not have what came.
 func errOtherORT(r *Request, b *index.Build) error {
-	return refusal.New(refusal.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, b.ORTVersion).WithHint("ask again")
+	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, b.ORTVersion).WithHint("ask again")
 }
 
 // flightError is what a request is told of a flight that brought nothing.
 func flightError(ctx context.Context, r *Request, err error) error {
-	var known *refusal.Error
+	var known *apierr.Error
 	var end *claimEnd
 	switch {
 	case ctx.Err() != nil:
@@ -85,7 +85,7 @@ func flightError(ctx context.Context, r *Request, err error) error {
 	case known != nil:
 		return err
 	}
-	return refusal.New(refusal.Cancelled, err, "model %q", r.Name)
+	return apierr.New(apierr.Cancelled, err, "model %q", r.Name)
 }
 
 func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(string)) (*Answer, error) {

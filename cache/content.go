@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 // runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.

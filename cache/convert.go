@@ -9,17 +9,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
 // the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
-func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+func (c *Cache) otherForm(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
 	if len(r.Group) > 0 || r.member {
 		return nil, nil // a group's context is all its members'
 	}
@@ -41,7 +41,7 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 	case ctx.Err() != nil:
 		return nil, contextError(ctx, r)
 	case errors.As(err, &large):
-		return nil, refusal.New(refusal.CompileFailed, err, "model %q cannot be embedded", r.Name).WithFact("reason", "too large").
+		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", r.Name).WithFact("reason", "too large").
 			WithHint("ask for it without embedding: its context stays in a file beside the graph")
 	case err != nil:
 		c.log.Info("build not converted", "model", r.Name, "build", from.BuildKey.String(), "why", err)
@@ -59,7 +59,7 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 // withheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
 // form: a conversion would bring back the very context that is withheld.
 func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
-	_, look := c.scopes(r, identity{})
+	_, look := c.scopes(r, modelIdentity{})
 	for b, err := range c.stored(p, look) {
 		if err != nil { // whoever compiles will say so
 			return true
@@ -83,7 +83,7 @@ func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
 
 // explainOtherForm says of a miss that it would be answered by a conversion, if it would.
 func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, r *Request,
-	id identity, p *plan, rt *runtime, rc *runtimeContent) error {
+	id modelIdentity, p *plan, rt *runtime, rc *runtimeContent) error {
 	if len(r.Group) > 0 {
 		return nil
 	}
@@ -127,7 +127,7 @@ type conversion struct {
 	folder  string
 }
 
-func (c *Cache) convertOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, from *index.Build) (*compiled, error) {
+func (c *Cache) convertOnce(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, from *index.Build) (*compiled, error) {
 	scope, _ := c.scopes(r, id)
 	if scope != "" && from.Scope != "shared" {
 		scope = from.Scope // what came to one user alone does not come to all by way of another form
@@ -243,7 +243,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, v.plan.buildKey
 	if v.c.inOtherForm(v.plan, v.rc).buildKey != v.from.BuildKey {
 		// Other libraries made it, or another machine.
-		b.BuildKey = requests.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
+		b.BuildKey = identity.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
 	}
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.plan.output(), m.IRVersion, v.c.now()

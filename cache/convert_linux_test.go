@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/requests"
 )
 
 // both asks for one form after the other, and gives both answers.
@@ -65,7 +65,7 @@ func TestSeveralContextsAreConverted(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
 			made, converted := b.both(func() *Request {
 				r := b.request(b.openFile(path))
-				r.EPs = []requests.EP{{Name: compilertest.TestEP, Options: map[string]string{"primaries": "each"}}}
+				r.EPs = []identity.EP{{Name: compilertest.TestEP, Options: map[string]string{"primaries": "each"}}}
 				return r
 			}, embedFirst)
 			require.Len(t, b.contexts(made), 3)

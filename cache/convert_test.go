@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // form is a request for one of the two forms.
@@ -191,7 +191,7 @@ func TestWhatIsTooLargeToEmbedIsRefusedBeforeACompile(t *testing.T) {
 	b.acquire(b.form(false))
 	b.cache.maxGraph = 500
 	e := b.refused(b.form(true))
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Text, "protobuf")
 	require.Equal(t, "too large", e.Facts["reason"])
 	require.Contains(t, e.Hint, "without embedding")

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 func TestMemo(t *testing.T) {
@@ -91,7 +91,7 @@ func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
 	require.NoError(t, fits("a copy", 1000, 1000+spare))
 	require.ErrorContains(t, fits("a copy", 1001, 1000+spare), "a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own files")
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(storeError(fits("a copy", 1, 0), "m")))
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(storeError(fits("a copy", 1, 0), "m")))
 	require.NoError(t, fitsBeside("what the file does not share", 1200, 12<<20, spareOfLess), "it makes room on a disk that is nearly full")
 	require.Error(t, fits("what the file does not share", 1200, 12<<20))
 }

@@ -5,8 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/queue"
 )
 
 func TestCostOutlivesTheDaemon(t *testing.T) {

@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/requests"
 )
 
 // openDimension is a dimension of a model's inputs that neither the model nor the request gives a size.
@@ -20,7 +20,7 @@ type openDimension struct {
 // openDimensions lists them in the order of the inputs, those of one name once.
 func (r *Request) openDimensions(m *epmodel.Model) []openDimension {
 	var out []openDimension
-	fixed, err := requests.Denotations(r.FreeDimensionsByDenotation)
+	fixed, err := identity.Denotations(r.FreeDimensionsByDenotation)
 	if err != nil {
 		fixed = nil // such a request is refused, and never gets here
 	}
@@ -98,7 +98,7 @@ func spelledName(name string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.:/", r)
 	}
-	name = requests.Shortened(name)
+	name = identity.Shortened(name)
 	if strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {
 		return name
 	}
@@ -113,7 +113,7 @@ func spelledNames(names []string) string {
 			list = append(list, fmt.Sprintf("%d more", len(names)-i))
 			break
 		}
-		list = append(list, strconv.Quote(requests.Shortened(name)))
+		list = append(list, strconv.Quote(identity.Shortened(name)))
 	}
 	return strings.Join(list, " and ")
 }

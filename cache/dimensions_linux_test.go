@@ -9,10 +9,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // dynamic asks for a model of one input whose first dimension is batch.
@@ -20,7 +20,7 @@ func (b *bench) dynamic(ep string, batch any) *Request {
 	path := filepath.Join(b.TempDir(), "dynamic.onnx")
 	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 16, batch), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []requests.EP{{Name: ep}}
+	r.EPs = []identity.EP{{Name: ep}}
 	return r
 }
 
@@ -41,7 +41,7 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b.refused(b.dynamic(compilertest.TestEP, row.batch))
 			e := b.refused(b.dynamic(compilertest.TestEP, row.batch)) // from memory, which knows as much
-			require.Equal(t, refusal.CompileFailed, e.Class)
+			require.Equal(t, apierr.CompileFailed, e.Class)
 			require.Equal(t, "no node taken", e.Facts["reason"])
 			for _, text := range row.says {
 				require.Contains(t, e.Hint, text)
@@ -74,7 +74,7 @@ func TestOpenDimensionsOfABuild(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "partly.onnx")
 	require.NoError(t, os.WriteFile(path, fixed.Encode(), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
+	r.EPs = []identity.EP{{Name: compilertest.TestEP}}
 	a := b.acquire(r)
 	require.Len(t, a.Warnings, 2)
 	require.Contains(t, a.Warnings[1], `length of "ids"`)
@@ -90,7 +90,7 @@ func TestOpenDimensionsWithQNN(t *testing.T) {
 		return r
 	}
 	e := b.refused(ask())
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Hint, "--dim batch=N")
 	require.Equal(t, "batch", e.Facts["free_dimensions"])
 	r := ask()

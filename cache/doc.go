@@ -10,7 +10,7 @@
 // What fails for a reason that a user is to hear is a *refusal.Error; see NeedFilesError for files that a request still lacks.
 //
 // A Cache may be used by any number of goroutines. Start reading at Cache.Acquire (acquire.go), which is the
-// whole flow of a request in one function; package requests says what makes two requests equal, lookup.go what a hit
+// whole flow of a request in one function; package identity says what makes two requests equal, lookup.go what a hit
 // checks, compile.go how a miss becomes a build, package failure what becomes of one that does not, and package views what the answer's directory is.
 // Stored answers from a store that no daemon has, by the same look-up (stored.go).
 package cache

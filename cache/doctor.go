@@ -9,10 +9,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -64,7 +64,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 	out = append(out, c.adviseSources(ctx)...)
 	out = append(out, c.adviseLately(p)...)
 	if ctx.Err() != nil {
-		return nil, refusal.New(refusal.Cancelled, ctx.Err(), "doctor")
+		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
 	}
 	reply := &wire.DoctorReply{}
 	for _, a := range out {
@@ -144,12 +144,12 @@ func (c *Cache) tryEP(ctx context.Context, rt *runtime, facts *RuntimeFacts, nam
 
 // againstEP is one execution provider alone, with its first device and default options.
 func againstEP(rc *runtimeContent, facts compilers.Facts, name string) (*against, error) {
-	ep := requests.EP{Name: name}
+	ep := identity.EP{Name: name}
 	devices, err := resolveDevices(facts, ep)
 	if err != nil {
 		return nil, err
 	}
-	eps, err := resolveEPs([]requests.EP{ep}, []requests.RecordEP{{Name: name, Devices: requests.Devices(devices)}}, rc)
+	eps, err := resolveEPs([]identity.EP{ep}, []identity.RecordEP{{Name: name, Devices: identity.Devices(devices)}}, rc)
 	return (&plan{eps: eps}).against("", rc), err
 }
 
@@ -353,7 +353,7 @@ func (c *Cache) adviseLately(p Peer) []Advice {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
 			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
 		if c.Administrator(p) {
-			a.Text += "; the last: " + requests.Shortened(last)
+			a.Text += "; the last: " + identity.Shortened(last)
 		}
 		out = append(out, a)
 	} else {

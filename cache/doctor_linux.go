@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 // fileSystems names the file systems that are met.

@@ -8,16 +8,16 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/store/evict"
 )
 
 // thrashSpan is how far back the doctor looks.
 const thrashSpan = 7 * 24 * time.Hour
 
 // thrashes looks at the ghosts of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
-func (c *Cache) thrashes() space.Thrashing {
+func (c *Cache) thrashes() evict.Thrashing {
 	since := c.now().Add(-thrashSpan)
-	return space.Thrashes(c.index.Ghosts(func(g *index.Ghost) bool { return g.ForBudget && g.At.After(since) }), c.madeSince)
+	return evict.Thrashes(c.index.Ghosts(func(g *index.Ghost) bool { return g.ForBudget && g.At.After(since) }), c.madeSince)
 }
 
 // madeSince tells whether there is a build of the ghost's entry from after it went.

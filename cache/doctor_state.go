@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/epcached/epcached/bytesize"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // fileSystem is what the doctor wants to know of where something lies.

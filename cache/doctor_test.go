@@ -14,7 +14,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func (b *bench) doctor(p Peer) (out []Advice) {
@@ -279,7 +279,7 @@ func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
 	b.begins(g, 4)
 	leave()
 	for _, one := range asked {
-		require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-one).err))
+		require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-one).err))
 	}
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	require.Zero(t, b.cache.index.Counters()["failures"])

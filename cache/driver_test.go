@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/rules"
 )
 
 // driven is a cache whose rules have a verdict on builds of a later driver, and what sets the driver's version.

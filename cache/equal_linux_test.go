@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // showing has the request show what is beside the application's library, as clients do.
@@ -61,7 +61,7 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 
 	b.beside(b.runtime, "libsdk.so.5", "an update")
 	_, err := b.cache.Acquire(context.Background(), ask(), nil)
-	require.Equal(t, refusal.Unavailable, refusal.ClassOf(err),
+	require.Equal(t, apierr.Unavailable, apierr.ClassOf(err),
 		"the registered runtime is another by now")
 	b.beside(app.folder, "libsdk.so.5", "an update")
 	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
@@ -104,18 +104,18 @@ func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 			r = app.showing(app.ask(model))
 			r.OnMiss = Wait
 			_, err := b.cache.Acquire(context.Background(), r, nil)
-			require.Equal(t, refusal.Unavailable, refusal.ClassOf(err))
+			require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
 			require.Equal(t, "claim own", factsOf(err)[factInstead])
 			r.OnMiss = Fail
 			_, err = b.cache.Acquire(context.Background(), r, nil)
-			require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 			app.claim(app.showing(app.ask(model)))
 		})
 	}
 }
 
 func factsOf(err error) map[string]string {
-	var e *refusal.Error
+	var e *apierr.Error
 	_ = errors.As(err, &e)
 	return e.Facts
 }
@@ -129,7 +129,7 @@ func TestClientsAreToldWhatToDoInstead(t *testing.T) {
 		r.OnMiss = Wait
 		change(r)
 		_, err := b.cache.Acquire(context.Background(), r, nil)
-		require.Equal(t, refusal.Unavailable, refusal.ClassOf(err))
+		require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
 		return factsOf(err)[factInstead]
 	}
 	require.Equal(t, "show claim own", instead(func(*Request) {}))
@@ -165,8 +165,8 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
 		_, err := b.cache.Acquire(ctx, r, nil)
-		require.Contains(t, []refusal.Class{refusal.Cancelled, refusal.Deadline},
-			refusal.ClassOf(err))
+		require.Contains(t, []apierr.Class{apierr.Cancelled, apierr.Deadline},
+			apierr.ClassOf(err))
 	}
 	other := b.application(stranger+1, "1.0")
 	r := other.showing(other.ask(b.model(1)))

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // NeedFilesError answers a request whose model refers to external data that was not presented.
@@ -29,29 +29,29 @@ func workerError(err error, format string, args ...any) error {
 // compileError is workerError for who has what the worker printed.
 func compileError(err error, log string, format string, args ...any) error {
 	switch {
-	case errors.As(err, new(*refusal.Error)):
+	case errors.As(err, new(*apierr.Error)):
 		return err
 	case errors.Is(err, errMoving):
-		return refusal.New(refusal.Busy, err, format, args...).WithHint("ask again when the update is done")
+		return apierr.New(apierr.Busy, err, format, args...).WithHint("ask again when the update is done")
 	case errors.Is(err, errReplaced):
-		return refusal.New(refusal.Unavailable, err, format, args...).WithHint("restart the application")
+		return apierr.New(apierr.Unavailable, err, format, args...).WithHint("restart the application")
 	case errors.Is(err, context.DeadlineExceeded):
-		return refusal.New(refusal.Deadline, err, format, args...)
+		return apierr.New(apierr.Deadline, err, format, args...)
 	case errors.Is(err, compilers.ErrOption):
-		return refusal.New(refusal.BadRequest, err, format, args...)
+		return apierr.New(apierr.BadRequest, err, format, args...)
 	case errors.Is(err, compilers.ErrNotFound):
-		return refusal.New(refusal.Unavailable, err, format, args...)
+		return apierr.New(apierr.Unavailable, err, format, args...)
 	}
 	if f := failure.Of(err, log); f != nil {
 		return f.Refusal(err, format, args...)
 	}
-	return refusal.New(refusal.CompileFailed, err, format, args...)
+	return apierr.New(apierr.CompileFailed, err, format, args...)
 }
 
 // storeError is for what goes wrong with the daemon's own files.
 func storeError(err error, model string) error {
-	e := refusal.New(storeClass(err), err, "model %q", model)
-	if known := (*refusal.Error)(nil); errors.As(err, &known) {
+	e := apierr.New(storeClass(err), err, "model %q", model)
+	if known := (*apierr.Error)(nil); errors.As(err, &known) {
 		e.Hint = known.Hint
 	}
 	return e
@@ -59,15 +59,15 @@ func storeError(err error, model string) error {
 
 // unservable is for a build that was made, as the word says, and then no view of it.
 func unservable(err error, model, made string) error {
-	return refusal.New(storeClass(err), err, "model %q: %s, but cannot be served", model, made)
+	return apierr.New(storeClass(err), err, "model %q: %s, but cannot be served", model, made)
 }
 
-func storeClass(err error) refusal.Class {
-	if known := (*refusal.Error)(nil); errors.As(err, &known) {
+func storeClass(err error) apierr.Class {
+	if known := (*apierr.Error)(nil); errors.As(err, &known) {
 		return known.Class
 	}
 	if cas.Full(err) {
-		return refusal.NoSpace
+		return apierr.NoSpace
 	}
-	return refusal.Internal
+	return apierr.Internal
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -104,7 +104,7 @@ func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) 
 	out, left := &wire.EventsReply{}, frame(maxReply)
 	for i := len(all) - 1; i >= 0 && len(out.Events) < limit; i-- {
 		if ctx.Err() != nil {
-			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "events")
+			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "events")
 		}
 		if e := &all[i]; c.mayHear(p, e) {
 			one := eventReply(c.complete(e))

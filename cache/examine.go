@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/requests"
 )
 
 // examinations remembers for a while what was found out because of reports, so that a thousand of them start no more
@@ -117,7 +117,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 	case t.control != "":
 		out.text = "it does not load here, but neither does what is known to be sound: " + end(t.control)
 	default:
-		out.verdict, out.text = refuted, fmt.Sprintf("it does not load here either: %s", requests.Shortened(t.result.Text))
+		out.verdict, out.text = refuted, fmt.Sprintf("it does not load here either: %s", identity.Shortened(t.result.Text))
 	}
 	return out, nil
 }
@@ -168,7 +168,7 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
 // a path of another user's is not looked up, and say nothing of what is part of ONNX Runtime itself; so where it tells
 // nothing, it is one whose libraries made the build.
-func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []requests.EP) (*runtime, *runtimeContent, error) {
+func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []identity.EP) (*runtime, *runtimeContent, error) {
 	req := &Request{Peer: p, EPs: eps, Runtime: r.Runtime}
 	if req.Runtime.ORTVersion == "" {
 		req.Runtime.ORTVersion = r.ORTVersion

@@ -8,10 +8,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -56,7 +56,7 @@ func (e *explaining) enter(ctx context.Context, c *Cache, r *Request) (leave fun
 }
 
 // explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
-func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) (*Answer, error) {
+func (c *Cache) explain(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent) (*Answer, error) {
 	leave, err := c.explaining.enter(ctx, c, r)
 	if err != nil {
 		return nil, err
@@ -71,9 +71,9 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	if err := c.consider(ctx, out, r, p, rc, order); err != nil {
 		return nil, err
 	}
-	record, err := requests.ParseFields(p.recordJSON)
+	record, err := identity.ParseFields(p.recordJSON)
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
 	}
 	out.Neighbours, err = c.neighbours(ctx, r.Peer, wanted{key: p.requestKey, model: p.canonical.Model, name: r.Name, record: record})
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 }
 
 // order gives the entry's builds as a look-up goes through them.
-func (c *Cache) order(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) ([]considered, error) {
+func (c *Cache) order(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent) ([]considered, error) {
 	_, look := c.scopes(r, id)
 	out, err := c.arrange(ctx, r, p, rt, rc, c.stored(p, look))
 	if err != nil || p.outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
@@ -117,7 +117,7 @@ func (c *Cache) order(ctx context.Context, r *Request, id identity, p *plan, rt 
 }
 
 // orderGroups is order for the groups that have the request's model among their members.
-func (c *Cache) orderGroups(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent) ([]considered, error) {
+func (c *Cache) orderGroups(ctx context.Context, r *Request, id modelIdentity, rt *runtime, rc *runtimeContent) ([]considered, error) {
 	member, p, err := c.planMember(ctx, r, id, rc, func(string) {})
 	if p == nil || err != nil {
 		return nil, err
@@ -139,10 +139,10 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
-		differences := requests.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)
+		differences := identity.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)
 		if p.outside { // of libraries that are not run here little is known
 			differences = slices.DeleteFunc(differences,
-				func(d requests.Difference) bool { return d.Asked == "" })
+				func(d identity.Difference) bool { return d.Asked == "" })
 		}
 		one, err := c.candidate(r.Peer, o.build, o.refused)
 		if err != nil {
@@ -182,13 +182,13 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 func (c *Cache) candidate(p Peer, b *index.Build, reason string) (*wire.Candidate, error) {
 	of, err := c.listed(p, b)
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "build %s", b.BuildKey)
+		return nil, apierr.New(apierr.Internal, err, "build %s", b.BuildKey)
 	}
 	of.KeptText = valid(c.keptAs(b))
 	return &wire.Candidate{Build: of, Reason: valid(reason)}, nil
 }
 
-func differencesReply(list []requests.Difference) []*wire.Difference {
+func differencesReply(list []identity.Difference) []*wire.Difference {
 	out := make([]*wire.Difference, 0, len(list))
 	for _, d := range list {
 		out = append(out, &wire.Difference{Field: d.Field, Asked: valid(d.Asked),
@@ -258,16 +258,16 @@ func missedBy(n *wire.Neighbour) string {
 
 func searchError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return refusal.New(refusal.Cancelled, ctx.Err(), "search")
+		return apierr.New(apierr.Cancelled, ctx.Err(), "search")
 	}
-	return refusal.New(refusal.Internal, err, "search")
+	return apierr.New(apierr.Internal, err, "search")
 }
 
 // tellHistory adds what is still known of the entry, as far as the peer may hear it.
 func (c *Cache) tellHistory(p Peer, key index.RequestKey, out *wire.Explanation) error {
 	all, err := c.index.History(key)
 	if err != nil {
-		return refusal.New(refusal.Internal, err, "history of %s", key)
+		return apierr.New(apierr.Internal, err, "history of %s", key)
 	}
 	out.Reason = valid(out.Reason)
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -222,7 +222,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
 	_, err := b.cache.Why(context.Background(), Peer{UID: 2002}, "alices-secret.onnx")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
 }
 
@@ -288,9 +288,9 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 		require.Equal(t, []string{EventCompiled, EventRetracted}, kinds(e.History))
 	}
 	_, err = b.cache.Why(context.Background(), b.self(), "never.onnx")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	_, err = b.cache.Why(context.Background(), Peer{UID: 2002}, "model.onnx")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
 // What was compiled and is gone was not "never compiled": whoever asks with the model is told what became of it, by why and with the next answer.
@@ -327,9 +327,9 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	b := newBench(t)
 	first, second := b.acquire(b.request(b.model(1))), b.acquire(b.request(b.model(2)))
 	_, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
-	var e *refusal.Error
+	var e *apierr.Error
 	require.ErrorAs(t, err, &e)
-	require.Equal(t, refusal.BadRequest, e.Class)
+	require.Equal(t, apierr.BadRequest, e.Class)
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
 }
@@ -373,7 +373,7 @@ func TestFewExplanationsAtATime(t *testing.T) {
 				t.Helper()
 				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 				defer cancel()
-				require.Equal(t, refusal.Deadline, refusal.ClassOf(ask(ctx, b, uid)))
+				require.Equal(t, apierr.Deadline, apierr.ClassOf(ask(ctx, b, uid)))
 			}
 			var ends []func()
 			for uid := range uint32(maxExplaining) {
@@ -391,7 +391,7 @@ func TestFewExplanationsAtATime(t *testing.T) {
 				end()
 			}
 			waits(b.cache.uid)
-			require.NotEqual(t, refusal.Deadline, refusal.ClassOf(ask(context.Background(), b, somebody)), "another user does not wait for it")
+			require.NotEqual(t, apierr.Deadline, apierr.ClassOf(ask(context.Background(), b, somebody)), "another user does not wait for it")
 			busy()
 			require.NoError(t, ask(context.Background(), b, b.cache.uid))
 		})

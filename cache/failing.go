@@ -6,9 +6,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // failureKey names what is known of compiles of the plan that failed.
@@ -34,7 +34,7 @@ func memoryScope(r *Request, scope string) string {
 
 // failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
 // users' failures count only where what they compiled is everybody's.
-func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeContent) *failure.Failure {
+func (c *Cache) failedBefore(r *Request, id modelIdentity, p *plan, rc *runtimeContent) *failure.Failure {
 	if r.OnMiss == Bypass || c.settings.Load().failures.Off {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeConten
 }
 
 // begin gives what starts the request's compile, unless that is answered from memory.
-func (c *Cache) begin(r *Request, id identity, p *plan, rc *runtimeContent, scope string) func() (runner, error) {
+func (c *Cache) begin(r *Request, id modelIdentity, p *plan, rc *runtimeContent, scope string) func() (runner, error) {
 	return func() (runner, error) {
 		if m := c.madeMeanwhile(r, p, rc, scope); m != nil {
 			return m, nil
@@ -112,7 +112,7 @@ func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compiler
 // loads in the same kind of process; then it is remembered. What is said of a machine that lets nothing load is not.
 func (j *job) failed(ctx context.Context, err error) error {
 	c := j.c
-	var e *refusal.Error
+	var e *apierr.Error
 	switch {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
@@ -125,13 +125,13 @@ func (j *job) failed(ctx context.Context, err error) error {
 	j.plain(e)
 	f := failure.In(e)
 	if c.leaving.Load() && f.Reason == failure.WorkerDied { // systemd may end all processes of the service at once
-		return refusal.New(refusal.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.request.Name)
+		return apierr.New(apierr.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.request.Name)
 	}
 	if f.Reason.OfModel() {
 		broken, err2 := j.control(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return refusal.New(refusal.Cancelled, ctx.Err(), "model %q", j.request.Name)
+			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.request.Name)
 		case err2 != nil && unsettled(ctx, err2):
 			return j.moved()
 		case err2 != nil:

@@ -11,11 +11,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // failing is a request for a model that fails in the given way.
@@ -57,7 +57,7 @@ func TestFailureReasons(t *testing.T) {
 			b := newBench(t)
 			b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond, Output: 1 << 20}
 			e := b.refused(b.failing(1, how))
-			require.Equal(t, refusal.CompileFailed, e.Class)
+			require.Equal(t, apierr.CompileFailed, e.Class)
 			require.Equal(t, c.reason, failure.In(e).Reason)
 			require.Equal(t, string(c.reason), e.Facts["reason"])
 			for key, value := range c.facts {
@@ -113,7 +113,7 @@ func TestAllWaitersHearOfTheFailure(t *testing.T) {
 		r := b.failing(1, standin.Killed)
 		wg.Go(func() {
 			_, err := b.cache.Acquire(context.Background(), r, nil)
-			var e *refusal.Error
+			var e *apierr.Error
 			if errors.As(err, &e) {
 				texts[i] = e.Facts["reason"] + " " + failure.In(e).Text
 			}
@@ -186,9 +186,9 @@ func TestRetry(t *testing.T) {
 		return b.cache.Retry(context.Background(), p, names, false)
 	}
 	_, err := retry(b.self(), "other.onnx")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	_, err = retry(Peer{UID: 2001}, key)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "who never asked knows nothing of it")
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "who never asked knows nothing of it")
 	require.Len(t, b.failures(b.self()), 1)
 	for i, name := range []string{"model.onnx", key[:16], failure.In(e).BuildKey.String(), failure.In(e).ModelDigest.String()[:8]} {
 		gone, err := retry(b.self(), name)
@@ -263,7 +263,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	require.Contains(t, why.Reason, "told to refuse")
 	r.OnMiss = Fail
 	miss := b.refused(r)
-	require.Equal(t, refusal.NotFound, miss.Class)
+	require.Equal(t, apierr.NotFound, miss.Class)
 	require.Contains(t, miss.Text, "told to refuse")
 	require.Equal(t, "refused", miss.Facts["reason"])
 }
@@ -275,7 +275,7 @@ func TestBrokenSandboxIsNoModelsFault(t *testing.T) {
 			b := newBench(t)
 			b.compiler.Fault, b.compiler.Broken = how, true
 			e := b.refused(b.request(b.model(1)))
-			require.Equal(t, refusal.Unavailable, e.Class)
+			require.Equal(t, apierr.Unavailable, e.Class)
 			require.Equal(t, string(failure.Sandbox), e.Facts["reason"])
 			require.Contains(t, e.Hint, "epcachectl doctor")
 			require.Empty(t, b.failures(b.self()))
@@ -308,7 +308,7 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 		return b.cache.Acquire(context.Background(), r, nil)
 	}
 	_, err := claim(1, standin.NoNodes)
-	require.Equal(t, refusal.CompileFailed, refusal.ClassOf(err))
+	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "failed once")
 	a, err := claim(2, standin.Hang)
 	require.NoError(t, err)
@@ -346,24 +346,24 @@ func TestClassesOfReasons(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		reason failure.Reason
-		class  refusal.Class
+		class  apierr.Class
 	}{
-		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), failure.NoWorker, refusal.Unavailable},
-		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), failure.CPU, refusal.CompileFailed},
-		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), failure.Memory, refusal.CompileFailed},
-		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), failure.OutputLimit, refusal.CompileFailed},
-		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), failure.Invalid, refusal.CompileFailed},
-		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), failure.Invalid, refusal.CompileFailed},
-		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), failure.Invalid, refusal.CompileFailed},
-		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled, refusal.Cancelled},
-		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", refusal.BadRequest},
-		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", refusal.Unavailable},
-		"replaced meanwhile":  {errReplaced, "", refusal.Unavailable},
-		"something else":      {os.ErrPermission, "", refusal.CompileFailed},
-		"left without a word": {&compilers.ExitError{Code: 3}, failure.Crash, refusal.CompileFailed},
+		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), failure.NoWorker, apierr.Unavailable},
+		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), failure.CPU, apierr.CompileFailed},
+		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), failure.Memory, apierr.CompileFailed},
+		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), failure.OutputLimit, apierr.CompileFailed},
+		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), failure.Invalid, apierr.CompileFailed},
+		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), failure.Invalid, apierr.CompileFailed},
+		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), failure.Invalid, apierr.CompileFailed},
+		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled, apierr.Cancelled},
+		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", apierr.BadRequest},
+		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", apierr.Unavailable},
+		"replaced meanwhile":  {errReplaced, "", apierr.Unavailable},
+		"something else":      {os.ErrPermission, "", apierr.CompileFailed},
+		"left without a word": {&compilers.ExitError{Code: 3}, failure.Crash, apierr.CompileFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var e *refusal.Error
+			var e *apierr.Error
 			require.ErrorAs(t, compileError(c.err, "before\nlast words\n", "model"), &e)
 			require.Equal(t, c.class, e.Class)
 			if c.reason == "" {

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // neutral takes out of a failure what is the job's own: the names of the private copy and of the folder that it lies in.
@@ -43,7 +43,7 @@ func (j *job) neutral(f *failure.Failure) {
 }
 
 // plain has a failure of the job speak of the model as who began the job calls it.
-func (j *job) plain(e *refusal.Error) {
+func (j *job) plain(e *apierr.Error) {
 	f := failure.In(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)
 	j.neutral(f)
@@ -57,7 +57,7 @@ func (j *job) plain(e *refusal.Error) {
 // first.
 func (c *Cache) Failures(ctx context.Context, p Peer) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, refusal.New(refusal.Cancelled, err, "failures")
+		return nil, apierr.New(apierr.Cancelled, err, "failures")
 	}
 	return c.failures.List(c.hears(p), nil), nil
 }
@@ -66,15 +66,15 @@ func (c *Cache) Failures(ctx context.Context, p Peer) ([]failure.Failure, error)
 // peer's; for administrators all there are. It gives what was forgotten. A name that means nothing is an error.
 func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, refusal.New(refusal.Cancelled, err, "retry")
+		return nil, apierr.New(apierr.Cancelled, err, "retry")
 	}
 	if all == (len(entries) > 0) {
-		return nil, refusal.New(refusal.BadRequest, nil, "retry: name entries, or say all")
+		return nil, apierr.New(apierr.BadRequest, nil, "retry: name entries, or say all")
 	}
 	known := c.failures.List(c.hears(p), nil)
 	for _, name := range entries {
 		if !slices.ContainsFunc(known, func(f failure.Failure) bool { return f.Means(name) }) {
-			return nil, refusal.New(refusal.NotFound, nil, "no failure is remembered of %q", name).WithHint("epcachectl jobs lists those that are")
+			return nil, apierr.New(apierr.NotFound, nil, "no failure is remembered of %q", name).WithHint("epcachectl jobs lists those that are")
 		}
 	}
 	return c.failures.List(c.hears(p), func(f *failure.Failure) bool { return all || slices.ContainsFunc(entries, f.Means) }), nil

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // outspoken refuses every model but the smallest, and names the files that it was given, as ONNX Runtime does.
@@ -51,7 +51,7 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
 	close(o.goOn)
 	for name, answer := range map[string]<-chan got{"mine.onnx": first, "theirs.onnx": second} {
-		var e *refusal.Error
+		var e *apierr.Error
 		require.ErrorAs(t, (<-answer).err, &e)
 		says(name, e.Text)
 		require.True(t, strings.HasPrefix(e.Text, "model "+strconv.Quote(name)+" does not compile: 10 INVALID_GRAPH"), e.Text)

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.

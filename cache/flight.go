@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/queue"
 )
 
 // flights are the jobs under way: one for each build key and scope, however many wait for it. They live as long as

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestOneCompileForAll(t *testing.T) {
@@ -63,7 +63,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
 	cancel()
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf(<-first))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf(<-first))
 	a := <-second
 	require.NotNil(t, a)
 	defer a.View.Close()
@@ -77,7 +77,7 @@ func TestLastAskerCancels(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	_, err := b.cache.Acquire(ctx, b.request(b.model(1)), nil)
-	require.Equal(t, refusal.Deadline, refusal.ClassOf(err))
+	require.Equal(t, apierr.Deadline, apierr.ClassOf(err))
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	require.Eventually(t, func() bool {
 		entries, err := os.ReadDir(filepath.Join(b.state, "staging"))

@@ -13,9 +13,9 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
 )
 
 func (b *bench) recipePath(d cas.Digest) string {
@@ -205,7 +205,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if when == "read only" {
 					_, err := b.stored().Find(context.Background(), b.variant(2), "")
 					require.Error(t, err)
-					require.True(t, forms.Lost(err) || refusal.ClassOf(err) == refusal.NotFound || name == newer, "%v", err)
+					require.True(t, packing.Lost(err) || apierr.ClassOf(err) == apierr.NotFound || name == newer, "%v", err)
 					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
 					return
 				}
@@ -238,7 +238,7 @@ func (b *bench) requireNotFoundWithout() error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), b.variant(2), "")
 	require.Error(b, err)
-	require.True(b, forms.Lost(err) || refusal.ClassOf(err) == refusal.NotFound, "%v", err)
+	require.True(b, packing.Lost(err) || apierr.ClassOf(err) == apierr.NotFound, "%v", err)
 	return err
 }
 

@@ -11,10 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/requests"
 )
 
 // urgent compares loads at the usual priority, so that a busy machine does not hold up the test.
@@ -39,7 +39,7 @@ func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
 	request := b.request(b.openFile(path))
-	request.EPs = []requests.EP{{Name: "OpenVINOExecutionProvider"}}
+	request.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider"}}
 	require.Equal(t, Compiled, b.acquire(request).Outcome)
 	b.cache.gains.work.Wait()
 	g := b.gain()

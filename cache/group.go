@@ -7,11 +7,11 @@ import (
 	"path"
 	"slices"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // ModelFiles is a further model of a weight-sharing group.
@@ -51,21 +51,21 @@ func (r *Request) checkGroup() error {
 		return nil
 	}
 	if r.models() > maxGroup {
-		return refusal.New(refusal.BadRequest, nil, "a group of %d models, more than %d", r.models(), maxGroup)
+		return apierr.New(apierr.BadRequest, nil, "a group of %d models, more than %d", r.models(), maxGroup)
 	}
 	if r.Embed {
-		return refusal.New(refusal.BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
+		return apierr.New(apierr.BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
 			WithHint("ask for them one by one, or without embedding")
 	}
 	if r.OnMiss == ForClaim {
-		return refusal.New(refusal.BadRequest, nil, "a group is compiled by the daemon, and not under a claim").WithHint("ask with on_miss wait, or claim the models one by one")
+		return apierr.New(apierr.BadRequest, nil, "a group is compiled by the daemon, and not under a claim").WithHint("ask with on_miss wait, or claim the models one by one")
 	}
 	if r.Output.InitializersFile != "" || r.Output.InitializersInSource {
-		return refusal.New(refusal.BadRequest, nil, "the initializers of a group's models stay in their graphs").WithHint("ask for the models one by one")
+		return apierr.New(apierr.BadRequest, nil, "the initializers of a group's models stay in their graphs").WithHint("ask for the models one by one")
 	}
 	for i, m := range r.Group {
 		if m.Graph == nil {
-			return refusal.New(refusal.BadRequest, nil, "the request has no model %d of the group", i+2)
+			return apierr.New(apierr.BadRequest, nil, "the request has no model %d of the group", i+2)
 		}
 	}
 	return nil
@@ -77,7 +77,7 @@ func (r *Request) sharing() *Request {
 	if out.Route == "" {
 		out.Route = compilers.RouteSessionOptions
 	}
-	out.EPs = make([]requests.EP, len(r.EPs))
+	out.EPs = make([]identity.EP, len(r.EPs))
 	for i, ep := range r.EPs {
 		info, _ := compilers.EPByName(ep.Name)
 		ep.Options = info.ForSharing(ep.Options)
@@ -88,9 +88,9 @@ func (r *Request) sharing() *Request {
 
 // identifyAll is identify for every model of the request. It gives the request as a group is asked for; a request for one
 // model stays as it is.
-func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(string)) (identity, *Request, error) {
+func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(string)) (modelIdentity, *Request, error) {
 	known := &sums{now: c.now}
-	return r.identified(func(one *Request) (identity, error) {
+	return r.identified(func(one *Request) (modelIdentity, error) {
 		if one != r {
 			one.sums = known
 		}
@@ -99,14 +99,14 @@ func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(strin
 }
 
 // identified identifies every model of the request, one after the other; the only one of a request for a single model is the request itself.
-func (r *Request) identified(identify func(*Request) (identity, error)) (identity, *Request, error) {
+func (r *Request) identified(identify func(*Request) (modelIdentity, error)) (modelIdentity, *Request, error) {
 	if len(r.Group) == 0 {
 		id, err := identify(r)
 		return id, r, err
 	}
 	out := r.sharing()
 	out.group = nil
-	all := identity{}
+	all := modelIdentity{}
 	need := &NeedFilesError{}
 	seen := make(map[cas.Digest]string)
 	for i := range r.models() {
@@ -118,11 +118,11 @@ func (r *Request) identified(identify func(*Request) (identity, error)) (identit
 			need.add(missing, i)
 			continue
 		case err != nil:
-			return identity{}, nil, err
+			return modelIdentity{}, nil, err
 		case id.Compiled:
-			return identity{}, nil, refusal.New(refusal.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
+			return modelIdentity{}, nil, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
 		case seen[id.Digest] != "":
-			return identity{}, nil, refusal.New(refusal.BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
+			return modelIdentity{}, nil, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
 		}
 		seen[id.Digest] = one.Name
 		if i == 0 {
@@ -134,7 +134,7 @@ func (r *Request) identified(identify func(*Request) (identity, error)) (identit
 		all.FreeDims = slices.Concat(all.FreeDims, id.FreeDims) // what the memo remembers is others' too
 	}
 	if len(need.Locations) > 0 {
-		return identity{}, nil, need
+		return modelIdentity{}, nil, need
 	}
 	return all, out, nil
 }
@@ -157,7 +157,7 @@ func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
 
 // lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.
 // It is served to whoever has had the group itself: who brings one model has not shown the others.
-func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+func (c *Cache) lookUpMember(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
 	member, pm, err := c.planMember(ctx, r, id, rc, phase)
 	if pm == nil || err != nil {
 		return nil, err
@@ -202,7 +202,7 @@ const ofAGroup = "one of a group of models that was compiled together: "
 
 // planMember thinks the request through as one for a group that has its model among its members. Without a plan there is no
 // such group.
-func (c *Cache) planMember(ctx context.Context, r *Request, id identity, rc *runtimeContent, phase func(string)) (*Request, *plan, error) {
+func (c *Cache) planMember(ctx context.Context, r *Request, id modelIdentity, rc *runtimeContent, phase func(string)) (*Request, *plan, error) {
 	if len(r.group) > 0 || r.Embed {
 		return nil, nil, nil
 	}

@@ -44,7 +44,7 @@ func TestAGroupLeavesAloneWhatIsRememberedOfItsModels(t *testing.T) {
 		if !ok {
 			t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
 		}
-		b.cache.memo.known.save(memoEntry{key, "graph"}, identity{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
+		b.cache.memo.known.save(memoEntry{key, "graph"}, modelIdentity{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
 	}
 	id, _, err := b.cache.identifyAll(context.Background(), r, func(string) {})
 	require.NoError(t, err)

@@ -12,21 +12,21 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/requests"
 )
 
 // variants asks for one model with one, two and four rows as a group.
-func (b *bench) variants(ep requests.EP, seed uint64, n int) *Request {
+func (b *bench) variants(ep identity.EP, seed uint64, n int) *Request {
 	open := func(rows int) *os.File {
 		path := filepath.Join(b.TempDir(), "m.onnx")
 		require.NoError(b, os.WriteFile(path, tinymodel.Dense(seed, n, rows), 0o644))
 		return b.openFile(path)
 	}
 	r := b.request(open(1))
-	r.EPs = []requests.EP{ep}
+	r.EPs = []identity.EP{ep}
 	for _, rows := range []int{2, 4} {
 		r.Group = append(r.Group, ModelFiles{Name: "m.onnx", Graph: open(rows)})
 	}
@@ -48,12 +48,12 @@ func (b *bench) outputs(ort *compilers.ORT, job compilers.CheckJob) []byte {
 // A real group loads as its answer says, and its models compute what they do uncompiled: all in one process, and each alone.
 func TestRealGroupsCompute(t *testing.T) {
 	for name, c := range map[string]struct {
-		ep      requests.EP
+		ep      identity.EP
 		runtime func(*testing.T) compilers.Runtime
 	}{
-		"OpenVINO": {requests.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}},
+		"OpenVINO": {identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}},
 			func(t *testing.T) compilers.Runtime { return compilertest.Runtime(t, "openvino-1.8.1") }},
-		"test EP": {requests.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
+		"test EP": {identity.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
 			func(t *testing.T) compilers.Runtime {
 				return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
 			}},
@@ -100,7 +100,7 @@ func TestRealGroupsCompute(t *testing.T) {
 // QNN shares the weights, and that cannot be tried here; that it would crash is nobody's failure.
 func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	b, _, _ := newQNNBench(t)
-	ep := requests.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+	ep := identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
 	request := b.variants(ep, 1, 1024)
 	group := b.acquire(request)
 	require.Equal(t, Compiled, group.Outcome)
@@ -115,7 +115,7 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 		return sum
 	}
 	plain := b.request(b.openFile(request.Graph.Name()))
-	plain.EPs, plain.Store = []requests.EP{ep}, "none" // of its own, and not from the group
+	plain.EPs, plain.Store = []identity.EP{ep}, "none" // of its own, and not from the group
 	plain.OnMiss = Bypass
 	single := b.acquire(plain)
 	require.Empty(t, single.Members)
@@ -134,7 +134,7 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 }
 
 // sharing asks for models as a group whose weights are in files of their own, each in the folder that is given for it.
-func (b *bench) sharing(ep requests.EP, seed uint64, folders ...string) *Request {
+func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *Request {
 	var r *Request
 	for i, folder := range folders {
 		model := tinymodel.DenseModel(seed, 64, 1<<i)
@@ -149,7 +149,7 @@ func (b *bench) sharing(ep requests.EP, seed uint64, folders ...string) *Request
 			continue
 		}
 		r = b.request(b.openFile(path))
-		r.EPs, r.External = []requests.EP{ep}, files
+		r.EPs, r.External = []identity.EP{ep}, files
 	}
 	return r
 }
@@ -158,7 +158,7 @@ func (b *bench) sharing(ep requests.EP, seed uint64, folders ...string) *Request
 func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	b, ort := newRealBench(t, r)
-	ep := requests.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
+	ep := identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
 	folder := t.TempDir()
 	request := b.sharing(ep, 1, folder, folder)
 	a := b.acquire(request)

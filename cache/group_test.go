@@ -11,12 +11,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // group asks for models of the seeds as one group.
@@ -60,7 +60,7 @@ func TestAGroupIsOneBuild(t *testing.T) {
 func TestTheKeySaysThatItIsAGroup(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.group(1, 2))
-	c, err := requests.Decode(a.Build.Record)
+	c, err := identity.Decode(a.Build.Record)
 	require.NoError(t, err)
 	require.Equal(t, a.Members[1].ModelDigest, c.Group[0])
 	key, record := c.Key()
@@ -172,7 +172,7 @@ func TestGroupsThatAreRefused(t *testing.T) {
 			r := b.group(1, 2)
 			c.change(r)
 			e := b.refused(r)
-			require.Equal(t, refusal.BadRequest, e.Class)
+			require.Equal(t, apierr.BadRequest, e.Class)
 			require.Contains(t, e.Text, c.says)
 		})
 	}
@@ -184,7 +184,7 @@ func TestAGroupFailsAsAWhole(t *testing.T) {
 	b.wrap = failsMember{b.compiler}
 	b.reopen()
 	e := b.refused(b.group(1, 2, 3))
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Text, `"model2.onnx"`)
 	require.Equal(t, "11", e.Facts["code"])
 	require.Empty(t, b.list())
@@ -212,7 +212,7 @@ func TestEveryFileOfAGroupCountsForAll(t *testing.T) {
 			b.views()
 			for _, r := range []*Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
 				r.OnMiss = Fail
-				require.NotEqual(t, refusal.Internal, b.refused(r).Class, "none of it is served")
+				require.NotEqual(t, apierr.Internal, b.refused(r).Class, "none of it is served")
 			}
 			again := b.acquire(b.group(1, 2))
 			require.Equal(t, Compiled, again.Outcome)
@@ -337,7 +337,7 @@ func TestAGroupOfOtherLibrariesIsTriedAlone(t *testing.T) {
 
 // A group that does not load together is none, and one that cannot be tried here is no failure.
 func TestTheLoadCheckOfAGroup(t *testing.T) {
-	for outcome, class := range map[string]refusal.Class{compilers.Failed: refusal.CompileFailed, compilers.NotCheckable: 0} {
+	for outcome, class := range map[string]apierr.Class{compilers.Failed: apierr.CompileFailed, compilers.NotCheckable: 0} {
 		t.Run(outcome, func(t *testing.T) {
 			b := newBench(t)
 			b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
@@ -466,7 +466,7 @@ func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 }
 
 func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
-	r := &Request{EPs: []requests.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
+	r := &Request{EPs: []identity.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
 	out := r.sharing()
 	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"}, out.EPs[0].Options)
 	require.Empty(t, out.EPs[1].Options)
@@ -525,7 +525,7 @@ func TestAGroupWhoseModelsChangeMeanwhile(t *testing.T) {
 					}
 				}
 			})
-			require.Equal(t, refusal.BadModel, refusal.ClassOf(err))
+			require.Equal(t, apierr.BadModel, apierr.ClassOf(err))
 			require.ErrorContains(t, err, fmt.Sprintf(`"model%d.onnx" changed while being read`, i+1))
 			require.Empty(t, b.list(), "what came of it is not kept")
 		})

@@ -14,7 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/views"
 )
 
 // elsewhere opens a file in another process, until closed.

@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestIdentity(t *testing.T) {
@@ -57,7 +57,7 @@ func TestIdentity(t *testing.T) {
 		"another prefix":    func(r *Request) { r.Output.NodeNamePrefix = "right_" },
 		"weights outside":   func(r *Request) { r.Output.InitializersFile = "rest.bin" },
 		"another file":      func(r *Request) { r.Output.InitializersFile = "weights.bin" },
-		"large ones only":   func(r *Request) { r.Output = requests.Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
+		"large ones only":   func(r *Request) { r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
 		"in the source":     func(r *Request) { r.Output.InitializersInSource = true },
 	}
 	seen := map[index.RequestKey]string{plain: "plain"}
@@ -80,7 +80,7 @@ func TestDenotationsInOtherLetters(t *testing.T) {
 	require.NotEqual(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"DATA_CHANNEL": 2}))
 	r := b.request(b.model(1))
 	r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 2, "data_batch": 3}
-	require.Equal(t, refusal.BadRequest, b.refused(r).Class)
+	require.Equal(t, apierr.BadRequest, b.refused(r).Class)
 }
 
 // A build's record means the request that it was made for, however that was spelled.
@@ -98,9 +98,9 @@ func TestARecordMeansItsRequest(t *testing.T) {
 		"level":      func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
 		"embedded":   func(r *Request) { r.Embed = true },
 		"route":      func(r *Request) { r.Route = "session_options" },
-		"output":     func(r *Request) { r.Output = requests.Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
-		"in source":  func(r *Request) { r.Output = requests.Output{InitializersInSource: true} },
-		"complete":   func(r *Request) { r.Output = requests.Output{Complete: true, NodeNamePrefix: "left_"} },
+		"output":     func(r *Request) { r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
+		"in source":  func(r *Request) { r.Output = identity.Output{InitializersInSource: true} },
+		"complete":   func(r *Request) { r.Output = identity.Output{Complete: true, NodeNamePrefix: "left_"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // slowProbe finds out nothing before it may.
@@ -53,7 +53,7 @@ func TestALongFirstUseIsSeenAmongTheJobs(t *testing.T) {
 	second := b.ask(ctx, r)
 	require.Eventually(t, func() bool { return b.jobs(somebody)[0].Waiting == 2 }, soon, time.Millisecond)
 	leave()
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-second).err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-second).err))
 	close(s.pass)
 	b.served(asked)
 	require.Len(t, s.began, 0, "it was found out once")
@@ -72,7 +72,7 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	require.Len(t, ended, 1)
 	require.Equal(t, JobCancelled, ended[0].State)
 	e := (<-asked).err
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf(e), "%v", e)
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf(e), "%v", e)
 	for _, event := range b.events(Peer{UID: 0}) {
 		require.NotEqual(t, EventCancelled, event.Kind, "no compile was")
 	}
@@ -89,7 +89,7 @@ func TestAFirstUseGoesOnWithoutItsAsker(t *testing.T) {
 	asked := b.ask(ctx, b.request(b.model(1)))
 	<-s.began
 	leave()
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-asked).err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	close(s.pass)
 	b.acquire(b.request(b.model(1)))
 	require.Len(t, s.began, 0, "whoever asks next has what it brought")

@@ -14,7 +14,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -30,7 +30,7 @@ func (c *Cache) List(ctx context.Context, p Peer, w *wire.List,
 	var err error
 	if w.After != "" {
 		if after, err = index.ParseBuildID(w.After); err != nil {
-			return nil, refusal.New(refusal.BadRequest, err, "list: page").
+			return nil, apierr.New(apierr.BadRequest, err, "list: page").
 				WithHint("ask from the beginning")
 		}
 	}
@@ -38,7 +38,7 @@ func (c *Cache) List(ctx context.Context, p Peer, w *wire.List,
 	if progress != nil {
 		space, err := c.index.Space()
 		if err != nil {
-			return nil, refusal.New(refusal.Internal, err, "list")
+			return nil, apierr.New(apierr.Internal, err, "list")
 		}
 		all = space.Builds
 	}
@@ -56,13 +56,13 @@ func (c *Cache) List(ctx context.Context, p Peer, w *wire.List,
 		return nil
 	})
 	if err != nil && !errors.Is(err, errStop) {
-		return nil, refusal.New(refusal.Internal, err, "list")
+		return nil, apierr.New(apierr.Internal, err, "list")
 	}
 	reply, left := &wire.ListReply{}, frame(maxReply)
 	for i := range page {
 		one, err := c.listed(p, &page[i])
 		if err != nil {
-			return nil, refusal.New(refusal.Internal, err, "list")
+			return nil, apierr.New(apierr.Internal, err, "list")
 		}
 		if i == limit || !left.takes(one) && i > 0 {
 			reply.Next = page[i-1].ID.String()
@@ -172,7 +172,7 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 		b := &builds[i]
 		one, err := c.listed(p, b)
 		if err != nil {
-			return nil, refusal.New(refusal.Internal, err, "show %q", name)
+			return nil, apierr.New(apierr.Internal, err, "show %q", name)
 		}
 		one.KeptText = valid(c.keptAs(b))
 		if !left.takesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
@@ -186,7 +186,7 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 		told[b.RequestKey] = true
 		events, err := c.index.History(b.RequestKey)
 		if err != nil {
-			return nil, refusal.New(refusal.Internal, err, "history of %s", b.RequestKey)
+			return nil, apierr.New(apierr.Internal, err, "history of %s", b.RequestKey)
 		}
 		for _, e := range events {
 			one := fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)
@@ -224,14 +224,14 @@ func (c *Cache) eachNamed(ctx context.Context, p Peer, names []string, fn func(*
 			return fn(&b)
 		})
 		if err != nil {
-			var e *refusal.Error
+			var e *apierr.Error
 			if errors.As(err, &e) {
 				return err
 			}
 			return searchError(ctx, err)
 		}
 		if !used {
-			return refusal.New(refusal.NotFound, nil, "no entry %q", name).WithHint("%s", hintOf(name))
+			return apierr.New(apierr.NotFound, nil, "no entry %q", name).WithHint("%s", hintOf(name))
 		}
 	}
 	return nil
@@ -253,7 +253,7 @@ const maxFound = 1000
 func (c *Cache) find(ctx context.Context, p Peer, names []string) (out []index.Build, err error) {
 	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
 		if len(out) == maxFound {
-			return refusal.New(refusal.BadRequest, nil, "%q means more than %d builds", names, maxFound).WithHint("name one by its key: epcachectl list --model NAME shows them")
+			return apierr.New(apierr.BadRequest, nil, "%q means more than %d builds", names, maxFound).WithHint("name one by its key: epcachectl list --model NAME shows them")
 		}
 		out = append(out, *b)
 		return nil
@@ -330,7 +330,7 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 		Jobs: uint32(c.flights.count()), Warnings: c.configured.Load().warnings(),
 		Sandbox: c.sandboxLines(ctx)}
 	if s.Sourceless, err = c.sourceless(ctx); err != nil {
-		return nil, refusal.New(refusal.Internal, err, "builds")
+		return nil, apierr.New(apierr.Internal, err, "builds")
 	}
 	if why := c.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
@@ -396,7 +396,7 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
 		list = []*runtime{rt}
 	}
 	if fresh && !c.Administrator(p) {
-		return nil, refusal.New(refusal.NotAllowed, nil, "probing anew is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil, "probing anew is for administrators")
 	}
 	out := &wire.ProbeReply{}
 	for _, rt := range list {
@@ -409,7 +409,7 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
 		facts := look(ctx, rt)
 		out.Runtimes = append(out.Runtimes, facts.reply())
 		if ctx.Err() != nil {
-			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "probe")
+			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "probe")
 		}
 	}
 	out.Sandbox = c.sandboxLines(ctx)

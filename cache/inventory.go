@@ -5,17 +5,17 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // takeInventory surveys the store. Progress may be nil.
-func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*index.Survey, *space.Inventory, error) {
+func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*index.Survey, *evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)
 		unpacked = make(map[cas.Digest]int64)
-		shares   = make(map[cas.Digest]forms.Share)
+		shares   = make(map[cas.Digest]packing.Share)
 		wanted   = make(map[cas.Digest]struct{})
 	)
 	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
@@ -32,7 +32,7 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 		})
 	}
 	if err == nil {
-		err = c.forms.EachShare(ctx, func(d cas.Digest, s forms.Share) error {
+		err = c.forms.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
 				return nil // not for room: it would be asked for before long, and need more
 			}
@@ -50,7 +50,7 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 	if err != nil {
 		return nil, nil, err
 	}
-	inv := space.NewInventory(survey, func(d cas.Digest) int64 {
+	inv := evict.NewInventory(survey, func(d cas.Digest) int64 {
 		disk, _ := c.diskBytes(d) // of one that is missing, none
 		return disk
 	})

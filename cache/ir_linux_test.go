@@ -10,12 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/requests"
 )
 
 // wrapped asks for an ONNX model that wraps one in OpenVINO's own format.
@@ -32,7 +32,7 @@ func (b *bench) wrapped(seed uint64) *Request {
 	for _, name := range []string{"ir/model.xml", "ir/model.bin"} {
 		r.External[name] = b.openFile(filepath.Join(dir, name))
 	}
-	r.EPs = []requests.EP{{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}}
+	r.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}}
 	return r
 }
 
@@ -133,7 +133,7 @@ func (r remembers) SaveMemo(key, value []byte) error { r[string(key)] = value; r
 // An earlier daemon remembered such models as compiled: they are read again, once.
 func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
 	book, key := remembers{}, memoID{1}
-	id := identity{Digest: cas.Digest{2}, Compiled: true}
+	id := modelIdentity{Digest: cas.Digest{2}, Compiled: true}
 	require.NoError(t, saveMemo(book, "graph:"+string(key[:]), id))
 	_, ok := newMemo(book).load(key, "graph")
 	require.False(t, ok)

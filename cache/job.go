@@ -12,15 +12,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/epcached/epcached/bytesize"
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/queue"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
@@ -55,7 +55,7 @@ type job struct {
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
 	own, err := r.own()
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
 	}
 	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: p.name()}, nil
 }
@@ -84,7 +84,7 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
 	p, err := f.begin(ctx)
 	if err != nil {
-		return nil, refusal.New(refusal.Cancelled, err, "model %q", j.request.Name)
+		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.request.Name)
 	}
 	defer p.end()
 	j.setAside(ctx, &f.about)
@@ -225,7 +225,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	if err != nil {
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < spare {
-			return nil, refusal.New(refusal.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
+			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
 		}
 		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
@@ -255,7 +255,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 
 // advised adds to a failure what the request could change.
 func (j *job) advised(err error) error {
-	var e *refusal.Error
+	var e *apierr.Error
 	if !errors.As(err, &e) || failure.In(e) == nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
 // be of neither version, and belongs to no build key.
 func (j *job) moved() error {
-	return refusal.New(refusal.Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).WithHint("ask again")
+	return apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).WithHint("ask again")
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
@@ -379,7 +379,7 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	}
 	for _, ep := range j.plan.eps {
 		info, _ := compilers.EPByName(ep.Name)
-		b.ProviderOptions[ep.Name] = requests.BaseNames(info, ep.Options)
+		b.ProviderOptions[ep.Name] = identity.BaseNames(info, ep.Options)
 	}
 	b.Members = j.members(result)
 	for i, m := range models {

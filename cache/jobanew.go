@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // maxJobsAnew bounds what is listed of what the daemon wants by itself: after an update that may be every build.
@@ -64,7 +64,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j Job) (*flight, *Job, er
 			return nil, nil, contextError(ctx, &Request{Name: j.ModelName})
 		}
 		f, _, err := c.findJob(p, j.ID)
-		if refusal.ClassOf(err) == refusal.NotFound && err != nil {
+		if apierr.ClassOf(err) == apierr.NotFound && err != nil {
 			j.State = JobDone
 			return nil, &j, nil
 		}
@@ -134,7 +134,7 @@ func (c *Cache) findJob(p Peer, name string) (f *flight, anew *Job, err error) {
 	case f == nil && anew != nil:
 		return nil, anew, nil
 	}
-	return nil, nil, refusal.New(refusal.NotFound, nil, "no job %.80q: none is under way, or ended within %s, whose id begins so", name, pastJobsFor).
+	return nil, nil, apierr.New(apierr.NotFound, nil, "no job %.80q: none is under way, or ended within %s, whose id begins so", name, pastJobsFor).
 		WithHint("epcachectl jobs shows those that wait or run")
 }
 
@@ -155,7 +155,7 @@ func (c *Cache) jobID(p Peer, name string) (string, error) {
 	case name == "" || found[name] || len(found) == 0:
 		return name, nil
 	case len(found) > 1:
-		return "", refusal.New(refusal.BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).WithHint("write more of its id: epcachectl jobs --json")
+		return "", apierr.New(apierr.BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).WithHint("write more of its id: epcachectl jobs --json")
 	}
 	for id := range maps.Keys(found) {
 		name = id

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
@@ -26,7 +26,7 @@ func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
 	require.Equal(t, "test", jobs[0].Why)
 	require.True(t, jobs[0].Background)
 	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{jobs[0].ID}, false)
-	require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 	ended, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{jobs[0].ID}, false)
 	require.NoError(t, err)
 	require.Equal(t, JobCancelled, ended[0].State)
@@ -85,7 +85,7 @@ func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, g, waiting, job := wantedByItself(t)
 			_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{job.ID}, false)
-			require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
+			require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 			ended, err := b.cache.CancelJobs(context.Background(), Peer{}, ids(job), ids(job) == nil)
 			require.NoError(t, err)
 			require.Equal(t, JobCancelled, ended[0].State)

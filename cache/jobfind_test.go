@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
@@ -28,7 +28,7 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, state, got, name)
 			_, err = find(somebodyElse, name)
-			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "others' jobs are found by nobody")
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "others' jobs are found by nobody")
 		}
 	}
 	requireFound(JobRunning)
@@ -37,7 +37,7 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 	requireFound(JobDone)
 	require.Equal(t, JobDone, b.follow(somebody, id[:6]).State)
 	_, err := find(somebody, "")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
 func TestJobsThatBeginEqually(t *testing.T) {
@@ -52,7 +52,7 @@ func TestJobsThatBeginEqually(t *testing.T) {
 			continue // but for the probe, which is a job, too
 		}
 		_, _, err := b.cache.findJob(Peer{UID: somebody}, string(digit))
-		require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+		require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 		require.ErrorContains(t, err, "jobs begin so")
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // modelCopy is the private copy of one of a job's models, or what stands for it.
@@ -107,7 +107,7 @@ func (j *job) modelFolder() string { return filepath.Join(j.folder, modelsFolder
 // otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
 func (j *job) otherThanHashed(member int) error {
 	if two := j.copies[member].respelled; two[0] != two[1] {
-		return refusal.New(refusal.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
+		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
 			j.request.model(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
 	}

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/queue"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // The states of a job.
@@ -145,7 +145,7 @@ func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 	var all []placed
 	for _, f := range c.flights.list() {
 		if ctx.Err() != nil {
-			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "jobs")
+			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "jobs")
 		}
 		f.mu.Lock()
 		_, asked := f.askers[p.UID]
@@ -178,7 +178,7 @@ func (fs *flights) has(key flightKey) bool {
 }
 
 // underWay gives the flight that the request would wait for, nil if there is none.
-func (c *Cache) underWay(r *Request, id identity, p *plan) *flight {
+func (c *Cache) underWay(r *Request, id modelIdentity, p *plan) *flight {
 	key, _ := c.flightKey(r, id, p)
 	own := flightKey{build: key.build, scope: OwnScope(r.Peer)} // where an application of the same user's holds the claim
 	c.flights.mu.Lock()
@@ -190,14 +190,14 @@ func (c *Cache) underWay(r *Request, id identity, p *plan) *flight {
 }
 
 // notYet is the error of a request that does not wait for the compile that is under way.
-func (c *Cache) notYet(r *Request, p *plan, found *search) *refusal.Error {
+func (c *Cache) notYet(r *Request, p *plan, found *search) *apierr.Error {
 	f := found.flight
 	j := f.job()
 	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", r.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
 	if j.Estimate > 0 {
 		text += fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
 	}
-	e := refusal.New(refusal.NotFound, nil, "%s)", text).WithFact("request_key", p.requestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
+	e := apierr.New(apierr.NotFound, nil, "%s)", text).WithFact("request_key", p.requestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
 		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
 	if !c.mayFollow(r.Peer, &f.about, f.askedBy(r.Peer.UID)) {
 		return e.WithHint("wait for it: ask with on_miss wait")
@@ -258,7 +258,7 @@ func (f *flight) watch(w *waiter, on bool) {
 // user who is no administrator gives up the own part: others who wait for the same job have it go on.
 func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) ([]Job, error) {
 	if all == (len(ids) > 0) {
-		return nil, refusal.New(refusal.BadRequest, nil, "cancel: name jobs, or say all")
+		return nil, apierr.New(apierr.BadRequest, nil, "cancel: name jobs, or say all")
 	}
 	flights, past, err := c.named(p, ids, all)
 	if err != nil {
@@ -309,7 +309,7 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 		case f != nil && !waits(f.done):
 			past = append(past, c.toldTo(p, f.job()))
 		case !c.Administrator(p) && (f == nil || !f.askedBy(p.UID)):
-			return nil, nil, refusal.New(refusal.NotAllowed, nil, "job %.80q: you did not ask for it", id)
+			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
 			if c.rebuilds.drop(func(t *task) bool { return t.id == id }) {
 				anew.State = JobCancelled

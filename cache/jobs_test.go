@@ -11,7 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // jobbing is a bench whose compiles wait at a gate, with so many slots.
@@ -115,7 +115,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	impatient := b.laterRequest(1, somebody)
 	impatient.OnMiss = Fail
 	e := b.refused(impatient)
-	require.Equal(t, refusal.NotFound, e.Class)
+	require.Equal(t, apierr.NotFound, e.Class)
 	require.Regexp(t, `^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
 	require.Equal(t, a.Job, e.Facts["job"])
 	require.Contains(t, e.Hint, "wait for it: ask with on_miss wait, or epcachectl jobs follow "+a.Job)
@@ -191,7 +191,7 @@ func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
 	job := b.jobs(0)[0]
 	require.Equal(t, 1, job.Waiting)
 	cancel()
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-asked).err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	require.True(t, b.jobs(0)[0].Background)
 	close(g.pass)
 	require.Equal(t, JobDone, b.follow(0, job.ID).State)
@@ -205,9 +205,9 @@ func TestJobsAreThoseOfWhoAsks(t *testing.T) {
 	require.Len(t, b.jobs(0), 1)
 	require.Empty(t, b.jobs(somebodyElse))
 	_, err := b.cache.Follow(context.Background(), Peer{UID: somebodyElse}, a.Job, nil)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	_, err = b.cache.CancelJobs(context.Background(), Peer{UID: somebodyElse}, []string{a.Job}, false)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	b.later1(1, somebodyElse) // who has the model may know that it is being compiled, but not for whom
 	require.EqualValues(t, somebodyElse, b.jobs(somebodyElse)[0].UID)
 	require.EqualValues(t, somebody, b.jobs(0)[0].UID)
@@ -230,7 +230,7 @@ func TestCancelEndsOnesOwnPart(t *testing.T) {
 	require.Len(t, jobs, 1)
 	require.Equal(t, JobRunning, jobs[0].State, "somebody else waits for it")
 	one := <-mine
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf(one.err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf(one.err))
 	close(g.pass)
 	b.served(theirs)
 	require.Len(t, g.begun(), 1)
@@ -246,7 +246,7 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	jobs, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{job}, false)
 	require.NoError(t, err)
 	require.Equal(t, JobCancelled, jobs[0].State)
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-asked).err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	require.Equal(t, JobCancelled, b.follow(somebodyElse, job).State)
 	require.Empty(t, b.jobs(0))
 	require.Equal(t, []string{EventCancelled}, b.kinds(jobs[0].RequestKey), "whoever does not wait hears of it")
@@ -257,12 +257,12 @@ func TestCancelRefusals(t *testing.T) {
 	for name, test := range map[string]struct {
 		ids  []string
 		all  bool
-		want refusal.Class
+		want apierr.Class
 	}{
-		"neither":        {want: refusal.BadRequest},
-		"both":           {ids: []string{"x"}, all: true, want: refusal.BadRequest},
-		"no such job":    {ids: []string{"0123"}, want: refusal.NotFound},
-		"an empty name":  {ids: []string{""}, want: refusal.NotFound},
+		"neither":        {want: apierr.BadRequest},
+		"both":           {ids: []string{"x"}, all: true, want: apierr.BadRequest},
+		"no such job":    {ids: []string{"0123"}, want: apierr.NotFound},
+		"an empty name":  {ids: []string{""}, want: apierr.NotFound},
 		"all of nothing": {all: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -271,7 +271,7 @@ func TestCancelRefusals(t *testing.T) {
 				require.NoError(t, err)
 				return
 			}
-			require.Equal(t, test.want, refusal.ClassOf(err))
+			require.Equal(t, test.want, apierr.ClassOf(err))
 		})
 	}
 }
@@ -282,7 +282,7 @@ func TestBackgroundIsBoundedForEachUser(t *testing.T) {
 		b.later1(seed, somebody)
 	}
 	_, err := b.cache.Acquire(context.Background(), b.laterRequest(maxKeptJobs, somebody), nil)
-	require.Equal(t, refusal.Busy, refusal.ClassOf(err))
+	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	b.later1(0, somebody)
 	b.later1(maxKeptJobs, somebodyElse)
 	jobs, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
@@ -297,7 +297,7 @@ func TestBackgroundKeepsSomething(t *testing.T) {
 	b := newBench(t)
 	r := b.laterRequest(1, somebody)
 	r.Store = "none"
-	require.Equal(t, refusal.BadRequest, b.refused(r).Class)
+	require.Equal(t, apierr.BadRequest, b.refused(r).Class)
 }
 
 func TestAJobThatFailsTellsWhy(t *testing.T) {
@@ -307,7 +307,7 @@ func TestAJobThatFailsTellsWhy(t *testing.T) {
 	close(g.pass)
 	j := b.follow(somebody, a.Job)
 	require.Equal(t, JobFailed, j.State)
-	require.Equal(t, refusal.CompileFailed, refusal.ClassOf(j.Err))
+	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(j.Err))
 	require.NotEqual(t, index.RequestKey{}, j.RequestKey)
 }
 
@@ -391,7 +391,7 @@ func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return b.followers() == 1 }, soon, time.Millisecond)
 	cancel()
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-asked).err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	require.Equal(t, JobCancelled, (<-followed).State)
 	require.Zero(t, b.cache.flights.count())
 }
@@ -447,7 +447,7 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
 	b.later.Add(int64(pastJobsFor + time.Second))
 	_, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, nil)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	fs := &b.cache.flights
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -496,6 +496,6 @@ func (b *bench) heldOpen(uid uint32, files int) {
 		}
 		f.mu.Unlock()
 	}
-	require.Equal(b, refusal.Busy, refusal.ClassOf(fs.mayKeep(nil, &asking{uid: uid, owner: uid, keep: true})))
+	require.Equal(b, apierr.Busy, apierr.ClassOf(fs.mayKeep(nil, &asking{uid: uid, owner: uid, keep: true})))
 	require.NoError(b, fs.mayKeep(nil, &asking{uid: uid + 1, owner: uid + 1, keep: true}))
 }

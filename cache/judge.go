@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/rules"
 )
 
 // Judgement says how a build suits a runtime, and how that is known.

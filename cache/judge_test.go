@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -77,7 +77,7 @@ func TestOnlyOptimalBuildsAreServedWhereTheRequestSaysSo(t *testing.T) {
 	b.library("2.0")
 	require.Equal(t, compilers.PreferRecompilation, b.acquire(ask("0", Wait)).Compatibility.Verdict)
 	e := b.refused(ask("1", Fail))
-	require.Equal(t, refusal.Stale, e.Class)
+	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Error(), "fail_on_suboptimal_compiled_model")
 	again := b.acquire(ask("1", Wait))
 	require.Equal(t, Compiled, again.Outcome)
@@ -217,11 +217,11 @@ func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
 	r := b.request(b.model(1))
 	r.OnMiss = Fail
 	e := b.refused(r)
-	require.Equal(t, refusal.Stale, e.Class)
+	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "unsupported")
 	require.Contains(t, e.Text, "2.0, asked about")
 	r.Graph = b.model(2)
-	require.Equal(t, refusal.NotFound, b.refused(r).Class, "there is none, not even a stale one")
+	require.Equal(t, apierr.NotFound, b.refused(r).Class, "there is none, not even a stale one")
 }
 
 func TestPolicyToFailWhereUnsupported(t *testing.T) {
@@ -229,7 +229,7 @@ func TestPolicyToFailWhereUnsupported(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	r := b.request(b.model(1))
-	require.Equal(t, refusal.Stale, b.refused(r).Class)
+	require.Equal(t, apierr.Stale, b.refused(r).Class)
 	r.OnMiss = Refresh
 	require.Equal(t, Compiled, b.acquire(r).Outcome)
 }

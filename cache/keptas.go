@@ -9,15 +9,15 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // keptAs says how the large files of a build are kept on the disk.
 func (c *Cache) keptAs(b *index.Build) string {
 	said := make(map[string]int64) // with the bytes of whom it is said
 	for d, size := range distinctBlobs(b) {
-		if size < forms.Least {
+		if size < packing.Least {
 			continue
 		}
 		said[c.formText(d)] += size

@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -106,7 +106,7 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 		if err == nil && tensors {
 			err = kin.place(ctx, p, f)
 		}
-		if err != nil && (ctx.Err() != nil || !forms.Lost(err)) {
+		if err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
 			return nil, searchError(ctx, err)
 		}
 	}
@@ -252,7 +252,7 @@ func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
 	for literals, d := range k.whose {
 		k.takers[d] = append(k.takers[d], k.takers[literals]...)
 	}
-	return k, c.forms.EachShare(ctx, func(d cas.Digest, s forms.Share) error {
+	return k, c.forms.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 		if c.cas.Has(d) {
 			for _, from := range s.From {
 				k.takers[from] = append(k.takers[from], d)
@@ -509,7 +509,7 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 			if has == nil && d != f.Digest {
 				pieces, err := k.piecesOf(ctx, d, b.Files[i].Size)
 				if err != nil {
-					if ctx.Err() != nil || !forms.Lost(err) && !errors.Is(err, forms.ErrInUse) {
+					if ctx.Err() != nil || !packing.Lost(err) && !errors.Is(err, packing.ErrInUse) {
 						return nil, err
 					}
 					break

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func (b *bench) layout(p Peer, most int, tensors bool, names ...string) *Layout {
@@ -62,7 +62,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.Positive(t, l.MoreBytes)
 	require.Empty(t, b.layout(Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
 	_, err := b.cache.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 
 	// Who shares something is told, if one may see it.
 	l = b.layout(b.self(), 0, true, builds[2].ID.String())

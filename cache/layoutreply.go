@@ -3,8 +3,8 @@ package cache
 import (
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -51,7 +51,7 @@ func (r *layoutReply) add(f *LaidFile) {
 		Name: clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
 		Packed: f.Packed, OwnBytes: f.Own, Unknown: clip(f.Unknown), NamedBy: clip(f.NamedBy),
 		NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed,
-		Shapes: clip(requests.Shapes(&f.Build)), Sharers: f.Sharers}
+		Shapes: clip(identity.Shapes(&f.Build)), Sharers: f.Sharers}
 	for _, p := range f.Pieces {
 		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/views"
 )
 
 // removeLeftovers removes blobs that no manifest refers to, what a put left that was never

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -41,5 +41,5 @@ func TestAListIsGivenInPages(t *testing.T) {
 	require.Len(t, page.Builds, 5)
 	require.Empty(t, page.Next, "it was just full")
 	_, err = b.cache.List(ctx, b.self(), &wire.List{After: "page 2"}, nil)
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 }

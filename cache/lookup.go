@@ -11,9 +11,9 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
 )
 
 // search is what a look-up found.
@@ -33,7 +33,7 @@ func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc
 	if p.outside {
 		found.why += " with these libraries"
 	}
-	_, look := c.scopes(r, identity{})
+	_, look := c.scopes(r, modelIdentity{})
 	some := false
 	for one, err := range c.inOrder(ctx, r, p, rt, rc, c.stored(p, look), phase) {
 		if err != nil {
@@ -98,7 +98,7 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 		r.unserved = append(r.unserved, b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
 		return nil
 	}
-	if errors.Is(err, forms.ErrNoRoom) {
+	if errors.Is(err, packing.ErrNoRoom) {
 		return noCopy(b, err)
 	}
 	found.why = c.withhold(ctx, b, err)
@@ -152,7 +152,7 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 			if unsettled(ctx, err) {
 				return nil, err
 			}
-			if errors.Is(err, forms.ErrNoRoom) {
+			if errors.Is(err, packing.ErrNoRoom) {
 				return nil, noCopy(b, err)
 			}
 			j = Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}

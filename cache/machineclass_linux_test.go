@@ -14,11 +14,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 const openVINO = "OpenVINOExecutionProvider"
@@ -52,7 +52,7 @@ func newOpenVINOBench(t *testing.T, name string) (*bench, *runCounter) {
 // forOpenVINO asks for a model that ONNX Runtime leaves as it is.
 func (b *bench) forOpenVINO(path string, miss OnMiss) *Request {
 	r := b.request(b.openFile(path))
-	r.EPs, r.OnMiss, r.GraphOptimizationLevel = []requests.EP{{Name: openVINO}}, miss, "disable_all"
+	r.EPs, r.OnMiss, r.GraphOptimizationLevel = []identity.EP{{Name: openVINO}}, miss, "disable_all"
 	return r
 }
 
@@ -98,7 +98,7 @@ func (b *bench) requireRuns(ort *runCounter, a *Answer) {
 func (b *bench) requireStale(path string) string {
 	b.Helper()
 	e := b.refused(b.forOpenVINO(path, Fail))
-	require.Equal(b, refusal.Stale, e.Class)
+	require.Equal(b, apierr.Stale, e.Class)
 	return e.Text
 }
 
@@ -181,7 +181,7 @@ func (b *bench) recordedEarlier(a *Answer) {
 	earlier.EPs = slices.Clone(a.Build.EPs)
 	earlier.EPs[0].HardwareArchitecture = ""
 	earlier.ID[0] ^= 1
-	earlier.BuildKey = requests.BuildKey(earlier.RequestKey, earlier.EPs, earlier.Route)
+	earlier.BuildKey = identity.BuildKey(earlier.RequestKey, earlier.EPs, earlier.Route)
 	require.NoError(b, b.cache.index.Publish(b.Context(), earlier))
 	names := []string{a.Build.BuildKey.String()}
 	_, err := b.cache.Remove(b.Context(), b.self(), names, false, false)
@@ -265,7 +265,7 @@ func TestAdoptedModelIsRunWhereItStatesNoHardware(t *testing.T) {
 	lesserProcessor(t)
 	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
 	ask := func(s shipped) *Answer {
-		r := b.adopts(s, requests.EP{Name: openVINO})
+		r := b.adopts(s, identity.EP{Name: openVINO})
 		r.GraphOptimizationLevel = "disable_all"
 		return b.acquire(r)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 // memoID is the digest of everything that must be unchanged for a remembered identity to hold: who asked, the
@@ -19,7 +19,7 @@ type memoID [32]byte
 // memo remembers identities of models by the stamps of their files: in memory, and in the index behind it.
 type memo struct {
 	book  memoBook
-	known memory[memoEntry, identity]
+	known memory[memoEntry, modelIdentity]
 
 	reading keyed.Locks[memoID] // graphs: applications are started by the dozen, and one reading does for all
 }
@@ -55,15 +55,15 @@ const memoEntries = 1 << 16
 
 func newMemo(book memoBook) *memo { return &memo{book: book} }
 
-func (m *memo) load(key memoID, kind string) (identity, bool) {
+func (m *memo) load(key memoID, kind string) (modelIdentity, bool) {
 	e := memoEntry{key, kind}
 	id, ok := m.known.load(e)
 	if ok {
 		return id, m.complete(id, kind)
 	}
-	id, ok = recallMemo[identity](m.book, kind+":"+string(key[:]))
+	id, ok = recallMemo[modelIdentity](m.book, kind+":"+string(key[:]))
 	if !ok || id.Compiled && id.Reader != readerVersion {
-		return identity{}, false
+		return modelIdentity{}, false
 	}
 	m.known.save(e, id, memoEntries)
 	return id, m.complete(id, kind)
@@ -71,11 +71,11 @@ func (m *memo) load(key memoID, kind string) (identity, bool) {
 
 // complete: a "graph" record may lack the digest when it was made before the external data had come; it is then
 // good for the list of locations only.
-func (m *memo) complete(id identity, kind string) bool {
+func (m *memo) complete(id modelIdentity, kind string) bool {
 	return !id.Digest.IsZero() || (kind == "graph" && len(id.Locations) > 0)
 }
 
-func (m *memo) save(key memoID, kind string, id identity) {
+func (m *memo) save(key memoID, kind string, id modelIdentity) {
 	m.known.save(memoEntry{key, kind}, id, memoEntries)
 	// A memo that cannot be saved costs another hashing later, nothing else.
 	_ = saveMemo(m.book, kind+":"+string(key[:]), id)

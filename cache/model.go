@@ -11,12 +11,12 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 // identity is what a model's content says; it holds for as long as the files' stamps do.
-type identity struct {
+type modelIdentity struct {
 	Digest    cas.Digest
 	Locations []string // external data, sorted
 	Compiled  bool     // the model has EPContext nodes already, and they are no source
@@ -36,7 +36,7 @@ func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsI
 
 // identify gives the identity of the request's model, from the memo where every file is unchanged, else by
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
-func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (identity, error) {
+func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (modelIdentity, error) {
 	graphKey, believable := memoKey(r.Peer.UID, r.Graph)
 	if r.adopts() { // more is part of the identity of what is compiled already
 		graphKey = memoID(digestOf(append([]byte("adopt"), graphKey[:]...)))
@@ -51,13 +51,13 @@ func (c *Cache) identify(ctx context.Context, r *Request, progress func(string))
 }
 
 // remembered gives the identity from the memo, if it is there.
-func (c *Cache) remembered(r *Request, graphKey memoID) (id identity, ok bool, err error) {
+func (c *Cache) remembered(r *Request, graphKey memoID) (id modelIdentity, ok bool, err error) {
 	id, ok = c.memo.load(graphKey, "graph")
 	if !ok {
-		return identity{}, false, nil
+		return modelIdentity{}, false, nil
 	}
 	if missing := r.missing(id.Locations); len(missing) > 0 {
-		return identity{}, false, &NeedFilesError{Locations: missing}
+		return modelIdentity{}, false, &NeedFilesError{Locations: missing}
 	}
 	if len(id.Locations) == 0 {
 		return id, true, nil
@@ -70,19 +70,19 @@ func (c *Cache) remembered(r *Request, graphKey memoID) (id identity, ok bool, e
 }
 
 // read hashes the model and remembers its identity if nothing moved meanwhile.
-func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believable bool) (identity, error) {
+func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believable bool) (modelIdentity, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
-		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
+		return modelIdentity{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	before, err := witness.Watch(r.descriptors(), c.now(), believable)
 	if err != nil {
-		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
+		return modelIdentity{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	if before.Believed() { // else nothing will be remembered
 		end, err := c.memo.reading.Lock(ctx, graphKey)
 		if err != nil {
-			return identity{}, contextError(ctx, r)
+			return modelIdentity{}, contextError(ctx, r)
 		}
 		defer end()
 		if id, ok, err := c.remembered(r, graphKey); ok || err != nil {
@@ -91,9 +91,9 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {
-		return identity{}, modelError(r, err)
+		return modelIdentity{}, modelError(r, err)
 	}
-	id := identity{
+	id := modelIdentity{
 		Locations: m.Locations(), Compiled: isArtefact(m), Store: m.Metadata["epcache.store"],
 		FreeDims: freeDimensions(m),
 	}
@@ -112,18 +112,18 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 			if before.Believed() && before.Unchanged() == nil {
 				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
 			}
-			return identity{}, &NeedFilesError{Locations: missing}
+			return modelIdentity{}, &NeedFilesError{Locations: missing}
 		}
 	}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
 	modelKey, keyed := c.modelKey(r, graphKey, id.Locations)
 	sum, err := epmodel.Digest(ctx, m, src, r.open, r.sums.of)
 	if err != nil {
-		return identity{}, modelError(r, err)
+		return modelIdentity{}, modelError(r, err)
 	}
 	id.Digest = cas.Digest(sum)
 	if err := before.Unchanged(); err != nil {
-		return identity{}, r.changed(err)
+		return modelIdentity{}, r.changed(err)
 	}
 	if before.Believed() {
 		c.memo.save(graphKey, "graph", id)
@@ -136,7 +136,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 
 // changed is the error for a model that has other bytes than those that were hashed.
 func (r *Request) changed(err error) error {
-	return refusal.New(refusal.BadModel, err, "model %q changed while being read", r.Name).
+	return apierr.New(apierr.BadModel, err, "model %q changed while being read", r.Name).
 		WithHint("wait until whatever writes it is done, and ask again")
 }
 
@@ -154,16 +154,16 @@ func modelError(r *Request, err error) error {
 		if said.File == r.Name {
 			said.File = "" // which the error begins with
 		}
-		e := refusal.New(refusal.BadModel, &said, "model %q", r.Name).WithFact("file", format.File).
+		e := apierr.New(apierr.BadModel, &said, "model %q", r.Name).WithFact("file", format.File).
 			WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
 		e.Err = err
 		return e
 	case errors.Is(err, context.Canceled):
-		return refusal.New(refusal.Cancelled, err, "model %q", r.Name)
+		return apierr.New(apierr.Cancelled, err, "model %q", r.Name)
 	case errors.Is(err, context.DeadlineExceeded):
-		return refusal.New(refusal.Deadline, err, "model %q", r.Name)
+		return apierr.New(apierr.Deadline, err, "model %q", r.Name)
 	}
-	return refusal.New(refusal.BadModel, err, "model %q", r.Name)
+	return apierr.New(apierr.BadModel, err, "model %q", r.Name)
 }
 
 // missing lists the locations for which no file was presented.

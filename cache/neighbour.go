@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -27,7 +27,7 @@ type wanted struct {
 	key    index.RequestKey
 	model  cas.Digest
 	name   string
-	record requests.Fields
+	record identity.Fields
 }
 
 // near is a candidate for a neighbour, and how far it is.
@@ -72,7 +72,7 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]*wire.Neigh
 		if builds[b.RequestKey] > 1 {
 			return nil // its record is that of the first
 		}
-		record, err := requests.ParseFields(b.RecordJSON)
+		record, err := identity.ParseFields(b.RecordJSON)
 		if err != nil {
 			return nil // of a build that a later epcached made, perhaps: no neighbour that could be explained
 		}
@@ -84,7 +84,7 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]*wire.Neigh
 	}
 	var out []*wire.Neighbour
 	for _, n := range best {
-		record, err := requests.ParseFields(n.build.RecordJSON)
+		record, err := identity.ParseFields(n.build.RecordJSON)
 		if err != nil {
 			return nil, err
 		}

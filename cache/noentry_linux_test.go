@@ -9,11 +9,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 const unlisted = "UnlistedExecutionProvider" // has an entry in no table
@@ -42,7 +42,7 @@ func (b *bench) forNoEntry(op string, elements int, options map[string]string) *
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []requests.EP{{Name: unlisted, Options: options}}
+	r.EPs = []identity.EP{{Name: unlisted, Options: options}}
 	return r
 }
 
@@ -82,7 +82,7 @@ func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 
 	// A model that it does not take is refused for that, and for no option.
 	e := b.refused(b.forNoEntry("Mul", 999, nil))
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Equal(t, "no node taken", e.Facts["reason"])
 	require.NotContains(t, e.Hint, "option")
 	require.Regexp(t,
@@ -165,7 +165,7 @@ func TestASelectorThatFitsNothingIsToldBesideWhatThereIs(t *testing.T) {
 			DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
 	} {
 		r := b.request(b.model(1))
-		r.EPs = []requests.EP{{Name: compilertest.TestEP, Devices: []compilers.Device{d}}}
+		r.EPs = []identity.EP{{Name: compilertest.TestEP, Devices: []compilers.Device{d}}}
 		require.Contains(t, b.refused(r).Text, said)
 	}
 }

@@ -9,11 +9,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // forTestEP asks for a model.
@@ -21,7 +21,7 @@ func (b *bench) forTestEP() *Request {
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
+	r.EPs = []identity.EP{{Name: compilertest.TestEP}}
 	return r
 }
 
@@ -86,7 +86,7 @@ func TestAnotherDriverIsJudged(t *testing.T) {
 		r := b.forTestEP()
 		r.OnMiss = Fail
 		e := b.refused(r)
-		require.Equal(t, refusal.Stale, e.Class)
+		require.Equal(t, apierr.Stale, e.Class)
 		require.Contains(t, e.Text, "says unsupported")
 	})
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // patience bounds what large models take, on a busy machine and under the race detector.
@@ -61,7 +61,7 @@ func (b *bench) gather(g *gate, path string, n int) *crowd {
 func (c *crowd) goes(i int) {
 	c.leave[i]()
 	c.gone[i] = true
-	require.Equal(c, refusal.Cancelled, refusal.ClassOf((<-c.answers[i]).err))
+	require.Equal(c, apierr.Cancelled, apierr.ClassOf((<-c.answers[i]).err))
 }
 
 // served requires that all who stayed got the same.
@@ -139,8 +139,8 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
-	read := identity{Digest: [32]byte{1}} // not what they would read themselves
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
+	read := modelIdentity{Digest: [32]byte{1}} // not what they would read themselves
 	b.cache.memo.known.save(memoEntry{b.memoKey(path), "graph"}, read, memoEntries)
 	end()
 	for _, one := range answers {

@@ -5,7 +5,7 @@ import (
 	"iter"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // considered is a build in the order in which builds are considered for a request.
@@ -30,7 +30,7 @@ func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] 
 		for _, scope := range scopes {
 			builds, err := c.index.Lookup(p.requestKey, scope)
 			if err != nil {
-				yield(nil, refusal.New(refusal.Internal, err, "look-up of %s", p.requestKey))
+				yield(nil, apierr.New(apierr.Internal, err, "look-up of %s", p.requestKey))
 				return
 			}
 			for i := range builds {

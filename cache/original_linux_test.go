@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // givenModels is a stand-in that records how its models were given to it, and calls functions around
@@ -153,7 +153,7 @@ func TestModelWrittenDuringItsCompileIsNotStored(t *testing.T) {
 				ticked(t, r.Graph)
 				c.write(t, path)
 			}
-			require.Equal(t, refusal.BadModel, b.refused(r).Class)
+			require.Equal(t, apierr.BadModel, b.refused(r).Class)
 			require.Equal(t, []bool{true, false}, g.originals, "it is compiled once more, from a copy")
 			require.Empty(t, b.list())
 			if c.model {
@@ -174,7 +174,7 @@ func TestModelStoredThroughAnEarlierMappingIsNotStored(t *testing.T) {
 		ticked(t, r.Graph)
 		copy(mapped, tinymodel.Dense(2, 8, 1))
 	}
-	require.Equal(t, refusal.BadModel, b.refused(r).Class)
+	require.Equal(t, apierr.BadModel, b.refused(r).Class)
 	require.Equal(t, []bool{true, false}, g.originals)
 	require.Empty(t, b.list())
 }

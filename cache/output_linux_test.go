@@ -12,11 +12,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // newTestEPBench is a cache over ONNX Runtime with the test EP, in worker processes.
@@ -45,7 +45,7 @@ func (b *bench) externalModel(name string) *Request {
 	require.NoError(b, os.WriteFile(filepath.Join(folder, "w", "model.data"), data, 0o644))
 	require.NoError(b, os.WriteFile(filepath.Join(folder, name), m.Encode(), 0o644))
 	r := b.request(b.openFile(filepath.Join(folder, name)))
-	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
+	r.EPs = []identity.EP{{Name: compilertest.TestEP}}
 	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w", "model.data"))}
 	return r
 }
@@ -69,7 +69,7 @@ func (b *bench) respelledModel(spellings ...string) *Request {
 	require.NoError(b, os.WriteFile(filepath.Join(folder, "a.bin"), data, 0o644))
 	require.NoError(b, os.WriteFile(filepath.Join(folder, "m.onnx"), m.Encode(), 0o644))
 	r := b.request(b.openFile(filepath.Join(folder, "m.onnx")))
-	r.EPs = []requests.EP{{Name: compilertest.TestEP, Options: map[string]string{"ops": "Add,Relu"}}}
+	r.EPs = []identity.EP{{Name: compilertest.TestEP, Options: map[string]string{"ops": "Add,Relu"}}}
 	r.External = map[string]*os.File{}
 	for _, spelling := range spellings {
 		r.External[spelling] = b.openFile(filepath.Join(folder, "a.bin"))
@@ -121,7 +121,7 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 		require.NoError(t, os.WriteFile(elsewhere, data, 0o644))
 		r.External["s/../a.bin"] = b.openFile(elsewhere)
 		e := b.refused(r)
-		require.Equal(t, refusal.BadModel, e.Class)
+		require.Equal(t, apierr.BadModel, e.Class)
 		require.Contains(t, e.Error(), `"a.bin" and "s/../a.bin" are one file by their spelling`)
 	})
 }
@@ -195,13 +195,13 @@ func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 	require.Len(t, plain.Build.Files, 2)
 	r := b.externalModel("m.onnx")
 	r.SessionOptions = map[string]string{"ep.context_source_model_path": "/etc/passwd"}
-	require.Equal(t, refusal.NotAllowed, b.refused(r).Class)
+	require.Equal(t, apierr.NotAllowed, b.refused(r).Class)
 }
 
 // Every wish gives a build of its own, and none is served for another.
 func TestOutputsSideBySide(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	wishes := map[string]requests.Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
+	wishes := map[string]identity.Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
 		"in the source": {InitializersInSource: true}, "named": {NodeNamePrefix: "left_"}}
 	builds := map[string]string{}
 	for _, outcome := range []string{Compiled, Hit} {
@@ -227,7 +227,7 @@ func TestOutputsSideBySide(t *testing.T) {
 	complete.EPs[0].Options = map[string]string{"ops": "Add,Relu"}
 	complete.Output.Complete = true
 	e := b.refused(complete)
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Error(), "fallback")
 }
 
@@ -237,7 +237,7 @@ func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
 	const entry = "session.fail_on_suboptimal_compiled_model"
 	ask := func(entries map[string]string) *Answer {
 		r := b.request(b.model(1))
-		r.EPs, r.SessionOptions = []requests.EP{{Name: compilertest.TestEP}}, entries
+		r.EPs, r.SessionOptions = []identity.EP{{Name: compilertest.TestEP}}, entries
 		return b.acquire(r)
 	}
 	load := func(a *Answer) compilers.CheckResult {

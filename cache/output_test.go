@@ -5,22 +5,22 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // A wish that is a session option as well is one wish, however it is spelled.
 func TestOutputsThatAreSessionOptions(t *testing.T) {
 	b := newBench(t)
 	wished, spelled := b.request(b.model(1)), b.request(b.model(1))
-	wished.Output = requests.Output{NodeNamePrefix: "left_", Complete: true}
+	wished.Output = identity.Output{NodeNamePrefix: "left_", Complete: true}
 	spelled.SessionOptions = map[string]string{"ep.context_node_name_prefix": "left_", "session.disable_cpu_ep_fallback": "True"}
 	a := b.acquire(wished)
 	require.Equal(t, map[string]string{"ep.context_node_name_prefix": "left_", "session.disable_cpu_ep_fallback": "1"}, a.SessionOptions, "what to load it with")
 	require.Equal(t, Hit, b.acquire(spelled).Outcome)
 	again := b.request(b.model(1))
-	again.Output = requests.Output{NodeNamePrefix: "left_", Complete: true}
+	again.Output = identity.Output{NodeNamePrefix: "left_", Complete: true}
 	require.Equal(t, Hit, b.acquire(again).Outcome)
 }
 
@@ -32,11 +32,11 @@ func TestOutputsThatCannotBe(t *testing.T) {
 		"a way out":                  func(r *Request) { r.Output.InitializersFile = ".." },
 		"a name with a line":         func(r *Request) { r.Output.InitializersFile = "a\nb" },
 		"a graph's name":             func(r *Request) { r.Output.InitializersFile = "other_ctx.onnx" },
-		"two places":                 func(r *Request) { r.Output = requests.Output{InitializersFile: "rest.bin", InitializersInSource: true} },
+		"two places":                 func(r *Request) { r.Output = identity.Output{InitializersFile: "rest.bin", InitializersInSource: true} },
 		"a threshold without a file": func(r *Request) { r.Output.InitializersThreshold = 1 },
-		"a negative threshold":       func(r *Request) { r.Output = requests.Output{InitializersFile: "rest.bin", InitializersThreshold: -1} },
+		"a negative threshold":       func(r *Request) { r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: -1} },
 		"a threshold by the session": func(r *Request) {
-			r.Route, r.Output = "session_options", requests.Output{InitializersFile: "rest.bin", InitializersThreshold: 1}
+			r.Route, r.Output = "session_options", identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 1}
 		},
 		"the source by the session": func(r *Request) { r.Route, r.Output.InitializersInSource = "session_options", true },
 		"two prefixes": func(r *Request) {
@@ -52,7 +52,7 @@ func TestOutputsThatCannotBe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))
 			change(r)
-			require.Contains(t, []refusal.Class{refusal.BadRequest, refusal.NotAllowed}, b.refused(r).Class)
+			require.Contains(t, []apierr.Class{apierr.BadRequest, apierr.NotAllowed}, b.refused(r).Class)
 			require.Zero(t, b.compiler.Compiles.Load())
 		})
 	}
@@ -67,16 +67,16 @@ func TestOutputsOfOthers(t *testing.T) {
 		}
 		return m
 	}
-	inFile := &requests.RecordOutput{InitializersFile: "rest.bin"}
+	inFile := &identity.RecordOutput{InitializersFile: "rest.bin"}
 	require.NoError(t, suitsOutput(nil, graph(2)))
 	require.ErrorContains(t, suitsOutput(nil, graph(2, "rest.bin")), `"rest.bin"`)
 	require.NoError(t, suitsOutput(inFile, graph(2, "rest.bin")))
 	require.NoError(t, suitsOutput(inFile, graph(1)), "nothing was left to put there")
 	require.ErrorContains(t, suitsOutput(inFile, graph(2, "rest.bin", "other.bin")), `"other.bin"`)
-	require.NoError(t, suitsOutput(&requests.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
+	require.NoError(t, suitsOutput(&identity.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
 
-	wish := requests.Record{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
+	wish := identity.Record{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
 	require.NoError(t, complete(&wish, graph(1)))
 	require.ErrorContains(t, complete(&wish, graph(3)), "2 nodes")
-	require.NoError(t, complete(&requests.Record{}, graph(3)))
+	require.NoError(t, complete(&identity.Record{}, graph(3)))
 }

@@ -8,11 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // An application may load with libraries that this daemon does not have, or may not run because another user chose
@@ -31,7 +31,7 @@ const (
 
 // bringsLibraries tells whether the request can be answered though no runtime here is for it.
 func (c *Cache) bringsLibraries(r *Request, err error) bool {
-	if refusal.ClassOf(err) != refusal.Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
+	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
 		return false
 	}
 	switch r.OnMiss {
@@ -58,7 +58,7 @@ func (ref *RuntimeRef) library(ep string) *EPLibraryRef {
 }
 
 // answerOwn answers a request for libraries that are the caller's own. missing says why no runtime here will do.
-func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing error, t *telling) (*Answer, error) {
+func (c *Cache) answerOwn(ctx context.Context, r *Request, id modelIdentity, missing error, t *telling) (*Answer, error) {
 	phase := t.phase
 	if id.Compiled {
 		return nil, missing
@@ -85,7 +85,7 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	case found.doubted >= maxRounds:
 		return nil, errDoubted(r, p)
 	case r.OnMiss == Fail:
-		return nil, refusal.New(refusal.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")
 	case r.OnMiss == Background:
 		return nil, missing // no job of the daemon's can compile it
@@ -105,11 +105,11 @@ func statedRuntime(r *Request) *runtimeContent {
 // planOwn thinks a request through for libraries that are not run here.
 func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase func(string)) (*plan, error) {
 	if len(r.Runtime.ORTVersion) > maxVersion {
-		return nil, refusal.New(refusal.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
+		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
 	}
 	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
-	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, requests.StatedDevices); err != nil {
+	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, identity.StatedDevices); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.Key()
@@ -123,7 +123,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 		}
 		p.libraries[ep.Name] = stamp
 		info, _ := compilers.EPByName(ep.Name)
-		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, requests.BaseNames(info, ep.Options))}
+		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, identity.BaseNames(info, ep.Options))}
 		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"), LibraryDigest: digest}
 		for _, d := range p.canonical.EPs[i].Devices {
 			one.Devices = append(one.Devices, compilers.Device(d))
@@ -131,7 +131,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 		}
 		p.eps, p.facts = append(p.eps, one), append(p.facts, facts)
 	}
-	p.buildKey = requests.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
+	p.buildKey = identity.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
 	return p, nil
 }
 
@@ -162,7 +162,7 @@ func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (d
 func (c *Cache) shownContents(ctx context.Context, uid uint32,
 	ref *EPLibraryRef) (contents, error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
-		return nil, refusal.New(refusal.BadRequest, nil,
+		return nil, apierr.New(apierr.BadRequest, nil,
 			"library of %s: more than %d libraries beside it, or a path of more than %d bytes",
 			ref.EP, maxBeside, maxLibraryName)
 	}
@@ -173,7 +173,7 @@ func (c *Cache) shownContents(ctx context.Context, uid uint32,
 	}
 	for _, name := range sortedKeys(ref.Beside) {
 		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
-			return nil, refusal.New(refusal.BadRequest, nil,
+			return nil, apierr.New(apierr.BadRequest, nil,
 				"library of %s: %.80q beside it: not a name", ref.EP, name)
 		}
 		if out[name], err = c.shownDigest(ctx, uid, ref.Beside[name]); err != nil {
@@ -263,9 +263,9 @@ func shownError(ctx context.Context, err error, ref *EPLibraryRef, name string) 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return refusal.New(refusal.Cancelled, ctx.Err(), "library %q", path)
+		return apierr.New(apierr.Cancelled, ctx.Err(), "library %q", path)
 	case errors.Is(err, errReplacedOpen):
 		return replaced(path)
 	}
-	return refusal.New(refusal.BadRequest, err, "library %q of %s", path, ref.EP)
+	return apierr.New(apierr.BadRequest, err, "library %q of %s", path, ref.EP)
 }

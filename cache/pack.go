@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // What the collector may call: packBuild, packSaving and dropUnpacked. All of them look themselves
@@ -20,17 +20,17 @@ import (
 // that is forms.ErrInUse says that the build is held; nothing was done then. It takes as long as reading the blobs and what they
 // share, a few times; ctx ends it between two steps, and leaves each blob in a form that serves it.
 func (c *Cache) packBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
-	return c.packBlobs(ctx, id, func(d cas.Digest) (int64, error) { return c.forms.Pack(ctx, d, forms.Little, nil) })
+	return c.packBlobs(ctx, id, func(d cas.Digest) (int64, error) { return c.forms.Pack(ctx, d, packing.Little, nil) })
 }
 
 // packBuildWith is packBuild of only those blobs for which it is worth it though they may be asked for soon, from which nobody takes, and whose builds
 // are all cold in the sense of when; gate is asked before each piece that is read.
-func (c *Cache) packBuildWith(ctx context.Context, id index.BuildID, when packWhen, gate forms.Gate) (freed int64, err error) {
+func (c *Cache) packBuildWith(ctx context.Context, id index.BuildID, when packWhen, gate packing.Gate) (freed int64, err error) {
 	return c.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
 		if ok, err := c.allCold(d, when); !ok || err != nil || len(c.forms.Users(d)) > 0 {
 			return 0, err
 		}
-		return c.forms.Pack(ctx, d, forms.Worth, gate)
+		return c.forms.Pack(ctx, d, packing.Worth, gate)
 	})
 }
 
@@ -40,12 +40,12 @@ func (c *Cache) packBlobs(ctx context.Context, id index.BuildID, pack func(cas.D
 		return 0, err
 	}
 	if why := c.busy(&b); why != "" {
-		return 0, fmt.Errorf("build %s: %w: %s", b.BuildKey, forms.ErrInUse, why)
+		return 0, fmt.Errorf("build %s: %w: %s", b.BuildKey, packing.ErrInUse, why)
 	}
 	for d := range distinctBlobs(&b) {
 		one, err := pack(d)
 		freed += one
-		if err != nil && !errors.Is(err, forms.ErrInUse) {
+		if err != nil && !errors.Is(err, packing.ErrInUse) {
 			return freed, fmt.Errorf("pack build %s: %w", b.BuildKey, err)
 		}
 	}
@@ -117,7 +117,7 @@ func (c *Cache) dropViews(d cas.Digest) error {
 			continue // retracted meanwhile
 		}
 		if why := c.busy(&b); why != "" {
-			return fmt.Errorf("%w: %s", forms.ErrInUse, why)
+			return fmt.Errorf("%w: %s", packing.ErrInUse, why)
 		}
 		builds = append(builds, b)
 	}

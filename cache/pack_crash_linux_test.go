@@ -16,9 +16,9 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // crashBench is a bench whose store may stop at any step of what is done to it. Builds of models with the same weights are in it.
@@ -141,7 +141,7 @@ func (b *crashBench) evict(n int) error {
 	if err != nil {
 		return err
 	}
-	plan.Steps = slices.DeleteFunc(plan.Steps, func(s space.Step) bool {
+	plan.Steps = slices.DeleteFunc(plan.Steps, func(s evict.Step) bool {
 		return !slices.ContainsFunc(b.builds[:n], func(build *index.Build) bool { return build.ID == s.ID })
 	})
 	return b.cache.Collect(ctx, plan, func(int64, int64) {})
@@ -175,7 +175,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			require.NoError(b, err)
 			require.NoError(b, b.cache.retract(ctx, builds[0], "a test", 0))
 		}, func(b *crashBench) error {
-			return b.cache.forms.Compact(ctx, forms.Family{Base: large(b.builds[0])}, nil)
+			return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
 		}, 3},
 		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 7},
 		{"unpack", alike, pack, func(b *crashBench) error {
@@ -204,7 +204,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			_, err := b.cache.packBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error {
-			return b.cache.forms.Compact(ctx, forms.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)
+			return b.cache.forms.Compact(ctx, packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)
 		}, 3}, // many, and most of them are those of the others
 	}
 	for _, c := range cases {

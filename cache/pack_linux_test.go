@@ -14,11 +14,11 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
-	"github.com/epcached/epcached/views"
 )
 
 // variant asks for a form of one model: all have the same megabyte of weights.
@@ -191,13 +191,13 @@ func TestALeasedBuildIsLeftAlone(t *testing.T) {
 	held := b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour)) // the lease alone keeps it
 	_, err := b.cache.packBuild(context.Background(), builds[1].ID)
-	require.ErrorIs(t, err, forms.ErrInUse)
+	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 	require.Positive(t, b.pack(builds[1]))
 	held = b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour))
 	_, err = b.cache.dropUnpacked(builds[1].ID)
-	require.ErrorIs(t, err, forms.ErrInUse)
+	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 }
 
@@ -447,7 +447,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	_, err = b.cache.Pack(ctx, Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
 	require.Error(t, err)
 	_, err = b.cache.Pack(ctx, self, nil, false, false, nil)
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 
 	results, err = b.cache.Unpack(ctx, self, []string{name}, false, false, nil)
 	require.NoError(t, err)

@@ -11,10 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/requests"
 )
 
 // Two shapes of a model, compiled by real execution providers, share their weights. The one that is packed comes back byte for byte, loads, and
@@ -22,11 +22,11 @@ import (
 func TestRealVariantsArePackedAndCompute(t *testing.T) {
 	cases := map[string]struct {
 		runtime string
-		ep      requests.EP
+		ep      identity.EP
 		least   float64 // part of the binary that packing has to save
 	}{
-		"OpenVINO": {"openvino-1.8.1", requests.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}, 0.9},
-		"QNN":      {"qnn-2.7.0", requests.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}, 0.9},
+		"OpenVINO": {"openvino-1.8.1", identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}, 0.9},
+		"QNN":      {"qnn-2.7.0", identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}, 0.9},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 				path := filepath.Join(b.TempDir(), "m.onnx")
 				require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 512, rows), 0o644))
 				request := b.request(b.openFile(path))
-				request.EPs = []requests.EP{c.ep}
+				request.EPs = []identity.EP{c.ep}
 				return request
 			}
 			run := func(a *Answer) []byte {

@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -80,7 +80,7 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	require.NoError(t, b.cache.Reload(tight))
 	most := int64(0)
 	d := large(builds[0])
-	freed, err := b.cache.forms.Pack(context.Background(), d, forms.Little, func(ctx context.Context) error {
+	freed, err := b.cache.forms.Pack(context.Background(), d, packing.Little, func(ctx context.Context) error {
 		above, err := b.cache.aboveBounds(ctx, false)
 		require.False(t, above)
 		now, err2 := b.cache.account()

@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -60,10 +60,10 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 			return PackedNow, promised, nil
 		}
 		freed, err := c.packBuild(ctx, b.ID)
-		if errors.Is(err, forms.ErrInUse) {
+		if errors.Is(err, packing.ErrInUse) {
 			return "kept: somebody has it by now", 0, nil
 		}
-		if errors.Is(err, forms.ErrNoRoom) {
+		if errors.Is(err, packing.ErrNoRoom) {
 			return "kept: " + keptNoRoom, 0, nil
 		}
 		if err == nil && freed == 0 {
@@ -98,7 +98,7 @@ func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun 
 				return "", c.freedOf(parts, before), err
 			}
 		}
-		if _, err := c.dropUnpacked(b.ID); err != nil && !errors.Is(err, forms.ErrInUse) {
+		if _, err := c.dropUnpacked(b.ID); err != nil && !errors.Is(err, packing.ErrInUse) {
 			return "", c.freedOf(parts, before), err
 		}
 		return UnpackedNow, c.freedOf(parts, before), nil
@@ -154,10 +154,10 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 		outcome, frees, err := do(b)
 		switch {
 		case ctx.Err() != nil:
-			return refusal.New(refusal.Cancelled, ctx.Err(), "pack")
+			return apierr.New(apierr.Cancelled, ctx.Err(), "pack")
 		case err != nil && c.isGone(b.ID): // collected or removed meanwhile
 			outcome, frees = "kept: "+keptGone, 0
-		case forms.Lost(err):
+		case packing.Lost(err):
 			outcome = "kept: " + c.withhold(ctx, b, err)
 		case err != nil:
 			return storeError(err, b.ModelName)
@@ -187,9 +187,9 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 func (c *Cache) toPack(ctx context.Context, p Peer, names []string, all bool) ([]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
-		return nil, refusal.New(refusal.BadRequest, nil, "pack: all builds, or those that are named")
+		return nil, apierr.New(apierr.BadRequest, nil, "pack: all builds, or those that are named")
 	case !all && len(names) == 0:
-		return nil, refusal.New(refusal.BadRequest, nil, "pack: no build is named")
+		return nil, apierr.New(apierr.BadRequest, nil, "pack: no build is named")
 	case !all:
 		return c.changeable(ctx, p, names)
 	}
@@ -203,7 +203,7 @@ func (c *Cache) lookAtUnknown(ctx context.Context) error {
 		return err
 	}
 	for _, d := range todo {
-		if _, err := c.forms.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !forms.Lost(err)) {
+		if _, err := c.forms.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
 			return err
 		}
 	}

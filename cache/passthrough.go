@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/requests"
 )
 
 // answerCompiled answers for a model that has EPContext nodes already.
@@ -42,7 +42,7 @@ const compiledAlready = "the model is compiled already: "
 
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
-func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+func (c *Cache) passThrough(ctx context.Context, r *Request, id modelIdentity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
 	m, err := readModel(ctx, r)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 		return nil, workerError(err, "model %q", r.Name)
 	}
 	for _, s := range sources {
-		if !slices.ContainsFunc(r.EPs, func(ep requests.EP) bool { return ep.Name == s }) {
+		if !slices.ContainsFunc(r.EPs, func(ep identity.EP) bool { return ep.Name == s }) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: it will not load with these execution providers", s))
 		}
 	}
@@ -151,7 +151,7 @@ func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers
 
 // onCopy finds something out with a private copy of the request's model, once for the key, and
 // remembers it as remember does. find goes on when the request that it was begun for leaves.
-func onCopy[T any](ctx context.Context, c *Cache, r *Request, record requests.Record, key string, lasts func(T) bool,
+func onCopy[T any](ctx context.Context, c *Cache, r *Request, record identity.Record, key string, lasts func(T) bool,
 	find func(ctx context.Context, graph string) (T, error)) (T, error) {
 	return rememberOwn(ctx, c, r, key, lasts, func(ctx context.Context, r *Request) (out T, err error) {
 		j, remove, err := c.copied(ctx, r, record)
@@ -165,7 +165,7 @@ func onCopy[T any](ctx context.Context, c *Cache, r *Request, record requests.Re
 
 // copied makes private copies of the request's models, proven to be what its key was made of. They
 // are in the folder of a job that compiles nothing; remove may be called in any case.
-func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (j *job, remove func(), err error) {
+func (c *Cache) copied(ctx context.Context, r *Request, record identity.Record) (j *job, remove func(), err error) {
 	j = &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16]}
 	if remove, err = j.stage("own-"); err != nil {
 		return nil, remove, storeError(err, r.Name)

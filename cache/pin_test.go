@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestPins(t *testing.T) {
@@ -27,7 +27,7 @@ func TestPins(t *testing.T) {
 	}
 
 	_, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{"nothing.onnx"}, false)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	list, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{shared.Build.BuildKey.String()}, true)
 	require.NoError(t, err)
 	require.Len(t, list.Builds, 1)
@@ -43,7 +43,7 @@ func TestPins(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	b.cache.seen(other, shared.Build)
 	_, err = b.cache.Pin(ctx, other, []string{shared.Build.BuildKey.String()}, false)
-	require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err), "it is everybody's")
+	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), "it is everybody's")
 	_, err = b.cache.Unpin(ctx, Peer{UID: b.cache.uid}, []string{own.Build.BuildKey.String()}, false)
 	require.NoError(t, err)
 	require.Zero(t, pinned())

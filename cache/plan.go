@@ -7,17 +7,17 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // plan is a request thought through for one runtime: what it is called, and how it would be compiled.
 type plan struct {
-	canonical  requests.Record
+	canonical  identity.Record
 	record     []byte
 	recordJSON string
 	requestKey index.RequestKey
@@ -110,10 +110,10 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		if errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
 			return nil, workerError(err, "runtime %q", rc.spec.ORTLibrary)
 		}
-		return nil, refusal.New(refusal.Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
+		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
-	devicesOf := func(ep requests.EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
+	devicesOf := func(ep identity.EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
 	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
 		return nil, err
 	}
@@ -147,12 +147,12 @@ func cannotCompile(r *Request, p *plan, err error) error {
 		}
 		err = workerError(err, "model %q does not compile, nor do the smallest models that %s may take", r.Name, names)
 	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
-		return refusal.New(refusal.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
+		return apierr.New(apierr.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
 			WithHint("its files may be damaged, or being replaced")
 	default:
 		err = workerError(err, "execution provider %s cannot compile here", names)
 	}
-	var told *refusal.Error
+	var told *apierr.Error
 	f := failure.In(err)
 	if given := r.options(); given != "" && f != nil && errors.As(err, &told) &&
 		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
@@ -178,19 +178,19 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 	for i := range p.facts {
 		p.facts[i].DriverVersion, _ = c.machine.driver(p.facts[i].Name, p.marks[i])
 	}
-	p.buildKey = requests.BuildKey(p.requestKey, p.facts, p.canonical.Route)
+	p.buildKey = identity.BuildKey(p.requestKey, p.facts, p.canonical.Route)
 	p.seen = p.marks.digest(p.facts)
 }
 
 // resolveEPs gives the execution providers as the worker gets them.
-func resolveEPs(eps []requests.EP, canon []requests.RecordEP, rc *runtimeContent) ([]compilers.EP, error) {
+func resolveEPs(eps []identity.EP, canon []identity.RecordEP, rc *runtimeContent) ([]compilers.EP, error) {
 	out := make([]compilers.EP, len(eps))
 	for i, ep := range eps {
 		lib, ok := rc.library(ep.Name)
 		if !ok {
-			return nil, refusal.New(refusal.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+			return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 		}
-		options, err := requests.FillOptions(ep.Name, ep.Options, lib)
+		options, err := identity.FillOptions(ep.Name, ep.Options, lib)
 		if err != nil {
 			return nil, err
 		}

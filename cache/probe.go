@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // probes remembers what the worker found out about runtimes: their devices, and the fingerprints of EPs with
@@ -206,7 +206,7 @@ func (c *Cache) marks(ctx context.Context, r *Request, rc *runtimeContent, p *pl
 }
 
 // ownJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
-func ownJob(r requests.Record, model string) *compilers.Job {
+func ownJob(r identity.Record, model string) *compilers.Job {
 	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
 		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel}
 }
@@ -226,21 +226,21 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	out := slices.Clone(eps)
 	for i := range out {
 		info, _ := compilers.EPByName(out[i].Name)
-		out[i].Library, out[i].Options = "", info.ForFingerprint(requests.BaseNames(info, out[i].Options))
+		out[i].Library, out[i].Options = "", info.ForFingerprint(identity.BaseNames(info, out[i].Options))
 	}
 	return out
 }
 
 // devices finds the devices that a request's EP means: for each selector the first that fits, and without any
 // selector the EP's first device.
-func resolveDevices(facts compilers.Facts, ep requests.EP) ([]compilers.Device, error) {
+func resolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, error) {
 	i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
 	if i < 0 {
-		return nil, refusal.New(refusal.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+		return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 	}
 	probe := &facts.EPs[i]
 	if probe.Error != "" {
-		return nil, refusal.New(refusal.Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
+		return nil, apierr.New(apierr.Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
 			WithFact("library", probe.Library)
 	}
 	selectors := ep.Devices
@@ -281,10 +281,10 @@ func onlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 
 func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
 	if len(have) == 0 {
-		return refusal.New(refusal.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
+		return apierr.New(apierr.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
 			WithHint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
 	}
-	return refusal.New(refusal.Unavailable, nil, "execution provider %s has no %s here; it lists %s", ep, sel, sel.Listed(have)).
+	return apierr.New(apierr.Unavailable, nil, "execution provider %s has no %s here; it lists %s", ep, sel, sel.Listed(have)).
 		WithHint("epcachectl probe --json tells all about the devices; with is_virtual=1 one is meant that is not in this machine, where the execution provider can compile for it")
 }
 

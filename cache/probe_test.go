@@ -11,7 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // ailing is a compiler whose execution providers do not load for the time being: a driver's library is not there.
@@ -44,7 +44,7 @@ func TestFailedProbeIsTriedAgain(t *testing.T) {
 	b, a := newAiling(t)
 	r := b.request(b.model(1))
 	e := b.refused(r)
-	require.Equal(t, refusal.Unavailable, e.Class)
+	require.Equal(t, apierr.Unavailable, e.Class)
 	require.Contains(t, e.Text, "libdriver.so")
 	probes := a.Probes.Load()
 	b.refused(r)

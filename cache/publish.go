@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 )
 
 // store puts the files and then the manifest: from there on the build is acknowledged.
@@ -37,7 +37,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	}
 	err := c.publish(ctx, m, hold)
 	if err != nil && ctx.Err() != nil {
-		return nil, refusal.New(refusal.Cancelled, err, "model %q", b.ModelName)
+		return nil, apierr.New(apierr.Cancelled, err, "model %q", b.ModelName)
 	}
 	if err != nil {
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
@@ -140,7 +140,7 @@ func makers(b *index.Build) string {
 	return strings.Join(names, ", ")
 }
 
-func epNames(eps []requests.EP) string {
+func epNames(eps []identity.EP) string {
 	names := make([]string, len(eps))
 	for i, ep := range eps {
 		names[i] = ep.Name

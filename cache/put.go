@@ -13,11 +13,11 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // Put is what the holder of a claim compiled. The files stay the caller's to close.
@@ -61,7 +61,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		if _, err := c.claims.find(p, put.Claim); err != nil {
 			return nil, err // it ended just now
 		}
-		return nil, refusal.New(refusal.Busy, nil, "claim %.80q: it is being put already", put.Claim)
+		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
 	result, err := c.take(ctx, cl, put, t.phase)
 	if err != nil {
@@ -94,7 +94,7 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 		err = contextError(ctx, cl.request)
 	}
 	switch {
-	case ctx.Err() != nil || refusal.ClassOf(err) == refusal.NoSpace || refusal.ClassOf(err) == refusal.Busy:
+	case ctx.Err() != nil || apierr.ClassOf(err) == apierr.NoSpace || apierr.ClassOf(err) == apierr.Busy:
 		if !cl.move(claimPutting, claimHeld) {
 			cl.move(claimStoring, claimHeld)
 		}
@@ -107,7 +107,7 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 		end := cl.end
 		cl.mu.Unlock()
 		if end != nil && !strings.Contains(end.text, err.Error()) {
-			return refusal.New(refusal.ClassOf(err), err, "claim %s: %s", cl.ID, end.text)
+			return apierr.New(apierr.ClassOf(err), err, "claim %s: %s", cl.ID, end.text)
 		}
 	default:
 	}
@@ -121,7 +121,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	defer end()
 	leave, err := c.claims.puts.Lock(lasting, cl.owner)
 	if err != nil && ctx.Err() == nil {
-		return nil, refusal.New(refusal.NotFound, nil, "the claim is over")
+		return nil, apierr.New(apierr.NotFound, nil, "the claim is over")
 	} else if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	}
 	b.CompileSeconds = seconds
 	if !cl.move(claimPutting, claimStoring) {
-		return nil, refusal.New(refusal.NotFound, nil, "claim %s is over", cl.ID)
+		return nil, apierr.New(apierr.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
 	hold := c.cas.Hold()
@@ -196,9 +196,9 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reserv
 	}
 	room := &reservation{c: c, user: cl.request.Peer.UID}
 	err = room.resize(ctx, true, sizes...)
-	var e *refusal.Error
+	var e *apierr.Error
 	if errors.As(err, &e) {
-		said := refusal.New(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).WithHint("%s", e.Hint)
+		said := apierr.New(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).WithHint("%s", e.Hint)
 		said.Err = e.Err
 		return nil, said
 	}
@@ -221,7 +221,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 	most := c.settings.Load().claims.UserBytes
 	users, err := c.index.Users(ctx)
 	if err != nil {
-		return 0, refusal.New(refusal.Internal, err, "what uid %d has put", owner)
+		return 0, apierr.New(apierr.Internal, err, "what uid %d has put", owner)
 	}
 	var used int64
 	for uid, u := range users {
@@ -233,7 +233,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 		total += size
 	}
 	if total > most-used {
-		return total, refusal.New(refusal.NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
+		return total, apierr.New(apierr.NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
 			WithHint("remove what is not needed any more: epcachectl rm")
 	}
 	return total, nil
@@ -243,7 +243,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	var total int64
 	bad := func(format string, args ...any) error {
-		return refusal.New(refusal.BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
+		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
 	}
 	most := cl.outsider.c.settings.Load().claims.Bytes
 	switch {
@@ -312,7 +312,7 @@ func (c *Cache) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size
 	case ctx.Err() != nil:
 		return hashed, ctx.Err()
 	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
-		return hashed, refusal.New(refusal.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).WithHint("put it when whatever writes it is done")
+		return hashed, apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).WithHint("put it when whatever writes it is done")
 	case err != nil:
 		return hashed, storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.request.Name)
 	}

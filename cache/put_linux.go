@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/witness"
+	"github.com/epcached/epcached/internal/witness"
 )
 
 // unwritable refuses a file that whoever sent it could write through the very descriptor: it has to be opened for

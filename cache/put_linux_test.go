@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 )
 
 // claimed is an application that holds a claim, with what it compiled for it.
@@ -150,7 +150,7 @@ func TestHostilePuts(t *testing.T) {
 				return
 			}
 			require.Nil(t, a)
-			require.Equal(t, refusal.BadRequest, refusal.ClassOf(err), "%v", err)
+			require.Equal(t, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 			require.ErrorContains(t, err, tc.says)
 			require.Empty(t, b.list(), "nothing is kept")
 			left, err := os.ReadDir(filepath.Join(b.state, "staging"))
@@ -158,7 +158,7 @@ func TestHostilePuts(t *testing.T) {
 			require.Empty(t, left)
 			require.Zero(t, b.cache.places.reserved)
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "the claim is over: %v", err)
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
 			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 		})
@@ -310,12 +310,12 @@ func TestPutsThatAreNobodys(t *testing.T) {
 		put := *c.put
 		put.Claim = tc.claim
 		_, err := b.cache.Put(context.Background(), Peer{UID: tc.uid}, &put, nil)
-		require.Equal(t, refusal.NotFound, refusal.ClassOf(err), name)
-		require.Equal(t, refusal.NotFound, refusal.ClassOf(b.cache.GiveUp(context.Background(), Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
+		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.GiveUp(context.Background(), Peer{UID: tc.uid}, tc.claim, "", 0)), name)
 	}
 	c.application.put(c.put)
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "put already")
 	require.Zero(t, b.cache.places.reserved)
 	require.Len(t, b.list(), 1)
@@ -382,7 +382,7 @@ func TestLibraryReplacedUnderAClaim(t *testing.T) {
 	_, err := standin.Library(c.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
 	require.NoError(t, err)
 	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "replaced")
 }
 
@@ -398,7 +398,7 @@ func TestLinkedLibraryReplacedUnderAClaim(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.cache.Put(context.Background(), r.Peer, put, nil)
 	require.ErrorContains(t, err, "replaced")
-	require.Equal(t, refusal.Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
+	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
 }
 
 func TestLibraryWrittenUnderAClaim(t *testing.T) {
@@ -499,7 +499,7 @@ func TestWhatIsPutIsNotBelieved(t *testing.T) {
 		a, err := b.cache.Acquire(context.Background(), other, nil)
 		require.Greater(t, b.compiler.Checks.Load(), checks, "it was loaded")
 		if !hit {
-			require.Equal(t, refusal.Stale, refusal.ClassOf(err), "%v", err)
+			require.Equal(t, apierr.Stale, apierr.ClassOf(err), "%v", err)
 			continue
 		}
 		require.NoError(t, err)
@@ -534,7 +534,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 					cancel()
 				}
 			})
-			require.Equal(t, refusal.Cancelled, refusal.ClassOf(err), "%v", err)
+			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err), "%v", err)
 			require.Empty(t, b.list())
 			if c.held {
 				require.Equal(t, Taken, claim.application.put(claim.put).Outcome)

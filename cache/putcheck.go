@@ -9,11 +9,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // signature is what a model takes and gives: compiling changes none of it.
@@ -109,7 +109,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	b := j.record(models, result)
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
-		b.BuildKey = requests.BuildKey(b.RequestKey, facts, b.Route)
+		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
 	}
 	if err := cl.stillOpen(); err != nil {
 		return nil, notThis(cl, err)
@@ -163,7 +163,7 @@ func notThis(cl *claim, err error) error {
 	if cl.adopts {
 		said = "it is no artefact for this request"
 	}
-	e := refusal.New(refusal.BadRequest, err, "model %q: %s", cl.request.Name, said)
+	e := apierr.New(apierr.BadRequest, err, "model %q: %s", cl.request.Name, said)
 	var format *epmodel.FormatError
 	if errors.As(err, &format) {
 		e.WithFact("file", format.File).WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
@@ -283,7 +283,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
-		return refusal.New(refusal.CompileFailed, nil, "model %q: %s: %s", b.ModelName,
+		return apierr.New(apierr.CompileFailed, nil, "model %q: %s: %s", b.ModelName,
 			doesNotLoad(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
@@ -299,7 +299,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 
 // moved refuses what is put because other libraries are in the place of those that it is for.
 func (cl *claim) moved() error {
-	return refusal.New(refusal.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", cl.request.Name).
+	return apierr.New(apierr.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", cl.request.Name).
 		WithHint("ask for the model again")
 }
 

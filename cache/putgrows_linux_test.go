@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // A file that grows when it has been announced is refused: its place was set aside for what it was.
@@ -28,6 +28,6 @@ func TestAFileThatGrowsAfterItWasAnnouncedIsRefused(t *testing.T) {
 	})
 	require.True(t, grown.Load())
 	require.ErrorContains(t, err, "changed")
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.Less(t, b.account().disk, int64(4<<20))
 }

@@ -12,12 +12,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/weights"
 )
 
@@ -36,7 +36,7 @@ func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string)
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []requests.EP{{Name: qnn, Options: map[string]string{"soc_model": soc}}}
+	r.EPs = []identity.EP{{Name: qnn, Options: map[string]string{"soc_model": soc}}}
 	for name, value := range options {
 		r.EPs[0].Options[name] = value
 	}
@@ -66,7 +66,7 @@ func TestQNNTargetsSideBySide(t *testing.T) {
 	for name, ask := range asks {
 		nobody := ask()
 		nobody.OnMiss = Fail
-		require.Equal(t, refusal.NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
+		require.Equal(t, apierr.NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
 		a := b.acquire(ask())
 		require.Equal(t, Compiled, a.Outcome, name)
 		require.Equal(t, compilers.Passed, a.Build.LoadCheck, "%s: single binaries load on the simulator", name)
@@ -142,7 +142,7 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	complete := ask()
 	complete.Output.Complete = true
 	e := b.refused(complete)
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Hint, "without --complete")
 	require.Contains(t, b.refused(complete).Hint, "without --complete", "nor is it forgotten")
 	require.Equal(t, Hit, b.acquire(ask()).Outcome)

@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -150,7 +150,7 @@ func jobReply(j *Job) *wire.Job {
 		StartedMs: milliseconds(j.Started),
 		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(),
 		Why: valid(j.Why), Models: uint32(j.Models)}
-	var e *refusal.Error
+	var e *apierr.Error
 	if errors.As(j.Err, &e) {
 		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: valid(e.Text),
 			Hint: valid(e.Hint), Facts: validFacts(e.Facts)}

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/epcached/epcached/failure"
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -157,8 +157,8 @@ func TestTextThatIsNone(t *testing.T) {
 	setJudgement(build, Judgement{Reason: bad})
 	for _, reply := range []proto.Message{
 		eventReply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
-		&wire.Candidate{Build: build, Differences: differencesReply([]requests.Difference{{Asked: bad, Found: bad}})},
-		jobReply(&Job{ModelName: bad, Why: bad, Err: &refusal.Error{Class: refusal.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
+		&wire.Candidate{Build: build, Differences: differencesReply([]identity.Difference{{Asked: bad, Found: bad}})},
+		jobReply(&Job{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		(&Answer{Why: bad, Compatibility: Judgement{Reason: bad}}).Reply(),

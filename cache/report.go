@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -74,7 +74,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 	}
 	owner := c.reports.owners.of(p.UID)
 	if wait, ok := c.reports.limiter.take(owner); !ok {
-		return nil, refusal.New(refusal.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
+		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
 	}
 	b, err := c.reported(ctx, p, &r)
 	if err != nil {
@@ -97,12 +97,12 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 
 // reported finds the build among those that the peer was given.
 func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, error) {
-	none := refusal.New(refusal.NotFound, nil, "build %.80q is none that you were given", r.Build).WithHint("name it as the answer to the request did")
+	none := apierr.New(apierr.NotFound, nil, "build %.80q is none that you were given", r.Build).WithHint("name it as the answer to the request did")
 	if _, err := index.ParseBuildKey(r.Build); err != nil {
 		return nil, none
 	}
 	builds, err := c.find(ctx, p, []string{r.Build})
-	if refusal.ClassOf(err) == refusal.NotFound && err != nil {
+	if apierr.ClassOf(err) == apierr.NotFound && err != nil {
 		return nil, none
 	}
 	if err != nil {
@@ -153,7 +153,7 @@ func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *
 	ds := c.reports.doubts
 	again := ds.holds(b.ID, p.UID) != ""
 	if !again && !ds.add(b, p.UID, owner, "you reported that it does not load, and it is being looked into", false) {
-		return nil, refusal.New(refusal.Busy, nil, "too many reports that could not be verified").WithHint("load with plain ONNX Runtime")
+		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").WithHint("load with plain ONNX Runtime")
 	}
 	found, err := c.examine(ctx, p, r, b)
 	if err != nil {
@@ -286,13 +286,13 @@ func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *w
 		return
 	}
 	c.reports.told.save(key, outcome, maxReported)
-	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", requests.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
+	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
 	c.happened(eventOf(b, EventReport, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
 // errDoubted refuses to compile once more what its user says does not load.
 func errDoubted(r *Request, p *plan) error {
-	return refusal.New(refusal.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", r.Name).
+	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", r.Name).
 		WithFact("request_key", p.requestKey.String()).
 		WithHint("load the model without epcached; what is compiled here is offered again after %s", doubtHolds)
 }

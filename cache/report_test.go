@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -91,7 +91,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	for range 1000 {
 		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a))
 		if err != nil {
-			require.Equal(t, refusal.Busy, refusal.ClassOf(err))
+			require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 			busy++
 			continue
 		}
@@ -135,7 +135,7 @@ func TestReportsOfWhatOneWasNotGiven(t *testing.T) {
 		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10}, "no key": {Build: "model.onnx", Code: 10},
 	} {
 		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r)
-		require.Equal(t, refusal.NotFound, refusal.ClassOf(err), name)
+		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
 	}
 	require.Zero(t, b.checks.Load())
 	require.Zero(t, b.counter("reports"))
@@ -218,7 +218,7 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	b.sandbox.Store(false)
 	compiles := b.compiler.Compiles.Load()
 	refused := b.refusedRequest(b.others(alice, 1))
-	require.Equal(t, refusal.Stale, refused.Class)
+	require.Equal(t, apierr.Stale, refused.Class)
 	require.Equal(t, compiles, b.compiler.Compiles.Load(), "not a third time")
 
 	b.later.Add(int64(doubtHolds + time.Hour))
@@ -226,7 +226,7 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	require.Zero(t, b.counter("reports_confirmed"))
 }
 
-func (b *reporting) refusedRequest(r *Request) *refusal.Error { return b.bench.refused(r) }
+func (b *reporting) refusedRequest(r *Request) *apierr.Error { return b.bench.refused(r) }
 
 func TestEnoughUsersAreBelieved(t *testing.T) {
 	b := newReporting(t)
@@ -413,7 +413,7 @@ func TestAReportThatIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a))
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf(err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 
 	ctx, cancel = context.WithCancel(context.Background())
 	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
@@ -424,6 +424,6 @@ func TestAReportThatIsCancelled(t *testing.T) {
 		return nil
 	}
 	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a))
-	require.Equal(t, refusal.Cancelled, refusal.ClassOf(err))
+	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 	require.Zero(t, b.cache.reports.doubts.any.Load())
 }

@@ -11,10 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/requests"
 )
 
 // secondStore is another store over the same runtime: its state directory lies deeper, and so does
@@ -38,16 +38,16 @@ func (b *bench) writeModel(name string, model []byte) *os.File {
 // Two daemons compile one request to the same bytes, whatever their directories and the models'
 // files are called, and whether a worker reads the original or a private copy.
 func TestBuildsAreReproducible(t *testing.T) {
-	ovep := requests.EP{Name: "OpenVINOExecutionProvider"}
+	ovep := identity.EP{Name: "OpenVINOExecutionProvider"}
 	eps := map[string]struct {
-		ep      requests.EP
+		ep      identity.EP
 		runtime func(*testing.T) compilers.Runtime
 	}{
 		"OpenVINO 1.8.1": {ovep, runtimeNamed("openvino-1.8.1")},
 		"OpenVINO 1.4.0": {ovep, runtimeNamed("openvino-1.4.0")},
-		"QNN 2.7.0": {requests.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+		"QNN 2.7.0": {identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
 			runtimeNamed("qnn-2.7.0")},
-		"test EP": {requests.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
+		"test EP": {identity.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
 			func(t *testing.T) compilers.Runtime {
 				return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
 			}},
@@ -78,7 +78,7 @@ func TestBuildsAreReproducible(t *testing.T) {
 							f := b.writeModel(modelName, tinymodel.Dense(ask.seed, 64, rows))
 							if i == 0 {
 								r = b.request(f)
-								r.EPs = []requests.EP{c.ep}
+								r.EPs = []identity.EP{c.ep}
 								continue
 							}
 							r.Group = append(r.Group, ModelFiles{Name: f.Name(), Graph: f})

@@ -5,9 +5,9 @@ import (
 	"os"
 	"sort"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/requests"
 )
 
 // Peer is who asks.
@@ -41,14 +41,14 @@ type Request struct {
 	// Group are further models, compiled together with the one above, after it and in this order, so that all share context binaries.
 	Group []ModelFiles
 
-	EPs                        []requests.EP
+	EPs                        []identity.EP
 	SessionOptions             map[string]string
 	FreeDimensions             map[string]int64
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string
 	Embed                      bool
 	Route                      string
-	Output                     requests.Output
+	Output                     identity.Output
 
 	Runtime   RuntimeRef
 	StrictORT bool
@@ -102,13 +102,13 @@ type EPLibraryRef struct {
 }
 
 // terms are what of the request decides what is compiled of a model.
-func (r *Request) terms(model cas.Digest) *requests.Terms {
-	return &requests.Terms{Model: model, Group: r.group, Member: r.member, EPs: r.EPs, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+func (r *Request) terms(model cas.Digest) *identity.Terms {
+	return &identity.Terms{Model: model, Group: r.group, Member: r.member, EPs: r.EPs, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
 		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel, Embed: r.Embed, Route: r.Route, Output: r.Output}
 }
 
 // requestOf is a request with these terms, without its models.
-func requestOf(t *requests.Terms) *Request {
+func requestOf(t *identity.Terms) *Request {
 	return &Request{EPs: t.EPs, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
 		Embed: t.Embed, Route: t.Route, Output: t.Output, group: t.Group}
@@ -117,7 +117,7 @@ func requestOf(t *requests.Terms) *Request {
 // fold has each wish in its one spelling, and leaves out what does not concern a compile.
 func (r *Request) fold() (err error) {
 	r.SessionOptions, r.Output, err = r.Output.Fold(r.SessionOptions)
-	r.SessionOptions, r.onlyOptimal = requests.SplitSession(r.SessionOptions)
+	r.SessionOptions, r.onlyOptimal = identity.SplitSession(r.SessionOptions)
 	return err
 }
 

@@ -3,9 +3,9 @@ package cache
 import (
 	"os"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -19,11 +19,11 @@ var onMiss = map[wire.OnMiss]OnMiss{
 func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
-		return nil, refusal.New(refusal.Version, nil, "on_miss %s is not supported by this version", w.OnMiss).
+		return nil, apierr.New(apierr.Version, nil, "on_miss %s is not supported by this version", w.OnMiss).
 			WithHint("use wait, background, fail, refresh, bypass, key_only or explain")
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
-		return nil, refusal.New(refusal.BadRequest, nil, "the request has no descriptor of a model")
+		return nil, apierr.New(apierr.BadRequest, nil, "the request has no descriptor of a model")
 	}
 	r := &Request{
 		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),
@@ -31,7 +31,7 @@ func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
 		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView,
 		Adopt: w.Adopt,
-		Output: requests.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
+		Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
 	for _, x := range w.Model.External {
@@ -39,7 +39,7 @@ func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	}
 	r.Group = modelFiles(w.Group, fds)
 	for _, ep := range w.Eps {
-		one := requests.EP{Name: ep.Name, Options: ep.Options}
+		one := identity.EP{Name: ep.Name, Options: ep.Options}
 		for _, d := range ep.Devices {
 			one.Devices = append(one.Devices, compilers.Device{Type: d.Type, VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
 		}

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // resolve finds the runtime that the request means, with its files looked at.
@@ -57,11 +57,11 @@ func noRuntime(r *Request, have []string) error {
 		}
 	}
 	if len(names) == 0 { // each is somewhere, and nowhere all of them
-		return refusal.New(refusal.Unavailable, nil, "no registered runtime has all of %s", epNames(r.EPs))
+		return apierr.New(apierr.Unavailable, nil, "no registered runtime has all of %s", epNames(r.EPs))
 	}
 	slices.Sort(have)
 	have = slices.Compact(have)
-	e := refusal.New(refusal.Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
+	e := apierr.New(apierr.Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
 	if len(have) == 0 {
 		return e.WithHint("name the runtime that it will be loaded with (epcachectl: --runtime DIR), or start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
@@ -75,7 +75,7 @@ func (rc *runtimeContent) providers() (names []string) {
 	return names
 }
 
-func (rc *runtimeContent) hasAll(eps []requests.EP) bool {
+func (rc *runtimeContent) hasAll(eps []identity.EP) bool {
 	for _, ep := range eps {
 		if _, ok := rc.library(ep.Name); !ok {
 			return false
@@ -87,7 +87,7 @@ func (rc *runtimeContent) hasAll(eps []requests.EP) bool {
 func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	dir := filepath.Clean(r.Runtime.Directory)
 	if !filepath.IsAbs(dir) {
-		return nil, nil, refusal.New(refusal.BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
+		return nil, nil, apierr.New(apierr.BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
 	}
 	own := c.mayName(r.Peer)
 	same := func(rt *runtime) bool { return rt.name == dir || own && sameFile(rt.name, dir) }
@@ -103,7 +103,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 			return nil, nil, c.notMine(r, dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
-			return nil, nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err}
+			return nil, nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err}
 		}
 		found = c.addNamed(directoryRuntime(dir, false), same)
 	}
@@ -143,7 +143,7 @@ func (c *Cache) notMine(r *Request, what string) error {
 		at = 0 // a daemon that can compile nothing for this user steps aside
 	}
 	instead = slices.Insert(instead, at, insteadOwn)
-	return refusal.New(refusal.Unavailable, nil,
+	return apierr.New(apierr.Unavailable, nil,
 		"runtime %q is not registered with this daemon, nor one of equal libraries", what).
 		WithFact(factInstead, strings.Join(instead, " ")).
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
@@ -188,7 +188,7 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 		return nil, nil, c.notMine(r, r.Runtime.EPLibraries[0].Path)
 	}
 	if r.Runtime.ORTLibrary == "" {
-		return nil, nil, refusal.New(refusal.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
+		return nil, nil, apierr.New(apierr.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
 			WithHint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
 	}
 	return c.nameLibraries(ctx, r, progress)
@@ -289,8 +289,8 @@ func (rc *runtimeContent) carries(r *Request, own bool) bool {
 	return true
 }
 
-func needs(eps []requests.EP, name string) bool {
-	return slices.ContainsFunc(eps, func(ep requests.EP) bool { return ep.Name == name })
+func needs(eps []identity.EP, name string) bool {
+	return slices.ContainsFunc(eps, func(ep identity.EP) bool { return ep.Name == name })
 }
 
 // is compares by the file that the caller opened, else by the path that it spelled. A path of another user's is
@@ -353,7 +353,7 @@ func (c *Cache) replacedPath(r *Request) string {
 }
 
 func replaced(path string) error {
-	return refusal.New(refusal.Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
+	return apierr.New(apierr.Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
 		WithHint("it was replaced, perhaps by an update: restart the application")
 }
 
@@ -370,7 +370,7 @@ func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(str
 	}
 	full, err := compilers.Complete(spec)
 	if err != nil {
-		return nil, nil, refusal.New(refusal.Unavailable, err, "runtime %q", spec.ORTLibrary)
+		return nil, nil, apierr.New(apierr.Unavailable, err, "runtime %q", spec.ORTLibrary)
 	}
 	rt := explicitRuntime(full, false)
 	rt = c.addNamed(rt, func(old *runtime) bool { return !old.registered && old.subject == rt.subject })

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/views"
 )
 
 // departure is a build that is being removed, and what became of it.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // SpaceOptions bound what is kept. The zero value bounds nothing.
@@ -99,7 +99,7 @@ func newPlaces() *places {
 
 // errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other users
 // are not evicted for it.
-var errUserFull = fmt.Errorf("%w for more of its user's", forms.ErrNoRoom)
+var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoRoom)
 
 // reservation is a place for one build.
 type reservation struct {
@@ -280,9 +280,9 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 	return false, e
 }
 
-func noRoom(format string, args ...any) *refusal.Error {
-	e := refusal.New(refusal.NoSpace, nil, format, args...)
-	e.Err = forms.ErrNoRoom
+func noRoom(format string, args ...any) *apierr.Error {
+	e := apierr.New(apierr.NoSpace, nil, format, args...)
+	e.Err = packing.ErrNoRoom
 	return e
 }
 
@@ -325,7 +325,7 @@ func (r *reservation) release() {
 type account struct {
 	disk, manifests int64 // of builds
 	held            int64 // of removed builds that somebody still has open
-	packed          forms.Space
+	packed          packing.Space
 	entries         uint64
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
@@ -103,7 +103,7 @@ func TestReservationsAddUp(t *testing.T) {
 	require.NoError(t, err, "one may go above")
 	third, err := c.reserve(ctx, 1, false, 1)
 	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by removed builds that are still open, 1.2 MiB by what is being stored")
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.NoError(t, first.resize(ctx, false, 10<<10), "what is smaller than was thought")
 	require.NoError(t, third.resize(ctx, false, 1))
 	_, err = c.reserve(ctx, 1, false, 2<<20)
@@ -160,7 +160,7 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	}
 	require.Len(t, c.index.Ghosts(nil), 4-len(b.list()), "each eviction has its tombstone")
 	second, err := c.reserve(ctx, 1, true, perBuild)
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use")
 	require.Zero(t, second.disk)
 	place.release()

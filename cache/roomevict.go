@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 )
 
 // rounds are the collector's: those of the daemon by itself, and those that a reservation runs for
@@ -95,7 +95,7 @@ func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) 
 }
 
 func withText(err error, text string) error {
-	if e := (*refusal.Error)(nil); errors.As(err, &e) {
+	if e := (*apierr.Error)(nil); errors.As(err, &e) {
 		e.Text = strings.TrimSuffix(e.Text+"; "+text, "; ")
 	}
 	return err

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
 )
 
 // Where somebody waits for room builds are evicted and not packed, as many as are waited for.
@@ -16,23 +16,23 @@ func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
 	b := newBench(t)
 	b.similarForRoom(3)
 	b.later.Add(int64(time.Hour))
-	counts := func(short int64, hurry bool) map[space.Action]uint64 {
+	counts := func(short int64, hurry bool) map[evict.Action]uint64 {
 		to := b.plan(0).Used - short
 		p, err := b.cache.PlanCollection(context.Background(), b.self(), Goal{Bytes: &to, hurry: hurry})
 		require.NoError(t, err)
-		return map[space.Action]uint64{space.PackBuild: p.Done(space.PackBuild), space.Evict: p.Done(space.Evict)}
+		return map[evict.Action]uint64{evict.PackBuild: p.Done(evict.PackBuild), evict.Evict: p.Done(evict.Evict)}
 	}
-	require.Equal(t, map[space.Action]uint64{space.PackBuild: 1, space.Evict: 0}, counts(1, false))
-	require.Equal(t, map[space.Action]uint64{space.PackBuild: 0, space.Evict: 1}, counts(1, true))
-	require.Equal(t, map[space.Action]uint64{space.PackBuild: 0, space.Evict: 2}, counts(3<<19, true))
+	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 1, evict.Evict: 0}, counts(1, false))
+	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 1}, counts(1, true))
+	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 2}, counts(3<<19, true))
 }
 
 // Packing that has begun ends when somebody begins to wait, if the plan is the daemon's own.
 func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
-	step := &space.Step{Action: space.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
-	ctx, own, byHand := context.Background(), &Collection{Plan: space.Plan{Goal: -1}, yields: true}, &Collection{Plan: space.Plan{Goal: -1}}
+	step := &evict.Step{Action: evict.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
+	ctx, own, byHand := context.Background(), &Collection{Plan: evict.Plan{Goal: -1}, yields: true}, &Collection{Plan: evict.Plan{Goal: -1}}
 	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
 	_, done := b.cache.places.await(1, 0)
 	require.ErrorIs(t, b.cache.untilUsed(own, step)(ctx), errHurry)
@@ -56,7 +56,7 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	next.Space = SpaceOptions{Budget: Amount{Bytes: now.counted() - 1}}
 	require.NoError(t, b.cache.Reload(next))
 	_, err := b.cache.reserve(context.Background(), 1, true, 1)
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
 	place, err := b.cache.reserve(context.Background(), 1, true, 1)

@@ -10,12 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // threeParts has three Relu nodes with a node between each that the test EP leaves to the CPU.
@@ -94,7 +94,7 @@ func TestFormsOfContexts(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
 			ask := func() *Answer {
 				r := b.request(b.openFile(path))
-				r.EPs = []requests.EP{{Name: compilertest.TestEP}}
+				r.EPs = []identity.EP{{Name: compilertest.TestEP}}
 				if row.change != nil {
 					row.change(r)
 				}
@@ -136,9 +136,9 @@ func TestDevicesThatAreNotThere(t *testing.T) {
 	}
 	virtual := map[string]string{compilers.IsVirtual: "1"}
 	e := b.refused(ask(compilers.Device{Type: "NPU"}))
-	require.Equal(t, refusal.Unavailable, e.Class, "without a word it is a device of this machine that is meant")
+	require.Equal(t, apierr.Unavailable, e.Class, "without a word it is a device of this machine that is meant")
 	e = b.refused(ask(compilers.Device{Type: "GPU", Metadata: virtual}))
-	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Error(), "GPU")
 	a := b.acquire(ask(compilers.Device{Type: "NPU", Metadata: virtual}))
 	require.Equal(t, "sim-virtual", a.Build.EPs[0].HardwareArchitecture)
@@ -156,10 +156,10 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
 	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{both} })
-	first, second := requests.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, requests.EP{Name: openVINO}
+	first, second := identity.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, identity.EP{Name: openVINO}
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
-	ask := func(eps ...requests.EP) *Answer {
+	ask := func(eps ...identity.EP) *Answer {
 		q := b.request(b.openFile(path))
 		q.EPs = eps
 		return b.acquire(q)

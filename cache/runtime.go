@@ -13,7 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
@@ -102,7 +102,7 @@ func (c *Cache) lost(ctx context.Context, rt *runtime, before *runtimeContent, e
 		c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
 		c.happened(Event{Kind: EventUnusable, Runtime: rt.name, Text: err.Error()})
 	}
-	return refusal.New(refusal.Unavailable, err, "runtime %q cannot be used", rt.name)
+	return apierr.New(apierr.Unavailable, err, "runtime %q cannot be used", rt.name)
 }
 
 // found puts what was found into the place of what was before.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // A caller that has loaded a library gets nothing when another is at its path by now: not what that one made, and not
@@ -27,7 +27,7 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 	for _, uid := range []uint32{b.cache.uid, 4711} {
 		r.Peer.UID = uid
 		e := b.refused(r)
-		require.Equal(t, refusal.Unavailable, e.Class)
+		require.Equal(t, apierr.Unavailable, e.Class)
 		require.Contains(t, e.Text, refs[0].Path)
 		require.Contains(t, e.Hint, "restart")
 	}
@@ -46,7 +46,7 @@ func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	r := b.request(b.model(1))
 	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: spec.EPs[0].Path}}}
 	own := b.refused(r)
-	require.Equal(t, refusal.Unavailable, own.Class)
+	require.Equal(t, apierr.Unavailable, own.Class)
 	require.Contains(t, own.Text, "names no libonnxruntime")
 	require.Contains(t, own.Hint, "libonnxruntime.so.VERSION belongs beside")
 	r.Peer = Peer{UID: b.cache.uid + 1}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -38,7 +38,7 @@ func TestScopes(t *testing.T) {
 	require.Len(t, page.Builds, 2, "a shared build that alice never had is not listed to her")
 	_, err = b.cache.Invalidate(context.Background(), alice, []string{page.Builds[0].Build}, "", false)
 	if page.Builds[0].Scope == "shared" {
-		require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
+		require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 	} else {
 		require.NoError(t, err)
 	}

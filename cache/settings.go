@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/requests"
-	"github.com/epcached/epcached/rules"
 )
 
 // settings are the options that may change while the cache is open. They are replaced as a whole, and never changed:
@@ -19,7 +19,7 @@ type settings struct {
 	rules            *rules.Set
 	policies         map[string]Policy
 	rebuild          rebuildLimits
-	allowed          requests.Allowed
+	allowed          identity.Allowed
 	administrators   []uint32
 	trustedReporters []uint32
 	publishers       []uint32

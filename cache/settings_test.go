@@ -11,10 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -51,7 +51,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	r := b.request(b.model(1))
 	r.OnMiss = Fail
 	e := b.refused(r)
-	require.Equal(t, refusal.Stale, e.Class)
+	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "we say so")
 }
 
@@ -150,7 +150,7 @@ func TestRuntimesFollow(t *testing.T) {
 	require.Empty(t, b.cache.watcher.How(other))
 
 	b.reload(func(o *Options) { o.Runtimes = nil })
-	require.Equal(t, refusal.Unavailable, b.refused(b.request(b.model(1))).Class)
+	require.Equal(t, apierr.Unavailable, b.refused(b.request(b.model(1))).Class)
 }
 
 // What a client brought becomes the administrator's, and is not there twice.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // What blobs share is looked for after their builds were answered, one blob at a time, while nobody asks for anything and nothing is
@@ -68,9 +68,9 @@ type sharing struct {
 	keeps atomic.Int64  // collections that wait until blobs that are read may be removed
 	left  atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
 
-	sweeping sync.Mutex            // held while blobs are looked at and builds are packed
-	renewed  bool                  // sketches of other versions are gone; guarded by sweeping
-	futile   map[forms.Family]bool // what could not be compacted; guarded by sweeping
+	sweeping sync.Mutex              // held while blobs are looked at and builds are packed
+	renewed  bool                    // sketches of other versions are gone; guarded by sweeping
+	futile   map[packing.Family]bool // what could not be compacted; guarded by sweeping
 
 	mu     sync.Mutex
 	fresh  []cas.Digest // of builds that were stored, and whose form has changed, in that order; guarded by mu
@@ -83,7 +83,7 @@ type sharing struct {
 }
 
 func (s *sharing) start(ctx context.Context, c *Cache) {
-	s.c, s.again, s.futile = c, make(chan struct{}, 1), make(map[forms.Family]bool)
+	s.c, s.again, s.futile = c, make(chan struct{}, 1), make(map[packing.Family]bool)
 	c.work.Go(func() { s.run(ctx) })
 	s.wake()
 }
@@ -152,7 +152,7 @@ const maxFresh = 1 << 12
 func (s *sharing) added(b *index.Build) {
 	s.mu.Lock()
 	for d, size := range distinctBlobs(b) {
-		if size >= forms.Least {
+		if size >= packing.Least {
 			s.remember(d)
 		}
 	}
@@ -197,7 +197,7 @@ func (s *sharing) gate(ctx context.Context) error {
 }
 
 // errCollected says that blobs are not read on, because a collection waits to remove them.
-var errCollected = fmt.Errorf("%w: it is just collected", forms.ErrInUse)
+var errCollected = fmt.Errorf("%w: it is just collected", packing.ErrInUse)
 
 // reading is the gate of what only reads and can be given up between two pieces: it closes for
 // good, with errCollected, when a collection waits for the blobs. They are looked at another time.
@@ -227,7 +227,7 @@ func (s *sharing) yield(ctx context.Context) error {
 		return err
 	}
 	if s.c.forms.TurnWanted() {
-		return fmt.Errorf("%w: the turn in which forms are changed", forms.ErrInUse)
+		return fmt.Errorf("%w: the turn in which forms are changed", packing.ErrInUse)
 	}
 	return nil
 }
@@ -308,7 +308,7 @@ func (s *sharing) todo(ctx context.Context) ([]cas.Digest, error) {
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.c.cas.Size(d)
-		return err != nil || size < forms.Least || s.c.forms.LookedAt(d) // it has gone, is packed, or was looked at
+		return err != nil || size < packing.Least || s.c.forms.LookedAt(d) // it has gone, is packed, or was looked at
 	}), nil
 }
 
@@ -334,7 +334,7 @@ func (s *sharing) look(ctx context.Context) (err error) {
 			if ctx.Err() != nil || errors.Is(err, errCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
-			if !forms.Lost(err) { // else it went, or whoever asks for it will find out
+			if !packing.Lost(err) { // else it went, or whoever asks for it will find out
 				s.c.log.Warn("blob not looked at", "digest", d.String(), "error", err)
 				s.mu.Lock()
 				s.failed = append(s.failed[max(0, len(s.failed)+1-maxFresh):], d)
@@ -351,7 +351,7 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
 	err := s.c.index.EachNeed(ctx, func(n index.Need) error {
 		d := n.Blob
-		if n.Size < forms.Least || !s.c.cas.Has(d) || s.c.forms.LookedAt(d) {
+		if n.Size < packing.Least || !s.c.cas.Has(d) || s.c.forms.LookedAt(d) {
 			return nil
 		}
 		b, err := s.c.index.Get(n.Build)
@@ -368,7 +368,7 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 // pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
 func (s *sharing) pack(ctx context.Context, when packWhen) error {
 	var worth []cas.Digest
-	err := s.c.forms.EachShare(ctx, func(d cas.Digest, found forms.Share) error {
+	err := s.c.forms.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
 		if !s.c.forms.DropStale(d, found) && !found.Little {
 			worth = append(worth, d) // what is stale is looked at again, the next time
 		}
@@ -394,7 +394,7 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 			return err
 		}
 		_, err := s.c.packBuildWith(ctx, id, when, s.yield)
-		if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
+		if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -418,7 +418,7 @@ func (s *sharing) dropCold(ctx context.Context, after time.Duration) error {
 		if cold, err := s.c.allCold(d, packWhen{when: PackCold, after: after}); err != nil || !cold && !s.c.cas.Has(d) {
 			return err
 		}
-		if err := s.c.forms.DropCopy(d); !errors.Is(err, forms.ErrInUse) {
+		if err := s.c.forms.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
 			return err
 		}
 		return nil
@@ -483,7 +483,7 @@ func (s *sharing) compact(ctx context.Context, after time.Duration) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil && !errors.Is(err, forms.ErrInUse) { // else another time
+		if err != nil && !errors.Is(err, packing.ErrInUse) { // else another time
 			s.futile[f] = true // until the next start
 			s.c.log.Warn("blobs not compacted",
 				"used", f.Hot.String(), "base", f.Base.String(), "error", err)

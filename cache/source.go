@@ -11,10 +11,10 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // How source models are kept: Options.KeepSource.
@@ -287,7 +287,7 @@ func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error
 
 // requestOf reads the request from the build's record, without the model.
 func (c *Cache) requestOf(b *index.Build) (*Request, error) {
-	record, err := requests.Decode(b.Record)
+	record, err := identity.Decode(b.Record)
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +320,7 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 	case index.SourceCopy:
 		for i, f := range s.Files {
 			open, err := c.forms.Open(ctx, f.Digest)
-			if forms.Lost(err) {
+			if packing.Lost(err) {
 				c.putAsideAll(c.forms.DamageOf(ctx, f.Digest))
 			}
 			if err != nil {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/epcached/epcached/flock"
+	"github.com/epcached/epcached/internal/flock"
 )
 
 // stateReadme stands in every state directory, for whoever finds it and wonders.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // withVTCM asks for a model with an option that the compatibility string of the artefact depends
@@ -87,6 +87,6 @@ func TestBuildForMoreVTCMIsRefused(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(other.state, "index.db")))
 	other.openSound()
 	e := other.refused(other.withVTCM(1, Fail))
-	require.Equal(t, refusal.Stale, e.Class)
+	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "needs 8 MB of VTCM, this machine has 4 MB")
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // Stored is a store that no daemon has, opened read-only: that of a factory image, say. It answers
@@ -39,7 +39,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	if err := lookAtLock(dir); err != nil {
-		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err,
+		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
 			Hint: "a daemon has it: ask that one, without --state"}
 	}
 	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler),
@@ -48,10 +48,10 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	c.index, s.builds, err = index.OpenReadOnly(ctx, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, refusal.New(refusal.NotFound, nil,
+		return nil, apierr.New(apierr.NotFound, nil,
 			"it is no store: there is no folder \"manifests\" in it").WithHint("name the state folder of an epcached")
 	case errors.Is(err, fs.ErrPermission):
-		return nil, refusal.New(refusal.NotAllowed, err, "the store cannot be read").
+		return nil, apierr.New(apierr.NotAllowed, err, "the store cannot be read").
 			WithHint("a store is its owner's alone; whoever makes it a factory image lets others read it: chmod -R a+rX %s", dir)
 	case err != nil:
 		return nil, err
@@ -65,7 +65,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	if c.cas, err = cas.Open(dir, cas.Options{ReadOnly: true}); err != nil {
 		return nil, err
 	}
-	c.forms, err = forms.Open(forms.Options{Dir: dir, Whole: c.cas, Memory: c.index, Log: c.log,
+	c.forms, err = packing.Open(packing.Options{Dir: dir, Whole: c.cas, Memory: c.index, Log: c.log,
 		ReadOnly: true})
 	return s, err
 }
@@ -182,16 +182,16 @@ func (c *Cache) cannotServe(b *index.Build, f index.File, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), cas.Full(err):
 		return err
 	case errors.Is(err, fs.ErrPermission):
-		return refusal.New(refusal.NotAllowed, err, "%s cannot be read", name).
+		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).
 			WithHint("whoever makes the store a factory image lets others read it: chmod -R a+rX %s", c.dir)
 	case errors.Is(err, dedupe.ErrNewer):
-		return refusal.New(refusal.Version, err, "%s: %s", name, f.Name).
+		return apierr.New(apierr.Version, err, "%s: %s", name, f.Name).
 			WithHint("read it with the epcached that packed it, or a later one")
-	case forms.Broken(err), errors.As(err, new(*dedupe.ContainerError)):
+	case packing.Broken(err), errors.As(err, new(*dedupe.ContainerError)):
 		return fmt.Errorf("%s: %s: %w", unit, f.Name, err)
 	case errors.Is(err, cas.ErrNotFound):
-		return refusal.New(refusal.NotFound, nil, "%s: %s is not in %s", unit, f.Name, c.dir).
+		return apierr.New(apierr.NotFound, nil, "%s: %s is not in %s", unit, f.Name, c.dir).
 			WithHint("that store's daemon compiles anew what is lost")
 	}
-	return refusal.New(refusal.Internal, err, "%s: %s", name, f.Name)
+	return apierr.New(apierr.Internal, err, "%s: %s", name, f.Name)
 }

@@ -10,13 +10,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/flock"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/flock"
 )
 
 // left is a store that its daemon has left, with what a request for the model of seed 1 got from it.
@@ -50,12 +50,12 @@ func (b *bench) find(r *Request) *Answer {
 	return a
 }
 
-func (b *bench) notFound(r *Request, build string) *refusal.Error {
+func (b *bench) notFound(r *Request, build string) *apierr.Error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), r, build)
-	var e *refusal.Error
+	var e *apierr.Error
 	require.ErrorAs(b, err, &e)
-	require.Equal(b, refusal.NotFound, e.Class)
+	require.Equal(b, apierr.NotFound, e.Class)
 	return e
 }
 
@@ -97,7 +97,7 @@ func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
 	require.Equal(t, compilers.Unknown, b.find(r).Compatibility.Verdict)
 	r.Runtime.Directory = t.TempDir()
 	_, err := b.stored().Find(context.Background(), r, "")
-	require.Equal(t, refusal.Unavailable, refusal.ClassOf(err))
+	require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
 }
 
 func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
@@ -109,19 +109,19 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 		"another dimension":      func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
 		"the other form":         func(r *Request) { r.Embed = true },
 		"another kind of device": func(r *Request) {
-			r.EPs = []requests.EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}}
+			r.EPs = []identity.EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}}
 		},
 		"another device": func(r *Request) {
-			r.EPs = []requests.EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}}
+			r.EPs = []identity.EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}}
 		},
-		"another provider":  func(r *Request) { r.EPs = []requests.EP{{Name: "OtherExecutionProvider"}} },
-		"one more provider": func(r *Request) { r.EPs = append(r.EPs, requests.EP{Name: "OtherExecutionProvider"}) },
+		"another provider":  func(r *Request) { r.EPs = []identity.EP{{Name: "OtherExecutionProvider"}} },
+		"one more provider": func(r *Request) { r.EPs = append(r.EPs, identity.EP{Name: "OtherExecutionProvider"}) },
 		"an option of the allowed": func(r *Request) {
-			r.EPs = []requests.EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}}
+			r.EPs = []identity.EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}}
 		},
 	} {
 		one := *r
-		one.EPs = []requests.EP{{Name: standin.EP}}
+		one.EPs = []identity.EP{{Name: standin.EP}}
 		one.Graph = graph
 		other(&one)
 		require.Contains(t, b.notFound(&one, "").Hint, "without --state", name)
@@ -133,7 +133,7 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 
 func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
 	b, r, _ := left(t)
-	made, err := requests.Decode(b.find(r).Build.Record)
+	made, err := identity.Decode(b.find(r).Build.Record)
 	require.NoError(t, err)
 	device := compilers.Device(made.EPs[0].Devices[0])
 	require.NotZero(t, device.Type)
@@ -281,7 +281,7 @@ func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
 
 func TestAFolderThatIsNoStore(t *testing.T) {
 	_, err := ReadStore(context.Background(), t.TempDir(), 0)
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "it is no store")
 	_, err = ReadStore(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
 	require.ErrorIs(t, err, fs.ErrNotExist)

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // finding is one look-up in a store that is only read, and why it found nothing so far.
@@ -35,11 +35,11 @@ func (f *finding) libraries(ctx context.Context, r *Request) (*runtimeContent, e
 	}
 	var err error
 	if rc.spec, err = compilers.Find(r.Runtime.Directory); err != nil {
-		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err}
+		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err}
 	}
 	for _, l := range rc.spec.EPs {
 		if rc.digests[l.EP], err = LibraryDigest(ctx, l); err != nil {
-			return nil, refusal.New(refusal.Unavailable, err, "runtime %q", r.Runtime.Directory)
+			return nil, apierr.New(apierr.Unavailable, err, "runtime %q", r.Runtime.Directory)
 		}
 	}
 	return rc, nil
@@ -56,7 +56,7 @@ func (f *finding) plan(
 	ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent,
 ) (p *plan, err error) {
 	p = &plan{}
-	p.canonical, err = r.terms(model).Record(ctx, everyOption(r), requests.StatedDevices)
+	p.canonical, err = r.terms(model).Record(ctx, everyOption(r), identity.StatedDevices)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (f *finding) plan(
 
 // everyOption allows every option of the request: what an administrator once allowed is in the
 // builds' records, and nothing is compiled here.
-func everyOption(r *Request) (all requests.Allowed) {
+func everyOption(r *Request) (all identity.Allowed) {
 	for _, ep := range r.EPs {
 		for name := range ep.Options {
 			all = append(all, ep.Name+"/"+name)
@@ -97,7 +97,7 @@ func everyOption(r *Request) (all requests.Allowed) {
 // fitting lists the builds that were made for the request and may be served. Builds for all users,
 // the caller's own, and those of the store's owner are considered: what another user put is served to
 // no one else, even where file rights would let one read it.
-func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
+func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 	scopes := []string{"shared", OwnScope(Peer{UID: f.s.cache.uid}), OwnScope(Peer{UID: f.s.owner})}
 	for i := range f.s.builds {
 		b := &f.s.builds[i]
@@ -115,7 +115,7 @@ func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
 			continue
 		}
 		if why := ofAnotherMachine(b); why != "" {
-			f.pass(b, refusal.New(refusal.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
+			f.pass(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
 				WithHint("a daemon runs it once before it serves it: the same without --state"))
 			continue
 		}
@@ -166,7 +166,7 @@ func (f *finding) ambiguous(r *Request, builds []*index.Build) error {
 			lines = append(lines, line)
 		}
 	}
-	return refusal.New(refusal.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), r.Name,
+	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), r.Name,
 		f.s.cache.dir, strings.Join(lines, "; ")).
 		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
 }
@@ -183,6 +183,6 @@ func (f *finding) none(r *Request) error {
 	if f.build != "" {
 		hint = "without --build any build that fits is taken"
 	}
-	return cmp.Or(f.passed, f.several, error(refusal.New(refusal.NotFound, nil, "no build for model %q in %s: %s",
+	return cmp.Or(f.passed, f.several, error(apierr.New(apierr.NotFound, nil, "no build for model %q in %s: %s",
 		r.Name, f.s.cache.dir, f.why).WithHint("%s", hint)))
 }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
 )
 
 // leftGroup is a store that its daemon has left, with a group of three, and what its files are.
@@ -112,7 +112,7 @@ func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
 			s := b.stored()
 			change(&s.builds[0])
 			_, err := s.Find(context.Background(), b.request(b.model(2)), "")
-			require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 			a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
 			require.NoError(t, err)
 			require.NoError(t, a.View.Close())

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/flock"
+	"github.com/epcached/epcached/store/views"
 )
 
 // serveAsItLies hashes the build's files: those of a view of the store, or where that has no sound
@@ -92,7 +92,7 @@ func (s *Stored) Unpack(
 		err = ownFolder(dir)
 	}
 	if err != nil {
-		return refusal.New(refusal.NotAllowed, err,
+		return apierr.New(apierr.NotAllowed, err,
 			"no private folder to unpack into at %q", dir).WithHint(hint)
 	}
 	err = s.unpack(ctx, a, dir, progress)
@@ -100,7 +100,7 @@ func (s *Stored) Unpack(
 		err = s.unpack(ctx, a, dir, progress)
 	}
 	if cas.Full(err) {
-		return refusal.New(refusal.NoSpace, err,
+		return apierr.New(apierr.NoSpace, err,
 			"build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir).WithHint(hint)
 	}
 	sweepUnpacked(dir, idleUnpacked)

@@ -15,11 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/flock"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/flock"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
 )
 
 // readStored is read for an answer that has no view.
@@ -187,7 +187,7 @@ func TestAFolderThatIsNotTheCallersAloneIsNotUnpackedInto(t *testing.T) {
 	require.NoError(t, os.Symlink(t.TempDir(), link))
 	for name, dir := range map[string]string{"others may write": open, "a file": file, "a link": link, "below a file": filepath.Join(file, "x")} {
 		_, err := b.unpacked(dir)
-		require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err), name)
+		require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), name)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 		change(tc.path, tc.wrong)
 		_, err := b.stored().Find(context.Background(), b.variant(2), "")
 		require.Error(t, err, name)
-		require.True(t, forms.Lost(err), "%s: %v", name, err)
+		require.True(t, packing.Lost(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, build.BuildKey.String()[:12], name)
 		if tc.wrong == nil {
 			require.NoError(t, os.WriteFile(tc.path, nil, 0o600))
@@ -241,7 +241,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	require.Contains(t, e.Text, "is not in")
 	require.NoError(t, os.Mkdir(recipe, 0o700))
 	_, err = b.stored().Find(context.Background(), b.variant(2), "")
-	require.True(t, forms.Lost(err), "%v", err)
+	require.True(t, packing.Lost(err), "%v", err)
 }
 
 // The unpacked form that a daemon left may be torn, for it was never synced; the recipe is what counts.

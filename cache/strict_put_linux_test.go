@@ -10,7 +10,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // twoORT is a bench of two runtimes with equal libraries and another ONNX Runtime each, and a strict request for the second, of
@@ -78,6 +78,6 @@ func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	require.Equal(t, Claimed, own.Outcome)
 	put.Claim = own.Claim.ID
 	_, err := b.cache.Put(context.Background(), strict.Peer, put, nil)
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `strict_ort: it was made under ONNX Runtime "1.31.1", and the claim is for what "1.30.0" makes`)
 }

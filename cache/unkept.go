@@ -4,15 +4,15 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
 // application waits for it.
 func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
 	text := "not kept: " + textOf(why)
-	var e *refusal.Error
-	if errors.As(why, &e) && e.Class == refusal.NoSpace && e.Hint != "" {
+	var e *apierr.Error
+	if errors.As(why, &e) && e.Class == apierr.NoSpace && e.Hint != "" {
 		text += "; " + e.Hint
 	}
 	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
@@ -21,7 +21,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 		return nil, err
 	}
 	result.why = text
-	if storeClass(why) == refusal.NoSpace {
+	if storeClass(why) == apierr.NoSpace {
 		c.index.Count("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
 	} else {
@@ -35,7 +35,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 }
 
 func textOf(err error) string {
-	var e *refusal.Error
+	var e *apierr.Error
 	if errors.As(err, &e) {
 		return e.Text
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // fullStore is a store that is above its budget with builds that are all leased.
@@ -82,7 +82,7 @@ func TestPutsWithoutSpaceAreRefused(t *testing.T) {
 		return f.cache.Put(context.Background(), Peer{UID: stranger}, claimed.put, nil)
 	}
 	_, err := put()
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "it takes ")
 	require.ErrorContains(t, err, "; of the budget of ")
 	require.Equal(t, before, f.account())

@@ -6,9 +6,9 @@ import (
 	"fmt"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
 )
 
 // phaseUnpacking is the phase of a request that waits for the unpacked form of a packed build.
@@ -21,7 +21,7 @@ func (c *Cache) unpackAll(ctx context.Context, b *index.Build, phase func(string
 		if f := &b.Files[i]; c.forms.OnlyPacked(f.Digest) {
 			noRoom := c.roomForCopy(ctx, f.Size)
 			err := c.forms.Unpack(ctx, f.Digest, begins, progress)
-			if errors.Is(err, forms.ErrNoRoom) && noRoom != nil {
+			if errors.Is(err, packing.ErrNoRoom) && noRoom != nil {
 				err = noRoom // it has more to say
 			}
 			if err != nil {

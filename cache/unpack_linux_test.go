@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
 )
 
 // otherDevice makes a folder on another file system than the bench's state.
@@ -220,7 +220,7 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 }
 
 func requireInUse(t *testing.T, err error) {
-	if !strings.Contains(err.Error(), forms.ErrInUse.Error()) {
+	if !strings.Contains(err.Error(), packing.ErrInUse.Error()) {
 		t.Error(err)
 	}
 }
@@ -271,12 +271,12 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	held := take(3)
 	require.Equal(t, cas.OnDisk(size), copies(), "the one that nobody uses went")
 	refused := b.refused(b.variant(2))
-	require.Equal(t, refusal.NoSpace, refused.Class)
+	require.Equal(t, apierr.NoSpace, refused.Class)
 	require.Regexp(t, `it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
 	require.Equal(t, cas.OnDisk(size), copies(), "nothing goes above")
 	require.Zero(t, reserved())
 	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "of the budget of")
 	require.NoError(t, held.View.Close())
 	b.later.Add(int64(time.Hour)) // it was given out by path as well
@@ -297,10 +297,10 @@ func TestWhatIsBeingGivenKeepsItsForms(t *testing.T) {
 		require.NoError(t, err)
 		defer done()
 	}
-	require.ErrorIs(t, b.cache.forms.DropCopy(copied), forms.ErrInUse)
+	require.ErrorIs(t, b.cache.forms.DropCopy(copied), packing.ErrInUse)
 	_, _, disk := b.cache.forms.Bytes(copied)
 	require.Positive(t, disk)
-	freed, err := b.cache.forms.Pack(context.Background(), whole, forms.Worth, nil)
+	freed, err := b.cache.forms.Pack(context.Background(), whole, packing.Worth, nil)
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.True(t, b.cache.cas.Has(whole))

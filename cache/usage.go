@@ -7,12 +7,12 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -20,11 +20,11 @@ import (
 func (c *Cache) Space() (*wire.Space, error) {
 	b, err := c.bounds()
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "space")
+		return nil, apierr.New(apierr.Internal, err, "space")
 	}
 	s, held, packed, err := c.spaceAtOnce()
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "space")
+		return nil, apierr.New(apierr.Internal, err, "space")
 	}
 	counters := c.index.Counters()
 	c.places.mu.Lock()
@@ -42,7 +42,7 @@ func (c *Cache) Space() (*wire.Space, error) {
 
 // spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
 // by what it takes and by what others have open of it, or are packed with. A blob that is being packed counts as what it takes now.
-func (c *Cache) spaceAtOnce() (s index.Space, held int64, packed forms.Space, err error) {
+func (c *Cache) spaceAtOnce() (s index.Space, held int64, packed packing.Space, err error) {
 	var before, after moment
 	for range 10 { // always something going: as near as it gets
 		if before, err = c.moment(); err != nil {
@@ -155,7 +155,7 @@ func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage,
 		u.Users = usageSums(accounts.SumsBy(list,
 			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), quota)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
-		err := c.forms.EachShare(ctx, func(d cas.Digest, _ forms.Share) error {
+		err := c.forms.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
 			u.PackableBytes += c.forms.Saving(d)
 			return nil
 		})
@@ -170,7 +170,7 @@ func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage,
 // maxSums bounds the users and providers that are told: the largest come first.
 const maxSums = 256
 
-func usageSums(list []space.Sum, quota int64) (out []*wire.UsageSum) {
+func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
 	for _, s := range list[:min(len(list), maxSums)] {
 		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds,
 			LogicalBytes: s.Logical, OwnBytes: s.Own,
@@ -187,13 +187,13 @@ type usages struct {
 
 type usageList struct {
 	id   string
-	rows []space.Row
+	rows []evict.Row
 }
 
 // maxLists bounds them: a list takes some 40 bytes for each build.
 const maxLists = 4
 
-func (us *usages) keep(rows []space.Row) usageList {
+func (us *usages) keep(rows []evict.Row) usageList {
 	l := usageList{newID(), rows}
 	if len(rows) > usagePage {
 		us.mu.Lock()
@@ -215,7 +215,7 @@ func (c *Cache) usageFrom(ctx context.Context, after string) (*wire.UsageReply, 
 			return u, nil
 		}
 	}
-	return nil, refusal.New(refusal.BadRequest, nil, "page %.80q is not known any more", after).
+	return nil, apierr.New(apierr.BadRequest, nil, "page %.80q is not known any more", after).
 		WithHint("ask from the beginning")
 }
 
@@ -241,7 +241,7 @@ func (c *Cache) usagePage(u *wire.UsageReply, l usageList, from int) {
 		}
 		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical,
 			OwnBytes: r.Own, SharedBytes: r.Shared, OnceBytes: r.Once,
-			Shapes: clip(requests.Shapes(&b))})
+			Shapes: clip(identity.Shapes(&b))})
 	}
 	if to < len(l.rows) {
 		u.Next = l.id + "-" + strconv.Itoa(to)

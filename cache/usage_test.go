@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -66,7 +66,7 @@ func TestTheAccountIsExact(t *testing.T) {
 		[]string{found.Findings[0].Kind, found.Findings[0].Object, found.Findings[0].Detail})
 	require.NoError(t, os.Remove(stranger))
 	_, err = b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid + 1}, nil)
-	require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
+	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 }
 
 // A sparse file takes less than its size, and counts so.
@@ -119,7 +119,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	require.Len(t, u.Builds, 1, "others' are not told")
 	require.EqualValues(t, 2*cas.Block, u.Builds[0].OwnBytes, "nor what they share")
 	_, err := b.cache.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
-	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
+	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 }
 
 // What is evicted and soon compiled again says that the budget is too small, and which one would do.

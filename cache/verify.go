@@ -12,13 +12,13 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // verifyOutput compares what the answer's build computes with what the request's model does, where the request asks for it. It
 // is no part of the identity: a build is compared once for each tolerance, when somebody first asks, and stays what it is for others. An error
 // leaves the answer to its caller.
-func (c *Cache) verifyOutput(ctx context.Context, r *Request, id identity, rc *runtimeContent, a *Answer, phase func(string)) error {
+func (c *Cache) verifyOutput(ctx context.Context, r *Request, id modelIdentity, rc *runtimeContent, a *Answer, phase func(string)) error {
 	switch {
 	case r.VerifyOutput == 0 || a.Build != nil && (a.View == nil || a.Build.VerifiedOutput > 0 && a.Build.VerifiedOutput <= r.VerifyOutput):
 		return nil
@@ -57,7 +57,7 @@ func withoutVerifying(a *Answer, r *Request) *Answer {
 }
 
 func outputDiffers(r *Request, result compilers.VerifyResult) error {
-	return refusal.New(refusal.CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).WithFact("reason", "output differs").
+	return apierr.New(apierr.CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).WithFact("reason", "output differs").
 		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
 		WithHint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // verifying is a request that wants its output compared.
@@ -74,7 +74,7 @@ func TestOutputThatDiffersIsRefusedToWhoAsked(t *testing.T) {
 	b.compiler.Comparison = apart
 	for range 2 {
 		e := b.refused(b.verifying(0.01))
-		require.Equal(t, refusal.CompileFailed, e.Class)
+		require.Equal(t, apierr.CompileFailed, e.Class)
 		require.Contains(t, e.Text, `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model`)
 		require.Equal(t, "output differs", e.Facts["reason"])
 	}
@@ -166,5 +166,5 @@ func TestManyAskForOneComparison(t *testing.T) {
 
 func TestToleranceIsANumber(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, refusal.BadRequest, b.refused(b.verifying(-1)).Class)
+	require.Equal(t, apierr.BadRequest, b.refused(b.verifying(-1)).Class)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/views"
 )
 
 // atManifest does something once, right before the manifest of a build goes.

@@ -10,8 +10,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 )
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -22,7 +22,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 	}
 	defer leave()
 	builds, err := c.find(ctx, p, []string{entry})
-	if refusal.ClassOf(err) == refusal.NotFound {
+	if apierr.ClassOf(err) == apierr.NotFound {
 		for _, f := range c.failures.List(c.hears(p), nil) {
 			if f.Means(entry) { // it has no builds, because its compile failed
 				out := &wire.Explanation{Decision: decidedFailed, RequestKey: f.RequestKey.String(),
@@ -72,9 +72,9 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 		}
 		out.Decision = stateOf(out)
 	}
-	record, err := requests.ParseFields(first.RecordJSON)
+	record, err := identity.ParseFields(first.RecordJSON)
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "entry %s", first.RequestKey)
+		return nil, apierr.New(apierr.Internal, err, "entry %s", first.RequestKey)
 	}
 	out.Neighbours, err = c.neighbours(ctx, p, wanted{key: first.RequestKey, model: first.ModelDigest, name: first.ModelName, record: record})
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
 	for _, scope := range scopes {
 		builds, err := c.index.Lookup(found[0].RequestKey, scope)
 		if err != nil {
-			return nil, refusal.New(refusal.Internal, err, "look-up of %s", found[0].RequestKey)
+			return nil, apierr.New(apierr.Internal, err, "look-up of %s", found[0].RequestKey)
 		}
 		for i := range builds {
 			if c.maySee(p, &builds[i]) {
@@ -105,7 +105,7 @@ func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, refusal.New(refusal.NotFound, nil, "entry %s has just gone", found[0].RequestKey)
+		return nil, apierr.New(apierr.NotFound, nil, "entry %s has just gone", found[0].RequestKey)
 	}
 	return out, nil
 }
@@ -138,7 +138,7 @@ func oneEntry(name string, builds []index.Build) error {
 	if len(list) > 8 {
 		list, more = list[:8], ", ..."
 	}
-	return refusal.New(refusal.BadRequest, nil, "%q names %d entries", name, len(keys)).WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
+	return apierr.New(apierr.BadRequest, nil, "%q names %d entries", name, len(keys)).WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
 }
 
 // whyGone explains an entry of which only the history is left.

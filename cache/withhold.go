@@ -6,15 +6,15 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/views"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
 )
 
 // withhold takes a build that failed its check out of service, and says why.
 func (c *Cache) withhold(ctx context.Context, b *index.Build, cause error) string {
-	var found []forms.Damage
-	if forms.Lost(cause) { // of a blob, or of the view's folders, which say nothing of the build
+	var found []packing.Damage
+	if packing.Lost(cause) { // of a blob, or of the view's folders, which say nothing of the build
 		found = c.damagedBlobs(ctx, b)
 	}
 	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || c.allThere(ctx, b)) {
@@ -36,10 +36,10 @@ func (c *Cache) allThere(ctx context.Context, b *index.Build) bool {
 }
 
 // damagedBlobs lists what is no good of that which the build is made of. What was verified a moment ago is not hashed again.
-func (c *Cache) damagedBlobs(ctx context.Context, b *index.Build) (out []forms.Damage) {
+func (c *Cache) damagedBlobs(ctx context.Context, b *index.Build) (out []packing.Damage) {
 	for _, f := range b.Files {
 		for _, one := range c.forms.DamageOf(ctx, f.Digest) {
-			if !slices.ContainsFunc(out, func(d forms.Damage) bool { return d.Digest == one.Digest && d.Recipe == one.Recipe }) {
+			if !slices.ContainsFunc(out, func(d packing.Damage) bool { return d.Digest == one.Digest && d.Recipe == one.Recipe }) {
 				out = append(out, one)
 			}
 		}
@@ -47,7 +47,7 @@ func (c *Cache) damagedBlobs(ctx context.Context, b *index.Build) (out []forms.D
 	return out
 }
 
-func (c *Cache) putAsideAll(all []forms.Damage) {
+func (c *Cache) putAsideAll(all []packing.Damage) {
 	for _, one := range all {
 		if one.Recipe {
 			c.putAsideRecipe(one.Digest, one.Why)

@@ -15,14 +15,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -161,7 +161,7 @@ func (b *bench) openFile(path string) *os.File {
 }
 
 func (b *bench) request(graph *os.File) *Request {
-	return &Request{Peer: Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []requests.EP{{Name: standin.EP}}}
+	return &Request{Peer: Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []identity.EP{{Name: standin.EP}}}
 }
 
 func (b *bench) acquire(r *Request) *Answer {
@@ -174,12 +174,12 @@ func (b *bench) acquire(r *Request) *Answer {
 	return a
 }
 
-func (b *bench) refused(r *Request) *refusal.Error {
+func (b *bench) refused(r *Request) *apierr.Error {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), r, nil)
 	require.Nil(b, a)
 	require.Error(b, err)
-	var e *refusal.Error
+	var e *apierr.Error
 	require.ErrorAs(b, err, &e)
 	return e
 }

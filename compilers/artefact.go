@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // Collect lists what a compiler left in folder, besides the names in inputs, and reads the graphs. It

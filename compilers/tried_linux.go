@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // patience is how long a worker may take that loads nothing. Others who ask wait as long.

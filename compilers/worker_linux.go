@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // grace is how long a process that was killed, or a pipe that somebody else holds, may take to go away.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // configResult is what config check prints with --json.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // leastRoom is what a daemon leaves free on its disk, in bytes: with less nothing is compiled, and with much less it does not start.

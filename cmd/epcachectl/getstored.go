@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/forms"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -107,7 +107,7 @@ func (g *getCall) unpack(
 		err = g.stored.Unpack(ctx, answer, folder, func(done, total int64) {
 			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
 		})
-		if class := refusal.ClassOf(err); err == nil || class != refusal.NotAllowed && class != refusal.NoSpace {
+		if class := apierr.ClassOf(err); err == nil || class != apierr.NotAllowed && class != apierr.NoSpace {
 			break
 		}
 	}
@@ -133,10 +133,10 @@ func storedError(err error) error {
 	if err == nil {
 		return nil
 	}
-	var e *refusal.Error
+	var e *apierr.Error
 	switch {
 	case errors.As(err, &e):
-	case forms.Lost(err):
+	case packing.Lost(err):
 		return damageError{err}
 	default:
 		return plainPathError(err)

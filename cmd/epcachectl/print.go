@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/epcached/epcached/bytesize"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/unixsock"
 )
 

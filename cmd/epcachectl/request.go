@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -274,7 +274,7 @@ func (r *request) setNamed(o pair) error {
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.
 func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
-	entries, folder := requests.ExternalFolder(r.sessionOptions)
+	entries, folder := identity.ExternalFolder(r.sessionOptions)
 	if folder != "" {
 		m.folders = []string{folder}
 	}

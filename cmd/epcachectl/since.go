@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // sinceForms are the ways to write a time, all of them local where they name no zone.

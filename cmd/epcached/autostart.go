@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 )
 

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )

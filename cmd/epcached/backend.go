@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -86,7 +86,7 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 // Stop ends the daemon for its own user and administrators.
 func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	if !b.cache.Administrator(peer(p)) {
-		return nil, refusal.New(refusal.NotAllowed, nil,
+		return nil, apierr.New(apierr.NotAllowed, nil,
 			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
 			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
 	}
@@ -114,7 +114,7 @@ func wireError(err error) error {
 		}
 		return out
 	}
-	var e *refusal.Error
+	var e *apierr.Error
 	if errors.As(err, &e) {
 		return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // call is what the command line says.

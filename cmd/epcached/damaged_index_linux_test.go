@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )

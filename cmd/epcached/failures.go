@@ -5,8 +5,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/failure"
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // failureOptions says in the cache's terms how long failures are remembered.

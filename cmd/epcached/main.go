@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // version is set by the linker for releases.

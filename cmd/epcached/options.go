@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // optionsOf says in the cache's terms what the configuration says in an administrator's.

@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/failure"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // What an administrator writes reaches the cache, field by field.

@@ -13,9 +13,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
-	"github.com/epcached/epcached/watch"
+	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/internal/watch"
 )
 
 // reader reads the configuration and the rules that it names, as at the start. Settings without rules say that the rules

@@ -19,9 +19,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )

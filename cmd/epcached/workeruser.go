@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/internal/config"
 )
 
 // workerUser gives the user that workers run as, nil for the daemon's own. It finds out now what would fail each compile later.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/internal/config"
 )
 
 func TestLookUpUser(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/cache/identity"
 )
 
 // standing is a whole store, as the daemon has it: what applications compiled
@@ -180,7 +180,7 @@ func (s *standing) ask(ctx context.Context, one onebuild, miss cache.OnMiss) (*c
 		return nil, err
 	}
 	defer lib.Close()
-	return s.cache.Acquire(ctx, &cache.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, EPs: []requests.EP{{Name: one.ep}}, OnMiss: miss, Connection: ctx, HoldsView: true,
+	return s.cache.Acquire(ctx, &cache.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, EPs: []identity.EP{{Name: one.ep}}, OnMiss: miss, Connection: ctx, HoldsView: true,
 		Runtime: cache.RuntimeRef{ORTVersion: ortVersion, EPLibraries: []cache.EPLibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
 }
 

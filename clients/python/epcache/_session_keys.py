@@ -1,4 +1,4 @@
-"""The classes of session config entries. Written by `make session-keys` from requests/session.toml: change that one."""
+"""The classes of session config entries. Written by `make session-keys` from cache/identity/session.toml: change that one."""
 
 from __future__ import annotations
 

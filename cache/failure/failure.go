@@ -1,0 +1,272 @@
+package failure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+)
+
+// Reason is the class of a compile's failure. Its words are the protocol's.
+type Reason string
+
+// The reasons.
+const (
+	Crash       Reason = "crash" // a signal that the compiler brought upon itself, or an end without a result
+	Timeout     Reason = "timeout"
+	CPU         Reason = "processor time"
+	Memory      Reason = "memory"
+	OutputLimit Reason = "output limit"
+	Refused     Reason = "refused" // by ONNX Runtime or the execution provider, with a code
+	NoNode      Reason = "no node taken"
+	Invalid     Reason = "invalid output"
+	LoadCheck   Reason = "load check failed"
+	Cancelled   Reason = "cancelled"
+	WorkerDied  Reason = "worker died" // killed from outside, twice
+	NoWorker    Reason = "worker not started"
+	Sandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
+)
+
+// Failure is a compile that failed. Its text and facts name no file and no user: whoever has the model may be told.
+type Failure struct {
+	RequestKey  index.RequestKey
+	BuildKey    index.BuildKey
+	ModelName   string
+	ModelDigest cas.Digest
+	EP          string
+	Scope       string
+	UID         uint32 // who asked first
+
+	Reason Reason
+	Text   string            // ends with the compiler's own last words
+	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr", "logged", "free_dimensions"
+	Hint   string            // what to do, where more is known than the reason tells
+
+	Count       int // how often in a row
+	First, Last time.Time
+	Retry       time.Time // when a request may try again
+}
+
+// maxLastWords bounds what is kept of a compiler's standard error, and of a failure's text: many are remembered and listed.
+const maxLastWords = 4 << 10
+
+// Of gives a compile's error its reason; nil says that it is no failure of a compile's. log is what the worker printed.
+func Of(err error, log string) *Failure {
+	f := &Failure{Text: err.Error(), Facts: make(map[string]string)}
+	var refused *compilers.RefusedError
+	var exit *compilers.ExitError
+	var none *compilers.NoNodesError
+	switch {
+	case errors.As(err, &none):
+		f.Reason = NoNode
+		if len(none.Errors) > 0 {
+			f.Facts["logged"] = ending(strings.Join(none.Errors, "\n"))
+			f.Hint = "mend what ONNX Runtime logged as an error; epcachectl doctor tries the execution provider again"
+		}
+	case errors.Is(err, compilers.ErrStart):
+		f.Reason = NoWorker
+	case errors.As(err, &refused):
+		f.Reason, f.Facts["code"] = cmp.Or(limitSaid(refused.Text), Refused), fmt.Sprint(refused.Code)
+		if refused.Doing == "compile" { // as every failure of a compile says
+			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
+		}
+	case errors.As(err, &exit):
+		f.ended(exit)
+		log = exit.Stderr
+	default:
+		if f.Reason = limitReason(err); f.Reason == "" {
+			return nil
+		}
+		if line := compilers.LastLine(log); line != "" {
+			f.Text += ": " + line
+		}
+	}
+	f.Facts["reason"] = string(f.Reason)
+	if log != "" {
+		f.Facts["stderr"] = ending(log)
+	}
+	f.Text = ending(f.Text)
+	return f
+}
+
+// ended tells how a worker ended without a result.
+func (f *Failure) ended(exit *compilers.ExitError) {
+	f.Facts["exit"] = fmt.Sprint(exit.Code)
+	if exit.Signal != "" {
+		f.Facts["signal"] = exit.Name
+	}
+	if exit.FromOutside() {
+		f.Reason = WorkerDied
+		return
+	}
+	// Where no cgroup limits it, the kernel gives a process no more, and that gives up.
+	f.Reason = cmp.Or(limitSaid(compilers.LastLine(exit.Stderr)), Crash)
+}
+
+// limitReason is for what the worker did not say itself: limits, and output that is none.
+func limitReason(err error) Reason {
+	for _, one := range []struct {
+		is     error
+		reason Reason
+	}{
+		{compilers.ErrTimeout, Timeout}, {compilers.ErrCPU, CPU}, {compilers.ErrMemory, Memory},
+		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid}, {compilers.ErrDialogue, Invalid},
+		{context.Canceled, Cancelled},
+	} {
+		if errors.Is(err, one.is) {
+			return one.reason
+		}
+	}
+	if errors.As(err, new(*epmodel.FormatError)) {
+		return Invalid
+	}
+	return ""
+}
+
+// saidOfLimits are the words of who was refused memory, or room for what it writes: of C and C++, of Python and of the system.
+var saidOfLimits = []struct {
+	reason Reason
+	words  []string
+}{
+	{Memory, []string{"std::bad_alloc", "bad allocation", "MemoryError", "ENOMEM", "cannot allocate memory", "unable to allocate", "out of memory"}},
+	{OutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
+}
+
+// limitSaid recognises who came to one of the worker's limits by what that one said; "" says that it speaks of none.
+func limitSaid(words string) Reason {
+	words = strings.ToLower(words)
+	for _, one := range saidOfLimits {
+		for _, said := range one.words {
+			if strings.Contains(words, strings.ToLower(said)) {
+				return one.reason
+			}
+		}
+	}
+	return ""
+}
+
+// ending is the end of a text, which is where its point is, as valid UTF-8.
+func ending(text string) string {
+	text = strings.TrimSpace(text)
+	if len(text) > maxLastWords {
+		text = "[...]" + text[len(text)-maxLastWords:]
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// Refusal says what became of a request, as formatted: text, class, facts and what to do.
+func (f *Failure) Refusal(cause error, format string, args ...any) *apierr.Error {
+	e := apierr.New(cmp.Or(meanings[f.Reason].class, apierr.CompileFailed), nil, format, args...)
+	e.Text += ": " + f.Text
+	e.Err = &failed{f, cause}
+	for key, value := range f.Facts {
+		e.WithFact(key, value)
+	}
+	e.Hint = f.Advice()
+	return e
+}
+
+// failed is the cause of a refusal that is a compile's failure.
+type failed struct {
+	*Failure       // shared: read only
+	cause    error // may be nil
+}
+
+func (f *failed) Error() string { return f.Text }
+
+func (f *failed) Unwrap() error { return f.cause }
+
+// In gives the compile's failure that an error tells of, nil where it tells of something else.
+func In(err error) *Failure {
+	var e *apierr.Error
+	if !errors.As(err, &e) {
+		return nil
+	}
+	if f, ok := e.Err.(*failed); ok { // and not further down: what is wrapped there is not what is told
+		return f.Failure
+	}
+	return nil
+}
+
+// AddHint adds something to do, which may help as well as what is said already.
+func (f *Failure) AddHint(hint string) {
+	if f.Hint != "" {
+		f.Hint += "; or "
+	}
+	f.Hint += hint
+}
+
+// Advice is everything that can be done about it.
+func (f *Failure) Advice() string {
+	usual := meanings[f.Reason].hint
+	if f.Hint == "" || usual == "" {
+		return f.Hint + usual
+	}
+	return f.Hint + "; or " + usual
+}
+
+// meanings are what the reasons mean where that is not the usual.
+var meanings = map[Reason]struct {
+	hint       string
+	class      apierr.Class // 0: CompileFailed
+	notOfModel bool
+	ofProvider bool
+}{
+	"":          {notOfModel: true},
+	Cancelled:   {class: apierr.Cancelled, notOfModel: true},
+	NoWorker:    {hint: hintMachine, class: apierr.Unavailable, notOfModel: true},
+	Sandbox:     {hint: hintMachine, class: apierr.Unavailable, notOfModel: true},
+	Crash:       {hint: hintCrash, ofProvider: true},
+	NoNode:      {hint: hintNoNode, ofProvider: true},
+	Refused:     {ofProvider: true},
+	Invalid:     {ofProvider: true},
+	LoadCheck:   {ofProvider: true},
+	Timeout:     {hint: hintLimits},
+	CPU:         {hint: hintLimits},
+	Memory:      {hint: hintLimits},
+	OutputLimit: {hint: hintLimits},
+}
+
+const (
+	hintNoNode = "use the model as it is: load it without epcached, or choose another execution provider"
+	hintCrash  = "the daemon is unhurt; an application that loads the model with this execution provider " +
+		"may crash likewise: choose another one, or change what it is asked for"
+	hintLimits  = "[limits] in the daemon's configuration sets the bounds of a compile"
+	hintMachine = "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
+)
+
+// OfModel tells whether a failure may be the model's doing, and not the machine's or the asker's.
+func (r Reason) OfModel() bool { return !meanings[r].notOfModel }
+
+// OfProvider tells whether the execution provider fails so wherever it runs: an application that has the same one fares no
+// better by compiling itself. Limits are the daemon's own.
+func (r Reason) OfProvider() bool { return meanings[r].ofProvider }
+
+// OfLoad is for what compiles and then does not load.
+func OfLoad(checked compilers.CheckResult) *Failure {
+	f := &Failure{Reason: LoadCheck, Text: ending("what comes out does not load: " + checked.Cause()),
+		Facts: map[string]string{"reason": string(LoadCheck), "code": fmt.Sprint(checked.Code)}}
+	if checked.Signal != "" {
+		f.Facts["signal"] = checked.Signal
+	}
+	return f
+}
+
+// OfOutput is for output that is no artefact.
+func OfOutput(err error) *Failure {
+	return &Failure{Reason: Invalid, Text: ending("the execution provider's output is not an artefact: " + err.Error()),
+		Facts: map[string]string{"reason": string(Invalid)}}
+}
+
+// OfMachine is what stands in the place of a failure that says nothing of a model.
+func OfMachine(text string) *Failure {
+	return &Failure{Reason: Sandbox, Text: ending(text), Facts: map[string]string{"reason": string(Sandbox)}}
+}

@@ -1,0 +1,151 @@
+package identity
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// Difference is one field in which two records differ. An empty value is one that is not there.
+type Difference struct {
+	Field, Asked, Found string
+}
+
+// Bounds of what is told of one pair of records.
+const (
+	maxDifferences = 50
+	maxValue       = 200 // bytes
+)
+
+// Fields are a record's values by their paths: "eps[0].options.precision". A record has each value in one spelling,
+// so equal fields mean equal requests.
+type Fields map[string]string
+
+// ParseFields reads a request record as JSON.
+func ParseFields(record string) (Fields, error) {
+	dec := json.NewDecoder(strings.NewReader(record))
+	dec.UseNumber()
+	var tree any
+	if err := dec.Decode(&tree); err != nil {
+		return nil, fmt.Errorf("request record: %w", err)
+	}
+	out := make(Fields)
+	out.add("", tree)
+	return out, nil
+}
+
+func (f Fields) add(path string, value any) {
+	switch v := value.(type) {
+	case map[string]any:
+		for name, inner := range v {
+			if path == "" {
+				f.add(name, inner)
+			} else {
+				f.add(path+"."+name, inner)
+			}
+		}
+	case []any:
+		for i, inner := range v {
+			f.add(fmt.Sprintf("%s[%d]", path, i), inner)
+		}
+	case string:
+		f[path] = v
+	case nil: // an empty list
+	default: // numbers and truth values
+		f[path] = fmt.Sprint(v)
+	}
+}
+
+// Count is the number of fields in which two records differ.
+func (f Fields) Count(found Fields) int {
+	n := 0
+	for name, value := range f {
+		if other, ok := found[name]; !ok || other != value {
+			n++
+		}
+	}
+	for name := range found {
+		if _, ok := f[name]; !ok {
+			n++
+		}
+	}
+	return n
+}
+
+// Against lists the fields in which found differs, in the order of their names, and the model first.
+func (f Fields) Against(found Fields) []Difference {
+	all := make(Fields, len(f))
+	for _, side := range []Fields{f, found} {
+		for name := range side {
+			all[name] = ""
+		}
+	}
+	delete(all, "model")
+	var out []Difference
+	for _, name := range append([]string{"model"}, slices.Sorted(maps.Keys(all))...) {
+		out = differ(out, name, f[name], found[name])
+	}
+	return out
+}
+
+// differ adds a field if its values differ, as long as the list is not too long.
+func differ(list []Difference, field, asked, found string) []Difference {
+	switch {
+	case asked == found:
+		return list
+	case len(list) == maxDifferences:
+		return append(list, Difference{Field: "and more"})
+	case len(list) > maxDifferences:
+		return list
+	}
+	return append(list, Difference{Field: Shortened(field), Asked: Shortened(asked), Found: Shortened(found)})
+}
+
+// Shortened cuts what others chose, so that it can be told.
+func Shortened(s string) string {
+	if len(s) <= maxValue {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxValue], "") + "..."
+}
+
+// MakerDifferences compares what would make a build now with what made one: for each execution provider what the build
+// key is made of, and what is judged besides. now is nil where nothing can be made.
+func MakerDifferences(now []index.EPFacts, ort string, b *index.Build) []Difference {
+	if now == nil {
+		return nil
+	}
+	var out []Difference
+	for i := range max(len(now), len(b.EPs)) {
+		var asked, found index.EPFacts
+		if i < len(now) {
+			asked = now[i]
+		}
+		if i < len(b.EPs) {
+			found = b.EPs[i]
+		}
+		at := "eps[" + strconv.Itoa(i) + "]."
+		out = differ(out, at+"name", asked.Name, found.Name)
+		out = differ(out, at+"version", asked.Version, found.Version)
+		out = differ(out, at+"library_digest", digestText(asked.LibraryDigest), digestText(found.LibraryDigest))
+		out = differ(out, at+"sdk_version", asked.SDKVersion, found.SDKVersion)
+		out = differ(out, at+"hardware_architecture", asked.HardwareArchitecture, found.HardwareArchitecture)
+		out = differ(out, at+"compatibility_string", asked.CompatibilityString, found.CompatibilityString)
+		out = differ(out, at+"driver_version", asked.DriverVersion, found.DriverVersion)
+		out = differ(out, at+"devices", strings.Join(asked.Devices, ", "), strings.Join(found.Devices, ", "))
+	}
+	return differ(out, "ort_version", ort, b.ORTVersion)
+}
+
+func digestText(d cas.Digest) string {
+	if d.IsZero() {
+		return ""
+	}
+	return d.String()
+}

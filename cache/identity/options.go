@@ -1,0 +1,175 @@
+package identity
+
+import (
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/suggest"
+)
+
+// An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
+// has a policy, or it is refused: compilers/eps.toml for provider options, session.toml for session config entries.
+
+// Allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
+type Allowed []string
+
+// canonicalOptions gives the EP's options as they count for identity: known names, one spelling for equal values,
+// what equals the default left out.
+func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
+	info, _ := compilers.EPByName(ep.Name)
+	info.Name = ep.Name
+	// A library is found beside the EP's own, wherever the client has its copy.
+	out, unknown, err := info.Normalize(BaseNames(info, ep.Options), true)
+	if err != nil {
+		return nil, apierr.New(apierr.BadRequest, err, "execution provider %s", ep.Name)
+	}
+	for _, name := range unknown {
+		if !slices.Contains(a, ep.Name+"/"+name) {
+			return nil, unknownOption(ep.Name, name, info)
+		}
+	}
+	for name, value := range out {
+		if info.Options[name].Kind != "json" {
+			continue
+		}
+		if key, bad := namesFile([]byte(value)); bad {
+			return nil, apierr.New(apierr.NotAllowed, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
+		}
+	}
+	return out, fileOptions(ep, info)
+}
+
+// fileOptions checks that options which name a file came as descriptors, and only those.
+func fileOptions(ep EP, info compilers.EPInfo) error {
+	for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
+		if info.Options[name].Policy == compilers.FileName {
+			return apierr.New(apierr.BadRequest, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(ep.Files)) {
+		if info.Options[name].Policy != compilers.FileName {
+			return apierr.New(apierr.BadRequest, nil, "option %q of %s does not take a file", name, ep.Name)
+		}
+	}
+	return nil
+}
+
+// namesFile finds a key in a JSON value by which the EP would read or write something.
+func namesFile(value []byte) (string, bool) {
+	var tree map[string]json.RawMessage
+	if json.Unmarshal(value, &tree) != nil {
+		return "", false
+	}
+	for _, key := range slices.Sorted(maps.Keys(tree)) {
+		upper := strings.ToUpper(key)
+		for _, end := range []string{"_DIR", "_PATH", "_FILE", "_DIRECTORY"} {
+			if strings.HasSuffix(upper, end) {
+				return key, true
+			}
+		}
+		if inner, bad := namesFile(tree[key]); bad {
+			return inner, true
+		}
+	}
+	return "", false
+}
+
+func unknownOption(ep, name string, info compilers.EPInfo) error {
+	e := apierr.New(apierr.BadRequest, nil, "%s has no option %q that is known", ep, name)
+	if near := suggest.Closest(name, maps.Keys(info.Options)); near != "" {
+		return e.WithHint("did you mean %q?", near)
+	}
+	return e.WithHint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
+}
+
+// FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
+// own, and what has to be there filled in.
+func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
+	info, _ := compilers.EPByName(ep)
+	out := info.Resolve(lib.Path, BaseNames(info, options))
+	for name, value := range out {
+		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
+			_, asked := options[name]
+			if lib.Absent && !asked {
+				delete(out, name) // the tool has libraries of its own
+				continue
+			}
+			if !asked {
+				return nil, apierr.New(apierr.Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
+					WithHint("install it again")
+			}
+			return nil, apierr.New(apierr.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
+				name, ep, filepath.Base(value), lib.Path)
+		}
+	}
+	return out, nil
+}
+
+// canonicalLevel gives the graph optimisation level that the model is compiled at, the default spelled out. A session
+// folds constants and shapes, "basic", before execution providers choose their nodes, and so does a compile here
+// unless it is told otherwise: the compile API's own default, "disable_all", leaves nodes to the CPU that a session
+// would not (QNN: whole models). The levels above "basic" only concern nodes that no provider took.
+func canonicalLevel(level, route string) (string, error) {
+	switch level {
+	case "":
+		if route == compilers.RouteSessionOptions {
+			return "all", nil
+		}
+		return "basic", nil
+	case "disable_all", "basic", "extended", "layout", "all":
+		return level, nil
+	}
+	return "", apierr.New(apierr.BadRequest, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
+}
+
+func canonicalRoute(route string) (string, error) {
+	switch route {
+	case "", compilers.RouteCompileAPI:
+		return compilers.RouteCompileAPI, nil
+	case compilers.RouteSessionOptions:
+		return route, nil
+	}
+	return "", apierr.New(apierr.BadRequest, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
+}
+
+// BaseNames takes the folders off options that name libraries.
+func BaseNames(info compilers.EPInfo, options map[string]string) map[string]string {
+	out := make(map[string]string, len(options))
+	for name, value := range options {
+		if info.Options[name].Policy == compilers.LibraryName {
+			value = filepath.Base(value)
+		}
+		out[name] = value
+	}
+	return out
+}
+
+// Denotations gives denotations in small letters, for ONNX Runtime compares them so.
+func Denotations(sizes map[string]int64) (map[string]int64, error) {
+	out := make(map[string]int64, len(sizes))
+	for name, size := range sizes {
+		small := strings.ToLower(name)
+		if other, twice := out[small]; twice && other != size {
+			return nil, apierr.New(apierr.BadRequest, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
+		}
+		out[small] = size
+	}
+	return out, nil
+}
+
+// StatedDevices takes the devices as they are spelled, where nothing lists those that there are.
+func StatedDevices(ep EP) ([]compilers.Device, error) {
+	out := slices.Clone(ep.Devices)
+	if len(out) == 0 {
+		out = []compilers.Device{{}} // the provider's first: the machine is part of the key
+	}
+	for i := range out {
+		out[i].Type = strings.ToUpper(out[i].Type)
+	}
+	return out, nil
+}

@@ -1,0 +1,177 @@
+package identity
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"lukechampine.com/blake3"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// Record is a request in its one spelling: equal requests give equal records.
+type Record struct {
+	Version                    int               `json:"version"`
+	Model                      cas.Digest        `json:"model"`
+	EPs                        []RecordEP        `json:"eps"`
+	SessionOptions             map[string]string `json:"session_options"`
+	FreeDimensions             map[string]int64  `json:"free_dimensions"`
+	FreeDimensionsByDenotation map[string]int64  `json:"free_dimensions_by_denotation"`
+	GraphOptimizationLevel     string            `json:"graph_optimization_level"`
+	Embed                      bool              `json:"embed"`
+	Route                      string            `json:"route"`
+	Output                     *RecordOutput     `json:"output,omitempty"`
+	Group                      []cas.Digest      `json:"-"`                // further models of a group, in order
+	Member                     bool              `json:"member,omitempty"` // a key by which a group is found for one of its models
+}
+
+// RecordEP is an execution provider in a record.
+type RecordEP struct {
+	Name    string            `json:"name"`
+	Devices []RecordDevice    `json:"devices"`
+	Options map[string]string `json:"options"`
+	Files   map[string]string `json:"files,omitempty"` // option -> digest of the file
+}
+
+// RecordDevice is a device in a record.
+type RecordDevice struct {
+	Type     string            `json:"type"`
+	VendorID uint32            `json:"vendor_id"`
+	DeviceID uint32            `json:"device_id"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// recordVersion is the first field of every record, so that a later epcached can tell what it reads.
+const recordVersion = 1
+
+// Encode gives the bytes that the request key is the digest of, protobuf's wire format with fields in ascending order and maps sorted:
+//
+//	1 version (varint)              5 free dimension by name {1 name, 2 value}
+//	2 model digest (32 bytes)       6 free dimension by denotation {1 denotation, 2 value}
+//	3 execution provider, ordered   7 graph optimization level
+//	  {1 name, 2 device {1 type,    8 embed (varint)
+//	  2 vendor id, 3 device id,     9 route
+//	  4 metadata {1, 2}},
+//	  3 option {1, 2}, 4 file option {1 name, 2 digest}}
+//	4 session config entry {1 key, 2 value}
+//	10 output, see RecordOutput.encode
+//	20 digest of a further model of a group, ordered (32 bytes)
+//	21 one of a group (varint)
+//
+// A field is never used again for something else; a new one is left out at its default, so that old keys hold.
+func (r *Record) Encode() []byte {
+	b := make([]byte, 0, 512)
+	b = protowire.AppendTag(b, 1, protowire.VarintType)
+	b = protowire.AppendVarint(b, uint64(r.Version))
+	b = appendBytes(b, 2, r.Model[:])
+	for _, ep := range r.EPs {
+		b = appendBytes(b, 3, ep.encode())
+	}
+	b = appendStrings(b, 4, r.SessionOptions)
+	b = appendInts(b, 5, r.FreeDimensions)
+	b = appendInts(b, 6, r.FreeDimensionsByDenotation)
+	b = appendBytes(b, 7, []byte(r.GraphOptimizationLevel))
+	b = protowire.AppendTag(b, 8, protowire.VarintType)
+	b = protowire.AppendVarint(b, protowire.EncodeBool(r.Embed))
+	b = appendBytes(b, 9, []byte(r.Route))
+	if r.Output != nil {
+		b = appendBytes(b, 10, r.Output.encode())
+	}
+	for i := range r.Group {
+		b = appendBytes(b, 20, r.Group[i][:])
+	}
+	if r.Member {
+		b = protowire.AppendTag(b, 21, protowire.VarintType)
+		b = protowire.AppendVarint(b, 1)
+	}
+	return b
+}
+
+func (ep *RecordEP) encode() []byte {
+	b := appendBytes(nil, 1, []byte(ep.Name))
+	for _, d := range ep.Devices {
+		m := appendBytes(nil, 1, []byte(d.Type))
+		m = protowire.AppendTag(m, 2, protowire.VarintType)
+		m = protowire.AppendVarint(m, uint64(d.VendorID))
+		m = protowire.AppendTag(m, 3, protowire.VarintType)
+		m = protowire.AppendVarint(m, uint64(d.DeviceID))
+		b = appendBytes(b, 2, appendStrings(m, 4, d.Metadata))
+	}
+	b = appendStrings(b, 3, ep.Options)
+	return appendStrings(b, 4, ep.Files)
+}
+
+// Key gives the request key, which is the digest of the record, and the record.
+func (r *Record) Key() (index.RequestKey, []byte) {
+	record := r.Encode()
+	return index.RequestKey(blake3.Sum256(record)), record
+}
+
+// JSON is the record for people and for epcachectl key.
+func (r *Record) JSON() string {
+	type plain Record // without this method
+	var group []string
+	for i := range r.Group {
+		group = append(group, r.Group[i].String())
+	}
+	b, err := json.Marshal(struct {
+		*plain
+		Model string   `json:"model"` // hides the digest's bytes
+		Group []string `json:"group,omitempty"`
+	}{(*plain)(r), r.Model.String(), group})
+	if err != nil {
+		return "{}" // cannot happen: strings, numbers and maps of them only
+	}
+	return string(b)
+}
+
+func appendBytes(b []byte, field protowire.Number, v []byte) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return protowire.AppendBytes(b, v)
+}
+
+func appendStrings(b []byte, field protowire.Number, m map[string]string) []byte {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		b = appendBytes(b, field, appendBytes(appendBytes(nil, 1, []byte(k)), 2, []byte(m[k])))
+	}
+	return b
+}
+
+func appendInts(b []byte, field protowire.Number, m map[string]int64) []byte {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		kv := appendBytes(nil, 1, []byte(k))
+		kv = protowire.AppendTag(kv, 2, protowire.VarintType)
+		b = appendBytes(b, field, protowire.AppendVarint(kv, uint64(m[k])))
+	}
+	return b
+}
+
+// Options lists what the execution providers were told, for people.
+func (r *Record) Options() []string {
+	var out []string
+	for _, ep := range r.EPs {
+		for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
+			out = append(out, name+"="+ep.Options[name])
+		}
+	}
+	return out
+}
+
+// ModelOf gives the digest of one of the request's models.
+func (r *Record) ModelOf(i int) cas.Digest {
+	if i == 0 {
+		return r.Model
+	}
+	return r.Group[i-1]
+}
+
+// Alone is the key under which a group is found by one who asks for a single of its models, with the same options.
+func (r *Record) Alone(member int) index.RequestKey {
+	one := *r
+	one.Model, one.Group, one.Member = r.ModelOf(member), nil, true
+	key, _ := one.Key()
+	return key
+}

@@ -1,0 +1,72 @@
+package apierr
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Class says what a caller can do about an error. The classes are those of the protocol.
+type Class int
+
+// The classes, in the protocol's order.
+const (
+	NotFound Class = iota + 1
+	Stale
+	CompileFailed
+	Busy
+	Deadline
+	BadModel
+	BadRequest
+	NotAllowed
+	NoSpace
+	Version
+	Unavailable
+	Internal
+	Cancelled
+)
+
+// Error says why somebody does not get what was asked for.
+type Error struct {
+	Class Class
+	Text  string            // object and cause, for people
+	Hint  string            // what to do, may be empty
+	Facts map[string]string // for programs
+	Err   error             // the cause, may be nil
+}
+
+func (e *Error) Error() string { return e.Text }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// New makes an error whose text is the formatted one, with that of the cause behind it; the cause may be nil.
+func New(class Class, cause error, format string, args ...any) *Error {
+	e := &Error{Class: class, Text: fmt.Sprintf(format, args...), Err: cause}
+	if cause != nil {
+		e.Text += ": " + cause.Error()
+	}
+	return e
+}
+
+// WithHint says what to do about it, and gives the error itself.
+func (e *Error) WithHint(format string, args ...any) *Error {
+	e.Hint = fmt.Sprintf(format, args...)
+	return e
+}
+
+// WithFact adds a fact, and gives the error itself.
+func (e *Error) WithFact(key, value string) *Error {
+	if e.Facts == nil {
+		e.Facts = make(map[string]string)
+	}
+	e.Facts[key] = value
+	return e
+}
+
+// ClassOf gives the class of an error, Internal for one that has none.
+func ClassOf(err error) Class {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Class
+	}
+	return Internal
+}

@@ -1,0 +1,401 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/internal/tomlfile"
+)
+
+// load reads a text as a file, and gives the file's name too.
+func load(t *testing.T, text string) (*Settings, string, error) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "epcached.toml")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	s, err := Load(file)
+	return s, file, err
+}
+
+func TestWrongValues(t *testing.T) {
+	cases := map[string]struct{ text, says string }{
+		"unknown field":              {"state = \"/x\"\njob = 3\n", `:2:1: unknown field "job"; is it "jobs"?`},
+		"unknown field, no guess":    {"frobnicate = 3\n", `:1:1: unknown field "frobnicate"`},
+		"unknown table":              {"\n[polcy]\nunknown = \"serve\"\n", `:2:2: unknown field "polcy"; is it "policy"?`},
+		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n", `:3:1: unknown field "runtime[1].path"`},
+		"in the second runtime":      {"[[runtime]]\ndirectory = \"/x\"\n[[runtime]]\n  directory = 5\n", `:4:3: field "runtime[2].directory": it is a whole number`},
+		"runtime in a line":          {"runtime = [{directory = \"/x\"},\n {directory = true}]\n", `:2:3: field "runtime[2].directory": it is true or false`},
+		"runtime that is a table":    {"[runtime]\ndirectory = \"/x\"\n", `:1:2: field "runtime": it is a table, not an array`},
+		"no TOML":                    {"jobs = 2\nwhat is this\n", `:2:6: expected '='`},
+		"twice":                      {"jobs = 1\njobs = 2\n", `:2:`},
+		"log level that is no text":  {"\nlog_level = 4\n", `:2:1: field "log_level": it is a whole number, not a text`},
+		"log level":                  {"log_level = \"loud\"\n", `:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
+		"negative time":              {"[limits]\nwall_seconds = -5\n", `:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
+		"no number":                  {"[limits]\nwall_seconds = nan\n", `:2:1: field "limits.wall_seconds": NaN is not`},
+		"less than nice":             {"[limits]\nnice = 20\n", `:2:1: field "limits.nice": 20 is not 0 to 19`},
+		"user of the worker":         {"worker_user = \"a b\"\n", `:1:1: field "worker_user": "a b" is no user`},
+		"user of the worker by uid":  {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number, not a text in quotes: write worker_user = "990"`},
+		"what may be read":           {"[sandbox]\nread = \"/x\"\n", `:2:1: field "sandbox.read": it is a text, not an array`},
+		"what may be written":        {"[sandbox]\nwrite = [\"\"]\n", `:2:10: field "sandbox.write[1]": it is empty`},
+		"part of a job":              {"jobs = 1.5\n", `:1:1: field "jobs": it is a number, not a whole number`},
+		"user by name":               {"administrators = [0,\n  \"root\"]\n", `:2:3: field "administrators[2]": it is a text, not a whole number`},
+		"nobody's user id":           {"trusted_reporters = [4294967295]\n", `:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
+		"no quorum":                  {"report_quorum = 0\n", `:1:1: field "report_quorum": 0 is not 1 to`},
+		"no quiet":                   {"quiet_seconds = 0\n", `:1:1: field "quiet_seconds": 0 is not 0.01 to 3600`},
+		"rules in a text":            {"rules = \"/x\"\n", `:1:1: field "rules": it is a text, not an array`},
+		"empty rule":                 {"rules = [\"/x\", \"\"]\n", `:1:16: field "rules[2]": it is empty`},
+		"keep source":                {"keep_source = true\n", `:1:1: field "keep_source": it is true or false`},
+		"option without EP":          {"allow_options = [\"num_streams\"]\n", `:1:18: field "allow_options[1]": "num_streams" is not EP/option`},
+		"runtime of nothing":         {"[[runtime]]\n", `:1:3: field "runtime[1]": give either directory, or ort_library`},
+		"runtime of both":            {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", `:1:3: field "runtime[1]": give either`},
+		"libraries beside a folder":  {"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n", `:3:1: field "runtime[1].ep_libraries": `},
+		"runtime without EP":         {"[[runtime]]\nort_library = \"/y\"\n", `:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
+		"driver of nobody known":     {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n", `:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
+		"driver from nowhere":        {"[[driver]]\nep = \"QNNExecutionProvider\"\n", `:1:3: field "driver[1]": give one of file, module and command`},
+		"driver from two places":     {"[[driver]]\nep = \"QNNExecutionProvider\"\nfile = \"/x\"\nmodule = \"y\"\n", `:1:3: field "driver[1]": give one of`},
+		"module that is a path":      {"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n", `:3:1: field "driver[1].module": "../x" is no name`},
+		"command of nothing":         {"[[driver]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "driver[1].command": it names no program`},
+		"compiler of nothing":        {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "compiler[1].command": it names no program`},
+		"compiler without a model":   {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{output}\"]\n", `:3:1: field "compiler[1].command": its arguments need {model}`},
+		"unknown placeholder":        {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{out}\"]\n", `:3:1: field "compiler[1].command": "{out}": there is no placeholder "{out}"`},
+		"compiler for nobody known":  {"[[compiler]]\nep = \"qnn\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n", `:2:1: field "compiler[1].ep": there is no field and no execution provider "qnn"`},
+		"two compilers for one": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n" +
+			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", \"{output}\"]\n", `:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
+		"budget as a number":          {"[space]\nbudget = 100000000\n", `:2:1: field "space.budget": it is a whole number, not a text in quotes: write budget = "100000000"`},
+		"budget without a unit":       {"[space]\nbudget = \"20\"\n", `:2:1: field "space.budget": "20" is less than 64KiB`},
+		"quota without a unit":        {"[space]\nuser_bytes = \"20\"\n", `:2:1: field "space.user_bytes": "20" is less than 64KiB`},
+		"floor of everything":         {"[space]\nfree_floor = \"100%\"\n", `:2:1: field "space.free_floor": "100%" would keep nothing`},
+		"unknown verdict":             {"[policy]\nunknown = \"guess\"\n", `:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
+		"age":                         {"[policy]\nmax_age = \"90 days\"\n", `:2:1: field "policy.max_age": "90 days" is no duration`},
+		"age as a number":             {"[policy]\nmax_age = 90\n", `:2:1: field "policy.max_age": it is a whole number, not a text`},
+		"negative seconds":            {"[policy]\nmin_compile_seconds = -0.5\n", `:2:1: field "policy.min_compile_seconds": -0.5 is not 0 to`},
+		"unknown field of an EP":      {"[policy.QNNExecutionProvider]\nmax_ages = \"1d\"\n", `:2:1: unknown field "policy.QNNExecutionProvider.max_ages"; is it "max_age"?`},
+		"misspelled EP":               {"[policy.QNNExecutionProvide]\nmax_age = \"1d\"\n", `:1:9: field "policy.QNNExecutionProvide": there is no execution provider "QNNExecutionProvide"; is it "QNNExecutionProvider"?`},
+		"EP in other letters":         {"[policy.OpenvinoExecutionProvider]\n", `is it "OpenVINOExecutionProvider"?`},
+		"policy of something else":    {"[policy.npu]\n", `:1:9: field "policy.npu": there is no field and no execution provider "npu"`},
+		"policy that is none":         {"policy = 5\n", `:1:1: field "policy": it is a whole number, not a table`},
+		"share of more than there is": {"[rebuild]\ncpu_share = 1.5\n", `:2:1: field "rebuild.cpu_share": 1.5 is not 0.01 to 1`},
+		"window":                      {"[rebuild]\nwindow = \"22-6\"\n", `:2:1: field "rebuild.window": "22-6" is no span of a day`},
+		"window of no length":         {"[rebuild]\nwindow = \"06:00-06:00\"\n", `:2:1: field "rebuild.window": "06:00-06:00" has no length`},
+		"hour 25":                     {"[rebuild]\nwindow = \"25:00-06:00\"\n", `:2:1: field "rebuild.window"`},
+		"no pause":                    {"[failures]\ncrash = \"0s\"\n", `:2:1: field "failures.crash": "0s" is not 1s to 365d`},
+		"pause that is none":          {"[failures]\nlimit = \"soon\"\n", `:2:1: field "failures.limit": "soon" is no duration`},
+		"empty pause":                 {"[failures]\nrefused = \"\"\n", `:2:1: field "failures.refused": "" is no duration`},
+		"idle for an instant":         {"idle_exit = \"soon\"\n", `:1:1: field "idle_exit": "soon" is no duration`},
+		"a time for a text":           {"state = 2026-11-21\n", `:1:1: field "state": it is a time`},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, file, err := load(t, c.text)
+			var wrong Errors
+			require.ErrorAs(t, err, &wrong)
+			require.Len(t, wrong, 1, err)
+			require.Contains(t, err.Error(), c.says)
+			require.Contains(t, err.Error(), file+":")
+		})
+	}
+}
+
+// Whoever mends a file wants to do it once.
+func TestAllErrorsAtOnce(t *testing.T) {
+	_, file, err := load(t, "[rebuild]\njobs = 0\n[limits]\nmemory_bytes = -1\nspeed = 3\n[[driver]]\nmodule = \"../x\"\n")
+	require.Equal(t, strings.Join([]string{
+		file + `:2:1: field "rebuild.jobs": 0 is not 1 to 4096`,
+		file + `:4:1: field "limits.memory_bytes": -1 is not 0 or more`,
+		file + `:5:1: unknown field "limits.speed"`,
+		file + `:7:1: field "driver[1].module": "../x" is no name of a kernel module`,
+	}, "\n"), err.Error())
+}
+
+func TestFilesThatCannotBeRead(t *testing.T) {
+	_, err := Load("/no/such/file.toml")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Equal(t, "/no/such/file.toml: no such file or directory", err.Error())
+	_, _, err = load(t, strings.Repeat("# much ado\n", tomlfile.MaxSize/11+1))
+	require.ErrorContains(t, err, "larger than 1048576 bytes")
+	var wrong Errors
+	require.False(t, errors.As(err, &wrong), "it is not the content that is wrong")
+}
+
+func TestDefaults(t *testing.T) {
+	s, err := Load("")
+	require.NoError(t, err)
+	require.Equal(t, Policy{Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}, s.Policies[""])
+	require.Equal(t, Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5}, s.Rebuild)
+	require.Equal(t, "reference", s.KeepSource)
+	require.EqualValues(t, 3, s.ReportQuorum)
+	require.Equal(t, []float64{1, 2}, []float64{s.Quiet, s.Poll})
+	for _, f := range s.Fields() {
+		require.Equal(t, fromDefault, f.Origin, f.Name)
+	}
+}
+
+func TestPoliciesInherit(t *testing.T) {
+	s, _, err := load(t, `
+[policy.OpenVINOExecutionProvider]
+unknown = "refuse"
+measure_gain = false
+
+[policy]
+max_age = "90d"
+unsupported = "fail"
+`)
+	require.NoError(t, err)
+	one := s.Policies["OpenVINOExecutionProvider"]
+	require.Equal(t, Policy{Unknown: "refuse", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: "90d"}, one)
+	require.Equal(t, 90*24*time.Hour, one.Age())
+	require.Equal(t, "load_check", s.Policies[""].Unknown)
+	require.Zero(t, Policy{}.Age())
+}
+
+func TestOrigins(t *testing.T) {
+	s, file, err := load(t, "jobs = 2\n[policy]\nmax_age = \"1d\"\n[policy.QNNExecutionProvider]\nunknown = \"serve\"\n[[runtime]]\ndirectory = \"rt\"\n")
+	require.NoError(t, err)
+	s.Flag("state", "state")
+	s.PreferRuntimes([]Runtime{{Directory: "/flagged"}}, "runtime")
+	have := map[string]Field{}
+	for _, f := range s.Fields() {
+		have[f.Name] = f
+	}
+	origin := func(name string) string { return have[name].Origin }
+	require.Equal(t, file+":1", origin("jobs"))
+	require.Equal(t, "flag --state", origin("state"))
+	require.Equal(t, "default", origin("socket"))
+	require.Equal(t, file+":5", origin("policy.QNNExecutionProvider.unknown"))
+	require.Equal(t, "policy.max_age", origin("policy.QNNExecutionProvider.max_age"))
+	require.Equal(t, "1d", have["policy.QNNExecutionProvider.max_age"].Value)
+	require.Equal(t, "flag --runtime", origin("runtime[1].directory"))
+	require.Equal(t, file+":7", origin("runtime[2].directory"))
+	require.Equal(t, filepath.Join(filepath.Dir(file), "rt"), have["runtime[2].directory"].Value, "from the file's folder on")
+}
+
+const everything = `
+state = "/s"
+socket = "/k"
+log_level = "warn"
+worker = "/w"
+worker_user = "epcached-worker:990"
+jobs = 3
+jobs_memory_bytes = 12
+path_access = true
+administrators = [1, 2]
+allow_options = ["QNNExecutionProvider/x", "session/y"]
+rules = ["/r", "/r2"]
+quiet_seconds = 0.5
+poll_seconds = 7
+keep_source = "copy"
+trusted_reporters = [4]
+publishers = [6]
+report_quorum = 5
+autostart = false
+idle_exit = "1h"
+[limits]
+wall_seconds = 1.5
+cpu_seconds = 2.5
+memory_bytes = 9223372036854775807
+output_bytes = 6
+output_files = 7
+open_files = 8
+processes = 9
+stack_bytes = 10
+nice = 11
+[sandbox]
+network = true
+read = ["/l", "/licence"]
+write = ["/dev/x"]
+namespaces = false
+[claims]
+deadline_seconds = 60.5
+bytes = 12
+user_bytes = 13
+open = 14
+[[runtime]]
+directory = "/o \"dd\" \u0001"
+[[runtime]]
+ort_library = "/ort.so"
+[runtime.ep_libraries]
+QNNExecutionProvider = "/q.so"
+"My.ExecutionProvider" = "/m.so"
+[[driver]]
+ep = "QNNExecutionProvider"
+command = ["/bin/sh", "-c", "echo 1"]
+[[driver]]
+file = "/sys/v"
+[[compiler]]
+ep = "QNNExecutionProvider"
+command = ["/opt/qnn/compile", "{model}", "-o", "{output}", "--soc={option:soc_model}"]
+version = ["--version"]
+files = ["/opt/qnn/lib.so"]
+read = ["/opt/qnn/data"]
+device = "CPU"
+without_library = true
+[policy]
+unknown = "serve"
+prefer_recompilation = "refuse"
+max_age = "1d12h"
+min_compile_seconds = 0.25
+measure_gain = false
+[policy.QNNExecutionProvider]
+unsupported = "fail"
+[rebuild]
+enabled = false
+jobs = 2
+cpu_share = 0.25
+window = "22:00-06:00"
+[space]
+pack = "always"
+pack_after = "5d"
+unpacked_dir = "/dev/shm"
+`
+
+// What is printed makes the same settings again, and leaves nothing out.
+func TestPrintReadsBack(t *testing.T) {
+	s, _, err := load(t, everything)
+	require.NoError(t, err)
+	var text bytes.Buffer
+	require.NoError(t, s.Print(&text))
+	again, file, err := load(t, text.String())
+	require.NoError(t, err, text.String())
+	require.Equal(t, "/o \"dd\" \u0001", again.Runtimes[0].Directory)
+	require.Equal(t, map[string]string{"QNNExecutionProvider": "/q.so", "My.ExecutionProvider": "/m.so"}, again.Runtimes[1].EPLibraries)
+	s.File, s.fields, again.fields = file, nil, nil
+	require.Equal(t, s, again)
+}
+
+// A field that an earlier version had is accepted, whatever its value is, with a warning that says
+// what it meant.
+func TestARemovedFieldIsAWarning(t *testing.T) {
+	for _, value := range []string{`"7d"`, `""`, "3"} {
+		s, file, err := load(t, "jobs = 3\n[space]\n compress_after = "+value+"\npack = \"off\"\n")
+		require.NoError(t, err)
+		require.Equal(t, "off", s.Space.Pack)
+		require.Len(t, s.Warnings(), 1)
+		says := s.Warnings()[0].Error()
+		require.True(t, strings.HasPrefix(says, file+`:3:2: field "space.compress_after": it has no effect any more: it said `), says)
+		var text bytes.Buffer
+		require.NoError(t, s.Print(&text))
+		require.Contains(t, text.String(), "# warning: "+says+"\n")
+		again, _, err := load(t, text.String())
+		require.NoError(t, err)
+		require.Empty(t, again.Warnings())
+	}
+	s, _, err := load(t, "standby_seconds = 30.0\n")
+	require.NoError(t, err)
+	require.Len(t, s.Warnings(), 1)
+	_, _, err = load(t, "compress_after = \"7d\"\n")
+	require.ErrorContains(t, err, "unknown field")
+}
+
+func TestPrintSaysWhereFrom(t *testing.T) {
+	s, file, err := load(t, "jobs = 3\n")
+	require.NoError(t, err)
+	var text bytes.Buffer
+	require.NoError(t, s.Print(&text))
+	require.Contains(t, text.String(), "jobs = 3  # "+file+":1\n")
+	require.Contains(t, text.String(), "\n[policy]\nunknown = \"load_check\"  # default\n")
+	require.Contains(t, text.String(), "# max_age = \"\"  # default: no limit\n")
+}
+
+func TestParseDuration(t *testing.T) {
+	cases := map[string]time.Duration{
+		"90d": 90 * 24 * time.Hour, "1d12h": 36 * time.Hour, "0.5d": 12 * time.Hour, "2h30m": 150 * time.Minute, "0s": 0, "0d": 0,
+	}
+	for text, want := range cases {
+		got, err := ParseDuration(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, got, text)
+	}
+	for _, text := range []string{"", "d", "5", "1w", "-1h", "1h1d", "1d-2h", "999999999999d", "1.d"} {
+		_, err := ParseDuration(text)
+		require.Error(t, err, text)
+	}
+}
+
+// Whatever stands in a file, it is refused or reads back.
+func FuzzLoad(f *testing.F) {
+	f.Add(everything)
+	f.Add("[[a.b]]\nc = {d = [{e = 1}, 2]}\n")
+	f.Add("[policy.\"\"]\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		d, err := tomlfile.Parse("f", []byte(text))
+		if err != nil {
+			return
+		}
+		s := Defaults()
+		s.decode(d)
+		if err := d.Err(); err != nil {
+			require.NotEmpty(t, err.Error())
+			return
+		}
+		var printed bytes.Buffer
+		require.NoError(t, s.Print(&printed))
+		d, err = tomlfile.Parse("f", printed.Bytes())
+		require.NoError(t, err, printed.String())
+		again := Defaults()
+		again.decode(d)
+		require.NoError(t, d.Err(), printed.String())
+		s.fields, again.fields, s.warnings = nil, nil, nil
+		require.Equal(t, s, again)
+	})
+}
+
+// The sample is what users start from: with its comments taken off it must be read, and where it shows defaults they must be.
+func TestSampleFile(t *testing.T) {
+	text, err := os.ReadFile("../../systemd/epcached.toml")
+	require.NoError(t, err)
+	var plain []string
+	field := regexp.MustCompile(`^# ((\[+[A-Za-z.]+\]+|[a-z_]+ = .*)( *#.*)?)$`)
+	example := false
+	for _, line := range strings.Split(string(text), "\n") {
+		m := field.FindStringSubmatch(line)
+		if m != nil && !example {
+			plain = append(plain, m[1])
+		}
+		if m == nil {
+			example = strings.HasSuffix(line, "Example:")
+		}
+	}
+	require.Greater(t, len(plain), 20)
+	s, _, err := load(t, strings.Join(plain, "\n"))
+	require.NoError(t, err)
+	d, err := Load("")
+	require.NoError(t, err)
+	require.Equal(t, d.Policies[""], s.Policies["OpenVINOExecutionProvider"])
+	delete(s.Policies, "OpenVINOExecutionProvider")
+	said := map[string]bool{}
+	for _, f := range s.fields {
+		said[tomlfile.Spell(f.path)] = f.origin != fromDefault
+	}
+	for _, f := range d.fields {
+		if name := tomlfile.Spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "rules" && name != "administrators" && name != "space.unpacked_dir" {
+			require.True(t, said[name], "%s is not in the sample", name)
+		}
+	}
+	s.File, s.fields, d.fields = "", nil, nil
+	for _, lists := range []*Settings{s, d} {
+		lists.AllowOptions, lists.TrustedReporters, lists.Publishers = nil, nil, nil // empty, and not there at all
+		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
+	}
+	require.Equal(t, d, s)
+}
+
+// The document names every field.
+func TestDocumentNamesEveryField(t *testing.T) {
+	text, err := os.ReadFile("../../doc/configuration.md")
+	require.NoError(t, err)
+	s, _, err := load(t, everything)
+	require.NoError(t, err)
+	for _, f := range s.fields {
+		name := f.path[len(f.path)-1]
+		if !strings.HasSuffix(name, "ExecutionProvider") {
+			require.Contains(t, string(text), "`"+name+"`")
+		}
+	}
+}

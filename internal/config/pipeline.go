@@ -1,0 +1,115 @@
+package config
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/epcached/epcached/internal/tomlfile"
+)
+
+// Pipeline is a file that lists models with what each is compiled with, for epcachectl warm.
+type Pipeline struct {
+	Requests []PipelineRequest
+}
+
+// PipelineRequest is a model, or the models of a weight-sharing group, with what the file says of
+// it. What it does not say itself, the top of the file says for all.
+type PipelineRequest struct {
+	Models         []string // absolute paths; two or more: a group, in this order
+	EPs            []string // as --ep spells them; none: the file names none
+	Options        map[string]string
+	SessionOptions map[string]string
+	Dims           map[string]uint64
+	Denotations    map[string]uint64
+	Embed          bool
+	Level          string // graph optimization level; "": the file says none
+
+	from []tomlfile.Value // the tables that it was read from, the top of the file first
+}
+
+// terms are what the top of the file may say, and each model and group.
+type terms struct {
+	EPs            []string          `toml:"ep" is:"some"`
+	Options        map[string]string `toml:"options" loose:"true"`
+	SessionOptions map[string]string `toml:"session_options" loose:"true"`
+	Dims           map[string]uint64 `toml:"dims" range:"1 4611686018427387904"`
+	Denotations    map[string]uint64 `toml:"dims_by_denotation" range:"1 4611686018427387904"`
+	Embed          bool              `toml:"embed"`
+	Level          string            `toml:"optimization_level" in:"disable_all,basic,extended,layout,all"`
+}
+
+// LoadPipeline reads a pipeline file. The error is an Errors where the file's content is what is
+// wrong.
+func LoadPipeline(file string) (*Pipeline, error) {
+	d, err := tomlfile.Read(file)
+	if err != nil {
+		return nil, err
+	}
+	d.Checks = checks
+	var top struct {
+		terms
+		Models []tomlfile.Value `toml:"model"`
+		Groups []tomlfile.Value `toml:"group"`
+	}
+	d.Root().Into(&top)
+	p := &Pipeline{}
+	add := func(v tomlfile.Value, t terms, models ...string) {
+		r := PipelineRequest{models, t.EPs, t.Options, t.SessionOptions, t.Dims, t.Denotations,
+			t.Embed, t.Level, []tomlfile.Value{d.Root(), v}}
+		if len(models) > 1 && t.Embed {
+			why := errors.New("it is not for groups: what the models share is a file of its own")
+			d.Add(r.Wrong(why, "embed"))
+		}
+		p.Requests = append(p.Requests, r)
+	}
+	for _, v := range top.Models {
+		var m struct {
+			terms
+			Path string `toml:"path" is:"path" required:"no path: it names the model's file"`
+		}
+		m.terms = top.over(v)
+		v.Into(&m)
+		add(v, m.terms, m.Path)
+	}
+	for _, v := range top.Groups {
+		var g struct {
+			terms
+			Models []string `toml:"models" is:"path" required:"no models: it names the files of two models or more"`
+		}
+		g.terms = top.over(v)
+		v.Into(&g)
+		models := v.In("models")
+		if _, ok := models.Raw.([]any); ok && len(g.Models) < 2 {
+			models.Wrong("a group has two models or more")
+		}
+		add(v, g.terms, g.Models...)
+	}
+	if len(p.Requests) == 0 && d.Err() == nil {
+		const text = "no [[model]] and no [[group]] is listed"
+		return nil, Errors{{File: file, Position: Position{Line: 1, Column: 1}, Text: text}}
+	}
+	if err := d.Err(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// over gives what the top says for all, without the options of execution providers that a table
+// replaces.
+func (t terms) over(v tomlfile.Value) terms {
+	if v.Has("ep") {
+		t.Options = nil
+	}
+	return t
+}
+
+// Wrong is err with the place of the field, or of the element of one, that the request has from
+// the file. Where the file does not have it, it is the request's own place.
+func (r *PipelineRequest) Wrong(err error, name ...string) *Error {
+	for _, v := range slices.Backward(r.from) {
+		if field := v.In(name...); field.At() != (Position{}) {
+			return field.Mistake(err.Error())
+		}
+	}
+	return r.from[len(r.from)-1].Mistake(err.Error())
+}

@@ -1,0 +1,87 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/suggest"
+	"github.com/epcached/epcached/internal/tomlfile"
+)
+
+// Check finds what is wrong with a [[runtime]] as a whole.
+func (r *Runtime) Check(v tomlfile.Value) {
+	folder, library, libraries := v.Has("directory"), v.Has("ort_library"), v.In("ep_libraries")
+	switch {
+	case folder == library:
+		v.Wrong("give either directory, or ort_library and ep_libraries")
+	case folder && len(libraries.Keys()) > 0:
+		libraries.Wrong("ep_libraries go with ort_library: in a directory they are found")
+	case library && len(libraries.Keys()) == 0:
+		v.In("ort_library").Wrong("ort_library needs ep_libraries")
+	}
+}
+
+// Check finds what is wrong with a [[driver]] as a whole.
+func (d *Driver) Check(v tomlfile.Value) {
+	given := 0
+	for _, name := range []string{"file", "module", "command"} {
+		if v.Has(name) {
+			given++
+		}
+	}
+	if given != 1 {
+		v.Wrong("give one of file, module and command")
+	}
+	command := v.In("command")
+	if _, ok := command.Raw.([]any); ok && (len(d.Command) == 0 || d.Command[0] == "") {
+		command.Wrong("it names no program")
+	}
+	if len(d.Command) > 0 && strings.Contains(d.Command[0], "/") {
+		d.Command[0] = v.Absolute(d.Command[0])
+	}
+}
+
+// Decode reads the policy for all execution providers and, over it, those for each: what they do not
+// say they inherit.
+func (p *Policies) Decode(v tomlfile.Value) {
+	var file struct {
+		Policy
+		ByEP map[string]tomlfile.Value `toml:"*"`
+	}
+	file.Policy = (*p)[""]
+	v.Into(&file)
+	(*p)[""] = file.Policy
+	for _, ep := range slices.Sorted(maps.Keys(file.ByEP)) {
+		inner := file.ByEP[ep]
+		if err := checkEP(ep); err != nil {
+			inner.Wrong("%v", err)
+		}
+		one := file.Policy
+		inner.Into(&one)
+		(*p)[ep] = one
+	}
+}
+
+// checkEP finds a misspelled execution provider. Plugins may register under any name, so that an unknown one is believed if it looks like one and is
+// not nearly one that is known.
+func checkEP(name string) error {
+	names := compilers.EPNames()
+	if slices.Contains(names, name) {
+		return nil
+	}
+	for _, n := range names {
+		if strings.EqualFold(n, name) {
+			return fmt.Errorf("there is no execution provider %q; is it %q?", name, n)
+		}
+	}
+	if like := suggest.Closest(name, slices.Values(names)); like != "" {
+		return fmt.Errorf("there is no execution provider %q; is it %q?", name, like)
+	}
+	if !strings.HasSuffix(name, "ExecutionProvider") {
+		return fmt.Errorf("there is no field and no execution provider %q", name)
+	}
+	return nil
+}

@@ -1,0 +1,245 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/tomlfile"
+)
+
+// DefaultFile is where the service's unit has the configuration.
+const DefaultFile = "/etc/epcached/epcached.toml"
+
+// Settings are what the daemon runs with, in the order of doc/configuration.md. Paths are absolute.
+type Settings struct {
+	File string // that was read; "": none
+
+	// State directory, and path of the Unix socket.
+	State    string `toml:"state" is:"path"`
+	Socket   string `toml:"socket" is:"path"`
+	LogLevel string `toml:"log_level" in:"debug,info,warn,error"`
+	// Path of epcached-ort; "": beside epcached.
+	Worker string `toml:"worker" is:"path"`
+	// "name" or "uid", either with ":group"; "": the daemon's own.
+	WorkerUser string `toml:"worker_user" is:"user"`
+	// Compiles at the same time; 0: one per processor.
+	Jobs uint64 `toml:"jobs" range:"0 4096"`
+	// Bytes that compiles may take together; 0: half of the machine's memory.
+	JobsMemory uint64 `toml:"jobs_memory_bytes" range:"0"`
+	// Shared models may be opened by path by every local user.
+	PathAccess     bool     `toml:"path_access"`
+	Administrators []uint32 `toml:"administrators" range:"0 4294967294"`
+	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
+	// "EP/option", "session/key".
+	AllowOptions []string `toml:"allow_options" is:"option"`
+	// Files or folders of rules, over the shipped ones.
+	Rules []string `toml:"rules" is:"path"`
+	// Seconds.
+	Quiet            float64  `toml:"quiet_seconds" range:"0.01 3600"`
+	Poll             float64  `toml:"poll_seconds" range:"0.1 86400"`
+	KeepSource       string   `toml:"keep_source" in:"reference,copy,none"`
+	TrustedReporters []uint32 `toml:"trusted_reporters" range:"0 4294967294"`
+	ReportQuorum     uint64   `toml:"report_quorum" range:"1 1048576"`
+	// Clients may start the user's own daemon.
+	Autostart bool `toml:"autostart"`
+	// As ParseDuration reads it; "": as for IdleAfter.
+	IdleExit  string     `toml:"idle_exit" is:"duration"`
+	Runtimes  []Runtime  `toml:"runtime"`
+	Limits    Limits     `toml:"limits"`
+	Sandbox   Sandbox    `toml:"sandbox"`
+	Claims    Claims     `toml:"claims"`
+	Drivers   []Driver   `toml:"driver"`
+	Compilers []Compiler `toml:"compiler"`
+	Policies  Policies   `toml:"policy"`
+	Rebuild   Rebuild    `toml:"rebuild"`
+	Failures  Failures   `toml:"failures"`
+	Space     Space      `toml:"space"`
+
+	fields   []field
+	warnings Errors
+}
+
+// Runtime is one [[runtime]]: a directory, or the libraries one by one.
+type Runtime struct {
+	Directory  string `toml:"directory" is:"path"`
+	ORTLibrary string `toml:"ort_library" is:"path"`
+	// By execution provider.
+	EPLibraries map[string]string `toml:"ep_libraries" is:"path"`
+}
+
+// Limits bound one compile.
+type Limits struct {
+	WallSeconds float64 `toml:"wall_seconds" range:"0 31536000"`
+	CPUSeconds  float64 `toml:"cpu_seconds" range:"0 31536000"`
+	MemoryBytes uint64  `toml:"memory_bytes" range:"0"`
+	OutputBytes uint64  `toml:"output_bytes" range:"0"`
+	OutputFiles uint64  `toml:"output_files" range:"0 1048576"`
+	OpenFiles   uint64  `toml:"open_files" range:"0 1073741824"`
+	Processes   uint64  `toml:"processes" range:"0 4194304"`
+	StackBytes  uint64  `toml:"stack_bytes" range:"0 1099511627776"`
+	Nice        uint64  `toml:"nice" range:"0 19"`
+}
+
+// Sandbox says what workers may do besides what they must.
+type Sandbox struct {
+	Network    bool     `toml:"network"`
+	Read       []string `toml:"read" is:"path"`  // folders and files
+	Write      []string `toml:"write" is:"path"` // folders and device files
+	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
+}
+
+// Driver says where the version of a driver is read that an execution provider does not tell: one of File, Module and Command.
+type Driver struct {
+	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not tell it
+	File    string   `toml:"file" is:"path"`     // its first line
+	Module  string   `toml:"module" is:"module"` // /sys/module/MODULE/version
+	Command []string `toml:"command"`            // the first line of what it prints
+}
+
+// Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of compilers.Tool.
+type Compiler struct {
+	EP      string   `toml:"ep" is:"ep" required:"it names no execution provider: give ep"`
+	Command []string `toml:"command"`         // the program and its arguments, with placeholders
+	Version []string `toml:"version"`         // arguments that make it print its version
+	Files   []string `toml:"files" is:"path"` // further files that make it what it is
+	Read    []string `toml:"read" is:"path"`  // what it may read besides
+	Device  string   `toml:"device" in:"CPU,GPU,NPU"`
+	Alone   bool     `toml:"without_library"` // also for runtimes without the provider's library
+}
+
+// Policies are by execution provider, "" for all others.
+type Policies map[string]Policy
+
+// Policy says what is done with builds, by what they are good for on this machine.
+type Policy struct {
+	Unknown             string `toml:"unknown" in:"load_check,serve,refuse"`
+	PreferRecompilation string `toml:"prefer_recompilation" in:"serve_and_refresh,serve,refuse"`
+	Unsupported         string `toml:"unsupported" in:"recompile,fail"`
+	// As ParseDuration reads it; "": no limit.
+	MaxAge string `toml:"max_age" is:"duration"`
+	// What compiles faster is not kept.
+	MinCompileSeconds float64 `toml:"min_compile_seconds" range:"0 31536000"`
+	MeasureGain       bool    `toml:"measure_gain"`
+}
+
+// Age is MaxAge as a duration; 0: no limit.
+func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
+
+// AutostartedIdle is how long a daemon that a client started waits for the next one, where nothing else is said.
+const AutostartedIdle = 15 * time.Minute
+
+// IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a client started it.
+func (s *Settings) IdleAfter(started bool) time.Duration {
+	if s.IdleExit == "" && started {
+		return AutostartedIdle
+	}
+	return duration(s.IdleExit)
+}
+
+// Claims bound what applications compile themselves, with libraries of their own.
+type Claims struct {
+	DeadlineSeconds float64 `toml:"deadline_seconds" range:"1 604800"`
+	Bytes           uint64  `toml:"bytes" range:"1"`      // of one compiled model
+	UserBytes       uint64  `toml:"user_bytes" range:"1"` // of all that one user has put
+	Open            uint64  `toml:"open" range:"1 1024"`  // of one user at the same time
+}
+
+// Rebuild bounds the compiles that nobody waits for.
+type Rebuild struct {
+	Enabled  bool    `toml:"enabled"`
+	Jobs     uint64  `toml:"jobs" range:"1 4096"`
+	CPUShare float64 `toml:"cpu_share" range:"0.01 1"` // processor seconds in each second, for each job
+	Window   string  `toml:"window" is:"window"`       // "22:00-06:00" in local time; "": always
+}
+
+// Failures says how long compiles that failed are answered from memory. The durations are as ParseDuration reads them.
+type Failures struct {
+	Remember bool `toml:"remember"`
+	// After the first crash, doubled with each further one.
+	Crash string `toml:"crash" is:"pause"`
+	// After the first time that a limit was reached, likewise.
+	Limit   string `toml:"limit" is:"pause"`
+	Longest string `toml:"longest" is:"pause"` // of what doubles
+	// Of what the execution provider refuses, or makes no use of.
+	Refused string `toml:"refused" is:"pause"`
+}
+
+// Space bounds what is kept, and says when builds are packed and where they are unpacked. Amounts are as ParseAmount reads them, durations as
+// ParseDuration does; "" and 0: no bound.
+type Space struct {
+	Budget     string `toml:"budget" is:"budget"`    // on disk
+	FreeFloor  string `toml:"free_floor" is:"floor"` // that stays free on the file system
+	MaxUnused  string `toml:"max_unused" is:"age"`   // builds that were not used for so long go
+	MaxEntries uint64 `toml:"max_entries" range:"0"`
+	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user asked for
+
+	Pack string `toml:"pack" in:"cold,always,off"`
+	// Time without use after which a build is cold.
+	PackAfter   string `toml:"pack_after" is:"pause"`
+	UnpackedDir string `toml:"unpacked_dir" is:"path"` // "": in the state directory
+}
+
+// Defaults are the settings of an empty file.
+func Defaults() *Settings {
+	return &Settings{
+		State: defaultState(), Socket: defaultSocket(), LogLevel: "info",
+		Limits: Limits{
+			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
+			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
+			MemoryBytes: uint64(compilers.DefaultLimits.Memory), OutputBytes: uint64(compilers.DefaultLimits.Output),
+			OutputFiles: uint64(compilers.DefaultLimits.Files), OpenFiles: uint64(compilers.DefaultLimits.OpenFiles),
+			Processes: uint64(compilers.DefaultLimits.Processes), StackBytes: uint64(compilers.DefaultLimits.Stack),
+			Nice: uint64(compilers.DefaultLimits.Nice),
+		},
+		Sandbox: Sandbox{Namespaces: true},
+		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
+		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
+		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
+		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
+		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
+		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h"},
+	}
+}
+
+// Load reads a file over the defaults; "" reads none. The error is an Errors where the file's content is what is wrong.
+func Load(file string) (*Settings, error) {
+	d, err := tomlfile.Read(file)
+	if err != nil {
+		return nil, err
+	}
+	s := Defaults()
+	s.File = file
+	s.decode(d)
+	if err := d.Err(); err != nil {
+		return nil, err
+	}
+	s.warnings = d.Warnings
+	s.warnings.Sort()
+	return s, nil
+}
+
+func (s *Settings) decode(d *tomlfile.Document) {
+	d.Checks, d.Removed = checks, removed
+	d.Note = func(v tomlfile.Value, show func() any) {
+		origin := fromDefault
+		switch {
+		case v.Raw != nil:
+			origin = fmt.Sprintf("%s:%d", d.File, v.At().Line)
+		case len(v.Path) == 3 && v.Path[0] == "policy": // of one execution provider
+			origin = "policy." + v.Path[2]
+		}
+		s.fields = append(s.fields, field{v.Path, origin, v.At(), show})
+	}
+	d.Root().Into(s)
+}
+
+// Level is the log level in log/slog's terms.
+func (s *Settings) Level() slog.Level {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(s.LogLevel)); err != nil {
+		return slog.LevelInfo // only a word that was refused already
+	}
+	return level
+}

@@ -1,0 +1,316 @@
+package tomlfile
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/epcached/epcached/internal/suggest"
+)
+
+// Value is a value of a document with its place, so that what is wrong with it can be noted at any
+// time. Its path lists the keys that lead to it from the top; elements of arrays are decimal
+// numbers from 0.
+type Value struct {
+	*Document
+	Path []string
+	Raw  any // as go-toml decodes it; nil: the document does not have it
+}
+
+// Own is a type that decodes its value itself, also where the document does not have it.
+type Own interface{ Decode(Value) }
+
+// Checked is a struct that looks for what is wrong beyond single fields, when they are decoded.
+type Checked interface{ Check(Value) }
+
+// Root is the table at the top.
+func (d *Document) Root() Value { return Value{d, nil, d.values} }
+
+// In gives what a table or an array has under the names.
+func (v Value) In(names ...string) Value {
+	for _, name := range names {
+		var inner any
+		switch raw := v.Raw.(type) {
+		case map[string]any:
+			inner = raw[name]
+		case []any:
+			if i, err := strconv.Atoi(name); err == nil && i >= 0 && i < len(raw) {
+				inner = raw[i]
+			}
+		}
+		v = Value{v.Document, append(slices.Clone(v.Path), name), inner}
+	}
+	return v
+}
+
+// Elements gives those of an array.
+func (v Value) Elements() []Value {
+	list, _ := v.Raw.([]any)
+	all := make([]Value, len(list))
+	for i := range list {
+		all[i] = v.In(strconv.Itoa(i))
+	}
+	return all
+}
+
+// Has tells whether a table has the key.
+func (v Value) Has(key string) bool { return v.In(key).Raw != nil }
+
+// Keys gives those of a table, sorted.
+func (v Value) Keys() []string {
+	table, _ := v.Raw.(map[string]any)
+	return slices.Sorted(maps.Keys(table))
+}
+
+// At gives the place of the value, the zero Position where the document does not have it.
+func (v Value) At() Position { return v.places[place(v.Path)] }
+
+// Mistake makes an Error with the place of the value.
+func (v Value) Mistake(text string) *Error { return &Error{v.File, v.At(), Spell(v.Path), text} }
+
+// Wrong notes a mistake in the value.
+func (v Value) Wrong(format string, args ...any) { v.Add(v.Mistake(fmt.Sprintf(format, args...))) }
+
+// Into decodes the value into what the pointer points to, over what is there. Mistakes are noted,
+// and leave there what was there. Into decodes texts, truths, numbers, arrays, and tables into
+// maps and structs; of a struct the fields that are tagged `toml:"key"`, and those of embedded
+// structs; a Value takes anything. The field with the key "*" is a map[string]Value for the tables
+// that no other field takes. All other keys are mistakes. More tags of a field, which count for
+// elements too:
+//
+//	is:"name"         the text passes Document.Checks[name]; "path" makes it absolute
+//	in:"a,b"          the text is one of these
+//	range:"1 10"      the number is at least the first, and at most the second
+//	required:"text"   the key is there; the text is the mistake if it is not
+//	loose:"true"      a whole number or a truth is taken for its text
+func (v Value) Into(to any) { v.into(reflect.ValueOf(to).Elem(), "") }
+
+// Text is Into a text that passes the check of that name; "" if it does not.
+func (v Value) Text(check string) (text string) {
+	v.text(reflect.ValueOf(&text).Elem(), reflect.StructTag(fmt.Sprintf("is:%q", check)))
+	return text
+}
+
+func (v Value) into(to reflect.Value, tag reflect.StructTag) {
+	switch own := to.Addr().Interface().(type) {
+	case Own:
+		own.Decode(v)
+		return
+	case *Value:
+		*own = v
+		return
+	}
+	switch to.Kind() {
+	case reflect.Struct:
+		v.table(to)
+	case reflect.String:
+		v.text(to, tag)
+	case reflect.Bool:
+		if truth, ok := v.Raw.(bool); ok {
+			to.SetBool(truth)
+		} else {
+			v.Wrong("it is %s, not true or false", Kind(v.Raw))
+		}
+	case reflect.Uint64, reflect.Uint32, reflect.Float64:
+		v.number(to, tag)
+	case reflect.Slice:
+		if _, ok := v.Raw.([]any); !ok {
+			v.Wrong("it is %s, not an array in brackets", Kind(v.Raw))
+		}
+		elements := v.Elements()
+		to.SetZero() // an empty array is like one that is not there
+		to.Grow(len(elements))
+		to.SetLen(len(elements))
+		for i, element := range elements {
+			element.into(to.Index(i), tag)
+		}
+	case reflect.Map:
+		v.entries(to, tag)
+	}
+}
+
+// entries adds a table to a copy of the map.
+func (v Value) entries(to reflect.Value, tag reflect.StructTag) {
+	if _, ok := v.Raw.(map[string]any); !ok {
+		v.Wrong("it is %s, not a table", Kind(v.Raw))
+	}
+	all := reflect.MakeMap(to.Type())
+	for _, key := range to.MapKeys() {
+		all.SetMapIndex(key, to.MapIndex(key))
+	}
+	for _, key := range v.Keys() {
+		element := reflect.New(to.Type().Elem()).Elem()
+		v.In(key).field(element, tag)
+		all.SetMapIndex(reflect.ValueOf(key), element)
+	}
+	to.Set(all)
+}
+
+func (v Value) table(to reflect.Value) {
+	if _, ok := v.Raw.(map[string]any); v.Raw != nil && !ok {
+		v.Wrong("it is %s, not a table", Kind(v.Raw))
+		return
+	}
+	known := make(map[string]bool)
+	rest := v.fields(to, known)
+	for _, key := range v.Keys() {
+		if inner := v.In(key); !known[key] {
+			_, isTable := inner.Raw.(map[string]any)
+			if isTable && rest.IsValid() {
+				rest.SetMapIndex(reflect.ValueOf(key), reflect.ValueOf(inner))
+			} else {
+				inner.unknown(known)
+			}
+		}
+	}
+	if checked, ok := to.Addr().Interface().(Checked); ok {
+		checked.Check(v)
+	}
+}
+
+// fields decodes those of a struct, and gives the one that takes other tables.
+func (v Value) fields(to reflect.Value, known map[string]bool) (rest reflect.Value) {
+	for _, f := range reflect.VisibleFields(to.Type()) {
+		key, tagged := f.Tag.Lookup("toml")
+		switch inner := v.In(key); {
+		case !tagged:
+		case key == "*":
+			rest = to.FieldByIndex(f.Index)
+			rest.Set(reflect.MakeMap(rest.Type()))
+		default:
+			known[key] = true
+			if need := f.Tag.Get("required"); need != "" && inner.Raw == nil {
+				v.Wrong("%s", need)
+			}
+			inner.field(to.FieldByIndex(f.Index), f.Tag)
+		}
+	}
+	return rest
+}
+
+// field decodes what may not be there, and tells of it.
+func (v Value) field(to reflect.Value, tag reflect.StructTag) {
+	if v.Note != nil && leaf(to.Type()) {
+		v.Note(v, to.Interface)
+	}
+	_, own := to.Addr().Interface().(Own)
+	if v.Raw != nil || to.Kind() == reflect.Struct || own {
+		v.into(to, tag)
+	}
+}
+
+// leaf tells whether a type is of single values, or of arrays of such.
+func leaf(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Slice:
+		return leaf(t.Elem())
+	case reflect.Struct, reflect.Map, reflect.Interface:
+		return false
+	}
+	return true
+}
+
+// maxListed bounds the fields that are listed where one is not known.
+const maxListed = 8
+
+func (v Value) unknown(known map[string]bool) {
+	if why, was := v.Removed[Spell(v.Path)]; was {
+		v.Warnings = append(v.Warnings, v.Mistake("it has no effect any more: "+why))
+		return
+	}
+	text := fmt.Sprintf("unknown field %q", Spell(v.Path))
+	if like := suggest.Closest(v.key(), maps.Keys(known)); like != "" {
+		text += fmt.Sprintf("; is it %q?", like)
+	} else if len(known) <= maxListed {
+		text += "; there are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+	}
+	v.Add(&Error{File: v.File, Position: v.At(), Text: text})
+}
+
+// key is the last of the path.
+func (v Value) key() string { return v.Path[len(v.Path)-1] }
+
+func (v Value) text(to reflect.Value, tag reflect.StructTag) {
+	is := tag.Get("is")
+	check := v.Checks[is]
+	if words := tag.Get("in"); words != "" {
+		check = func(text string) error { return oneOf(text, strings.Split(words, ",")) }
+	}
+	text, ok := v.Raw.(string)
+	if !ok {
+		said := fmt.Sprintf("it is %s, not a text in quotes", Kind(v.Raw))
+		if tag.Get("loose") != "" {
+			said += ", a whole number, true or false"
+		}
+		switch v.Raw.(type) {
+		case int64, float64, bool:
+			meant := fmt.Sprint(v.Raw)
+			_, isFloat := v.Raw.(float64)
+			if tag.Get("loose") != "" && !isFloat {
+				to.SetString(meant)
+				return
+			}
+			if _, err := strconv.Atoi(v.key()); err != nil && check != nil && check(meant) == nil {
+				said += fmt.Sprintf(": write %s = %q", v.key(), meant)
+			}
+		}
+		v.Wrong("%s", said)
+		return
+	}
+	if check != nil {
+		if err := check(text); err != nil {
+			v.Wrong("%v", err)
+			return
+		}
+	}
+	if is == "path" {
+		text = v.Absolute(text)
+	}
+	to.SetString(text)
+}
+
+func oneOf(text string, words []string) error {
+	if !slices.Contains(words, text) {
+		return fmt.Errorf("%q: it is one of %s", text, strings.Join(words, ", "))
+	}
+	return nil
+}
+
+func (v Value) number(to reflect.Value, tag reflect.StructTag) {
+	whole, isWhole := v.Raw.(int64)
+	n, ok := v.Raw.(float64)
+	kind := "a number"
+	if isWhole {
+		n, ok = float64(whole), true
+	}
+	if to.Kind() != reflect.Float64 {
+		ok, kind = isWhole, "a whole number"
+	}
+	least, most, _ := strings.Cut(tag.Get("range"), " ")
+	switch {
+	case !ok:
+		v.Wrong("it is %s, not %s", Kind(v.Raw), kind)
+	case math.IsNaN(n), n < bound(least, 0), n > bound(most, math.Inf(1)):
+		said := least + " or more"
+		if most != "" {
+			said = least + " to " + most
+		}
+		v.Wrong("%v is not %s", v.Raw, said)
+	case to.Kind() == reflect.Float64:
+		to.SetFloat(n)
+	default:
+		to.SetUint(uint64(whole))
+	}
+}
+
+func bound(text string, otherwise float64) float64 {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return otherwise
+	}
+	return n
+}

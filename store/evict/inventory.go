@@ -1,0 +1,272 @@
+package evict
+
+import (
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// Inventory is what the blobs of a store take on the disk in all of their forms, and who needs them. Builds may be taken
+// out of it, blobs packed and copies dropped, to see what that would free.
+type Inventory struct {
+	blobs []index.Blob          // those of the survey, then containers that no build needs; Needs counts builds
+	forms map[uint32]*blobForms // by place in blobs: of those that are more, or less, than a whole file that only builds need
+	at    map[cas.Digest]uint32
+	disk  func(cas.Digest) int64
+	was   []int64 // by place: what the whole form of a blob took that has gone; nil: none has
+}
+
+// blobForms are what a blob has besides its whole form, which may be gone.
+type blobForms struct {
+	recipe, unpacked int64    // bytes on disk; 0: there is none
+	takes            []uint32 // the containers of the recipe
+	users            int      // recipes that take from it
+	saving           int64    // bytes on disk that packing it frees; 0: it is not worth it, or not known
+	from             []uint32 // whom it would take from
+
+	went *blobForms // what it had when the last build that needed it was taken out; nil: none was
+}
+
+// NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's blobs over. disk says what the whole form of a
+// blob takes that no build needs, and is told of as what others take from.
+func NewInventory(s *index.Survey, disk func(cas.Digest) int64) *Inventory {
+	return &Inventory{blobs: s.Blobs, forms: make(map[uint32]*blobForms), at: s.At, disk: disk}
+}
+
+// AddRecipe takes in that a blob is packed, in so many bytes on disk, and which containers its recipe takes from.
+func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, containers ...cas.Digest) {
+	f := inv.formsOf(d)
+	f.recipe = disk
+	for _, container := range containers {
+		inv.formsOf(container).users++
+		f.takes = append(f.takes, inv.at[container])
+	}
+}
+
+// AddCopy takes in that a packed blob is unpacked as well, in so many bytes on disk.
+func (inv *Inventory) AddCopy(d cas.Digest, disk int64) { inv.formsOf(d).unpacked = disk }
+
+// AddSaving takes in what packing a blob would free, and whom it would take from then.
+func (inv *Inventory) AddSaving(d cas.Digest, saving int64, from ...cas.Digest) {
+	f := inv.formsOf(d)
+	f.saving = saving
+	for _, other := range from {
+		inv.formsOf(other)
+		f.from = append(f.from, inv.at[other])
+	}
+}
+
+// Needed tells whether a build needs a blob.
+func (inv *Inventory) Needed(d cas.Digest) bool {
+	at, ok := inv.at[d]
+	return ok && inv.blobs[at].Needs > 0
+}
+
+// formsOf finds what a blob has besides, and takes one in that no build needs.
+func (inv *Inventory) formsOf(d cas.Digest) *blobForms {
+	at, ok := inv.at[d]
+	if !ok {
+		at = uint32(len(inv.blobs))
+		inv.blobs = append(inv.blobs, index.Blob{Disk: inv.disk(d)})
+		inv.at[d] = at
+	}
+	if inv.forms[at] == nil {
+		inv.forms[at] = &blobForms{}
+	}
+	return inv.forms[at]
+}
+
+// bytes is what a blob takes on the disk in all forms, without what its recipe takes from others.
+func (inv *Inventory) bytes(at uint32) int64 {
+	sum := inv.blobs[at].Disk
+	if f := inv.forms[at]; f != nil {
+		sum += f.recipe + f.unpacked
+	}
+	return sum
+}
+
+// sum is what all of them take.
+func (inv *Inventory) sum() (sum int64) {
+	for at := range inv.blobs {
+		sum += inv.bytes(uint32(at))
+	}
+	return sum
+}
+
+// sumOf is what the blobs of some builds take, each once, with what only recipes take from.
+func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
+	counted := make([]bool, len(inv.blobs))
+	for i := range builds {
+		inv.parts(builds[i].Brief, func(at uint32, container bool) {
+			if !counted[at] && !(container && inv.blobs[at].Needs > 0) {
+				counted[at] = true
+				sum += inv.bytes(at)
+			}
+		})
+	}
+	return sum
+}
+
+// parts calls fn with what a build takes space with: its blobs, and the containers that they are packed with. Several
+// blobs may have a container in common.
+func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, container bool)) {
+	for _, at := range b.Blobs {
+		fn(at, false)
+		if f := inv.forms[at]; f != nil {
+			for _, container := range f.takes {
+				fn(container, true)
+			}
+		}
+	}
+}
+
+// release takes out one build that needs a blob, and tells what that frees: with the last one the blob goes, unless recipes
+// take from it, and what its own recipe took from goes if nobody else needs it.
+func (inv *Inventory) release(at uint32) (freed int64) {
+	b := &inv.blobs[at]
+	if b.Needs--; b.Needs > 0 {
+		return 0
+	}
+	f := inv.forms[at]
+	if f == nil {
+		return inv.lose(at)
+	}
+	f.went = &blobForms{recipe: f.recipe, unpacked: f.unpacked, takes: f.takes, saving: f.saving}
+	freed = f.recipe + f.unpacked
+	f.recipe, f.unpacked, f.saving = 0, 0, 0
+	for _, container := range f.takes {
+		freed += inv.give(container)
+	}
+	f.takes = nil
+	if f.users == 0 {
+		freed += inv.lose(at)
+	}
+	return freed
+}
+
+// give takes out one recipe that takes from a blob.
+func (inv *Inventory) give(at uint32) (freed int64) {
+	f := inv.forms[at]
+	if f.users--; f.users == 0 && inv.blobs[at].Needs == 0 {
+		return inv.lose(at)
+	}
+	return 0
+}
+
+// lose lets the whole form of a blob go.
+func (inv *Inventory) lose(at uint32) (freed int64) {
+	if len(inv.was) < len(inv.blobs) {
+		inv.was = append(inv.was, make([]int64, len(inv.blobs)-len(inv.was))...)
+	}
+	b := &inv.blobs[at]
+	freed, inv.was[at], b.Disk = b.Disk, b.Disk, 0
+	return freed
+}
+
+// retain takes a build in again that was released, where nothing was packed since, and tells what that takes.
+func (inv *Inventory) retain(at uint32) (takes int64) {
+	b := &inv.blobs[at]
+	if b.Needs++; b.Needs > 1 {
+		return 0
+	}
+	f := inv.forms[at]
+	if f == nil {
+		return inv.regain(at)
+	}
+	f.recipe, f.unpacked, f.takes, f.saving, f.went = f.went.recipe, f.went.unpacked, f.went.takes, f.went.saving, nil
+	takes = f.recipe + f.unpacked
+	for _, container := range f.takes {
+		other := inv.forms[container]
+		if other.users++; other.users == 1 && inv.blobs[container].Needs == 0 {
+			takes += inv.regain(container)
+		}
+	}
+	if f.users == 0 {
+		takes += inv.regain(at)
+	}
+	return takes
+}
+
+// regain undoes lose.
+func (inv *Inventory) regain(at uint32) (takes int64) {
+	b := &inv.blobs[at]
+	b.Disk = inv.was[at]
+	return b.Disk
+}
+
+// needs is what builds need that is there, each part once: their blobs in all forms, and what these are packed with.
+func (inv *Inventory) needs(builds ...*candidate) (sum int64) {
+	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool { return inv.forms[at] != nil }) {
+		for _, at := range builds[0].Blobs { // as of nearly all: each blob is named once, and nothing is packed
+			sum += inv.blobs[at].Disk
+		}
+		return sum
+	}
+	counted := make(map[uint32]bool)
+	for _, one := range builds {
+		inv.parts(one.Brief, func(at uint32, _ bool) {
+			if !counted[at] {
+				counted[at] = true
+				sum += inv.bytes(at)
+			}
+		})
+	}
+	return sum
+}
+
+// mayPack tells whether packing a blob would free something, as it is now.
+func (inv *Inventory) mayPack(at uint32) bool {
+	f := inv.forms[at]
+	if f == nil || f.saving <= 0 || f.users > 0 || inv.blobs[at].Disk < f.saving {
+		return false
+	}
+	for _, from := range f.from {
+		if inv.blobs[from].Disk == 0 {
+			return false // it is going, or packed
+		}
+	}
+	return true
+}
+
+// pack replaces the whole form of a blob by a recipe, which takes what it does not free.
+func (inv *Inventory) pack(at uint32) (freed int64) {
+	b, f := &inv.blobs[at], inv.forms[at]
+	freed, f.saving = f.saving, 0
+	f.recipe, b.Disk = f.recipe+b.Disk-freed, 0
+	for _, from := range f.from {
+		inv.forms[from].users++
+	}
+	f.takes = append(f.takes, f.from...)
+	return freed
+}
+
+// dropCopy removes the unpacked form of a blob.
+func (inv *Inventory) dropCopy(at uint32) (freed int64) {
+	f := inv.forms[at]
+	if f == nil {
+		return 0
+	}
+	freed, f.unpacked = f.unpacked, 0
+	return freed
+}
+
+// perBuild is what a blob takes of each build that needs it: its bytes, and those of what its recipe takes from, in equal parts for
+// all builds and recipes that need them.
+func (inv *Inventory) perBuild(at uint32) float64 {
+	b, f := &inv.blobs[at], inv.forms[at]
+	if f == nil {
+		return float64(b.Disk) / float64(max(b.Needs, 1))
+	}
+	bytes := inv.part(at)*float64(b.Needs) + float64(f.recipe+f.unpacked)
+	for _, container := range f.takes {
+		bytes += inv.part(container)
+	}
+	return bytes / float64(max(b.Needs, 1))
+}
+
+// part is the part of a blob's whole form that falls to each build or recipe that needs it.
+func (inv *Inventory) part(at uint32) float64 {
+	b := &inv.blobs[at]
+	return float64(b.Disk) / float64(max(int(b.Needs)+inv.forms[at].users, 1))
+}

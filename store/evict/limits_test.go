@@ -1,0 +1,98 @@
+package evict
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+// Old is what was not used for longer than it may, however long ago it was made.
+func TestWhatIsOldIsToldByItsLastUse(t *testing.T) {
+	m := few(index.Brief{Created: present.Add(-300 * day)}, index.Brief{Created: present.Add(-300 * day)}, index.Brief{Created: present.Add(-300 * day)})
+	m.builds[0].Use.Last = present.Add(-day)
+	m.builds[1].Use.Last = present.Add(-30 * day)
+	m.builds[2].Use.Last = present.Add(-30*day - time.Nanosecond)
+	require.Equal(t, []string{"remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: -1, Unused: 30 * day})))
+}
+
+// A user may have all of the quota, of which what goes for another reason, and what others have, takes nothing.
+func TestAQuotaIsOfWhatStaysAndComes(t *testing.T) {
+	m := few(index.Brief{Created: present.Add(-9 * day), UID: 7, LogicalBytes: 60}, index.Brief{Created: present, UID: 7, LogicalBytes: 60, CompileSeconds: 1},
+		index.Brief{Created: present, UID: 8, LogicalBytes: 120})
+	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, User: 120}).Steps, "to the byte")
+	m.byUser = map[uint32]int64{7: 1}
+	require.Equal(t, []string{"remove 1: 100"}, said(m.plan(t, true, Limits{Bytes: -1, User: 120})), "what is being stored counts")
+	m.byUser = map[uint32]int64{9: 100}
+	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, User: 120}).Steps, "and not that of others")
+	m.byUser = nil
+	m.builds[2].LogicalBytes = 60
+	require.Equal(t, []string{"remove 1: 100"}, said(m.plan(t, true, Limits{Bytes: -1, User: 60, Unused: day})), "the first goes for its age, and then the second fits")
+}
+
+// What nobody is served with goes also where others have all of its bytes: it is a line in every list, and its manifest takes room.
+func TestWhatIsSupersededGoesThoughItFreesNothing(t *testing.T) {
+	m := few(index.Brief{Created: present.Add(-day), RequestKey: index.RequestKey{9}}, index.Brief{Created: present, RequestKey: index.RequestKey{9}}, index.Brief{Created: present})
+	m.builds[0].Blobs = m.builds[1].Blobs
+	m.blobs[0].whole = 0
+	m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "in use"
+	require.Equal(t, []string{"remove 1: 0"}, said(m.plan(t, true, Limits{})))
+}
+
+// Copies come before builds that nobody is served with.
+func TestCopiesGoBeforeBuilds(t *testing.T) {
+	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
+	m.not[index.BuildID{1}] = "stale"
+	m.blobs[1] = modelBlob{recipe: 10, unpacked: 50, takes: []int{2}}
+	require.Equal(t, []string{"drop copy 2: 50"}, said(m.plan(t, true, Limits{Bytes: 210})))
+	require.Equal(t, []string{"drop copy 2: 50", "remove 1: 100"}, said(m.plan(t, true, Limits{Bytes: 200})))
+}
+
+// Of two builds that have a blob, one of which goes, it is the other that is packed.
+func TestWhatGoesIsNotPackedForAnother(t *testing.T) {
+	m := few(index.Brief{Created: present.Add(-day), RequestKey: index.RequestKey{9}}, index.Brief{Created: present, RequestKey: index.RequestKey{9}}, index.Brief{Created: present, CompileSeconds: 9})
+	m.builds[0].Blobs = m.builds[1].Blobs
+	m.blobs[0].whole = 0
+	m.blobs[1].saving, m.blobs[1].from = 60, []int{2}
+	require.Equal(t, []string{"remove 1: 0", "pack 2: 60"}, said(m.plan(t, true, Limits{Bytes: 140, Packs: true})))
+}
+
+// Packing never frees more than there is.
+func TestNothingIsPackedForMoreThanItTakes(t *testing.T) {
+	m := few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present})
+	m.blobs[1].saving, m.blobs[1].from = 100, []int{0}
+	require.Equal(t, []string{"pack 2: 100"}, said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
+	m.blobs[1].saving = 101
+	require.Equal(t, []string{"remove 2: 100"}, said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
+}
+
+// What one's builds take of others' is theirs; what is there for one's own alone is not.
+func TestWhatOthersNeedIsNotUsedByOneself(t *testing.T) {
+	m := few(index.Brief{Created: present}, index.Brief{Created: present})
+	m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
+	m.builds, m.others = m.builds[1:], m.builds[:1]
+	require.EqualValues(t, 10, m.plan(t, false, Limits{Bytes: -1}).Used)
+	m.others = nil
+	require.EqualValues(t, 110, m.plan(t, false, Limits{Bytes: -1}).Used)
+}
+
+// Of what pays the same, what was not used for longest goes first.
+func TestWhatPaysTheSameGoesByItsLastUse(t *testing.T) {
+	m := few(index.Brief{Created: present}, index.Brief{Created: present.Add(-2 * day)}, index.Brief{Created: present.Add(-day)})
+	require.Equal(t, []string{"remove 2: 100", "remove 3: 100", "remove 1: 100"}, said(m.plan(t, true, Limits{})))
+}
+
+// What was left alone since others had what it has is thought of again when these go, and the goal is not reached yet. A sixteenth of what stays is hardly
+// anything, too.
+func TestWhatBearsWithOthersGoesAfterThem(t *testing.T) {
+	m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 9e6}, index.Brief{Created: present, CompileSeconds: 9})
+	m.blobs = append(m.blobs, modelBlob{whole: 6})
+	m.builds[0].Blobs = append(m.builds[0].Blobs, 3)
+	m.blobs[1] = modelBlob{recipe: 1, takes: []int{0}}
+	require.Equal(t, []string{"remove 3: 100", "remove 1: 6"}, said(m.plan(t, true, Limits{Bytes: 103})), "nothing else is left, and the goal is reached with it")
+	require.Equal(t, []string{"remove 1: 6", "remove 3: 100", "remove 2: 101"}, said(m.plan(t, true, Limits{Bytes: 50})))
+	m.blobs[0].whole = 6 * hardly
+	require.Equal(t, []string{"remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: 103})))
+}

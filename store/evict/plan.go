@@ -1,0 +1,143 @@
+package evict
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
+)
+
+// Plan is what is done to make room, and afterwards what became of it. What prints it and what carries it out look at the same value.
+type Plan struct {
+	Used, Goal int64 // bytes on disk, of the builds that may be collected: before, and wished for; a goal below 0: there is none
+	Freed      int64 // that the steps free
+	Short      int64 // bytes by which the goal is missed
+	Steps      []Step
+	Kept       []Kept
+	Considered uint64
+}
+
+// Action is what a step does.
+type Action int
+
+// The actions, the milder ones first: what a copy costs, what packing and unpacking costs, a compile.
+const (
+	DropCopy Action = iota // the unpacked copy of a packed build goes
+	PackBuild
+	Evict
+)
+
+// String names it: "drop copy", "pack", "remove".
+func (a Action) String() string { return [...]string{"drop copy", "pack", "remove"}[a] }
+
+// done is the outcome of a step that was carried out.
+func (a Action) done() string { return [...]string{"dropped", "packed", "removed"}[a] }
+
+const (
+	planned = "planned"
+	kept    = "kept: "
+)
+
+// Step is what is done with one build; a weight-sharing group is one. A plan may have hundreds of thousands.
+type Step struct {
+	Action  Action
+	ID      index.BuildID
+	Frees   int64  // bytes on disk, after those before it
+	Outcome string // "planned", "dropped", "packed", "removed", "kept: <why>"
+	Last    time.Time
+	Must    bool // whether there is room or not: it is too old, or its user has too much
+
+	why   cause
+	of    *candidate // while it is planned
+	blobs []uint32   // whose form changes, by place in the inventory; while it is planned
+}
+
+// Reason says why it is this build.
+func (s *Step) Reason() string { return s.why.said(s.Last) }
+
+// Keep notes that a step was not carried out.
+func (s *Step) Keep(why string) { s.Outcome = kept + why }
+
+// KeptFor says why a step was not carried out, "" if it was or is still planned.
+func (s *Step) KeptFor() string {
+	why, _ := strings.CutPrefix(s.Outcome, kept)
+	if why == s.Outcome {
+		return ""
+	}
+	return why
+}
+
+// Carried notes that a step was carried out, and what that freed.
+func (p *Plan) Carried(s *Step, freed int64) {
+	s.Outcome, s.Frees = s.Action.done(), freed
+	p.Freed += freed
+}
+
+// End notes by how much the goal was missed.
+func (p *Plan) End() {
+	if p.Goal >= 0 {
+		p.Short = max(p.Used-p.Freed-p.Goal, 0)
+	}
+}
+
+// Enough tells that the goal is reached once so much is freed besides; where there is no goal, it is always.
+func (p *Plan) Enough(besides int64) bool { return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal }
+
+// Done counts the steps of one kind that were carried out, or are planned.
+func (p *Plan) Done(a Action) (n uint64) {
+	for i := range p.Steps {
+		if s := &p.Steps[i]; s.Action == a && (s.Outcome == planned || s.Outcome == a.done()) {
+			n++
+		}
+	}
+	return n
+}
+
+// Kept counts the builds that stay, by reason. Of those that are planned for, their bytes and what the steps free add up to what is used.
+type Kept struct {
+	Reason string
+	Builds uint64          // 0: bytes that builds need which are not planned for
+	Bytes  int64           // on disk, with what recipes take from: what several reasons hold counts for the first of them
+	First  []index.BuildID // of the builds; mostFirst in a whole plan
+}
+
+// mostFirst bounds the builds that a plan names as staying.
+const mostFirst = 1024
+
+// WhatStays says in words what had to stay, "" if nothing had to.
+func (p *Plan) WhatStays() string {
+	stays := make(map[string]Kept)
+	add := func(why string, builds uint64, bytes int64) {
+		k := stays[why]
+		k.Builds += builds
+		k.Bytes += bytes
+		stays[why] = k
+	}
+	for _, k := range p.Kept {
+		if k.Builds == 0 {
+			continue
+		}
+		add(k.Reason, k.Builds, k.Bytes)
+	}
+	for i := range p.Steps {
+		if why := p.Steps[i].KeptFor(); why != "" {
+			add(why, 1, p.Steps[i].Frees)
+		}
+	}
+	var parts []string
+	for _, why := range slices.Sorted(maps.Keys(stays)) {
+		noun := "builds"
+		if stays[why].Builds == 1 {
+			noun = "build"
+		}
+		parts = append(parts, fmt.Sprintf("%d %s of %s: %s", stays[why].Builds, noun, bytesize.Text(stays[why].Bytes), why))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "what stays: " + strings.Join(parts, "; ")
+}

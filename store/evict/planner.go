@@ -1,0 +1,527 @@
+package evict
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
+)
+
+// recent is how long it takes for a build's use to count half.
+const recent = 7 * 24 * time.Hour
+
+// The classes of candidates; lower ones go first.
+const (
+	classNotServed = iota
+	classSuperseded
+	classServed
+)
+
+// candidate is a build of the survey.
+type candidate struct {
+	*index.Brief
+	last  time.Time
+	class int8
+	first *candidate // of classSuperseded: the build that has taken its place
+	gone  bool       // chosen
+	known bool       // whether it is spared was looked at
+	why   string     // it is spared
+	worth float64
+	fresh bool // it was just stored, and stays though its user has too much
+	bears bool // it was chosen, and stays after all: others need what it has
+}
+
+// hardly is the part of what a build needs that its removal has to free for others to bear with it: less is not worth a compile.
+const hardly = 16
+
+// planner is the work of one plan.
+type planner struct {
+	*Snapshot
+	plan    *Plan
+	limits  Limits
+	inv     *Inventory
+	all     []candidate
+	sorted  []*candidate
+	entries map[index.RequestKey]uint32 // builds of each, where their number is bounded
+	kept    map[string]*Kept
+	needers map[uint32][]*candidate // of blobs that may be packed, or have a copy: the candidates that need them
+}
+
+// gather finds out what is not served or superseded.
+func (pl *planner) gather() {
+	type entry struct {
+		key   index.RequestKey
+		scope string
+	}
+	all := make([]candidate, 0, len(pl.Builds)) // at once: pointers to them stay good
+	newest := make(map[entry]*candidate, len(pl.Builds))
+	if pl.limits.Entries > 0 && pl.Whole {
+		pl.entries = make(map[index.RequestKey]uint32, len(pl.Builds))
+	}
+	var several []*candidate // builds that are not the only one of their entry
+	for i := range pl.Builds {
+		b := &pl.Builds[i]
+		all = append(all, candidate{Brief: b, last: b.Use.Last, class: classServed})
+		one := &all[len(all)-1]
+		if one.last.Before(b.Created) {
+			one.last = b.Created
+		}
+		if pl.entries != nil {
+			pl.entries[b.RequestKey]++
+		}
+		if len(pl.NotServed) > 0 {
+			if _, not := pl.NotServed[b.ID]; not {
+				one.class = classNotServed
+				continue
+			}
+		}
+		at := entry{b.RequestKey, b.Scope}
+		before := newest[at]
+		if before == nil || before.Created.Before(b.Created) {
+			newest[at] = one
+		}
+		if before != nil {
+			several = append(several, before, one)
+		}
+	}
+	for _, one := range several {
+		if first := newest[entry{one.RequestKey, one.Scope}]; first != one && !one.last.After(first.Created) {
+			one.class, one.first = classSuperseded, first
+		}
+	}
+	pl.all = all
+	pl.plan.Considered = uint64(len(all))
+}
+
+// aim finds out what is used, and how much is to stay.
+func (pl *planner) aim() {
+	if pl.Whole {
+		pl.plan.Used = pl.inv.sum()
+	} else {
+		pl.plan.Used = pl.inv.sumOf(pl.all)
+	}
+	pl.plan.Goal = max(pl.limits.Bytes, -1)
+	if pl.limits.Missing > 0 {
+		if to := max(pl.plan.Used-pl.limits.Missing, 0); pl.plan.Goal < 0 || to < pl.plan.Goal {
+			pl.plan.Goal = to
+		}
+	}
+}
+
+// weigh sorts the candidates: what pays least goes first.
+func (pl *planner) weigh() {
+	type place struct { // what is compared, side by side
+		worth float64
+		last  int64
+		at    uint32
+		class int8
+	}
+	order := make([]place, len(pl.all))
+	for i := range pl.all {
+		one := &pl.all[i]
+		share := 0.0
+		for _, at := range one.Blobs {
+			share += pl.inv.perBuild(at)
+		}
+		idle := max(pl.At.Sub(one.last), 0)
+		one.worth = one.CompileSeconds * float64(1+one.Use.Hits) * math.Exp2(-float64(idle)/float64(recent)) / max(share, 1)
+		order[i] = place{one.worth, one.last.UnixNano(), uint32(i), one.class}
+	}
+	slices.SortFunc(order, func(a, b place) int {
+		return cmp.Or(int(a.class)-int(b.class), cmp.Compare(a.worth, b.worth), cmp.Compare(a.last, b.last))
+	})
+	pl.sorted = make([]*candidate, len(order))
+	for i := range order {
+		pl.sorted[i] = &pl.all[order[i].at]
+	}
+}
+
+// tooOld chooses what was not used for longer than it may.
+func (pl *planner) tooOld() {
+	if pl.limits.Unused == 0 {
+		return
+	}
+	limit := days(pl.limits.Unused)
+	for _, one := range pl.sorted {
+		if idle := pl.At.Sub(one.last); idle > pl.limits.Unused {
+			pl.take(one, true, becauseOld, limit)
+		}
+	}
+}
+
+// aboveQuota chooses among the builds of each user who has too much.
+func (pl *planner) aboveQuota() {
+	if pl.limits.User == 0 {
+		return
+	}
+	has := make(map[uint32]int64)
+	for i := range pl.all {
+		if one := &pl.all[i]; !one.gone {
+			has[one.UID] += one.LogicalBytes
+		}
+	}
+	for i := range pl.Others {
+		has[pl.Others[i].UID] += pl.Others[i].LogicalBytes
+	}
+	for uid, bytes := range pl.Storing {
+		has[uid] += bytes
+	}
+	over := func(uid uint32) string {
+		if has[uid]-pl.Storing[uid] <= pl.limits.User {
+			return fmt.Sprintf("uid %d would have more than its quota of %s with a new build", uid, bytesize.Text(pl.limits.User))
+		}
+		return fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
+	}
+	newest := pl.newest()
+	for _, one := range pl.sorted {
+		if one.gone || has[one.UID] <= pl.limits.User || one == newest[one.UID] {
+			continue
+		}
+		if pl.take(one, true, becausePoorest, over(one.UID)) {
+			has[one.UID] -= one.LogicalBytes
+		}
+	}
+	for uid, one := range newest {
+		one.fresh = has[uid] > pl.limits.User
+	}
+	for i := range pl.all {
+		if one := &pl.all[i]; one.why != "" && has[one.UID] > pl.limits.User {
+			pl.unkeep(one)
+			one.why += ", though " + over(one.UID)
+			pl.keep(one.why)
+		}
+	}
+	for i := range pl.Others {
+		if one := &pl.Others[i]; has[one.UID] > pl.limits.User {
+			pl.keepOther(one, "shared, which is for administrators to remove, though "+over(one.UID))
+		}
+	}
+}
+
+// justStored is how long a user's newest build stays though the user has more than the quota: what was in use when it was stored may go meanwhile.
+const justStored = time.Minute
+
+// newest gives the build of each user that was stored a moment ago, last of all, and would be within the quota alone. Where something is being stored,
+// that is the newest.
+func (pl *planner) newest() map[uint32]*candidate {
+	all := make(map[uint32]*candidate)
+	for i := range pl.all {
+		one := &pl.all[i]
+		if one.gone || one.class != classServed || pl.At.Sub(one.Created) >= justStored || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
+			continue
+		}
+		if last := all[one.UID]; last == nil || last.Created.Before(one.Created) {
+			all[one.UID] = one
+		}
+	}
+	return all
+}
+
+// tooMany chooses while there are more entries than there may be.
+func (pl *planner) tooMany() {
+	limit := fmt.Sprintf("there are more entries than max_entries, %d", pl.limits.Entries)
+	for _, one := range pl.sorted {
+		if uint64(len(pl.entries)) <= pl.limits.Entries || pl.limits.Entries == 0 {
+			return
+		}
+		pl.take(one, true, becausePoorest, limit)
+	}
+}
+
+// forRoom chooses builds of these classes until the goal is reached.
+func (pl *planner) forRoom(classes ...int8) {
+	for _, one := range pl.sorted {
+		if pl.plan.Enough(0) {
+			return
+		}
+		if slices.Contains(classes, one.class) {
+			pl.take(one, false, becausePoorest, "")
+		}
+	}
+}
+
+// mostRounds bounds how often others are looked for in place of what frees hardly anything. Each round goes through all candidates.
+const mostRounds = 16
+
+// served chooses served builds until the goal is reached. Whose removal frees hardly anything goes only where those go that need what it has, or where
+// nothing else is left and the goal is reached with it; and what the goal is reached without stays.
+func (pl *planner) served() {
+	pl.forRoom(classServed)
+	for round := 0; round < mostRounds; round++ {
+		if little, _ := pl.withoutUse(); len(little) == 0 || pl.plan.Enough(0) {
+			break
+		}
+		pl.forRoom(classServed)
+	}
+	if !pl.plan.Enough(0) {
+		for i := range pl.all {
+			pl.all[i].bears = false // who needed it may have been chosen since
+		}
+		if pl.forRoom(classServed); !pl.plan.Enough(0) {
+			pl.togetherAfterAll(pl.withoutUse())
+		}
+	}
+	pl.withoutNeed()
+	pl.countAnew()
+}
+
+// withoutUse keeps served builds that were chosen and free nothing after all, or hardly anything: others need what they have, or they are packed with
+// what others need, and these stay. It tells which, and what they would free together.
+func (pl *planner) withoutUse() (little []*candidate, freed int64) {
+	for i := range pl.plan.Steps {
+		s := &pl.plan.Steps[i]
+		if !s.forRoom() {
+			continue
+		}
+		takes := pl.back(s.of)
+		if takes > 0 && takes > (pl.inv.needs(s.of)-takes)/hardly {
+			pl.again(s.of)
+			continue
+		}
+		s.of.bears = true
+		little, freed = append(little, s.of), freed+takes
+	}
+	pl.leaveOut()
+	return little, freed
+}
+
+// togetherAfterAll chooses builds again that free hardly anything each, where they free more than that together and the goal is missed otherwise: many that
+// are packed with one that stays.
+func (pl *planner) togetherAfterAll(little []*candidate, frees int64) {
+	if frees == 0 || frees <= (pl.inv.needs(little...)-frees)/hardly {
+		return
+	}
+	for _, one := range little {
+		one.bears = false
+		pl.take(one, false, becausePoorest, "")
+	}
+}
+
+// withoutNeed keeps served builds that the goal is reached without: something larger was chosen after them. What pays more is kept first.
+func (pl *planner) withoutNeed() {
+	if pl.plan.Goal < 0 || !pl.plan.Enough(0) {
+		return
+	}
+	for i := len(pl.plan.Steps) - 1; i >= 0; i-- {
+		if s := &pl.plan.Steps[i]; s.forRoom() {
+			if pl.back(s.of); !pl.plan.Enough(0) {
+				pl.again(s.of)
+			}
+		}
+	}
+	pl.leaveOut()
+}
+
+// forRoom tells whether a step removes a build that is served, which is done where the goal is not reached otherwise.
+func (s *Step) forRoom() bool { return s.Action == Evict && !s.Must && s.of.class == classServed }
+
+// back takes in again what was chosen for room, and tells what it takes then. Nothing may have been packed since it was chosen.
+func (pl *planner) back(one *candidate) (takes int64) {
+	for _, at := range one.Blobs {
+		takes += pl.inv.retain(at)
+	}
+	one.gone = false
+	pl.plan.Freed -= takes
+	return takes
+}
+
+// again undoes back.
+func (pl *planner) again(one *candidate) (frees int64) {
+	frees = pl.release(one)
+	one.gone = true
+	pl.plan.Freed += frees
+	return frees
+}
+
+// leaveOut removes the steps of what was taken in again.
+func (pl *planner) leaveOut() {
+	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool { return s.forRoom() && !s.of.gone })
+}
+
+// countAnew counts what each step frees after those before it, some of which were taken in again.
+func (pl *planner) countAnew() {
+	for i := range pl.plan.Steps {
+		if s := &pl.plan.Steps[i]; s.forRoom() {
+			pl.back(s.of)
+		}
+	}
+	for i := range pl.plan.Steps {
+		if s := &pl.plan.Steps[i]; s.forRoom() {
+			s.Frees = pl.again(s.of)
+		}
+	}
+}
+
+// take chooses a build, if it may go.
+func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool {
+	if one.gone || one.bears && !must || pl.spared(one) != "" {
+		return false
+	}
+	one.gone = true
+	frees := pl.release(one)
+	pl.step(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit), Must: must, of: one})
+	if pl.entries != nil {
+		if pl.entries[one.RequestKey]--; pl.entries[one.RequestKey] == 0 {
+			delete(pl.entries, one.RequestKey)
+		}
+	}
+	return true
+}
+
+// release takes out a build, and tells what that frees.
+func (pl *planner) release(one *candidate) (frees int64) {
+	for _, at := range one.Blobs {
+		frees += pl.inv.release(at)
+	}
+	return frees
+}
+
+// step appends one to the plan.
+func (pl *planner) step(s Step) {
+	s.ID, s.Last, s.Outcome = s.of.ID, s.of.last, planned
+	pl.plan.Freed += s.Frees
+	pl.plan.Steps = append(pl.plan.Steps, s)
+}
+
+// letGo drops the survey, which else would stay for as long as the plan is carried out.
+func (pl *planner) letGo() {
+	for i := range pl.plan.Steps {
+		pl.plan.Steps[i].of, pl.plan.Steps[i].blobs = nil, nil
+	}
+}
+
+// spared says why a candidate may not go, and counts it.
+func (pl *planner) spared(one *candidate) string {
+	if !one.known {
+		one.known = true
+		if one.why = pl.Spared(one.Brief); one.why != "" {
+			pl.keep(one.why)
+		}
+	}
+	return one.why
+}
+
+// keep counts a build that stays. What all of them take, tell adds up.
+func (pl *planner) keep(why string) *Kept {
+	k := pl.kept[why]
+	if k == nil {
+		k = &Kept{Reason: why}
+		pl.kept[why] = k
+	}
+	k.Builds++
+	return k
+}
+
+// keepOther counts a build that is not planned for.
+func (pl *planner) keepOther(b *index.Brief, why string) {
+	k := pl.keep(why)
+	for _, at := range b.Blobs {
+		k.Bytes += pl.inv.bytes(at)
+	}
+}
+
+// unkeep takes back what keep counted.
+func (pl *planner) unkeep(one *candidate) {
+	k := pl.kept[one.why]
+	if k.Builds--; k.Builds == 0 {
+		delete(pl.kept, one.why)
+	}
+}
+
+// Why builds stay that nothing keeps.
+const (
+	whyPinned  = "pinned"
+	whyFresh   = "stored a moment ago"
+	whyPays    = "pays most"
+	whyNeeded  = "others need what it has"
+	whyNotHere = "needed by builds that are not planned for"
+)
+
+// tell counts what stays, and what it takes.
+func (pl *planner) tell() {
+	for i := range pl.all {
+		one := &pl.all[i]
+		if one.gone || one.why != "" {
+			continue
+		}
+		switch {
+		case one.fresh:
+			one.why = whyFresh
+		case one.bears:
+			one.why = whyNeeded
+		case pl.Pinned[one.ID]:
+			one.why = whyPinned
+		default:
+			one.why = whyPays
+		}
+		pl.keep(one.why)
+	}
+	strength := func(why string) int { // what would keep them all by itself comes first
+		if strings.HasPrefix(why, whyPinned) {
+			return -2
+		}
+		return slices.Index([]string{whyPays, whyNeeded}, why)
+	}
+	order := slices.SortedFunc(maps.Keys(pl.kept), func(a, b string) int { return cmp.Or(strength(a)-strength(b), strings.Compare(a, b)) })
+	pl.share(order)
+	for _, why := range order {
+		pl.plan.Kept = append(pl.plan.Kept, *pl.kept[why])
+	}
+	left := pl.plan.Used - pl.plan.Freed
+	for i := range pl.all {
+		if k := pl.kept[pl.all[i].why]; k != nil {
+			left -= k.Bytes
+			delete(pl.kept, k.Reason)
+		}
+	}
+	if left > 0 {
+		pl.plan.Kept = append(pl.plan.Kept, Kept{Reason: whyNotHere, Bytes: left})
+	}
+}
+
+// share counts each blob that builds need which stay, as their file or to unpack one from, for the first of the reasons why they do.
+func (pl *planner) share(order []string) {
+	place := make(map[string]uint32, len(order)) // from 1 on
+	for i, why := range order {
+		place[why] = uint32(i + 1)
+	}
+	first := make([]uint32, len(pl.inv.blobs))
+	named := 0
+	for i := range pl.all {
+		one := &pl.all[i]
+		if one.gone {
+			continue
+		}
+		if k := pl.kept[one.why]; named < mostFirst {
+			named++
+			k.First = append(k.First, one.ID)
+		}
+		at := place[one.why]
+		pl.inv.parts(one.Brief, func(blob uint32, container bool) {
+			if container && !pl.Whole && pl.inv.blobs[blob].Needs > 0 {
+				return // it is in what is used only if it is a build's that is planned for
+			}
+			if first[blob] == 0 || at < first[blob] {
+				first[blob] = at
+			}
+		})
+	}
+	for blob, at := range first {
+		if at > 0 {
+			pl.kept[order[at-1]].Bytes += pl.inv.bytes(uint32(blob))
+		}
+	}
+}
+
+func days(d time.Duration) string {
+	if d%(24*time.Hour) == 0 {
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	}
+	return d.String()
+}

@@ -1,0 +1,28 @@
+package evict
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+func TestThrashes(t *testing.T) {
+	ghost := func(key byte, scope string, seconds float64, bytes int64) index.Ghost {
+		return index.Ghost{RequestKey: index.RequestKey{key}, Scope: scope, CompileSeconds: seconds, Bytes: bytes}
+	}
+	ghosts := []index.Ghost{
+		ghost(1, "shared", 2, 10), // twice gone, and there again
+		ghost(2, "shared", 4, 20), // gone for good
+		ghost(1, "shared", 3, 30),
+		ghost(2, "uid:7", 8, 40), // another entry, that went twice and has not come back since
+		ghost(2, "uid:7", 16, 80),
+	}
+	seen := Thrashes(ghosts, func(g *index.Ghost) bool { return g.RequestKey[0] == 1 })
+	require.Equal(t, Thrashing{Evicted: 3, Back: 2, Seconds: 2 + 3 + 8, Bytes: 10 + 40}, seen)
+	require.Equal(t, Thrashing{}, Thrashes(nil, nil))
+	require.False(t, seen.Counts(), "two are not many")
+	require.True(t, Thrashing{Evicted: 12, Back: 3}.Counts())
+	require.False(t, Thrashing{Evicted: 13, Back: 3}.Counts(), "less than a quarter")
+}

@@ -1,0 +1,134 @@
+package packing
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// accountant compares, whenever a blob has got its name or lost it, what is on the disk with what is accounted for.
+type accountant struct {
+	cas.OS
+	b     *bench
+	mu    sync.Mutex
+	times int
+}
+
+func (a *accountant) Rename(from, to string) error {
+	return a.around(to, func() error { return a.OS.Rename(from, to) })
+}
+
+func (a *accountant) Remove(path string) error {
+	return a.around(path, func() error { return a.OS.Remove(path) })
+}
+
+func (a *accountant) Link(from, to string) error {
+	return a.around(to, func() error { return a.OS.Link(from, to) })
+}
+
+func (a *accountant) around(path string, do func() error) error {
+	if a.b == nil {
+		return do() // it is only being filled
+	}
+	below, _ := filepath.Rel(a.b.Store.dir, path)
+	if !strings.HasPrefix(below, "objects/") || strings.Contains(below, "incoming") {
+		return do()
+	}
+	a.look("before " + below)
+	err := do()
+	a.look("after " + below)
+	return err
+}
+
+func (a *accountant) look(when string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.times++
+	disk, told := a.b.onDisk(), a.b.told()
+	require.LessOrEqual(a.b, disk, told+a.b.user.setAside(), "%s: bytes are on the disk and in no account", when)
+	if a.b.user.leaving() == 0 {
+		require.LessOrEqual(a.b, told, disk, "%s: bytes are accounted for twice", when)
+	}
+}
+
+// onDisk is what blobs and unpacked forms take that have their names; recipes, which are small, do not count.
+func (b *bench) onDisk() (sum int64) {
+	for _, folder := range []string{"objects", "unpacked/objects"} {
+		_ = filepath.WalkDir(filepath.Join(b.Store.dir, folder), func(path string, e fs.DirEntry, err error) error { // what goes meanwhile does not count
+			var st unix.Stat_t
+			if err == nil && e.Type().IsRegular() && !strings.Contains(path, "incoming") && unix.Lstat(path, &st) == nil {
+				sum += st.Blocks * 512
+			}
+			return nil
+		})
+	}
+	return sum
+}
+
+// told is what status tells of them.
+func (b *bench) told() (sum int64) {
+	space, err := b.Space(true)
+	require.NoError(b, err)
+	ahead, err := b.Ahead()
+	require.NoError(b, err)
+	for _, d := range b.user.all() {
+		disk, _, err := b.memory.DiskBytes(d)
+		require.NoError(b, err)
+		sum += disk
+	}
+	return sum + space.Containers + space.Copies - ahead
+}
+
+// What blobs take is accounted for at each moment while their form changes, once, and whichever of them is evicted meanwhile. What is being written has its
+// place, and who evicts counts what goes until it has asked for its removal.
+func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range formChanges(ctx) {
+		t.Run(c.name, func(t *testing.T) {
+			steps := 0
+			for victim := range c.n {
+				for step := steps - 1; step >= max(0, steps-4) || steps == 0; step-- {
+					a := &accountant{}
+					b := newBenchOn(t, inMemory(t), a)
+					all := c.blobs(ctx, b)
+					a.b = b
+					b.remeasured = func(cas.Digest) { require.Equal(t, b.onDisk(), b.told(), "before a blob is measured") }
+					taken := 0
+					var mu sync.Mutex // several readers are at the gate
+					err := c.do(b, all, func(context.Context) error {
+						mu.Lock()
+						defer mu.Unlock()
+						if taken >= step { // else as the last time
+							a.look("at the gate")
+						}
+						if taken == step {
+							b.evict(all[victim])
+							a.look("evicted")
+						}
+						taken++
+						return nil
+					})
+					if err != nil {
+						require.True(t, Lost(err) || errors.Is(err, ErrInUse) || errors.Is(err, errNotWorth), "%v", err)
+					}
+					a.look("at the end")
+					require.Equal(t, b.onDisk(), b.told())
+					require.Greater(t, a.times, 2)
+					if steps == 0 {
+						steps, step = taken, taken // nobody was evicted
+						require.Positive(t, steps)
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,367 @@
+package packing
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// bench is a store of which a test is the owner.
+type bench struct {
+	testing.TB
+	*Store
+	*memory
+	*user
+}
+
+func newBench(t testing.TB) *bench { return newBenchIn(t, t.TempDir()) }
+
+func newBenchIn(t testing.TB, at string) *bench { return newBenchOn(t, at, nil) }
+
+// newBenchOn is one whose files are changed through fs; nil: the operating system's.
+func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
+	dir := filepath.Join(at, "state")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64), held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
+	b.memory.user = b.user
+	whole, err := cas.Open(dir, cas.Options{Stamps: newStamps(), FS: fs})
+	require.NoError(t, err)
+	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, FS: fs, Memory: b.memory, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	require.NoError(t, err)
+	return b
+}
+
+// put stores bytes that the owner needs.
+func (b *bench) put(content []byte) cas.Digest {
+	b.Helper()
+	hold := b.whole.Hold()
+	defer hold.Release()
+	d, size, err := hold.Put(context.Background(), bytes.NewReader(content))
+	require.NoError(b, err)
+	b.measure(d)
+	b.need(d, size)
+	return d
+}
+
+// variants are so many blobs of a size that have all but some bytes at their beginnings in common; of each it has been looked at what it shares.
+func (b *bench) variants(n, size int) (all []cas.Digest, contents [][]byte) {
+	b.Helper()
+	common := noise(0, size)
+	for i := range n {
+		content := append(noise(uint64(i+1), 4096), common...)
+		d := b.put(content)
+		_, err := b.LookAt(context.Background(), d, nil)
+		require.NoError(b, err)
+		all, contents = append(all, d), append(contents, content)
+	}
+	return all, contents
+}
+
+func noise(seed uint64, n int) []byte {
+	out := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1}).Read(out) // never fails
+	return out
+}
+
+func (b *bench) pack(d cas.Digest) (freed int64) {
+	b.Helper()
+	freed, err := b.Pack(context.Background(), d, Worth, nil)
+	require.NoError(b, err)
+	return freed
+}
+
+// read gives a blob's bytes as who is served gets them.
+func (b *bench) read(d cas.Digest) []byte {
+	b.Helper()
+	f, err := b.Open(context.Background(), d)
+	require.NoError(b, err)
+	defer f.Close() // only read from
+	content, err := io.ReadAll(f)
+	require.NoError(b, err)
+	return content
+}
+
+// objects lists what stands whole.
+func (b *bench) objects() (all []cas.Digest) {
+	b.Helper()
+	require.NoError(b, b.whole.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
+		all = append(all, d)
+		return nil
+	}))
+	return all
+}
+
+// user is an Owner. Tests set its fields while nothing goes on, or call need.
+type user struct {
+	needed map[cas.Digest]int64  // with sizes; guarded by mu
+	held   map[cas.Digest]bool   // somebody has it
+	of     map[cas.Digest]string // whose it is; "": everybody's
+
+	mu       sync.Mutex
+	full     bool    // there is no room; guarded by mu
+	once     bool    // likewise, for who asks next; guarded by mu
+	reserved int64   // guarded by mu
+	passing  int64   // of what is about to go; guarded by mu
+	asked    int     // how often it was asked for; guarded by mu
+	places   []place // guarded by mu
+	fits     error   // of everything
+	goes     []int64 // what Fits was told that goes instead; guarded by mu
+	leaves   int64   // bytes on disk of what is being evicted; guarded by mu
+
+	letGo func()              // is called when something was let go; may be nil
+	asks  func()              // is called when room is asked for; may be nil
+	needs func(cas.Digest)    // is called when it is asked whether something is needed, before that is answered; may be nil
+	given map[cas.Digest]bool // somebody is being given it
+}
+
+func (u *user) need(d cas.Digest, size int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.needed[d] = size
+}
+
+// all lists what is needed.
+func (u *user) all() []cas.Digest {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Collect(maps.Keys(u.needed))
+}
+
+// setAside is what is accounted for besides blobs and their forms.
+func (u *user) setAside() int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.reserved + u.leaves
+}
+
+// leaving is what is being evicted.
+func (u *user) leaving() int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.leaves
+}
+
+func (u *user) leave(disk int64) (done func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.leaves += disk
+	return func() { u.leave(-disk) }
+}
+
+func (u *user) sizeOf(d cas.Digest) (size int64, needed bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	size, needed = u.needed[d]
+	return size, needed
+}
+
+func (u *user) Needed(d cas.Digest) (bool, error) {
+	if u.needs != nil {
+		u.needs(d)
+	}
+	_, needed := u.sizeOf(d)
+	return needed, nil
+}
+
+func (u *user) LetGo(d cas.Digest) error {
+	if u.held[d] {
+		return ErrInUse
+	}
+	if u.letGo != nil {
+		u.letGo()
+	}
+	return nil
+}
+
+func (u *user) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
+	return func(from cas.Digest) (bool, error) { return u.of[from] == "" || u.of[from] == u.of[d], nil }, nil
+}
+
+func (u *user) InHand(d cas.Digest) bool { return u.held[d] || u.given[d] }
+
+// place is room that was asked for.
+type place struct{ disk, instead int64 }
+
+func (u *user) Reserve(_ context.Context, disk, instead int64) (func(), error) {
+	if u.asks != nil {
+		u.asks()
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.asked, u.places = u.asked+1, append(u.places, place{disk, instead})
+	if once := u.once; u.full || once {
+		u.once = false
+		return func() {}, ErrNoRoom
+	}
+	u.reserved += disk
+	return sync.OnceFunc(func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.reserved -= disk
+	}), nil
+}
+
+func (u *user) Shrinks(disk int64) func() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.passing += disk
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.passing -= disk
+	}
+}
+
+func (u *user) Fits(_, _ string, _, instead int64) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.goes = append(u.goes, instead)
+	return u.fits
+}
+
+// stamps are a book that lasts as long as the test.
+type stamps struct {
+	mu  sync.Mutex
+	all map[cas.Digest]cas.Stamp // guarded by mu
+}
+
+func newStamps() *stamps { return &stamps{all: make(map[cas.Digest]cas.Stamp)} }
+
+func (s *stamps) LoadStamp(d cas.Digest) (cas.Stamp, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one, ok := s.all[d]
+	return one, ok
+}
+
+func (s *stamps) SaveStamp(d cas.Digest, one cas.Stamp) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[d] = one
+	return nil
+}
+
+func (s *stamps) ForgetStamp(d cas.Digest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, d)
+	return nil
+}
+
+// memory is a Memory. Tests set its fields while nothing goes on.
+type memory struct {
+	dir             string
+	user            *user
+	unpacked, proof *stamps
+	remeasured      func(cas.Digest) // is called when the owner is to measure something; may be nil
+
+	mu       sync.Mutex
+	measured map[cas.Digest]int64  // bytes on disk; guarded by mu
+	sketches map[cas.Digest][]byte // guarded by mu
+	shares   map[cas.Digest][]byte // guarded by mu
+}
+
+func newMemory(dir string) *memory {
+	return &memory{dir: dir, measured: make(map[cas.Digest]int64), unpacked: newStamps(), proof: newStamps(), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
+}
+
+func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {
+	size, ok := m.user.sizeOf(d)
+	return size, ok, nil
+}
+
+func (m *memory) DiskBytes(d cas.Digest) (int64, bool, error) {
+	_, ok := m.user.sizeOf(d)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.measured[d], ok, nil
+}
+
+func (m *memory) UnpackedStamps() cas.StampBook { return m.unpacked }
+func (m *memory) RecipeStamps() cas.StampBook   { return m.proof }
+
+func (m *memory) Sketch(d cas.Digest) ([]byte, bool) { return m.load(m.sketches, d) }
+func (m *memory) Share(d cas.Digest) ([]byte, bool)  { return m.load(m.shares, d) }
+
+func (m *memory) load(from map[cas.Digest][]byte, d cas.Digest) ([]byte, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	one, ok := from[d]
+	return one, ok
+}
+
+func (m *memory) SaveSketch(d cas.Digest, sketch []byte) error { return m.save(m.sketches, d, sketch) }
+func (m *memory) SaveShare(d cas.Digest, share []byte) error   { return m.save(m.shares, d, share) }
+
+func (m *memory) save(in map[cas.Digest][]byte, d cas.Digest, one []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in[d] = one
+	return nil
+}
+
+func (m *memory) EachSketch(_ context.Context, fn func(cas.Digest, []byte) error) error {
+	return m.each(m.sketches, fn)
+}
+
+func (m *memory) EachShare(_ context.Context, fn func(cas.Digest, []byte) error) error {
+	return m.each(m.shares, fn)
+}
+
+// each calls fn with what there was when it began: fn may ask for more.
+func (m *memory) each(of map[cas.Digest][]byte, fn func(cas.Digest, []byte) error) error {
+	m.mu.Lock()
+	all := maps.Clone(of)
+	m.mu.Unlock()
+	for d, raw := range all {
+		if err := fn(d, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *memory) DropShare(d cas.Digest) { m.drop(m.shares, d) }
+
+func (m *memory) DropSharing(d cas.Digest) {
+	m.drop(m.shares, d)
+	m.drop(m.sketches, d)
+}
+
+func (m *memory) drop(from map[cas.Digest][]byte, d cas.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(from, d)
+}
+
+func (m *memory) Remeasure(d cas.Digest) error {
+	if m.remeasured != nil {
+		m.remeasured(d)
+	}
+	m.measure(d)
+	return nil
+}
+
+func (m *memory) measure(d cas.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.measured[d], _ = cas.DiskBytesIn(m.dir, d) // of one that is not there, none
+}
+
+// source reads bytes in memory.
+func (b *bench) source(content []byte) dedupe.Source {
+	return bytes.NewReader(content)
+}

@@ -1,0 +1,103 @@
+package packing
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// passedOn is a container that all might take from until whoever had it for all has gone: now it is one's, another takes from it, and it would be
+// packed with what is the one's alone.
+func (b *bench) passedOn() (container, another, later cas.Digest, contents map[cas.Digest][]byte) {
+	b.Helper()
+	small := noise(1, mib/2)
+	container, _ = b.looked(small)
+	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
+	another = b.put(content)
+	b.of[another] = "another"
+	_, err := b.LookAt(context.Background(), another, nil)
+	require.NoError(b, err)
+	require.Positive(b, b.pack(another))
+	b.of[container] = "one"
+	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
+	later = b.put(large)
+	b.of[later] = "one"
+	_, err = b.LookAt(context.Background(), later, nil)
+	require.NoError(b, err)
+	found, err := b.LookAt(context.Background(), container, nil)
+	require.NoError(b, err)
+	require.Equal(b, []cas.Digest{later}, found.From)
+	return container, another, later, map[cas.Digest][]byte{container: small, another: content, later: large}
+}
+
+// A container is not packed with what those may not take from who take from it.
+func TestNobodyIsMovedToWhatItMayNotTakeFrom(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	container, another, later, contents := b.passedOn()
+	require.Zero(t, b.pack(container))
+	require.Contains(t, b.containers(another), container)
+	require.NotContains(t, b.containers(another), later)
+	_, packed := b.Packed(container)
+	require.False(t, packed)
+	b.requireAll(contents)
+
+	b.of[another] = "one"
+	_, err := b.LookAt(ctx, container, nil)
+	require.NoError(t, err)
+	require.Positive(t, b.pack(container))
+	require.Contains(t, b.containers(another), later)
+	b.requireAll(contents)
+}
+
+// Nor does what takes from a base become that of a blob that may not take from it.
+func TestABaseStaysForThoseThatMayNotTakeFromAnother(t *testing.T) {
+	b := newBench(t)
+	all, contents := b.variants(3, mib)
+	require.Positive(t, b.pack(all[1]))
+	require.Positive(t, b.pack(all[2]))
+	require.Len(t, b.families(all[1]), 1)
+	b.of[all[1]] = "one"
+	require.Empty(t, b.families(all[1]))
+	for _, d := range all {
+		b.of[d] = "one"
+	}
+	require.Len(t, b.families(all[1]), 1)
+	for i, d := range all {
+		require.Equal(t, contents[i], b.read(d))
+	}
+}
+
+// What takes from the literals of a packed blob that becomes whole, and may not take from that,
+// takes nothing from it: it has the bytes itself.
+func TestWhatMayNotTakeFromABlobThatBecomesWholeHasItsOwnBytes(t *testing.T) {
+	b := newBench(t)
+	common, own := noise(1, mib), noise(2, mib)
+	first, _ := b.looked(common)
+	content := slices.Concat(common, own)
+	d, _ := b.looked(content)
+	require.Positive(t, b.pack(d))
+	p, _ := b.Packed(d)
+	literals := p.Containers[p.Literals].Digest
+	taken := slices.Concat(noise(3, 4096), own)
+	another := b.put(taken)
+	b.of[another] = "another"
+	_, err := b.LookAt(context.Background(), another, nil)
+	require.NoError(t, err)
+	require.Positive(t, b.pack(another))
+	require.Contains(t, b.containers(another), literals)
+	b.of[d] = "one"
+	require.NoError(t, b.MakeWhole(context.Background(), d))
+	require.True(t, b.whole.Has(d))
+	_, packed := b.Packed(d)
+	require.False(t, packed)
+	require.Empty(t, b.Users(d))
+	require.True(t, b.whole.Has(another))
+	require.False(t, b.whole.Has(literals))
+	b.requireAll(map[cas.Digest][]byte{first: common, d: content, another: taken})
+	b.requireNothingLeft()
+}

@@ -1,0 +1,315 @@
+package packing
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Gain is how much a recipe has to save, in bytes on disk: unpacking costs a copy.
+type Gain int8
+
+// The gains.
+const (
+	Worth  Gain = iota // an eighth of the blob, and 64 KiB: for what may be asked for again soon
+	Little             // 64 KiB: for what an administrator wants packed
+)
+
+// of returns the least of it for a blob of so many bytes.
+func (g Gain) of(size int64) int64 {
+	if g == Little {
+		return minSaving
+	}
+	return max(minSaving, size/minSavingPart)
+}
+
+const (
+	minSaving     = 64 << 10
+	minSavingPart = 8 // an eighth
+)
+
+// errNotWorth reports that a recipe of a blob would save too little.
+var errNotWorth = errors.New("a recipe saves too little")
+
+// Pack replaces the whole form of a blob by a recipe, if that saves at least as much and the
+// blob is not in use, and returns how many bytes on disk that freed: 0 for one that is packed,
+// or not worth it. ErrInUse: the blob is in use. It takes as long as reading the blob and what
+// it shares, a few times; ctx and gate end it between two steps, and leave the blob in a form
+// that serves it. The whole form is removed last, when the recipe's literals and the recipe
+// are durable and the recipe was proven to give the blob.
+//
+// Blobs that take from the whole form are packed again before, by matching: most of it stands
+// in the recipe's literals then. A crash on the way leaves a blob that is whole and has a
+// recipe, which is removed the next time, and blobs that take from either.
+func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64, err error) {
+	leave, err := s.TakeTurn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
+	size, err := s.whole.Size(d)
+	if err != nil {
+		return 0, ignoreNotFound(err) // it is packed already
+	}
+	if len(s.shelf.Users(d)) > 0 && s.Saving(d) < least.of(size) {
+		return 0, nil // most bases: they need not be read again for that
+	}
+	freed, err = s.pack(ctx, d, least, nil, gate)
+	if errors.Is(err, errNotWorth) {
+		err = nil
+	}
+	return freed, err
+}
+
+// pack is Pack, and errNotWorth if nothing came of it; the caller has the turn. The blobs of
+// also are compared with it besides those that it is probably like.
+func (s *Store) pack(
+	ctx context.Context, d cas.Digest, least Gain, also []cas.Digest, gate Gate,
+) (freed int64, err error) {
+	if err := s.removeDouble(ctx, d); err != nil {
+		return 0, err
+	}
+	defer s.moves(d)()
+	hold, done := s.hold()
+	defer done()
+	users := s.shelf.Users(d)
+	before := s.takes(append(users, d))
+	how := search{least: least, also: also, users: users, alone: len(users) == 0, gate: gate}
+	if err = s.makeRecipe(ctx, d, how, hold); err == nil {
+		err = s.packAgain(ctx, d, search{least: least, gate: gate})
+	}
+	removed := false
+	if err == nil {
+		removed, err = s.removeWhole(d)
+	}
+	if !removed { // after an error it may be, and not durably: then the recipe stays
+		return 0, errors.Join(err, s.removeDouble(context.WithoutCancel(ctx), d))
+	}
+	freed = before - s.takes(append(users, d))
+	s.log.Info("blob packed", "digest", d.String(), "users", len(users), "freed", freed)
+	return freed, nil
+}
+
+// takes sums what blobs take on the disk: their whole forms, their recipes, and the literals
+// of these.
+func (s *Store) takes(all []cas.Digest) (sum int64) {
+	for _, d := range all {
+		whole, recipe, _ := s.Bytes(d)
+		sum += whole + recipe
+		if p, ok := s.shelf.Has(d); ok && p.Literals != dedupe.NoLiterals {
+			own, _ := cas.DiskBytesIn(s.dir, p.Containers[p.Literals].Digest)
+			sum += own // of a removed one, none
+		}
+	}
+	return sum
+}
+
+// packAgain packs the blobs again, by matching, that take bytes from a base, and has them take
+// nothing from it: from what the base's own recipe takes from, from the blobs that the search
+// names, or from any other. A blob that would save too little becomes whole. The caller has the
+// turn.
+func (s *Store) packAgain(ctx context.Context, base cas.Digest, how search) error {
+	if p, packed := s.shelf.Has(base); packed {
+		how.also = append(how.also, digestsOf(p.Containers)...)
+	}
+	how.not, how.alone = []cas.Digest{base}, true
+	for _, d := range s.takers(base) {
+		was, packed := s.shelf.Has(d)
+		if !packed || !slices.Contains(s.shelf.Users(base), d) {
+			continue // it was removed, durably or not yet, or was packed again for another base
+		}
+		if err := s.packWithout(ctx, d, was, how); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takers lists the blobs whose recipes take from a base, the one that takes most first: it may
+// become the base of the others.
+func (s *Store) takers(base cas.Digest) []cas.Digest {
+	taken := func(d cas.Digest) int64 {
+		p, _ := s.shelf.Has(d) // of one that was just removed, nothing
+		if at := slices.Index(digestsOf(p.Containers), base); at >= 0 {
+			return p.Taken[at]
+		}
+		return 0
+	}
+	all := s.shelf.Users(base)
+	slices.SortStableFunc(all, func(a, b cas.Digest) int { return cmp.Compare(taken(b), taken(a)) })
+	return all
+}
+
+func (s *Store) packWithout(
+	ctx context.Context, d cas.Digest, was dedupe.Packed, how search,
+) error {
+	hold, done := s.hold()
+	defer done()
+	how.also, how.not = slices.Clone(how.also), slices.Clone(how.not)
+	for i, one := range was.Containers {
+		if i == was.Literals && len(s.shelf.Users(one.Digest)) == 1 {
+			how.not = append(how.not, one.Digest) // they are written again, in one piece
+		} else {
+			how.also = append(how.also, one.Digest)
+		}
+	}
+	err := errNotWorth
+	if !s.whole.Has(d) {
+		err = s.makeRecipe(ctx, d, how, hold)
+	}
+	if errors.Is(err, errNotWorth) {
+		err = s.makeWhole(ctx, d, hold, how.gate)
+	}
+	return err
+}
+
+// makeRecipe looks for what a blob shares with others, and puts a recipe of that in the place
+// of the one that the blob may have, durably, if it saves enough; else errNotWorth. The hold
+// keeps what the recipe takes from. The caller has the turn.
+func (s *Store) makeRecipe(
+	ctx context.Context, d cas.Digest, how search, hold *cas.Hold,
+) error {
+	found, err := s.match(ctx, d, how)
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		return errNotWorth
+	}
+	defer found.Close()
+	if !found.frees(how.least) {
+		return errNotWorth
+	}
+	for _, one := range found.digests() {
+		if there, err := hold.Keep(ctx, one); err != nil {
+			return err
+		} else if !there {
+			return errNotWorth // it was removed meanwhile: another time
+		}
+	}
+	now := s.takes([]cas.Digest{d})
+	s.shrinks(now)
+	needs := cas.OnDisk(found.Plan.LiteralSize()) + cas.OnDisk(found.recipeBytes())
+	release, err := s.owner.Reserve(ctx, needs, now)
+	if err != nil {
+		return err
+	}
+	defer release()
+	defer s.account.changed() // before the room is given back: what was written counts by then
+	r, literals, err := s.planned(ctx, d, found, how, hold)
+	if err != nil {
+		return err
+	}
+	err = s.putRecipe(ctx, r, literals)
+	var other *cas.CorruptError
+	if errors.As(err, &other) && other.Digest == d && !s.anyDamaged(ctx, r) {
+		// The blob stays as it is, and that nothing can be had of it is noted.
+		s.log.Error("not packed: the recipe does not give the file; please report this",
+			"digest", d.String(), "error", err)
+		return errors.Join(errNotWorth, s.saveShare(d, Share{}))
+	}
+	return err
+}
+
+// anyDamaged reads a blob and all that its recipe takes from.
+func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
+	if s.whole.Check(ctx, r.Blob) != nil {
+		return true
+	}
+	return slices.ContainsFunc(digestsOf(r.Containers), func(one cas.Digest) bool {
+		return s.whole.Check(ctx, one) != nil
+	})
+}
+
+// planned returns the recipe of a plan. Its literals are stored as a blob of their own, which
+// others can take from; where none does or would, and a sample of them gains enough, they are
+// returned, to be compressed into the recipe's own file.
+func (s *Store) planned(
+	ctx context.Context, d cas.Digest, m *Matched, how search, hold *cas.Hold,
+) (*dedupe.Recipe, dedupe.Source, error) {
+	size := m.Plan.LiteralSize()
+	if size == 0 {
+		r, err := m.Plan.Recipe(d, cas.Digest{})
+		return r, nil, err
+	}
+	if err := s.owner.Fits(s.dir, "what the file does not share", size, m.Plan.Size); err != nil {
+		return nil, nil, err
+	}
+	literals := m.Plan.Literals(m.target)
+	if how.alone && worthCompressing(size, 0) {
+		stored, err := dedupe.Compressed(ctx, literals)
+		if err != nil {
+			return nil, nil, err
+		}
+		if worthCompressing(size, stored) && !s.wanted(ctx, d) {
+			return m.Plan.Framed(d), literals, nil
+		}
+	}
+	own, _, err := hold.Put(ctx, io.NewSectionReader(literals, 0, size))
+	if err == nil {
+		_, err = s.sketchOf(ctx, own, how.gate) // later recipes take from them, too
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := m.Plan.Recipe(d, own)
+	return r, nil, err
+}
+
+// wanted reports whether another blob, which is not packed yet, would take bytes from this one.
+func (s *Store) wanted(ctx context.Context, d cas.Digest) (wanted bool) {
+	err := s.EachShare(ctx, func(other cas.Digest, found Share) error {
+		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)
+		return nil
+	})
+	return wanted || err != nil
+}
+
+// worthCompressing reports whether compressing to so many bytes is worth it: packing has to
+// save as much, for the same reason.
+func worthCompressing(size, stored int64) bool {
+	return cas.OnDisk(size)-cas.OnDisk(stored) >= Worth.of(size)
+}
+
+// removeWhole removes the whole form of a blob that has a sound recipe.
+func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
+	if err := s.owner.LetGo(d); err != nil {
+		return false, err
+	}
+	removed, err = s.whole.RemoveUnless(d, func() (bool, error) {
+		if !s.shelf.Complete() {
+			return true, nil // a recipe that cannot be read may take from it
+		}
+		p, ok := s.shelf.Has(d)
+		if !ok || len(s.shelf.Users(d)) > 0 || s.owner.InHand(d) {
+			return true, nil // another recipe takes from it by now, or a request is being given it
+		}
+		for _, container := range p.Containers {
+			if !s.whole.Has(container.Digest) {
+				return true, &dedupe.ContainerError{Digest: container.Digest, Err: cas.ErrNotFound}
+			}
+		}
+		return false, nil
+	})
+	if !removed || err != nil {
+		return false, err
+	}
+	s.account.changed()
+	s.memory.DropShare(d)
+	if err := s.memory.Remeasure(d); err != nil {
+		s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
+	}
+	return true, nil
+}
+
+func digestsOf(all []dedupe.Container) (out []cas.Digest) {
+	for _, one := range all {
+		out = append(out, one.Digest)
+	}
+	return out
+}

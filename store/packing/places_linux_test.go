@@ -1,0 +1,128 @@
+package packing
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Whatever is written has a place of all of its blocks, and says what goes for it: else the budget would be exceeded, or what makes room refused for want of it.
+func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	common, own := noise(0, mib), noise(9, mib/2)
+	content := append(bytes.Clone(own), common...)
+	asked := func() (all []place) {
+		all, b.places = b.places, nil
+		known, err := b.Space(false)
+		require.NoError(t, err)
+		now, err := b.Space(true)
+		require.NoError(t, err)
+		require.Equal(t, now, known, "what is remembered is as it is")
+		return all
+	}
+	var all []cas.Digest
+	for _, one := range [][]byte{common, content} {
+		d := b.put(one)
+		_, err := b.LookAt(ctx, d, nil)
+		require.NoError(t, err)
+		all = append(all, d)
+	}
+	require.Empty(t, asked(), "what is only looked at takes none")
+	whole := cas.OnDisk(int64(len(content)))
+
+	freed := b.pack(all[1])
+	p, _ := b.Packed(all[1])
+	literals := p.Containers[p.Literals].Size
+	require.Equal(t, []place{{cas.OnDisk(literals) + p.Disk, whole}}, asked())
+	require.Equal(t, whole-cas.OnDisk(literals)-p.Disk, freed)
+	require.NoError(t, b.Unpack(ctx, all[1], nil, nil))
+	require.Equal(t, []place{{whole, 0}}, asked())
+	require.NoError(t, b.DropCopy(all[1]))
+	require.Empty(t, asked())
+	require.NoError(t, b.MakeWhole(ctx, all[1]))
+	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}}, asked(), "no build is evicted for it")
+
+	// Compacting writes the one whole, and then what the other has of its own.
+	require.Positive(t, b.pack(all[1]))
+	asked()
+	require.NoError(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, nil))
+	require.True(t, b.OnlyPacked(all[0]))
+	recipe, _ := b.Packed(all[0])
+	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}, {recipe.Disk, mib}}, asked())
+	require.Zero(t, b.reserved)
+	for _, d := range all {
+		delete(b.needed, d)
+		_, err := b.Remove(d)
+		require.NoError(t, err)
+		require.Empty(t, asked())
+	}
+}
+
+// What is to be compressed has the place that it would take as it is.
+func TestWhatIsCompressedHasAPlace(t *testing.T) {
+	b := newBench(t)
+	common := noise(1, mib)
+	b.looked(common)
+	content := append(digits(2, mib/2), common...)
+	d, _ := b.looked(content)
+	b.places = nil
+	require.Positive(t, b.pack(d))
+	require.Equal(t, []place{{mib/2 + 4096, cas.OnDisk(int64(len(content)))}}, b.places)
+	p, _ := b.Packed(d)
+	require.Positive(t, p.Compressed)
+	require.Less(t, p.Disk, int64(mib/2))
+}
+
+// A recipe that was left beside the whole form is used only as long as its blob may take from where it does.
+func TestWhatMayNotBeTakenFromAnyMoreIsNotPackedWith(t *testing.T) {
+	b := newBench(t)
+	all, contents := b.variants(2, mib)
+	require.Positive(t, b.pack(all[1]))
+	b.put(contents[1])
+	b.of = map[cas.Digest]string{all[0]: "7", all[1]: "8"}
+	freed, err := b.Pack(context.Background(), all[1], Worth, nil)
+	require.NoError(t, err)
+	require.Zero(t, freed)
+	require.True(t, b.whole.Has(all[1]))
+	_, packed := b.Packed(all[1])
+	require.False(t, packed, "and it goes")
+	require.Equal(t, contents[1], b.read(all[1]))
+}
+
+// What somebody is given, or another recipe takes from, just when it was let go, keeps its form.
+func TestWhatIsTakenWhenItWasLetGoStays(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	all, contents := b.variants(3, mib)
+	stays := func() {
+		t.Helper()
+		freed, err := b.Pack(ctx, all[1], Worth, nil)
+		require.NoError(t, err)
+		require.Zero(t, freed)
+		require.True(t, b.whole.Has(all[1]))
+	}
+	b.letGo = func() { b.given = map[cas.Digest]bool{all[1]: true} }
+	stays()
+	b.given = nil
+	size := int64(len(contents[1]))
+	b.letGo = func() {
+		require.NoError(t, b.shelf.Put(ctx, &dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
+			Containers: []dedupe.Container{{Digest: all[1], Size: size}}, Extents: []dedupe.Extent{{Length: 9}}}, nil, nil))
+	}
+	stays()
+	require.NoError(t, b.shelf.Remove(all[2]))
+	b.letGo = nil
+	require.Positive(t, b.pack(all[1]))
+
+	require.NoError(t, b.Unpack(ctx, all[1], nil, nil))
+	b.letGo = func() { b.given = map[cas.Digest]bool{all[1]: true} }
+	require.ErrorIs(t, b.DropCopy(all[1]), ErrInUse)
+	_, _, copied := b.Bytes(all[1])
+	require.Positive(t, copied)
+}

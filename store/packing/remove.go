@@ -1,0 +1,199 @@
+package packing
+
+import (
+	"context"
+	"errors"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Removal removes blobs, and makes that durable for all of them at once. Recipes come first, and the containers that only they needed go when
+// it is durable that the recipes have gone: a crash at any step leaves blobs and recipes that nobody needs, and each recipe its containers. It is
+// used by one goroutine, which calls End.
+type Removal struct {
+	s          *Store
+	whole      *cas.Removal
+	recipes    *dedupe.Removal
+	containers []cas.Digest // of recipes that were removed
+	done       []func()     // of moves, for each of them
+}
+
+// Removal begins to remove blobs.
+func (s *Store) Removal() *Removal {
+	return &Removal{s: s, whole: s.whole.Removal(), recipes: s.shelf.Removal()}
+}
+
+// Remove removes a blob in all its forms unless somebody needs it, or is about to; durably when End returns. A blob that recipes take bytes
+// from stays whole. freed counts bytes of files.
+func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
+	s := r.s
+	s.account.changed()        // what recipes take from may count there from now on
+	size, _ := s.whole.Size(d) // 0 where it is not whole
+	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
+		if !s.shelf.Complete() {
+			return true, nil // there are recipes that cannot be read, and nobody knows what they need
+		}
+		needed, err := s.owner.Needed(d)
+		if err != nil || needed {
+			return true, err
+		}
+		// Under the blob's lock, as the whole form is: who packs it removes that only while there is a recipe.
+		freed, err = r.removePacked(d)
+		return len(s.shelf.Users(d)) > 0, err
+	})
+	s.account.changed() // it may have been a container, or stays for who has come to hold it since
+	if removed {
+		s.memory.DropSharing(d)
+		freed += size
+	}
+	return freed, err
+}
+
+// End removes the containers that nobody needs any more, and makes all that was removed durable. freed counts bytes of files, too.
+func (r *Removal) End() (freed int64, err error) {
+	for err == nil && len(r.containers) > 0 { // a container that is whole may have a recipe as well, if packing it was begun: what that takes from goes next
+		if err = r.recipes.Sync(); err != nil {
+			break // a crash could bring recipes back
+		}
+		all := r.containers
+		r.containers = nil
+		for _, d := range all {
+			more, err2 := r.Remove(d)
+			freed += more
+			err = errors.Join(err, err2)
+		}
+	}
+	err = errors.Join(err, r.recipes.Sync())
+	r.containers = nil
+	for _, done := range r.done {
+		done()
+	}
+	r.done = nil
+	return freed, errors.Join(err, r.whole.Sync())
+}
+
+// Remove removes one blob, and the containers that only its recipe needed, durably; see Removal.
+func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
+	r := s.Removal()
+	freed, err = r.Remove(d)
+	more, err2 := r.End()
+	return freed + more, errors.Join(err, err2)
+}
+
+// RemoveDoubles removes the recipes of blobs that are whole: a crash leaves them.
+func (s *Store) RemoveDoubles(ctx context.Context) error {
+	return s.shelf.Walk(ctx, func(d cas.Digest, _ dedupe.Packed) error {
+		if !s.whole.Has(d) {
+			return nil // mostly
+		}
+		leave, err := s.TakeTurn(ctx) // it may just be changing its form
+		if err != nil {
+			return err
+		}
+		defer leave()
+		if err := s.removeDouble(ctx, d); !Lost(err) { // else check tells of it
+			return err
+		}
+		return nil
+	})
+}
+
+// removeDouble removes the recipe of a blob that is whole, if its whole form is sound, and after
+// that is durable: a crash may have come before it was. The caller has the turn.
+func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
+	was, packed := s.shelf.Has(d)
+	if !packed || !s.whole.Has(d) {
+		return nil
+	}
+	if err := s.whole.Verify(ctx, d); err != nil {
+		return err
+	}
+	if err := s.whole.SyncName(d); err != nil {
+		return err
+	}
+	return s.giveUpRecipe(d, was)
+}
+
+// giveUpRecipe removes a recipe, durably, and then what it took from, unless somebody needs it.
+func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
+	return s.giveUp(was, func() error { return ignoreNotFound(s.removeRecipe(d)) })
+}
+
+// giveUp removes what a recipe took from, unless somebody needs it, when take has taken that away.
+func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
+	defer s.moves(digestsOf(was.Containers)...)()
+	err := take()
+	if err != nil {
+		return err
+	}
+	r := s.Removal()
+	for _, one := range was.Containers {
+		_, err2 := r.Remove(one.Digest)
+		err = errors.Join(err, err2)
+	}
+	_, err2 := r.End()
+	return errors.Join(err, err2)
+}
+
+// Release ends a hold. What it kept and nobody needs goes at once, and not at the next start: it was stored for nothing, or who needed it
+// was removed meanwhile, which had to leave it because of this very hold.
+func (s *Store) Release(hold *cas.Hold) {
+	kept := hold.Kept()
+	defer s.moves(kept...)()
+	hold.Release()
+	for _, d := range kept {
+		s.settle(d)
+		if err := s.remeasure(d); err != nil { // who put it gave up, and it stays: it is whole again, and was accounted for as packed, or as missing
+			s.log.Warn("space of a blob not accounted for", "digest", d.String(), "error", err)
+		}
+	}
+}
+
+// remeasure brings the account of a blob that a build needs to what its whole form takes.
+func (s *Store) remeasure(d cas.Digest) error {
+	accounted, needed, err := s.memory.DiskBytes(d)
+	if disk, _ := cas.DiskBytesIn(s.dir, d); err != nil || !needed || disk == accounted { // of one that is not there, none
+		return err // mostly
+	}
+	return s.memory.Remeasure(d)
+}
+
+// settle removes a blob in all its forms if nobody needs it any more.
+func (s *Store) settle(d cas.Digest) {
+	needed, err := s.owner.Needed(d)
+	switch {
+	case err != nil || needed:
+	case len(s.shelf.Users(d)) > 0: // the last one that takes from it removes it
+		s.account.changed() // it may have been missing
+	default:
+		_, err = s.Remove(d)
+	}
+	if err != nil {
+		s.log.Warn("blob that nobody needs stays until the next start", "digest", d.String(), "error", err)
+	}
+}
+
+// removePacked removes the recipe and the unpacked form of a blob, where there are any.
+func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
+	s := r.s
+	if p, ok := s.shelf.Has(d); ok {
+		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
+		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
+		r.containers = append(r.containers, digestsOf(containers)...)
+		r.done = append(r.done, s.moves(digestsOf(containers)...))
+		if ignoreNotFound(err) != nil {
+			return 0, err
+		}
+		s.memory.DropSharing(d)
+		freed += p.Stored
+	}
+	if open := s.open.Load(); open != nil {
+		size, _ := open.Size(d) // 0 where there is none
+		if err := open.Remove(d); err == nil {
+			s.account.changed()
+			freed += size
+		}
+	}
+	return freed, nil
+}

@@ -1,0 +1,295 @@
+package packing
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Least is the size in bytes below which a blob is not looked at: less than a few blocks cannot be saved of it.
+const Least = 256 << 10
+
+// mostNear bounds how many blobs one is compared with.
+const mostNear = 16
+
+// sketchOf gives the sketch of a whole blob, from the index or by reading it.
+func (s *Store) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.Sketch, error) {
+	if known, ok := s.knownSketch(d); ok {
+		return known, nil
+	}
+	f, err := s.openWhole(ctx, d)
+	if err != nil {
+		return dedupe.Sketch{}, err
+	}
+	made, err := dedupe.SketchOf(ctx, behind(ctx, f, gate))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return made, err
+	}
+	return made, s.saveSketch(d, made)
+}
+
+// knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
+func (s *Store) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
+	raw, ok := s.memory.Sketch(d)
+	if !ok {
+		return dedupe.Sketch{}, false
+	}
+	known, err := dedupe.DecodeSketch(raw)
+	return known, err == nil
+}
+
+func (s *Store) saveSketch(d cas.Digest, made dedupe.Sketch) error {
+	raw, err := made.AppendBinary(nil)
+	if err != nil {
+		return err
+	}
+	defer s.forgetIfGone(d)
+	return s.memory.SaveSketch(d, raw)
+}
+
+func (s *Store) saveShare(d cas.Digest, found Share) error {
+	defer s.forgetIfGone(d)
+	return s.memory.SaveShare(d, found.encode())
+}
+
+// forgetIfGone forgets what was just found out of a blob that was removed meanwhile: who removed it has forgotten only what was known then.
+func (s *Store) forgetIfGone(d cas.Digest) {
+	if !s.whole.Has(d) && !s.shelf.Stands(d) {
+		s.memory.DropSharing(d)
+	}
+}
+
+// near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
+// recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
+// with itself only has all of it. Those that the search names come first.
+func (s *Store) near(
+	ctx context.Context, d cas.Digest, own dedupe.Sketch, how search,
+) ([]cas.Digest, error) {
+	if own.Size < Least {
+		return nil, nil
+	}
+	may, err := s.mayTake(append(how.users, d))
+	if err != nil {
+		return nil, err
+	}
+	var out []cas.Digest
+	for _, other := range how.also {
+		if s.whole.Has(other) && !slices.Contains(how.not, other) && !slices.Contains(out, other) {
+			if ok, err := may(other); err != nil {
+				return nil, err
+			} else if ok {
+				out = append(out, other)
+			}
+		}
+	}
+	var failed error
+	known := func(yield func(cas.Digest, dedupe.Sketch) bool) {
+		failed = errors.Join(failed, s.memory.EachSketch(ctx, func(other cas.Digest, raw []byte) error {
+			if theirs, err := dedupe.DecodeSketch(raw); err == nil { // else made again when it is looked at
+				yield(other, theirs)
+			}
+			return nil
+		}))
+	}
+	// Before they are ranked: one that is out of reach must not stand for another that is not.
+	ranked := dedupe.Candidates(own, known, func(other cas.Digest) bool {
+		if other == d || s.mayGo(other) || slices.Contains(how.not, other) || slices.Contains(out, other) {
+			return false
+		}
+		ok, err := may(other)
+		failed = cmp.Or(failed, err)
+		return ok && err == nil
+	}, mostNear)
+	return append(out, ranked...), failed
+}
+
+// mayTake returns what reports whether all of these blobs may take bytes of another one.
+func (s *Store) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), error) {
+	var each []func(cas.Digest) (bool, error)
+	for _, d := range all {
+		may, err := s.owner.MayTake(d)
+		if err != nil {
+			return nil, err
+		}
+		each = append(each, may)
+	}
+	return func(from cas.Digest) (bool, error) {
+		for _, may := range each {
+			if ok, err := may(from); !ok || err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	}, nil
+}
+
+// mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container. One that others take from already is.
+func (s *Store) mayGo(d cas.Digest) bool {
+	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
+		return true
+	}
+	raw, _ := s.memory.Share(d)
+	found, _ := decodeShare(raw)
+	return len(found.From) > 0 && !found.Little && len(s.shelf.Users(d)) == 0 && s.Saving(d) > 0
+}
+
+// Share is what has been found out of a blob: what packing it would save, and from whom it would take.
+type Share struct {
+	Saving int64 // bytes on disk; 0: it is worth it for nobody
+	From   []cas.Digest
+	Little bool // it saves little, which is worth it only by hand: see Gain
+}
+
+// A share, a value of the index: version u8, 3; flags u8: 1 if it is little; saving i64; digests of
+// the containers, 32 each. Bit 2 of the flags was set by earlier versions, which noted by it what
+// compressing had gained too little of. Versions 1 and 2 count as if nothing were known.
+const (
+	shareVersion = 3
+	shareLittle  = 1
+	shareFlags   = 3
+)
+
+func (o Share) encode() []byte {
+	head := []byte{shareVersion, 0}
+	if o.Little {
+		head[1] = shareLittle
+	}
+	b := binary.LittleEndian.AppendUint64(head, uint64(o.Saving))
+	for _, d := range o.From {
+		b = append(b, d[:]...)
+	}
+	return b
+}
+
+func decodeShare(b []byte) (o Share, ok bool) {
+	const head = 2 + 8
+	if len(b) < head || b[0] != shareVersion || b[1] > shareFlags || (len(b)-head)%32 != 0 {
+		return o, false
+	}
+	o.Little, b = b[1]&shareLittle != 0, b[2:]
+	o.Saving = int64(binary.LittleEndian.Uint64(b))
+	for at := 8; at < len(b); at += 32 {
+		o.From = append(o.From, cas.Digest(b[at:at+32]))
+	}
+	return o, o.Saving >= 0
+}
+
+// share is what is known of a blob; false: nothing.
+func (s *Store) share(d cas.Digest) (Share, bool) {
+	raw, ok := s.memory.Share(d)
+	if !ok {
+		return Share{}, false
+	}
+	return decodeShare(raw)
+}
+
+// LookedAt reports whether it is known what a blob shares.
+func (s *Store) LookedAt(d cas.Digest) bool {
+	_, known := s.share(d)
+	return known
+}
+
+// EachShare calls fn for every blob that packing frees something of, as far as is known: some may have been packed, or removed, since.
+func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
+	return s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
+		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
+			return fn(d, found)
+		}
+		return nil
+	})
+}
+
+// Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and still true. It reads no blob.
+func (s *Store) Saving(d cas.Digest) int64 {
+	found, ok := s.share(d)
+	if !ok || !s.whole.Has(d) || s.stale(found) {
+		return 0
+	}
+	return found.Saving
+}
+
+// stale tells whether something that a blob would take from is not whole any more.
+func (s *Store) stale(found Share) bool {
+	return slices.ContainsFunc(found.From, func(from cas.Digest) bool { return !s.whole.Has(from) })
+}
+
+// DropStale forgets of a whole blob what is not true any more, so that it is looked at once more, and tells whether that was so.
+func (s *Store) DropStale(d cas.Digest, found Share) bool {
+	if !s.stale(found) || !s.whole.Has(d) {
+		return false
+	}
+	s.memory.DropShare(d)
+	return true
+}
+
+// LookAt finds out what a whole blob shares with those that are there, and keeps that: its sketch first, so that later ones find it.
+func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
+	m, err := s.Match(ctx, d, gate)
+	if err != nil {
+		return Share{}, err
+	}
+	var out Share
+	if m != nil {
+		defer m.Close()
+		if m.frees(Little) {
+			out.Saving, out.From, out.Little = m.saving(), m.digests(), !m.frees(Worth)
+		}
+		if out.Saving == 0 || out.Little {
+			s.smallerAgain(m.Plan)
+		}
+	}
+	return out, s.saveShare(d, out)
+}
+
+// smallerAgain has those looked at once more that came before a blob which has much of each, and is much larger itself, so that they are what can
+// be packed. A larger one is left alone, or two of them could have each other looked at for ever.
+func (s *Store) smallerAgain(p *dedupe.Plan) {
+	taken := make([]int64, len(p.Containers))
+	for _, e := range p.Extents {
+		taken[e.Container] += e.Length
+	}
+	for i, one := range p.Containers {
+		if found, known := s.share(one.Digest); known && !slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size && taken[i] >= Worth.of(one.Size) {
+			s.memory.DropShare(one.Digest)
+		}
+	}
+}
+
+// LookAgain is LookAt where something was known once that is not true any more: what the blob would have taken from may not be there.
+func (s *Store) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
+	found, known := s.share(d)
+	if !known || !s.whole.Has(d) || !s.stale(found) {
+		return nil
+	}
+	_, err := s.LookAt(ctx, d, gate)
+	return err
+}
+
+// Renew forgets sketches that another version of the daemon made, with what was found out by them, so that their blobs are looked at
+// again. Containers that nobody needs but recipes are looked at by nobody else: theirs are made here.
+func (s *Store) Renew(ctx context.Context, gate Gate) error {
+	var old []cas.Digest
+	err := s.memory.EachSketch(ctx, func(d cas.Digest, raw []byte) error {
+		if _, err := dedupe.DecodeSketch(raw); err != nil {
+			old = append(old, d)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range old {
+		s.memory.DropSharing(d)
+	}
+	for _, d := range s.shelf.Containers() {
+		if _, err := s.sketchOf(ctx, d, gate); err != nil && !Lost(err) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package packing
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// ErrInUse says that something is left alone because somebody has it, or had it just now.
+var ErrInUse = errors.New("in use")
+
+// ErrNoRoom is in the error of an Owner that has no room for a form within what may be taken. The disk may still have some.
+var ErrNoRoom = errors.New("no room")
+
+// Gate is asked before each piece that is read for nobody in particular: it waits until that may go on, and its error ends
+// what it was asked for. A nil one is always open.
+type Gate = func(context.Context) error
+
+// Owner knows what blobs are kept for, and who has them. Its methods are called with locks held, also a blob's own, and must not call
+// what changes forms.
+type Owner interface {
+	// Needed tells whether a blob has to stay for more than recipes; also where that cannot be told.
+	Needed(d cas.Digest) (bool, error)
+
+	// LetGo takes away whatever else leads to the bytes of a blob, and keeps them on the disk. ErrInUse: somebody has some of it, and all was
+	// left as it is.
+	LetGo(d cas.Digest) error
+
+	// InHand tells whether something leads to a blob's bytes again, or is about to, since LetGo. It is asked while nobody can link them.
+	InHand(d cas.Digest) bool
+
+	// MayTake gives what tells whether a blob may take bytes of another one, which is read, and stays, for its sake. It is used at once.
+	MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error)
+
+	// Reserve sets space aside for another form, of so many bytes in whole blocks, until release,
+	// which may be called more than once. instead is what is removed when it is there, likewise;
+	// 0: nothing is, a request waits for it, and other blobs may be removed for it. An error that
+	// is ErrNoRoom says that there is no space within the budget; others are the context's or the
+	// system's.
+	Reserve(ctx context.Context, disk, instead int64) (release func(), err error)
+
+	// Shrinks tells that bytes on the disk, in whole blocks, are about to go for something smaller, until done: nothing else has to go for what is
+	// written of that beside them.
+	Shrinks(disk int64) (done func())
+
+	// Fits says why what is named, and takes so many bytes, may not be written into a folder's file system now: an error that is syscall.ENOSPC.
+	// instead is what goes from there when it is written; 0: nothing does.
+	Fits(folder, what string, size, instead int64) error
+}
+
+// Memory is what is remembered of blobs beside them. All of it but sizes may be lost, and is found out again then. *index.Index is one.
+type Memory interface {
+	BlobBytes(d cas.Digest) (size int64, needed bool, err error) // of the plain bytes, as those say who need it
+	DiskBytes(d cas.Digest) (disk int64, needed bool, err error) // as accounted for
+	Remeasure(d cas.Digest) error                                // accounts for what the whole form takes now
+
+	UnpackedStamps() cas.StampBook // of copies
+	RecipeStamps() cas.StampBook   // of the files of recipes that were proven to give their blob
+
+	Sketch(d cas.Digest) ([]byte, bool)
+	SaveSketch(d cas.Digest, sketch []byte) error
+	EachSketch(ctx context.Context, fn func(d cas.Digest, sketch []byte) error) error
+	Share(d cas.Digest) ([]byte, bool)
+	SaveShare(d cas.Digest, share []byte) error
+	EachShare(ctx context.Context, fn func(d cas.Digest, share []byte) error) error
+	DropShare(d cas.Digest)   // its share
+	DropSharing(d cas.Digest) // its share and its sketch
+}
+
+// Options say where a Store keeps what, and whom it asks.
+type Options struct {
+	Dir    string     // the state folder, absolute
+	Copies string     // the folder of the unpacked forms, absolute
+	Apart  bool       // that is on another file system than the state folder
+	Whole  *cas.Store // of the state folder
+	FS     cas.FS     // nil: the operating system's
+	Memory Memory
+	Owner  Owner
+	Log    *slog.Logger
+
+	// ReadOnly is for a store that is only read: Look, Check and CopyTo are all that may be called.
+	// Copies and Owner are not used.
+	ReadOnly bool
+}
+
+// Store keeps blobs in their forms. Make one with Open.
+type Store struct {
+	dir    string
+	folder string // of the unpacked forms
+	apart  bool
+	fs     cas.FS
+	whole  *cas.Store
+	shelf  *dedupe.Shelf
+	memory Memory
+	owner  Owner
+	log    *slog.Logger
+
+	open    atomic.Pointer[cas.Store] // nil until something is unpacked; its blobs are the unpacked forms
+	opening sync.Mutex                // held while it is opened
+
+	turn    chan struct{} // one token: the form of one blob is changed at a time
+	passing []func()      // of what goes before the turn ends: Shrinks' done; whoever has the turn has it
+	waiting atomic.Int32  // for the turn
+	account account
+}
+
+// Open reads the recipes, and removes what of the unpacked forms an earlier boot has left. Recipes that cannot be read are in the log, and in
+// Problems.
+func Open(o Options) (*Store, error) {
+	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: o.Memory, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
+		account: newAccount()}
+	if o.ReadOnly {
+		s.shelf = dedupe.ReadShelf(s.dir)
+		return s, nil
+	}
+	var err error
+	if s.shelf, err = dedupe.OpenShelf(s.dir, s.fs); err != nil {
+		return nil, err
+	}
+	for _, p := range s.shelf.Problems() {
+		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer, "unread", p.Unread, "detail", p.Detail)
+	}
+	if _, err := os.Lstat(s.folder); errors.Is(err, fs.ErrNotExist) {
+		return s, nil // made when something is unpacked
+	}
+	_, err = s.copies()
+	return s, err
+}
+
+// copies gives the store of the unpacked forms.
+func (s *Store) copies() (*cas.Store, error) {
+	if open := s.open.Load(); open != nil {
+		return open, nil
+	}
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	if open := s.open.Load(); open != nil {
+		return open, nil
+	}
+	open, err := cas.Open(s.folder, cas.Options{FS: s.fs, Stamps: s.memory.UnpackedStamps(), Volatile: true})
+	if err != nil {
+		return nil, err
+	}
+	s.open.Store(open)
+	return open, nil
+}
+
+// Copies gives the store of the unpacked forms, nil while nothing has been unpacked.
+func (s *Store) Copies() *cas.Store { return s.open.Load() }
+
+// Folder is that of the unpacked forms, absolute. apart: it is on another file system than the whole ones.
+func (s *Store) Folder() (path string, apart bool) { return s.folder, s.apart }
+
+// Serving gives the store that has the form of a blob that is served: the whole one, or a copy where there is but a recipe.
+func (s *Store) Serving(d cas.Digest) (store *cas.Store, unpacked bool, err error) {
+	if !s.OnlyPacked(d) {
+		return s.whole, false, nil
+	}
+	store, err = s.copies()
+	return store, true, err
+}
+
+// TakeTurn waits until nobody changes the forms of blobs, and keeps others from it until leave. The error is the context's.
+func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
+	select {
+	case s.turn <- struct{}{}:
+		return s.leaveTurn, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (s *Store) leaveTurn() {
+	for _, done := range s.passing {
+		done()
+	}
+	s.passing = nil
+	<-s.turn
+}
+
+// shrinks tells the owner of bytes that go before the turn ends, which the caller has.
+func (s *Store) shrinks(disk int64) { s.passing = append(s.passing, s.owner.Shrinks(disk)) }
+
+// TurnWanted tells whether somebody waits for the turn. Who has it for something that nobody waits for should come to an end then.
+func (s *Store) TurnWanted() bool { return s.waiting.Load() > 0 }
+
+func ignoreNotFound(err error) error {
+	if errors.Is(err, cas.ErrNotFound) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,169 @@
+package packing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time write it once, and the others wait for that.
+// begins, which may be nil, is called before anything is written; progress, which may be nil, a hundred times at most while bytes are. Errors
+// that Lost knows say that a container or the recipe is no good; those that cas.Full knows and ErrNoRoom, that there is no room.
+func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
+	store, err := s.copies()
+	if err != nil {
+		return err
+	}
+	if err := store.Verify(ctx, d); err == nil {
+		return nil
+	} else if !Lost(err) {
+		return err
+	}
+	if begins != nil {
+		begins()
+	}
+	err = s.fillCopy(ctx, store, d, progress)
+	if (cas.Full(err) || errors.Is(err, ErrNoRoom)) && s.dropIdleCopies(ctx, store) > 0 {
+		err = s.fillCopy(ctx, store, d, progress)
+	}
+	if errors.Is(err, cas.ErrNotFound) && s.whole.Has(d) {
+		return nil // it has become whole meanwhile, and its recipe is gone
+	}
+	return err
+}
+
+// fillCopy writes the unpacked form, which has its place within what may be taken as everything else has.
+func (s *Store) fillCopy(
+	ctx context.Context, store *cas.Store, d cas.Digest, progress func(done, total int64),
+) error {
+	release := func() {}
+	defer func() { release() }() // when what was written is in the account
+	defer s.account.changed()
+	return store.Fill(ctx, d, func(f *os.File) error {
+		r, _, _, err := s.recipe(d)
+		if err != nil {
+			return err
+		}
+		if err := s.owner.Fits(s.folder, "the unpacked copy", r.Size, 0); err != nil {
+			return fmt.Errorf("%w in %s", err, s.folder)
+		}
+		if !s.apart {
+			place, err := s.owner.Reserve(ctx, cas.OnDisk(r.Size), 0)
+			if err != nil {
+				return err
+			}
+			release = place
+		}
+		return s.rebuildInto(ctx, d, f, seldom(progress))
+	})
+}
+
+// seldom passes on at most a hundred of what it is told.
+func seldom(progress func(done, total int64)) func(done, total int64) {
+	if progress == nil {
+		return nil
+	}
+	told := int64(0)
+	return func(done, total int64) {
+		if done == total || done-told >= total/100 {
+			told = done
+			progress(done, total)
+		}
+	}
+}
+
+// dropIdleCopies makes room by removing every unpacked form that nobody holds, and tells how many bytes that were: unpacking
+// one again costs a copy, and having no room for this one a compile.
+func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
+	err := store.Walk(ctx, func(d cas.Digest, size, _ int64) error {
+		if err := s.DropCopy(d); err != nil {
+			return ignoreInUse(err)
+		}
+		freed += cas.OnDisk(size)
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("unpacked blobs not removed to make room", "error", err)
+	}
+	return freed
+}
+
+// DropCopy removes the unpacked form of a blob, if there is one, and whatever leads to the blob. ErrInUse: somebody has it.
+func (s *Store) DropCopy(d cas.Digest) error {
+	open := s.open.Load()
+	if open == nil {
+		return nil
+	}
+	if err := s.owner.LetGo(d); err != nil {
+		return err
+	}
+	inHand := false
+	_, err := open.RemoveUnless(d, func() (bool, error) { // what has the bytes then, and they have no name here, would be in no account
+		inHand = s.owner.InHand(d)
+		return inHand, nil
+	})
+	s.account.changed()
+	if inHand {
+		return ErrInUse
+	}
+	return err
+}
+
+func ignoreInUse(err error) error {
+	if errors.Is(err, ErrInUse) {
+		return nil
+	}
+	return err
+}
+
+// rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was proven, and all containers are as they
+// were when they were verified, it is copied; else what comes out is hashed.
+func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
+	for attempt := 1; ; attempt++ {
+		r, stamp, proven, err := s.recipe(d)
+		if err != nil {
+			return err
+		}
+		err = s.apply(ctx, r, f, proven, progress)
+		if err == nil && !proven {
+			s.provenAs(d, stamp)
+		}
+		if !errors.Is(err, cas.ErrNotFound) || attempt == unpackAttempts {
+			return err
+		}
+		// A container may just have been rewritten: then the recipe is another by now.
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
+	}
+}
+
+const unpackAttempts = 3
+
+// apply opens all containers before anything is copied: what is open stays, whoever removes its name.
+func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool, progress func(done, total int64)) error {
+	open := make(map[cas.Digest]*dedupe.File, len(r.Containers))
+	defer func() {
+		for _, one := range open {
+			_ = one.Close() // read-only: nothing can be lost
+		}
+	}()
+	for _, one := range r.Containers {
+		container, verified, err := s.unverified(one.Digest)
+		if err != nil {
+			return &dedupe.ContainerError{Digest: one.Digest, Err: err}
+		}
+		open[one.Digest] = container
+		proven = proven && verified
+	}
+	take := func(d cas.Digest) (dedupe.Source, error) {
+		container := open[d]
+		delete(open, d) // closed by whoever took it
+		return container, nil
+	}
+	return dedupe.Apply(ctx, r, take, f, dedupe.ApplyOptions{Trusted: proven, Progress: progress})
+}

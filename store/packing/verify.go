@@ -1,0 +1,197 @@
+package packing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Open gives a descriptor of a blob whose bytes were checked, unpacking it if need be. The caller closes it. Errors are cas.ErrNotFound, those of
+// which Lost tells, and the system's.
+func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) {
+	whole := func() error {
+		f, err = s.whole.Open(ctx, d)
+		return err
+	}
+	err = s.asItIs(d, whole, func() error {
+		if err := s.Unpack(ctx, d, nil, nil); err != nil {
+			return err
+		}
+		store, _, err := s.Serving(d) // it may have become whole meanwhile
+		if err == nil {
+			f, err = store.Open(ctx, d)
+		}
+		return err
+	})
+	return f, err
+}
+
+// asItIs calls whole, and packed if a blob is not whole. Either may find nothing because the blob has just got another form, or another container,
+// or its copy has gone: then it looks once more.
+func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := whole()
+		if !errors.Is(err, cas.ErrNotFound) {
+			return err
+		}
+		if s.shelf.Stands(d) {
+			err = packed()
+		} else if !s.whole.Has(d) {
+			return err
+		}
+		if !errors.Is(err, cas.ErrNotFound) || attempt == asItIsAttempts {
+			return err
+		}
+	}
+}
+
+const asItIsAttempts = 3
+
+// Source is a blob that can be read.
+type Source interface {
+	dedupe.Source
+	io.Closer
+}
+
+// Look opens a blob for looking at it, in whichever form it is. Nothing is verified, so nobody is served with these bytes.
+func (s *Store) Look(d cas.Digest) (Source, error) {
+	if !s.OnlyPacked(d) {
+		f, _, err := s.unverified(d)
+		return f, err
+	}
+	r, err := s.shelf.Get(d)
+	if err != nil {
+		return nil, err
+	}
+	return s.assemble(r)
+}
+
+// CopyTo writes a blob, whole or packed, into an empty file, and verifies it on the way. Errors are
+// those of Open, and of writing.
+func (s *Store) CopyTo(
+	ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64),
+) error {
+	whole := func() error {
+		from, _, err := s.unverified(d)
+		if err != nil {
+			return err
+		}
+		defer from.Close() // only read from
+		return dedupe.CopyVerified(ctx, from, d, f, progress)
+	}
+	return s.asItIs(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
+}
+
+// assemble gives what a recipe makes of its containers, unverified.
+func (s *Store) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
+	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {
+		f, _, err := s.unverified(d)
+		return f, err
+	})
+}
+
+// unverified opens a whole form. verified reports whether its stamp holds.
+func (s *Store) unverified(d cas.Digest) (src *dedupe.File, verified bool, err error) {
+	f, verified, err := s.whole.OpenUnverified(d)
+	if err != nil {
+		return nil, false, err
+	}
+	src, err = dedupe.NewFile(f)
+	return src, verified, err
+}
+
+// Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads
+// the recipe and verifies the containers, which does not prove that the one goes with the others: Check does.
+func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
+	return s.asItIs(d, func() error { return s.whole.Verify(ctx, d) }, func() error { return s.verifyPacked(ctx, d) })
+}
+
+func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
+	r, _, proven, err := s.recipe(d)
+	if err == nil && r.Frames != nil && !proven { // its literals are in the recipe's file, which has no digest
+		err = s.proveRecipe(ctx, d)
+	}
+	if err != nil {
+		return err
+	}
+	for _, container := range r.Containers {
+		if err := s.whole.Verify(ctx, container.Digest); err != nil {
+			return &dedupe.ContainerError{Digest: container.Digest, Err: err}
+		}
+	}
+	return nil
+}
+
+// Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
+func (s *Store) Check(ctx context.Context, d cas.Digest) error {
+	return s.asItIs(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
+}
+
+// CheckCopy drops an unpacked form whose bytes are not what they were: it is made again when it is needed.
+func (s *Store) CheckCopy(ctx context.Context, d cas.Digest) {
+	open := s.open.Load()
+	if open == nil || !open.Has(d) {
+		return
+	}
+	if err := open.Check(ctx, d); Broken(err) {
+		s.log.Warn("unpacked blob dropped", "digest", d.String(), "why", err)
+		if err := open.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
+			s.log.Error("unpacked blob not dropped", "digest", d.String(), "error", err)
+		}
+	}
+}
+
+// Broken tells that an error is about bytes that are not what they should be, of a blob, a container or a recipe.
+func Broken(err error) bool {
+	var format *dedupe.FormatError
+	return cas.Unsound(err) || errors.As(err, &format)
+}
+
+// Lost tells that an error is about something that is not there, or is broken, or perhaps a container that is.
+func Lost(err error) bool {
+	var container *dedupe.ContainerError
+	return Broken(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &container)
+}
+
+// Damage is a blob, or a recipe, that is no good.
+type Damage struct {
+	Digest cas.Digest
+	Recipe bool // the recipe of that blob; else its whole form
+	Why    string
+}
+
+// DamageOf finds out what keeps a blob from being served: its whole form, or where it is packed its recipe or containers,
+// of which one that is missing counts as well. What is missing without being packed is not in the list. What was verified a moment ago
+// is not hashed again.
+func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
+	err := s.whole.Verify(ctx, d)
+	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
+		if cas.Unsound(err) {
+			out = append(out, Damage{Digest: d, Why: err.Error()})
+		}
+		return out
+	}
+	p, _ := s.shelf.Has(d) // of one that cannot be read, none
+	for _, container := range p.Containers {
+		err := s.whole.Verify(ctx, container.Digest)
+		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {
+			out = append(out, Damage{d, true, fmt.Sprintf("the recipe says that container %s has %d bytes, and it has %d", container.Digest, container.Size, size)})
+		}
+		if Lost(err) {
+			out = append(out, Damage{Digest: container.Digest, Why: "a container is no good: " + err.Error()})
+		}
+	}
+	if len(out) > 0 {
+		return out
+	}
+	// All containers are sound: what does not come out right is the recipe's doing.
+	if err := s.Check(ctx, d); Lost(err) {
+		out = append(out, Damage{d, true, "the recipe is no good: " + err.Error()})
+	}
+	return out
+}

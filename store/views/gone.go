@@ -1,0 +1,227 @@
+package views
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/flock"
+)
+
+// doomed is a view that goes as soon as nobody holds it.
+type doomed struct {
+	path  string
+	inner *os.File // nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	files []file
+	after time.Time // clients that were told the path only have until then
+}
+
+// PathGrace is how long a view stays after it was last given out, for clients that load by path.
+const PathGrace = 10 * time.Minute
+
+// Drop takes a view out of use. It goes when nobody holds it, and not before the grace is over.
+func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
+	v.gone.Store(true)
+	vs.o.Index.DropView(id)
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if vs.live[id] == v {
+		delete(vs.live, id)
+	}
+	after := vs.o.Now()
+	if served := v.served.Load(); served != 0 && grace > 0 {
+		after = time.Unix(0, served).Add(grace)
+	}
+	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: after}
+}
+
+// DropCurrent takes the build's view that is in use out of use, if there is one.
+func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
+	if v := vs.Current(id); v != nil {
+		vs.Drop(id, v, grace)
+	}
+}
+
+// doomLater marks a view that is still being given out, but to nobody new. Those who wait for it have it within moments.
+func (vs *Store) doomLater(v *View) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: vs.o.Now().Add(HandOver)}
+}
+
+// HandOver is how long those who waited for a compile have to take its result.
+const HandOver = time.Minute
+
+// doomedViews gives the views of removed builds that are there still, and the one that is being made, whose build may have just gone. Those on another
+// file system than the store are not among them: they take nothing there.
+func (vs *Store) doomedViews() []*doomed {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	var out []*doomed
+	if v := vs.half; v != nil && vs.doomed[v.scope+"/"+v.name] == nil && vs.here(v.path) {
+		out = append(out, &doomed{path: v.path})
+	}
+	for name, d := range vs.doomed {
+		if !strings.HasPrefix(name, Unkept+"/") && vs.here(d.path) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// here tells whether a view lies among those that are links to whole blobs.
+func (vs *Store) here(path string) bool { return filepath.Dir(filepath.Dir(path)) == vs.o.Dir }
+
+// Unkept is the scope of views of results that are not kept.
+const Unkept = "unkept"
+
+// paths gives the paths of a doomed view's files.
+func (d *doomed) paths() (paths []string) {
+	if d.inner != nil && len(d.files) > 0 {
+		for _, f := range d.files {
+			paths = append(paths, filepath.Join(d.inner.Name(), filepath.FromSlash(f.name)))
+		}
+		return paths
+	}
+	return filesBelow(d.path)
+}
+
+func filesBelow(dir string) (paths []string) {
+	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { // what cannot be read was just removed
+		if err == nil && e.Type().IsRegular() {
+			paths = append(paths, p)
+		}
+		return nil
+	})
+	return paths
+}
+
+// open tells whether somebody has one of the files open or mapped, without a lease.
+func (d *doomed) open() bool {
+	return slices.ContainsFunc(d.paths(), func(path string) bool { return openedBy(path, nil) != ByNobody })
+}
+
+// Sweep removes the doomed views that nobody holds.
+func (vs *Store) Sweep() {
+	vs.mu.Lock()
+	todo := make(map[string]*doomed, len(vs.doomed))
+	now := vs.o.Now()
+	for name, d := range vs.doomed {
+		if !now.Before(d.after) {
+			todo[name] = d
+		}
+	}
+	vs.mu.Unlock()
+	for name, d := range todo {
+		held, err := Leased(d.path)
+		if held || d.open() {
+			continue // its bytes would not be free, and nobody could tell any more
+		}
+		if err == nil {
+			err = vs.remove(d.path, d.files)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			vs.o.Log.Warn("view not removed", "path", d.path, "error", err)
+			continue
+		}
+		if d.inner != nil {
+			_ = d.inner.Close() // read-only: nothing can be lost
+		}
+		vs.mu.Lock()
+		delete(vs.doomed, name)
+		delete(vs.made, name)
+		vs.mu.Unlock()
+	}
+}
+
+// Leased tells whether somebody holds a descriptor of the view that was sent as a lease. A view whose folder is gone has no files that could be taken
+// away from anybody: those of unpacked copies may vanish at any time.
+func Leased(path string) (bool, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	free, err := flock.TryLock(f)
+	return !free && err == nil, errors.Join(err, f.Close())
+}
+
+// remove unlinks the files through the store, which renews the blobs' stamps, and then the folders.
+func (vs *Store) remove(dir string, files []file) error {
+	if err := OpenTree(dir); err != nil {
+		return err
+	}
+	inner, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err == nil && len(inner) == 1 && len(files) > 0 {
+		if f, err := os.Open(inner[0]); err == nil {
+			for _, file := range files {
+				vs.unlink(f, file)
+			}
+			_ = f.Close() // read-only: nothing can be lost
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+func (vs *Store) unlink(dir *os.File, file file) {
+	store := vs.o.Blobs
+	if file.unpacked {
+		store = vs.o.Forms.Copies()
+	}
+	if store != nil && !file.copied {
+		_ = store.Unlink(file.digest, dir, file.name) // a stamp not renewed costs hashing, or unpacking, once
+	}
+}
+
+// DoomStrangers marks for removal every view on disk that no build refers to and this process did not make.
+func (vs *Store) DoomStrangers(ctx context.Context) error {
+	known := make(map[string]bool)
+	err := vs.o.Index.EachView(ctx, func(_ index.BuildID, where string) error {
+		known[path.Dir(strings.TrimPrefix(where, viewsApart))] = true
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
+	if _, apart := vs.o.Forms.Folder(); err == nil && apart {
+		var more []string
+		more, err = filepath.Glob(filepath.Join(vs.folder(true), "*", "*"))
+		found = append(found, more...)
+	}
+	if err != nil {
+		return err
+	}
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	for _, p := range found {
+		name := path.Join(filepath.Base(filepath.Dir(p)), filepath.Base(p))
+		if !known[name] && !vs.made[name] && vs.doomed[name] == nil {
+			vs.doomed[name] = &doomed{path: p}
+		}
+	}
+	return nil
+}
+
+// Close ends the looks through views; the files stay, and so do the leases on them.
+func (vs *Store) Close() {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	for _, v := range vs.live {
+		_ = v.inner.Close() // read-only: nothing can be lost
+	}
+	for _, d := range vs.doomed {
+		if d.inner != nil {
+			_ = d.inner.Close() // likewise
+		}
+	}
+}

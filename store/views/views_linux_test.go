@@ -1,0 +1,157 @@
+package views
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
+)
+
+// shop is a store of views over one build of two files, with a clock of its own.
+type shop struct {
+	*testing.T
+	dir   string
+	blobs *cas.Store
+	index *index.Index
+	build index.Build
+	later time.Duration
+	*Store
+}
+
+func open(t *testing.T) *shop {
+	dir, err := os.MkdirTemp("/dev/shm", "epcached") // what a power cut takes away is tested elsewhere
+	if err != nil {
+		dir = t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, errors.Join(OpenTree(dir), os.RemoveAll(dir))) })
+	s := &shop{T: t, dir: dir}
+	s.index, err = index.Open(s.dir, index.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.index.Close()) })
+	s.blobs, err = cas.Open(s.dir, cas.Options{Stamps: s.index.Stamps()})
+	require.NoError(t, err)
+	s.build = index.Build{ID: index.BuildID{1}, Scope: "shared", Graph: "m_ctx.onnx"}
+	for name, text := range map[string]string{"m_ctx.onnx": "graph", "sub/m.bin": "binary"} {
+		d, size, err := s.blobs.Hold().Put(context.Background(), strings.NewReader(text))
+		require.NoError(t, err)
+		s.build.Files = append(s.build.Files, index.File{Name: name, Digest: d, Size: size})
+	}
+	require.NoError(t, s.index.Publish(context.Background(), s.build))
+	s.start()
+	return s
+}
+
+// start is that of .
+func (s *shop) start() {
+	s.Helper()
+	shapes, err := packing.Open(packing.Options{Dir: s.dir, Copies: filepath.Join(s.dir, "unpacked"), Whole: s.blobs, FS: cas.OS{}, Memory: s.index, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(s, err)
+	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Forms: shapes, Index: s.index,
+		Now: func() time.Time { return time.Now().Add(s.later) }, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(s, err)
+	s.Cleanup(s.Close)
+}
+
+func (s *shop) get() *View {
+	s.Helper()
+	v, err := s.Get(context.Background(), &s.build, func() {})
+	require.NoError(s, err)
+	return v
+}
+
+func TestAViewStaysWithItsHolder(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	require.Same(t, v, s.Sound(s.build.ID))
+	f, err := v.Lease()
+	require.NoError(t, err)
+	held, err := v.Held()
+	require.NoError(t, err)
+	require.True(t, held)
+	s.Drop(s.build.ID, v, 0)
+	require.Nil(t, s.Current(s.build.ID))
+	_, err = v.Lease()
+	require.ErrorIs(t, err, fs.ErrNotExist, "nobody new gets it")
+	s.Sweep()
+	text, err := os.ReadFile(filepath.Join(v.Path(), v.GraphPath()))
+	require.NoError(t, err)
+	require.Equal(t, "graph", string(text))
+	require.NoError(t, f.Close())
+	s.Sweep()
+	require.NoDirExists(t, v.Path())
+	again := s.get()
+	require.NotEqual(t, v.ID(), again.ID(), "a path is never used for two contents")
+}
+
+func TestWhoWasToldThePathHasSomeTime(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	require.True(t, v.ToldUntil().IsZero())
+	s.Told(v)
+	s.Drop(s.build.ID, v, PathGrace)
+	s.Sweep()
+	require.DirExists(t, v.Path())
+	s.later = PathGrace + time.Second
+	s.Sweep()
+	require.NoDirExists(t, v.Path())
+}
+
+func TestViewsOfEarlierRuns(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	stranger := filepath.Join(s.dir, "views", "shared", "nobody-knows-it")
+	require.NoError(t, os.Mkdir(stranger, 0o700))
+	s.start()
+	require.Nil(t, s.Current(s.build.ID))
+	require.Equal(t, v.Path(), s.Of(&s.build).Path())
+	require.NoError(t, s.DoomStrangers(context.Background()))
+	s.Sweep()
+	require.NoDirExists(t, stranger)
+	require.Equal(t, v.ID(), s.get().ID(), "a sound one is used again")
+}
+
+func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	inner := filepath.Join(v.Path(), v.ID())
+	require.NoError(t, OpenTree(inner))
+	require.NoError(t, os.Remove(filepath.Join(inner, "m_ctx.onnx")))
+	require.NoError(t, os.WriteFile(filepath.Join(inner, "m_ctx.onnx"), []byte("other"), 0o444))
+	require.Nil(t, s.Sound(s.build.ID))
+	require.NotEqual(t, v.ID(), s.get().ID())
+}
+
+// An application of the daemon's own user may write into a view: what it leaves there is served to no other.
+func TestAFileTooManyMakesAnotherView(t *testing.T) {
+	s := open(t)
+	for _, restarted := range []bool{false, true} {
+		v := s.get()
+		require.NoError(t, os.WriteFile(filepath.Join(v.Path(), v.ID(), "cache.bin"), nil, 0o600))
+		if restarted {
+			s.start()
+		}
+		require.Nil(t, s.Sound(s.build.ID))
+		require.NotEqual(t, v.ID(), s.get().ID())
+	}
+}
+
+func TestTheOwnerMayRemoveAView(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	for _, dir := range []string{v.Path(), filepath.Join(v.Path(), v.ID()), filepath.Join(v.Path(), v.ID(), "sub")} {
+		info, err := os.Stat(dir)
+		require.NoError(t, err)
+		require.Equal(t, fs.FileMode(0o755), info.Mode().Perm(), dir)
+	}
+}
