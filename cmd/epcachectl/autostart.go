@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -42,16 +43,16 @@ func (a *app) connectOrStart(ctx context.Context) (*unixsock.Client, error) {
 		return err == nil && c.Close() == nil
 	}
 	if err := startDaemon(ctx, program, there); err != nil {
-		var none *noDaemonError
+		var none *exit.NoDaemonError
 		if c, again := a.connect(ctx); again == nil || !errors.As(again, &none) {
 			return c, again // another process was faster
 		}
-		return nil, &noDaemonError{none.text, fmt.Sprintf("none can be started: %v", err), none}
+		return nil, &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("none can be started: %v", err), Cause: none}
 	}
 	c, err = a.connect(ctx)
-	var none *noDaemonError
+	var none *exit.NoDaemonError
 	if errors.As(err, &none) && os.Getenv(daemonVariable) != "" {
-		err = &noDaemonError{none.text, fmt.Sprintf("%s --autostart ended as if it had started one%s", program, namedBy()), none}
+		err = &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("%s --autostart ended as if it had started one%s", program, namedBy()), Cause: none}
 	}
 	return c, err
 }

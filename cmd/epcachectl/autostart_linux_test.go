@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
 // emptyHome is a user without a daemon, and with this program in PATH to start one.
@@ -26,14 +28,14 @@ func emptyHome(t *testing.T, program string) (dir string) {
 func TestDaemonIsStartedForWhoNeedsOne(t *testing.T) {
 	const tells = `echo "$@" >> "$HOME/told"; echo "epcached: the disk is full" >&2; exit 1` + "\n"
 	dir := emptyHome(t, tells)
-	for verb, code := range map[string]int{"status": exitNoDaemon, "doctor": exitDone} {
+	for verb, code := range map[string]int{"status": exit.NoDaemon, "doctor": exit.Done} {
 		got := call(t, verb)
 		require.Equal(t, code, got.code, verb)
 		require.NoFileExists(t, filepath.Join(dir, "told"), verb)
 	}
 	require.Contains(t, call(t, "status").err, "hint: the next program that needs a daemon starts one")
 	got := call(t, "list")
-	require.Equal(t, exitNoDaemon, got.code)
+	require.Equal(t, exit.NoDaemon, got.code)
 	require.Contains(t, got.err, "hint: none can be started: the disk is full")
 	told, err := os.ReadFile(filepath.Join(dir, "told"))
 	require.NoError(t, err)
@@ -59,7 +61,7 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 			dir := emptyHome(t, `touch "$HOME/told"`+"\n")
 			t.Setenv(c.variable, c.value)
 			got := call(t, c.args...)
-			require.Equal(t, exitNoDaemon, got.code)
+			require.Equal(t, exit.NoDaemon, got.code)
 			require.Contains(t, got.err, c.hint)
 			require.NoFileExists(t, filepath.Join(dir, "told"))
 		})
@@ -76,7 +78,7 @@ func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
 		emptyHome(t, "")
 		t.Setenv(daemonVariable, program)
 		got := call(t, "list", "--wait", "0s")
-		require.Equal(t, exitNoDaemon, got.code)
+		require.Equal(t, exit.NoDaemon, got.code)
 		require.Contains(t, got.err, says)
 		got = call(t, "doctor", "--wait", "0s")
 		require.Contains(t, got.out, "problem  daemon: none runs, and none can be started: "+program)
@@ -87,12 +89,12 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 	says := func(want string) {
 		t.Helper()
 		got := call(t, "doctor")
-		require.Equal(t, exitNoDaemon, got.code)
+		require.Equal(t, exit.NoDaemon, got.code)
 		require.Contains(t, got.out, want)
 	}
 	home := emptyHome(t, "")
 	got := call(t, "doctor")
-	require.Equal(t, exitDone, got.code)
+	require.Equal(t, exit.Done, got.code)
 	require.Contains(t, got.out, "ok       daemon: none runs, and the next program that needs one starts it")
 
 	config := filepath.Join(home, ".config", "epcached", "epcached.toml")

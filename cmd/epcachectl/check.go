@@ -7,6 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -23,15 +26,15 @@ are reported and are no damage: the daemon deals with them by itself.
 
 check changes nothing unless --repair is given. With it damaged and unreadable files are moved into
 the quarantine, and their builds are withheld: the next request for one compiles it again. The exit
-status tells of what was found.` + statusHelp(exitDone, exitFailed, exitUsage, exitDamage, exitNoDaemon, exitNotAllowed),
+status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl check --deep\n  epcachectl check --deep --repair",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if quick && deep || space && (quick || deep) {
-				return usageError{errors.New("check: one of --quick, --deep and --space")}
+				return exit.Usage(errors.New("check: one of --quick, --deep and --space"))
 			}
 			if space && repair {
-				return usageError{errors.New("check: --repair is for files, and --space compares accounts only")}
+				return exit.Usage(errors.New("check: --repair is for files, and --space compares accounts only"))
 			}
 			if space {
 				return a.withDaemon(cmd.Context(), a.checkSpace)
@@ -55,12 +58,12 @@ func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check
 	}
 	damaged := slices.ContainsFunc(reply.GetFindings(), isDamage)
 	if a.json {
-		err = a.print.json(objectOf(reply, "blobs", "builds", "bytes", "findings", "more"))
+		err = a.print.JSON(jsonout.Of(reply, "blobs", "builds", "bytes", "findings", "more"))
 	} else {
 		a.printCheck(reply, damaged)
 	}
 	if err == nil && damaged {
-		return exitError(exitDamage)
+		return exit.Status(exit.Damage)
 	}
 	return err
 }
@@ -80,24 +83,24 @@ func isDamage(f *wire.Finding) bool {
 }
 
 func (a *app) printCheck(r *wire.CheckReply, damaged bool) {
-	a.print.storeFindings(r.GetFindings())
+	printStoreFindings(a.print, r.GetFindings())
 	if n := r.GetMore(); n > 0 {
-		a.print.line("and %d more", n)
+		a.print.Line("and %d more", n)
 	}
 	verdict := "no damage"
 	if damaged {
 		verdict = "damage found"
 	}
-	a.print.line("%s, %s, %s: %s", counted(r.GetBuilds(), "build"), counted(r.GetBlobs(), "file"),
-		byteSize(r.GetBytes()), verdict)
+	a.print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"), term.Counted(r.GetBlobs(), "file"),
+		term.Bytes(r.GetBytes()), verdict)
 }
 
-func (p *printer) storeFindings(list []*wire.Finding) {
+func printStoreFindings(p *term.Printer, list []*wire.Finding) {
 	for _, f := range list {
-		p.line("%s %s: %s", printable(f.GetKind()), printable(f.GetObject()),
-			printable(f.GetDetail()))
+		p.Line("%s %s: %s", term.Printable(f.GetKind()), term.Printable(f.GetObject()),
+			term.Printable(f.GetDetail()))
 		for _, b := range f.GetBuilds() {
-			p.line("  needed by build %s", short(b))
+			p.Line("  needed by build %s", term.Short(b))
 		}
 	}
 }

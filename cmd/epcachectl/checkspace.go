@@ -4,6 +4,9 @@ import (
 	"context"
 	"strconv"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -19,14 +22,14 @@ func (a *app) checkSpace(ctx context.Context, c *unixsock.Client) error {
 		differs = differs || l.AccountedBytes != nil && l.GetAccountedBytes() != l.GetDiskBytes()
 	}
 	if a.json {
-		out := objectOf(reply, "space", "findings")
+		out := jsonout.Of(reply, "space", "findings")
 		out["disk_bytes"] = all
-		err = a.print.json(out)
+		err = a.print.JSON(out)
 	} else {
 		err = a.printSpace(reply, all, differs)
 	}
 	if err == nil && differs {
-		return exitError(exitDamage)
+		return exit.Status(exit.Damage)
 	}
 	return err
 }
@@ -36,22 +39,22 @@ func (a *app) printSpace(r *wire.CheckReply, all int64, differs bool) error {
 	for _, l := range r.GetSpace() {
 		accounted := "-"
 		if l.AccountedBytes != nil {
-			accounted = byteSize(l.GetAccountedBytes())
+			accounted = term.Bytes(l.GetAccountedBytes())
 			if d := l.GetAccountedBytes() - l.GetDiskBytes(); d != 0 {
 				accounted += ", a difference of " + strconv.FormatInt(d, 10) + " bytes"
 			}
 		}
-		rows = append(rows, []string{printable(l.GetName()), strconv.FormatUint(l.GetFiles(), 10),
-			byteSize(l.GetDiskBytes()), accounted})
+		rows = append(rows, []string{term.Printable(l.GetName()), strconv.FormatUint(l.GetFiles(), 10),
+			term.Bytes(l.GetDiskBytes()), accounted})
 	}
-	if err := a.print.table(append(rows, []string{"all", "", byteSize(all), ""})); err != nil {
+	if err := a.print.Table(append(rows, []string{"all", "", term.Bytes(all), ""})); err != nil {
 		return err
 	}
-	a.print.storeFindings(r.GetFindings())
+	printStoreFindings(a.print, r.GetFindings())
 	if differs {
-		a.print.line("the account differs from what the file system says")
+		a.print.Line("the account differs from what the file system says")
 	} else {
-		a.print.line("the account is what the file system says")
+		a.print.Line("the account is what the file system says")
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock"
@@ -30,7 +31,7 @@ func TestClaimShowsTheLibraries(t *testing.T) {
 	b.serve()
 	dir := ownRuntime(t)
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", dir)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	a := b.first()
 	require.Equal(t, wire.OnMiss_CLAIM, a.GetOnMiss())
 	require.Equal(t, "1.31.1", a.GetRuntime().GetOrtVersion())
@@ -83,7 +84,7 @@ func TestClaimWhoseCompilerCrashes(t *testing.T) {
 	}
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", ownRuntime(t))
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "last words")
 	require.Len(t, b.changed(), 1)
 	require.Contains(t, b.changed()[0], "give up c1: ")
@@ -92,7 +93,7 @@ func TestClaimWhoseCompilerCrashes(t *testing.T) {
 
 func TestClaimWithoutARuntime(t *testing.T) {
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", t.TempDir())
-	require.NotEqual(t, exitDone, r.code)
+	require.NotEqual(t, exit.Done, r.code)
 	require.Contains(t, r.err, "libonnxruntime.so")
 }
 
@@ -164,7 +165,7 @@ func TestClaimWithoutRoomIsCopiedOut(t *testing.T) {
 	refused := &unixsock.Error{Class: wire.ErrorClass_NO_SPACE,
 		Text: "it takes 3 MiB on disk, and the budget for all is 1 MiB"}
 	r, out := claimed(t, b, refused, "--out", "OUT")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.err, "not kept: it takes 3 MiB on disk, and the budget for all is 1 MiB")
 	require.Contains(t, r.out, "compiled ")
 	require.Contains(t, out, "0123456789abcdef_ctx.onnx")

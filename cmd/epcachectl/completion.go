@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
 // addCompletion adds cobra's own verb, with examples: nobody remembers where each shell looks.
@@ -13,7 +15,7 @@ func addCompletion(root *cobra.Command) {
 	if err != nil || completion == root {
 		return // this version of cobra has none
 	}
-	completion.Long = strings.TrimSpace(completion.Long) + statusHelp(exitDone, exitUsage)
+	completion.Long = strings.TrimSpace(completion.Long) + exit.Help(exit.Done, exit.BadUsage)
 	completion.Example = `  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl
   epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish`
 	for shell, example := range map[string]string{
@@ -24,7 +26,7 @@ func addCompletion(root *cobra.Command) {
 	} {
 		if cmd, _, err := completion.Find([]string{shell}); err == nil {
 			cmd.Example = example
-			cmd.Long = strings.TrimSpace(cmd.Long) + statusHelp(exitDone, exitUsage)
+			cmd.Long = strings.TrimSpace(cmd.Long) + exit.Help(exit.Done, exit.BadUsage)
 		}
 	}
 }

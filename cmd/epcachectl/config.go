@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
 )
 
@@ -33,7 +35,7 @@ type fieldResult struct {
 	Origin string `json:"origin"`
 }
 
-var configCodes = []int{exitDone, exitFailed, exitUsage, exitNotFound, exitNotAllowed}
+var configCodes = []int{exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed}
 
 func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -42,7 +44,7 @@ func (a *app) configCommand() *cobra.Command {
 		Long: `config reads a configuration file as epcached does, with no daemon. Where no FILE is named it is the user's own, which
 the daemon has that clients start: $XDG_CONFIG_HOME/epcached/epcached.toml or ~/.config/epcached/epcached.toml. For a user
 without one it is ` + config.DefaultFile + `, the system's.
-What flags say to a daemon is not known here: epcached --check-config with the same flags shows that.` + statusHelp(configCodes...),
+What flags say to a daemon is not known here: epcached --check-config with the same flags shows that.` + exit.Help(configCodes...),
 		Example: `  epcachectl config check
   epcachectl config show ./epcached.toml`,
 		Args: usageArgs(cobra.NoArgs),
@@ -61,7 +63,7 @@ whether [space] unpacked_dir is a folder that the caller may write: call it as t
 state folder can be made is seen when the daemon starts.
 
 It prints a warning for each field that was removed and has no effect any more; that is no
-mistake.` + statusHelp(configCodes...),
+mistake.` + exit.Help(configCodes...),
 		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -88,7 +90,7 @@ func (a *app) configShowCommand() *cobra.Command {
 		Use:   "show [FILE]",
 		Short: "print every value in force, and where it is from",
 		Long: `show prints the configuration that a daemon runs with which reads this file: every value, defaults too, each with where
-it is from. What it prints is a configuration file itself. Without FILE, and with none in its usual place, it prints the defaults.` + statusHelp(configCodes...),
+it is from. What it prints is a configuration file itself. Without FILE, and with none in its usual place, it prints the defaults.` + exit.Help(configCodes...),
 		Example: "  epcachectl config show",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -101,15 +103,15 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 				return withConfigHint(err)
 			}
 			if !a.json {
-				a.print.clear()
-				return s.Print(a.print.out)
+				a.print.Clear()
+				return s.Print(a.print.Out)
 			}
 			fields := s.Fields()
 			out := make([]fieldResult, len(fields))
 			for i, f := range fields {
 				out[i] = fieldResult{f.Name, emptyList(f.Value), f.Origin}
 			}
-			return a.print.json(out)
+			return a.print.JSON(out)
 		},
 	}
 }
@@ -136,7 +138,7 @@ func configFile(args []string) (file string, load func(string) (*config.Settings
 
 func withConfigHint(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return &hintedError{err, "a daemon needs no configuration file; what it has without one: epcachectl config show"}
+		return exit.Hint(err, "a daemon needs no configuration file; what it has without one: epcachectl config show")
 	}
 	return err
 }
@@ -163,23 +165,23 @@ func (a *app) printConfigErrors(file string, warnings config.Errors, err error) 
 	}
 	for _, w := range warnings {
 		if !a.json {
-			a.print.line("warning: %s", printable(w.Error()))
+			a.print.Line("warning: %s", term.Printable(w.Error()))
 		}
 	}
 	switch {
 	case a.json:
-		if err := a.print.json(result); err != nil {
+		if err := a.print.JSON(result); err != nil {
 			return err
 		}
 	case err == nil:
-		a.print.line("%s: nothing is wrong", printable(file))
+		a.print.Line("%s: nothing is wrong", term.Printable(file))
 	default:
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			a.print.line("%s", printable(line))
+			a.print.Line("%s", term.Printable(line))
 		}
 	}
 	if err != nil {
-		return exitError(exitFailed)
+		return exit.Status(exit.Failed)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/internal/config"
 )
 
@@ -19,7 +20,7 @@ func TestConfigCheck(t *testing.T) {
 	}
 	write("epcached.toml", "jobs = -1\n[policy]\nunknwon = \"serve\"\n")
 	wrong := file + ":1:1: field \"jobs\": -1 is not 0 to 4096\n" + file + ":3:1: unknown field \"policy.unknwon\"; is it \"unknown\"?\n"
-	require.Equal(t, result{exitFailed, wrong, ""}, call(t, "config", "check", file))
+	require.Equal(t, result{exit.Failed, wrong, ""}, call(t, "config", "check", file))
 	var out configResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
 	require.Equal(t, configError{1, 1, "jobs", "-1 is not 0 to 4096"}, out.Errors[0])
@@ -27,28 +28,28 @@ func TestConfigCheck(t *testing.T) {
 	write("epcached.toml", "rules = [\"rules.toml\"]\n")
 	write("rules.toml", "what = 1\n")
 	r := call(t, "config", "check", file)
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.out, filepath.Join(dir, "rules.toml")+":1:1: ", "a relative path is meant from the file's folder on")
 
 	write("epcached.toml", "jobs = 1\n")
-	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
 	write("epcached.toml", "[space]\npack = \"always\"\ncompress_after = \"3d\"\n")
 	r = call(t, "config", "check", file)
-	require.Equal(t, exitDone, r.code, "a field of the version before is no mistake")
+	require.Equal(t, exit.Done, r.code, "a field of the version before is no mistake")
 	require.Contains(t, r.out, "warning: "+file+":3:1: field \"space.compress_after\": it has no effect any more: ")
 	out = configResult{}
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
 	require.Empty(t, out.Errors)
 	require.Equal(t, "space.compress_after", out.Warnings[0].Field)
-	require.Equal(t, exitNotFound, call(t, "config", "check", file+".none").code)
-	require.Equal(t, exitUsage, call(t, "config", "check", file, file).code)
+	require.Equal(t, exit.NotFound, call(t, "config", "check", file+".none").code)
+	require.Equal(t, exit.BadUsage, call(t, "config", "check", file, file).code)
 }
 
 func TestConfigShow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "epcached.toml")
 	require.NoError(t, os.WriteFile(file, []byte("jobs = 3\n"), 0o600))
 	r := call(t, "config", "show", file)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "jobs = 3  # "+file+":1\n")
 	var fields []fieldResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "show", file, "--json").out), &fields))
@@ -56,8 +57,8 @@ func TestConfigShow(t *testing.T) {
 	require.Contains(t, fields, fieldResult{"policy.unknown", "load_check", "default"})
 	require.Contains(t, fields, fieldResult{"rules", []any{}, "default"}, "a list, as the text has it")
 	require.Contains(t, fields, fieldResult{"administrators", []any{}, "default"})
-	require.Equal(t, exitNotFound, call(t, "config", "show", file+".none").code)
-	require.Equal(t, exitDone, call(t, "config").code)
+	require.Equal(t, exit.NotFound, call(t, "config", "show", file+".none").code)
+	require.Equal(t, exit.Done, call(t, "config").code)
 }
 
 func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
@@ -67,7 +68,7 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 	wrong := func(says string) {
 		t.Helper()
 		r := call(t, "config", "check", file)
-		require.Equal(t, exitFailed, r.code)
+		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.out, file+":2:1: field \"space.unpacked_dir\": "+says)
 	}
 	wrong("there is no folder \"" + folder + "\": make it")
@@ -80,7 +81,7 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 		wrong("user ")
 	}
 	require.NoError(t, os.Chmod(folder, 0o700))
-	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
 }
 
 // Without a name it is the file that the caller's own daemon reads.
@@ -94,12 +95,12 @@ func TestConfigIsTheUsersOwnWhereThereIsOne(t *testing.T) {
 	file := filepath.Join(dir, "epcached", "epcached.toml")
 	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
 	require.NoError(t, os.WriteFile(file, []byte("jobs = 3\n"), 0o600))
-	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check"))
+	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""}, call(t, "config", "check"))
 	shown := call(t, "config", "show")
 	require.Contains(t, shown.out, "jobs = 3  # "+file+":1\n")
 	require.Contains(t, shown.out, "state = \""+filepath.Join(dir, "epcached")+"\"", "also for root, whose daemon of its own has it there")
 	require.NoError(t, os.WriteFile(file, []byte("jobs = -1\n"), 0o600))
 	got := call(t, "config", "check")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, exit.Failed, got.code)
 	require.Contains(t, got.out, file+":1:1: ")
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -25,12 +27,12 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		return err
 	}
 	if _, err := os.Stat(library); err != nil {
-		return during("probe", fmt.Errorf("--conformance %q: %w", library, plainPathError(err)))
+		return exit.During("probe", fmt.Errorf("--conformance %q: %w", library, plainPathError(err)))
 	}
 	r, err := runtimeFor(library, dir)
 	if err != nil {
-		return &hintedError{during("probe", err),
-			"name a folder that has ONNX Runtime: --runtime DIR"}
+		return exit.Hint(exit.During("probe", err),
+			"name a folder that has ONNX Runtime: --runtime DIR")
 	}
 	ep, err := asked.oneEP()
 	if err != nil {
@@ -43,9 +45,9 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		job.Told = func(f compilers.Finding) {
 			if f.Section != section {
 				section = f.Section
-				a.print.line("%s", printable(section))
+				a.print.Line("%s", term.Printable(section))
 			}
-			a.print.finding(f)
+			printGuideline(a.print, f)
 		}
 	}
 	result, err := conform(ctx, job)
@@ -53,12 +55,12 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		return err
 	}
 	if a.json {
-		err = a.print.json(result)
+		err = a.print.JSON(result)
 	} else {
-		a.print.conformance(result)
+		printConformance(a.print, result)
 	}
 	if err == nil && result.Broken() {
-		return exitError(exitFailed)
+		return exit.Status(exit.Failed)
 	}
 	return err
 }
@@ -67,7 +69,7 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 // library's.
 func (r *request) oneEP() (compilers.EP, error) {
 	if len(r.eps) > 1 {
-		return compilers.EP{}, usageError{errors.New("one --ep at a time")}
+		return compilers.EP{}, exit.Usage(errors.New("one --ep at a time"))
 	}
 	ep := compilers.EP{Options: map[string]string{}}
 	if len(r.eps) == 1 {
@@ -76,8 +78,8 @@ func (r *request) oneEP() (compilers.EP, error) {
 	}
 	for _, o := range append(r.early, r.named...) {
 		if o.ep != "" && o.ep != ep.Name {
-			return compilers.EP{}, usageError{fmt.Errorf("--option %s/%s: there is no --ep %s",
-				brief(o.ep), brief(o.key), brief(o.ep))}
+			return compilers.EP{}, exit.Usage(fmt.Errorf("--option %s/%s: there is no --ep %s",
+				term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep)))
 		}
 		if ep.Options == nil {
 			ep.Options = map[string]string{}
@@ -110,32 +112,32 @@ func allMayWrite(dir string) bool {
 	return err != nil || info.Mode().Perm()&0o002 != 0
 }
 
-// finding prints a line on a guideline, and of a broken one the calls.
-func (p *printer) finding(f compilers.Finding) {
-	text := printable(f.Name)
+// printGuideline prints a line on a guideline, and of a broken one the calls.
+func printGuideline(p *term.Printer, f compilers.Finding) {
+	text := term.Printable(f.Name)
 	if f.Level != compilers.Required {
 		text += " (" + f.Level + ")"
 	}
 	if f.Reason != "" {
-		text += ": " + printable(f.Reason)
+		text += ": " + term.Printable(f.Reason)
 	}
-	p.line("  %-15s %s", f.Outcome, text)
+	p.Line("  %-15s %s", f.Outcome, text)
 	if f.Outcome != compilers.GuidelineBroken {
 		return
 	}
 	for _, call := range f.Calls {
 		if call.OK {
-			p.line("      %s: %s", printable(call.Call), printable(call.Happened))
+			p.Line("      %s: %s", term.Printable(call.Call), term.Printable(call.Happened))
 			continue
 		}
-		p.line("      %s\n        expected: %s\n        happened: %s", printable(call.Call),
-			printable(call.Expected), printable(call.Happened))
+		p.Line("      %s\n        expected: %s\n        happened: %s", term.Printable(call.Call),
+			term.Printable(call.Expected), term.Printable(call.Happened))
 	}
-	p.line("      see %s", f.Page)
+	p.Line("      see %s", f.Page)
 }
 
-// conformance prints what was tried, and how many guidelines hold.
-func (p *printer) conformance(c compilers.Conformance) {
+// printConformance prints what was tried, and how many guidelines hold.
+func printConformance(p *term.Printer, c compilers.Conformance) {
 	var holds, broken, required int
 	for _, f := range c.Findings {
 		switch {
@@ -148,8 +150,8 @@ func (p *printer) conformance(c compilers.Conformance) {
 			}
 		}
 	}
-	p.line("%s in %s, on %s, with ONNX Runtime %s and models of %s:", printable(c.EP),
-		printable(c.Library), printable(c.Device), printable(c.ORTVersion), c.Model)
-	p.line("%d guidelines: %d hold, %d broken (%d of them required), %d not applicable",
+	p.Line("%s in %s, on %s, with ONNX Runtime %s and models of %s:", term.Printable(c.EP),
+		term.Printable(c.Library), term.Printable(c.Device), term.Printable(c.ORTVersion), c.Model)
+	p.Line("%d guidelines: %d hold, %d broken (%d of them required), %d not applicable",
 		len(c.Findings), holds, broken, required, len(c.Findings)-holds-broken)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 )
@@ -58,7 +59,7 @@ func TestProbeConformanceReports(t *testing.T) {
 	asked := conforming(t, guidelineIs("one", compilers.Required, compilers.GuidelineHolds),
 		guidelineIs("two", "recommended", compilers.GuidelineBroken))
 	r := call(t, "probe", "--conformance", library, "--option", "k=v", "--ep", "E:NPU,device=7")
-	require.Equal(t, exitDone, r.code, "what is only recommended: %s", r.err)
+	require.Equal(t, exit.Done, r.code, "what is only recommended: %s", r.err)
 	require.Equal(t, `inference
   holds           one
   broken          two (recommended)
@@ -77,9 +78,9 @@ E in `+library+`, on NPU, with ONNX Runtime 1.31.1 and models of Mul float:
 		"the nearest above the library")
 
 	conforming(t, guidelineIs("one", compilers.Required, compilers.GuidelineBroken))
-	require.Equal(t, exitFailed, call(t, "probe", "--conformance", library).code)
+	require.Equal(t, exit.Failed, call(t, "probe", "--conformance", library).code)
 	r = call(t, "probe", "--json", "--conformance", library)
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	var report compilers.Conformance
 	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
 	require.Equal(t, "NaN", report.Findings[0].Calls[1].Happened)
@@ -97,17 +98,17 @@ func TestProbeConformanceMistakes(t *testing.T) {
 		code int
 		says string
 	}{
-		"no library": {[]string{"--conformance", library + "x"}, exitNotFound, "libe.sox"},
+		"no library": {[]string{"--conformance", library + "x"}, exit.NotFound, "libe.sox"},
 		"no ONNX Runtime": {[]string{"--conformance", library, "--runtime",
-			filepath.Dir(library)}, exitFailed, "--runtime DIR"},
-		"no ONNX Runtime above": {[]string{"--conformance", "/proc/self/exe"}, exitFailed,
+			filepath.Dir(library)}, exit.Failed, "--runtime DIR"},
+		"no ONNX Runtime above": {[]string{"--conformance", "/proc/self/exe"}, exit.Failed,
 			`exe": libonnxruntime.so*: not found in any folder above it`},
-		"with --find": {[]string{"--conformance", library, "--find"}, exitUsage,
+		"with --find": {[]string{"--conformance", library, "--find"}, exit.BadUsage,
 			"--conformance goes with"},
-		"option alone": {[]string{"--option", "k=v"}, exitUsage, "go with --conformance"},
+		"option alone": {[]string{"--option", "k=v"}, exit.BadUsage, "go with --conformance"},
 		"two EPs": {[]string{"--conformance", library, "--ep", "A", "--ep", "B"},
-			exitUsage, "one --ep"},
-		"option of nobody": {[]string{"--conformance", library, "--option", "A/k=v"}, exitUsage,
+			exit.BadUsage, "one --ep"},
+		"option of nobody": {[]string{"--conformance", library, "--option", "A/k=v"}, exit.BadUsage,
 			"there is no --ep A"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -121,10 +122,10 @@ func TestProbeConformanceMistakes(t *testing.T) {
 func TestProbeConformanceSkipsAnONNXRuntimeThatAllUsersMayWrite(t *testing.T) {
 	library := aLibrary(t)
 	conforming(t)
-	require.Equal(t, exitDone, call(t, "probe", "--conformance", library).code)
+	require.Equal(t, exit.Done, call(t, "probe", "--conformance", library).code)
 	require.NoError(t, os.Chmod(filepath.Dir(filepath.Dir(library)), 0o777))
 	r := call(t, "probe", "--conformance", library)
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "not found in any folder above it")
 }
 
@@ -132,6 +133,6 @@ func TestProbeConformanceSkipsAnONNXRuntimeThatAllUsersMayWrite(t *testing.T) {
 func TestProbeConformanceRunsTheLibraryInAWorker(t *testing.T) {
 	t.Setenv(workerVariable, compilertest.Worker(t))
 	r := call(t, "probe", "--conformance", aLibrary(t))
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "file too short")
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -441,4 +443,27 @@ func tinyModel(t *testing.T, name string) string {
 	path := filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(path, model, 0o600))
 	return path
+}
+
+// said parses a result as JSON.
+func said(t *testing.T, r result) (out any) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(r.out), &out), "%s", r.out)
+	return out
+}
+
+// at returns what a path of names and places leads to.
+func at(t *testing.T, in any, path ...any) any {
+	t.Helper()
+	for _, step := range path {
+		switch step := step.(type) {
+		case string:
+			require.Contains(t, in, step)
+			in = in.(jsonout.Object)[step]
+		case int:
+			require.Greater(t, len(in.([]any)), step)
+			in = in.([]any)[step]
+		}
+	}
+	return in
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -36,7 +37,7 @@ func entriesOf(ctx context.Context, args []string) ([]string, error) {
 	for i, arg := range args {
 		entry, err := entryOf(ctx, arg)
 		if err != nil {
-			return nil, verbError{"read", arg, err}
+			return nil, exit.Failing("read", arg, err)
 		}
 		entries[i] = entry
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -63,7 +65,7 @@ Python. With --python that program is run, imports onnxruntime and starts its pl
 its own, with the caller's rights and environment: just as the application would.
 
 Each finding says what is wrong, why it matters, and what to do. Without a daemon doctor prints what it can see. Warnings do
-not count as failure.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon) + `
+not count as failure.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon) + `
 Failed means that there are problems. Where no daemon answers, and the next program starts one, that is no problem.`,
 		Example: `  epcachectl doctor
   epcachectl doctor --python .venv/bin/python`,
@@ -116,17 +118,17 @@ func (a *app) printFindings(all []finding, answers bool) error {
 		}
 	}
 	if a.json {
-		if err := a.print.json(result); err != nil {
+		if err := a.print.JSON(result); err != nil {
 			return err
 		}
 	} else {
-		a.print.findings(&result)
+		listFindings(a.print, &result)
 	}
 	switch {
 	case !answers && slices.ContainsFunc(all, keepsFromStarting) && !slices.ContainsFunc(all, refusesUs):
-		return exitError(exitNoDaemon)
+		return exit.Status(exit.NoDaemon)
 	case result.Problems > 0:
-		return exitError(exitFailed)
+		return exit.Status(exit.Failed)
 	}
 	return nil
 }
@@ -137,24 +139,24 @@ func keepsFromStarting(f finding) bool { return f.Side == "client" && f.Severity
 // refusesUs tells a daemon that is there and that this client cannot talk to from one that is not there.
 func refusesUs(f finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
 
-// findings prints the worst first.
-func (p *printer) findings(r *doctorResult) {
+// listFindings prints the worst first.
+func listFindings(p *term.Printer, r *doctorResult) {
 	for _, severity := range []string{severityProblem, severityWarning, severityOK} {
 		for _, f := range r.Findings {
 			if f.Severity != severity && (severity != severityOK || f.Severity == severityProblem || f.Severity == severityWarning) {
 				continue
 			}
-			p.line("%-8s %s: %s", printable(f.Severity), printable(f.Subject), printable(f.Text))
+			p.Line("%-8s %s: %s", term.Printable(f.Severity), term.Printable(f.Subject), term.Printable(f.Text))
 			if f.Hint != "" {
-				p.line("         -> %s", printable(f.Hint))
+				p.Line("         -> %s", term.Printable(f.Hint))
 			}
 		}
 	}
 	switch {
 	case r.Problems == 0 && r.Warnings == 0:
-		p.line("all is well")
+		p.Line("all is well")
 	default:
-		p.line("%s, %s", counted(r.Problems, "problem"), counted(r.Warnings, "warning"))
+		p.Line("%s, %s", term.Counted(r.Problems, "problem"), term.Counted(r.Warnings, "warning"))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -49,7 +50,7 @@ func TestDoctorAsksTheDaemon(t *testing.T) {
 	defer func(was string) { version = was }(version)
 	version = "9" // the stand-in's
 	r := call(t, "doctor")
-	require.Equal(t, exitDone, r.code, r.out)
+	require.Equal(t, exit.Done, r.code, r.out)
 	require.Contains(t, r.out, "ok       disk: 12 GiB free\n")
 	require.True(t, strings.HasSuffix(r.out, "\nall is well\n"), r.out)
 
@@ -58,7 +59,7 @@ func TestDoctorAsksTheDaemon(t *testing.T) {
 			&wire.Advice{Severity: "problem", Subject: "rights", Text: "the library is not readable", Hint: "make it so"})
 	})
 	r = call(t, "doctor")
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.True(t, strings.HasPrefix(r.out, "problem  rights: the library is not readable\n         -> make it so\nwarning  clock: it went back\n         -> set it\nok "), r.out)
 	require.True(t, strings.HasSuffix(r.out, "\n1 problem, 1 warning\n"), r.out)
 
@@ -66,13 +67,13 @@ func TestDoctorAsksTheDaemon(t *testing.T) {
 	require.Equal(t, finding{"problem", "rights", "the library is not readable", "make it so", "daemon"}, find(t, out, "problem", "readable"))
 	b.set(func() { b.advice = b.advice[:2] })
 	_, code := doctored(t)
-	require.Equal(t, exitDone, code, "warnings are no failure")
+	require.Equal(t, exit.Done, code, "warnings are no failure")
 }
 
 func TestDoctorFindsAnOldDaemon(t *testing.T) {
 	newStandIn(t).serve()
 	out, code := doctored(t)
-	require.Equal(t, exitDone, code)
+	require.Equal(t, exit.Done, code)
 	require.Equal(t, "client", find(t, out, "warning", "it is epcached 9, and this is epcachectl "+version).Side)
 }
 
@@ -90,7 +91,7 @@ func TestDoctorWithoutADaemon(t *testing.T) {
 	path := filepath.Join(dir, "none")
 	t.Setenv(unixsock.SocketVariable, path)
 	out, code := doctored(t, "--wait=0", "--runtime", dir)
-	require.Equal(t, exitNoDaemon, code)
+	require.Equal(t, exit.NoDaemon, code)
 	require.False(t, out.Daemon)
 	require.Equal(t, "client", find(t, out, "problem", "no daemon answers at "+path+": there is no such socket; EPCACHE_SOCKET names it").Side)
 	require.Equal(t, "application", find(t, out, "problem", "libonnxruntime.so").Side)
@@ -108,18 +109,18 @@ func TestDoctorLooksAtTheUsersOwnConfiguration(t *testing.T) {
 	file := filepath.Join(config, "epcached", "epcached.toml")
 	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
 	_, code := doctored(t)
-	require.Equal(t, exitDone, code, "a daemon is started when one is needed")
+	require.Equal(t, exit.Done, code, "a daemon is started when one is needed")
 
 	require.NoError(t, os.WriteFile(file, []byte("nonsense = 1\n"), 0o600))
 	out, code := doctored(t)
-	require.Equal(t, exitNoDaemon, code)
+	require.Equal(t, exit.NoDaemon, code)
 	find(t, out, "problem", file+":1:1: unknown field")
 	require.NoError(t, os.WriteFile(file, []byte("nonsense = 1\nmore = 2\n"), 0o600))
 	out, _ = doctored(t)
 	find(t, out, "problem", file+`:1:1: unknown field "nonsense", and 1 more`)
 	newStandIn(t).serve()
 	out, code = doctored(t)
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, exit.Failed, code)
 	find(t, out, "problem", file+":1:1: unknown field")
 	require.NoError(t, os.WriteFile(file, []byte("rules = [\"none.toml\"]\n"), 0o600))
 	out, _ = doctored(t)
@@ -145,8 +146,8 @@ func TestDoctorNamesASocketThatIsDenied(t *testing.T) {
 		f.list[0].Text)
 	require.Contains(t, f.list[0].Hint, "another user's, as under sudo")
 	_, err := (&app{socket: socket}).connect(t.Context())
-	require.Equal(t, exitNotAllowed, exitCode(err))
-	require.Equal(t, []string{"epcachectl doctor says why"}, hints(err))
+	require.Equal(t, exit.NotAllowed, exit.Code(err))
+	require.Equal(t, []string{"epcachectl doctor says why"}, exit.Hints(err))
 }
 
 // asNobody takes root's rights from this test's thread until the test ends.
@@ -231,12 +232,12 @@ func TestDoctorOfARuntime(t *testing.T) {
 	b := newStandIn(t)
 	path := b.serve()
 	out, code := doctored(t, "--runtime", fakeRuntime(t, "1.31.1", "1.8.0"))
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, exit.Failed, code)
 	require.Contains(t, find(t, out, "problem", "OpenVINOExecutionProvider 1.8.0 does not start with ONNX Runtime 1.31.1").Hint, "1.8.1")
 
 	dir := fakeRuntime(t, "1.31.1", "1.8.1")
 	out, code = doctored(t, "--runtime", dir)
-	require.Equal(t, exitDone, code)
+	require.Equal(t, exit.Done, code)
 	find(t, out, "ok", "OpenVINOExecutionProvider 1.8.1 with ONNX Runtime 1.31.1")
 	find(t, out, "ok", "takes it when a request names it")
 
@@ -271,7 +272,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 	}
 	has("")
 	out, code = doctored(t, "--runtime", dir)
-	require.Equal(t, exitDone, code)
+	require.Equal(t, exit.Done, code)
 	find(t, out, "ok", "the daemon has its OpenVINOExecutionProvider")
 	has("it crashed")
 	out, _ = doctored(t, "--runtime", dir)
@@ -320,7 +321,7 @@ func TestDoctorOfAPython(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out, code := doctored(t, "--python", fakePython(t, c.look, c.start))
 			require.Equal(t, "application", find(t, out, c.severity, c.says).Side)
-			require.Equal(t, map[bool]int{true: exitFailed, false: exitDone}[c.severity == "problem"], code)
+			require.Equal(t, map[bool]int{true: exit.Failed, false: exit.Done}[c.severity == "problem"], code)
 		})
 	}
 	t.Run("built in is no plugin", func(t *testing.T) {
@@ -332,7 +333,7 @@ func TestDoctorOfAPython(t *testing.T) {
 	})
 	t.Run("no such program", func(t *testing.T) {
 		out, code := doctored(t, "--python", filepath.Join(t.TempDir(), "none"))
-		require.Equal(t, exitFailed, code)
+		require.Equal(t, exit.Failed, code)
 		find(t, out, "problem", "it cannot be asked: ")
 	})
 }
@@ -348,7 +349,7 @@ func TestDoctorOfARealPython(t *testing.T) {
 	t.Run("fits", func(t *testing.T) {
 		t.Setenv("PYTHONPATH", filepath.Join(runtimes, "openvino-1.8.1"))
 		out, code := doctored(t, "--python", python)
-		require.Equal(t, exitDone, code, out)
+		require.Equal(t, exit.Done, code, out)
 		find(t, out, "ok", "OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU")
 		find(t, out, "warning", `providers=["OpenVINOExecutionProvider"] runs on the CPU`)
 	})
@@ -360,7 +361,7 @@ func TestDoctorOfARealPython(t *testing.T) {
 		}
 		t.Setenv("PYTHONPATH", dir)
 		out, code := doctored(t, "--python", python)
-		require.Equal(t, exitFailed, code)
+		require.Equal(t, exit.Failed, code)
 		require.Contains(t, find(t, out, "problem", versions).Text, "is not available in this build")
 	})
 }

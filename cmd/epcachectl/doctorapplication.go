@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -38,7 +39,7 @@ func (x *examination) runtime(ctx context.Context, dir string) {
 			x.problem(subject, text, hint)
 			continue
 		}
-		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, orDash(v), orDash(r.ORTVersion))
+		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, term.OrDash(v), term.OrDash(r.ORTVersion))
 	}
 	x.known(ctx, subject, r)
 }
@@ -57,7 +58,7 @@ func (x *examination) known(ctx context.Context, subject string, r compilers.Run
 		at := daemonsRuntime(ctx, reply.GetRuntimes(), ep)
 		switch {
 		case at != nil && at.GetError() != "":
-			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, ending(at.GetError())), "see epcachectl probe")
+			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, term.Ending(at.GetError())), "see epcachectl probe")
 		case at != nil:
 			x.ok(subject, "the daemon has its %s", ep.EP)
 		case x.own:
@@ -136,7 +137,7 @@ func (x *examination) python(ctx context.Context, path string) {
 		x.problem(subject, "several packages bring ONNX Runtime itself, and overwrite each other: "+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")
 	}
 	if facts.Error != "" {
-		x.problem(subject, "ONNX Runtime cannot be imported: "+ending(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
+		x.problem(subject, "ONNX Runtime cannot be imported: "+term.Ending(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
 		return
 	}
 	if !facts.Plugins {
@@ -169,17 +170,17 @@ func (x *examination) starts(ctx context.Context, subject, python string, facts 
 	case err != nil:
 		text, hint := misfit(ep.EP, version, facts.ORTVersion)
 		if text == "" {
-			text = fmt.Sprintf("%s %s does not start with ONNX Runtime %s", ep.EP, orDash(version), facts.ORTVersion)
+			text = fmt.Sprintf("%s %s does not start with ONNX Runtime %s", ep.EP, term.OrDash(version), facts.ORTVersion)
 			hint = "its library and ONNX Runtime may not fit together, or a library that it needs is missing: install a pair of one release"
 		}
-		x.problem(subject, text+": "+ending(err.Error()), hint)
+		x.problem(subject, text+": "+term.Ending(err.Error()), hint)
 		return false
 	case len(started.Devices) == 0:
-		x.problem(subject, fmt.Sprintf("%s %s starts with ONNX Runtime %s and lists no device: sessions cannot use it", ep.EP, orDash(version), facts.ORTVersion),
+		x.problem(subject, fmt.Sprintf("%s %s starts with ONNX Runtime %s and lists no device: sessions cannot use it", ep.EP, term.OrDash(version), facts.ORTVersion),
 			"see that the device's driver is installed, and that this user may open it")
 		return false
 	}
-	x.ok(subject, "%s %s starts with ONNX Runtime %s: %s", ep.EP, orDash(version), facts.ORTVersion, strings.Join(started.Devices, ", "))
+	x.ok(subject, "%s %s starts with ONNX Runtime %s: %s", ep.EP, term.OrDash(version), facts.ORTVersion, strings.Join(started.Devices, ", "))
 	return true
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -53,10 +55,10 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 		return nil, f.list
 	}
 	took := time.Since(start)
-	f.ok(subjectSocket, "%s answers", orDash(strings.Join(there, ", ")))
+	f.ok(subjectSocket, "%s answers", term.OrDash(strings.Join(there, ", ")))
 	a.howFound(ctx, f, client)
 	if took > slow {
-		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", seconds(took.Seconds())),
+		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", term.Seconds(took.Seconds())),
 			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
 	}
 	a.versions(ctx, f, client)
@@ -64,7 +66,7 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 }
 
 func (a *app) notConnected(ctx context.Context, f *findings, there []string, err error) {
-	var none *noDaemonError
+	var none *exit.NoDaemonError
 	named := ""
 	if a.socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
 		named = "; " + unixsock.SocketVariable + " names it"
@@ -81,12 +83,12 @@ func (a *app) notConnected(ctx context.Context, f *findings, there []string, err
 	case errors.As(err, &none) && absent && program != "" && len(unixsock.UserSockets()) > 0:
 		f.ok(subjectDaemon, "none runs, and the next program that needs one starts it: %s --autostart", program)
 	case errors.As(err, &none) && absent && program != "":
-		f.problem(subjectSocket, none.text+"; none can be started: there is no home directory; applications compile for themselves, each time",
-			"set HOME, or XDG_RUNTIME_DIR, or "+none.hint)
+		f.problem(subjectSocket, none.Text+"; none can be started: there is no home directory; applications compile for themselves, each time",
+			"set HOME, or XDG_RUNTIME_DIR, or "+none.Hint)
 	case errors.As(err, &none) && absent && autostartOff():
-		f.problem(subjectSocket, none.text+named+", and "+autostartVariable+" says that none is started; applications compile for themselves, each time", none.hint)
+		f.problem(subjectSocket, none.Text+named+", and "+autostartVariable+" says that none is started; applications compile for themselves, each time", none.Hint)
 	case errors.As(err, &none):
-		f.problem(subjectSocket, none.text+named+"; applications compile for themselves, each time", none.hint)
+		f.problem(subjectSocket, none.Text+named+"; applications compile for themselves, each time", none.Hint)
 	case errors.Is(err, fs.ErrPermission):
 		path := deniedSocket(a.sockets())
 		hint := "the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, " +
@@ -112,7 +114,7 @@ func deniedSocket(paths []string) string {
 			return path
 		}
 	}
-	return orDash(strings.Join(paths, ", "))
+	return term.OrDash(strings.Join(paths, ", "))
 }
 
 func whoMay(path string) string {
@@ -140,7 +142,7 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 		return
 	}
 	if took > slow {
-		f.warning(subjectDaemon, "its status took "+seconds(took.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
+		f.warning(subjectDaemon, "its status took "+term.Seconds(took.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
 	}
 	if status.GetVersion() != version {
 		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), version),

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
 )
 
@@ -44,7 +45,7 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
 	}
 	if free, err := cas.FreeBytes(above); err == nil && free < leastRoom {
-		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", byteSize(free), state, byteSize(leastRoom)),
+		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", term.Bytes(free), state, term.Bytes(leastRoom)),
 			"make room on the disk, or put the state elsewhere: state in epcached.toml"
 	}
 	return "", ""

@@ -9,6 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -21,16 +24,16 @@ type duModel struct {
 	builds       []*wire.BuildUsage
 }
 
-func (m *duModel) json() object {
-	builds := make([]object, len(m.builds))
+func (m *duModel) json() jsonout.Object {
+	builds := make([]jsonout.Object, len(m.builds))
 	for i, one := range m.builds {
-		builds[i] = objectOf(one, "shapes", "logical_bytes", "own_bytes", "shared_bytes")
+		builds[i] = jsonout.Of(one, "shapes", "logical_bytes", "own_bytes", "shared_bytes")
 		b := one.GetBuild()
-		maps.Copy(builds[i], objectOf(b, "build", "ep", "scope", "state", "pinned", "last_used_ms",
+		maps.Copy(builds[i], jsonout.Of(b, "build", "ep", "scope", "state", "pinned", "last_used_ms",
 			"kept_as"))
 		builds[i]["models"] = max(1, len(b.GetMembers()))
 	}
-	return object{"model": m.name, "model_digest": m.digest, "logical_bytes": m.logical,
+	return jsonout.Object{"model": m.name, "model_digest": m.digest, "logical_bytes": m.logical,
 		"own_bytes": m.own, "shared_bytes": m.shared, "builds": builds}
 }
 
@@ -46,7 +49,7 @@ ENTRY is as for show. Two entries, and no more, are compared: their files are re
 file by file, wherever it stands in them. A weight-sharing group is one build. With --svg it prints a picture instead of which parts
 of the files are shared among which, of the 60 largest; with --json what is drawn. Files that have bytes in common have them twice on disk
 until one of them is packed: the last line says how much that is.
-Users see their own builds and the shared ones that they had.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed),
+Users see their own builds and the shared ones that they had.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl du
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,
@@ -58,9 +61,9 @@ Users see their own builds and the shared ones that they had.` + statusHelp(exit
 				}
 				request.Entries = entries
 				if svg {
-					return during("du", asGiven(a.picture(ctx, c, entries), args, entries))
+					return exit.During("du", asGiven(a.picture(ctx, c, entries), args, entries))
 				}
-				return during("du", asGiven(a.usage(ctx, c, &request), args, entries))
+				return exit.During("du", asGiven(a.usage(ctx, c, &request), args, entries))
 			})
 		},
 	}
@@ -75,15 +78,16 @@ func (a *app) picture(ctx context.Context, c *unixsock.Client, entries []string)
 		return err
 	}
 	if a.json {
-		return a.print.json(objectOf(reply))
+		return a.print.JSON(jsonout.Of(reply))
 	}
-	_, err = a.print.out.Write(drawLayout(reply))
+	_, err = a.print.Out.Write(drawLayout(reply))
 	return err
 }
 
 // usage asks for all pages, and prints the models of each as soon as all of their builds are there.
 func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage) error {
-	out := &usagePrinter{p: a.print, json: a.json, entries: len(request.Entries), array: jsonArray{p: a.print, indent: "  "}, table: columns{p: a.print}}
+	out := &usagePrinter{p: a.print, json: a.json, entries: len(request.Entries),
+		array: term.NewArray(a.print, "  "), table: term.NewColumns(a.print)}
 	err := a.showing(func(progress func(*wire.Progress)) error {
 		for first := true; first || request.After != ""; first = false {
 			reply, err := c.Usage(ctx, request, progress)
@@ -103,7 +107,7 @@ func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage
 			if err := out.models(whole); err != nil {
 				return err
 			}
-			progress(&wire.Progress{Phase: "listing", Detail: counted(out.builds, "build"),
+			progress(&wire.Progress{Phase: "listing", Detail: term.Counted(out.builds, "build"),
 				Done: out.builds, Total: out.rest.GetSpace().GetBuilds()})
 		}
 		return nil
@@ -116,11 +120,11 @@ func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage
 
 // usagePrinter prints what du tells while it comes.
 type usagePrinter struct {
-	p       *printer
+	p       *term.Printer
 	json    bool
 	entries int // that were named
-	array   jsonArray
-	table   columns
+	array   *term.Array
+	table   *term.Columns
 	rest    *wire.UsageReply // the first page, which alone has what stands below the models
 	model   *duModel         // whose builds are coming
 	builds  uint64           // that came
@@ -150,7 +154,7 @@ func (u *usagePrinter) models(list []duModel) error {
 	if u.json {
 		if !u.begun {
 			u.begun = true
-			if err := u.p.result([]byte("{\n  \"models\": ")); err != nil {
+			if err := u.p.Result([]byte("{\n  \"models\": ")); err != nil {
 				return err
 			}
 		}
@@ -158,7 +162,7 @@ func (u *usagePrinter) models(list []duModel) error {
 		for i := range list {
 			objects[i] = list[i].json()
 		}
-		return u.array.add(objects...)
+		return u.array.Add(objects...)
 	}
 	var rows [][]string
 	if !u.begun && len(list) > 0 {
@@ -168,23 +172,23 @@ func (u *usagePrinter) models(list []duModel) error {
 	for i := range list {
 		rows = append(rows, list[i].rows()...)
 	}
-	return u.table.print(rows)
+	return u.table.Print(rows)
 }
 
 // end prints what stands below the models.
 func (u *usagePrinter) end() error {
 	if u.json {
-		rest := objectOf(u.rest, "users", "eps", "shared", "shared_bytes", "packable_bytes")
+		rest := jsonout.Of(u.rest, "users", "eps", "shared", "shared_bytes", "packable_bytes")
 		rest["space"] = spaceOf(u.rest.GetSpace())
 		if u.entries > 0 {
 			delete(rest, "packable_bytes") // which the daemon says of all builds only
 		}
-		text, err := indented("", rest)
+		text, err := jsonout.Indented("", rest)
 		if err == nil {
-			err = u.array.end()
+			err = u.array.End()
 		}
 		if err == nil {
-			err = u.p.result(append([]byte(","), bytes.TrimPrefix(text, []byte("{"))...))
+			err = u.p.Result(append([]byte(","), bytes.TrimPrefix(text, []byte("{"))...))
 		}
 		return err
 	}
@@ -196,70 +200,70 @@ func (u *usagePrinter) end() error {
 				few += n
 				continue
 			}
-			u.p.line("%s of %s, %s, stand in %s as well", byteSize(s.GetBytes()),
-				orDash(s.GetSecondName()), byteSize(s.GetSize()), orDash(s.GetFirstName()))
+			u.p.Line("%s of %s, %s, stand in %s as well", term.Bytes(s.GetBytes()),
+				term.OrDash(s.GetSecondName()), term.Bytes(s.GetSize()), term.OrDash(s.GetFirstName()))
 		}
 		if few > 0 {
-			u.p.line("%s of small files, mostly graphs, as well", byteSize(few))
+			u.p.Line("%s of small files, mostly graphs, as well", term.Bytes(few))
 		}
-		u.p.line("the second has %s in common with the first", byteSize(u.rest.GetSharedBytes()))
+		u.p.Line("the second has %s in common with the first", term.Bytes(u.rest.GetSharedBytes()))
 	case u.entries == 0:
-		return u.p.usageSums(u.rest)
+		return printUsageSums(u.p, u.rest)
 	case u.entries > 2:
-		u.p.note("nothing is compared: for what entries have in common name two")
+		u.p.Note("nothing is compared: for what entries have in common name two")
 	}
 	return nil
 }
 
 // rows are a model and its builds.
 func (m *duModel) rows() [][]string {
-	rows := [][]string{{byteSize(m.own), byteSize(m.shared), byteSize(m.logical),
-		orDash(m.name) + " " + short(m.digest)}}
+	rows := [][]string{{term.Bytes(m.own), term.Bytes(m.shared), term.Bytes(m.logical),
+		term.OrDash(m.name) + " " + term.Short(m.digest)}}
 	for i, one := range m.builds {
 		b, branch := one.GetBuild(), "├─ "
 		if i == len(m.builds)-1 {
 			branch = "└─ "
 		}
-		what := branch + short(b.GetBuild()) + " " + orDash(b.GetEp()) + shapesText(one.GetShapes())
+		what := branch + term.Short(b.GetBuild()) + " " + term.OrDash(b.GetEp()) + shapesText(one.GetShapes())
 		if b.GetScope() != "shared" {
-			what += ", " + orDash(b.GetScope()) + " only"
+			what += ", " + term.OrDash(b.GetScope()) + " only"
 		}
 		if n := len(b.GetMembers()); n > 1 {
 			what += fmt.Sprintf(", a group of %d", n)
 		}
 		if b.GetState() != "" && b.GetState() != "current" {
-			what += ", " + printable(b.GetState())
+			what += ", " + term.Printable(b.GetState())
 		}
 		if b.GetPinned() {
 			what += ", pinned"
 		}
 		if b.GetKeptAs() != "" && b.GetKeptAs() != "whole" {
-			what += ", " + printable(b.GetKeptAs())
+			what += ", " + term.Printable(b.GetKeptAs())
 		}
-		rows = append(rows, []string{byteSize(one.GetOwnBytes()), byteSize(one.GetSharedBytes()),
-			byteSize(one.GetLogicalBytes()), what})
+		rows = append(rows, []string{term.Bytes(one.GetOwnBytes()), term.Bytes(one.GetSharedBytes()),
+			term.Bytes(one.GetLogicalBytes()), what})
 	}
 	return rows
 }
 
-func (p *printer) usageSums(r *wire.UsageReply) error {
+func printUsageSums(p *term.Printer, r *wire.UsageReply) error {
 	rows := [][]string{{"OF", "OWN", "ON DISK", "LOGICAL", "BUILDS", "QUOTA"}}
 	for _, s := range slices.Concat(r.GetUsers(), r.GetEps()) {
 		quota := "-"
 		if s.GetQuotaBytes() > 0 {
-			quota = byteSize(s.GetQuotaBytes())
+			quota = term.Bytes(s.GetQuotaBytes())
 		}
-		rows = append(rows, []string{orDash(s.GetName()), byteSize(s.GetOwnBytes()),
-			byteSize(s.GetDiskBytes()), byteSize(s.GetLogicalBytes()),
-			counted(s.GetBuilds(), "build"), quota})
+		rows = append(rows, []string{term.OrDash(s.GetName()), term.Bytes(s.GetOwnBytes()),
+			term.Bytes(s.GetDiskBytes()), term.Bytes(s.GetLogicalBytes()),
+			term.Counted(s.GetBuilds(), "build"), quota})
 	}
 	if len(rows) > 1 {
-		if err := p.table(rows); err != nil {
+		if err := p.Table(rows); err != nil {
 			return err
 		}
 	}
-	p.line("%s", spaceLine(r.GetSpace()))
-	p.line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
+	p.Line("%s", spaceLine(r.GetSpace()))
+	p.Line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
 	return nil
 }
 
@@ -271,13 +275,13 @@ func packableLine(bytes int64, unknown uint64) string {
 	}
 	switch {
 	case bytes == 0 && unknown > 0:
-		return fmt.Sprintf("what packing would free is not known yet: %s %s still to be compared with others", counted(unknown, "file"), verb)
+		return fmt.Sprintf("what packing would free is not known yet: %s %s still to be compared with others", term.Counted(unknown, "file"), verb)
 	case bytes == 0:
 		return "packing would free nothing"
 	}
-	text := fmt.Sprintf("packing would free some %s of it: epcachectl pack --all -n tells of which, and when", byteSize(bytes))
+	text := fmt.Sprintf("packing would free some %s of it: epcachectl pack --all -n tells of which, and when", term.Bytes(bytes))
 	if unknown > 0 {
-		text += fmt.Sprintf("; %s %s still to be compared with others", counted(unknown, "file"), verb)
+		text += fmt.Sprintf("; %s %s still to be compared with others", term.Counted(unknown, "file"), verb)
 	}
 	return text
 }
@@ -287,14 +291,14 @@ const fewBytes = 4 << 10
 
 // spaceLine says in one line how much is used, of how much, and for what.
 func spaceLine(s *wire.Space) string {
-	text := fmt.Sprintf("%s on disk", byteSize(usedBytes(s)))
+	text := fmt.Sprintf("%s on disk", term.Bytes(usedBytes(s)))
 	if s.GetBudgetBytes() > 0 {
-		text += " of " + byteSize(s.GetBudgetBytes())
+		text += " of " + term.Bytes(s.GetBudgetBytes())
 	}
-	text += fmt.Sprintf(", for files of %s", byteSize(s.GetLogicalBytes()))
+	text += fmt.Sprintf(", for files of %s", term.Bytes(s.GetLogicalBytes()))
 	if s.GetUniqueBytes() != s.GetLogicalBytes() {
-		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.GetUniqueBytes()))
+		text += fmt.Sprintf(" (%s, equal ones once)", term.Bytes(s.GetUniqueBytes()))
 	}
-	return text + fmt.Sprintf(", %s, %s", counted(s.GetEntries(), "entry"),
-		counted(s.GetBuilds(), "build"))
+	return text + fmt.Sprintf(", %s, %s", term.Counted(s.GetEntries(), "entry"),
+		term.Counted(s.GetBuilds(), "build"))
 }

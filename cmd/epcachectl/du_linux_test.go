@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -70,7 +71,7 @@ func TestDuOfAModelsFile(t *testing.T) {
 	entry, err := entryOf(t.Context(), model)
 	require.NoError(t, err)
 	for _, args := range [][]string{{"du", model}, {"du", "--svg", model}} {
-		require.Equal(t, exitDone, call(t, args...).code)
+		require.Equal(t, exit.Done, call(t, args...).code)
 	}
 	require.Equal(t, []string{"usage " + entry, "layout " + entry}, b.changed())
 	b.set(func() {

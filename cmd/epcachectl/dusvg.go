@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"encoding/xml"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -88,7 +90,7 @@ func (p *picture) relate() {
 			p.join(f.Digest, holder)
 		}
 	}
-	p.shared = sorted(p.bytes)
+	p.shared = slices.Sorted(maps.Keys(p.bytes))
 	slices.SortStableFunc(p.shared, func(a, b string) int { return cmp.Compare(p.bytes[b], p.bytes[a]) })
 	for i, holder := range p.shared {
 		p.colours[holder] = svgOther
@@ -125,13 +127,13 @@ func (p *picture) order() {
 
 func escaped(text string) string {
 	var b bytes.Buffer
-	_ = xml.EscapeText(&b, []byte(printable(text))) // a buffer takes everything
+	_ = xml.EscapeText(&b, []byte(term.Printable(text))) // a buffer takes everything
 	return b.String()
 }
 
 // shortened cuts a name in the middle: its end tells variants apart.
 func shortened(name string, most int) string {
-	r := []rune(orDash(name))
+	r := []rune(term.OrDash(name))
 	if len(r) <= most {
 		return string(r)
 	}
@@ -163,7 +165,7 @@ func (p *picture) variant(f *wire.LaidFile) string {
 			last = append(last, part)
 		}
 	}
-	return strings.Join(append(append(first, short(f.Build)), last...), ", ")
+	return strings.Join(append(append(first, term.Short(f.Build)), last...), ", ")
 }
 
 // variantParts are the facts of a build, by which those of one model differ.
@@ -171,7 +173,7 @@ func variantParts(f *wire.LaidFile) (parts []string) {
 	if f.Shapes != "" {
 		parts = strings.Split(f.Shapes, ", ")
 	}
-	return append(parts, orDash(strings.TrimSuffix(f.Ep, "ExecutionProvider")))
+	return append(parts, term.OrDash(strings.TrimSuffix(f.Ep, "ExecutionProvider")))
 }
 
 func (p *picture) add(format string, args ...any) { fmt.Fprintf(&p.out, format+"\n", args...) }
@@ -199,7 +201,7 @@ func (p *picture) draw() int {
 		y += svgRow
 	}
 	if p.layout.More > 0 {
-		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller than these, and not drawn", counted(p.layout.More, "file"), byteSize(p.layout.MoreBytes)))
+		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller than these, and not drawn", term.Counted(p.layout.More, "file"), term.Bytes(p.layout.MoreBytes)))
 		y += svgRow
 	}
 	return y + svgMargin/2
@@ -215,7 +217,7 @@ func (p *picture) head() int {
 	y := svgMargin + 14
 	p.text(svgMargin, y, "title", "What compiled models share")
 	y += 22
-	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", counted(len(p.files), "file"), byteSize(size), byteSize(own)))
+	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", term.Counted(len(p.files), "file"), term.Bytes(size), term.Bytes(own)))
 	y += 18
 	p.add(`<rect x="%d" y="%d" width="12" height="12" fill="%s"/>`, svgMargin, y, svgAlone)
 	p.text(svgMargin+18, y+10, "small", "in this file only")
@@ -225,7 +227,7 @@ func (p *picture) head() int {
 			others++
 			continue
 		}
-		label := fmt.Sprintf("%s, also in %s", shortened(p.holderName(holder), 30), counted(p.takers[holder], "other file"))
+		label := fmt.Sprintf("%s, also in %s", shortened(p.holderName(holder), 30), term.Counted(p.takers[holder], "other file"))
 		wide := 34 + 6*len([]rune(label))
 		if x+wide > svgWidth-svgMargin {
 			x, y = svgMargin, y+18
@@ -237,7 +239,7 @@ func (p *picture) head() int {
 		if x+220 > svgWidth-svgMargin {
 			x, y = svgMargin, y+18
 		}
-		p.swatch(x, y, svgOther, fmt.Sprintf("bytes of %s", counted(others, "further file")))
+		p.swatch(x, y, svgOther, fmt.Sprintf("bytes of %s", term.Counted(others, "further file")))
 	}
 	return y + 30
 }
@@ -250,9 +252,9 @@ func (p *picture) swatch(x, y int, colour, label string) {
 // holderName is what the file is called that has bytes which others take.
 func (p *picture) holderName(holder string) string {
 	if f := p.byName[holder]; f != nil {
-		return f.ModelName + " " + short(f.Build)
+		return f.ModelName + " " + term.Short(f.Build)
 	}
-	return "packed files: " + short(holder)
+	return "packed files: " + term.Short(holder)
 }
 
 func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
@@ -262,17 +264,17 @@ func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
 	x := svgMargin + svgLabels
 	for _, run := range p.runs(f, max(wide/svgColumn, 1)) {
 		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>%s</title></rect>`, x+run.from*svgColumn, y+4, (run.to-run.from)*svgColumn, svgBarHigh, run.colour,
-			escaped(fmt.Sprintf("%s: %s", byteSize(run.bytes), run.what)))
+			escaped(fmt.Sprintf("%s: %s", term.Bytes(run.bytes), run.what)))
 	}
 	p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#59636e" stroke-width="1"/>`, x, y+4, wide/svgColumn*svgColumn, svgBarHigh)
 	right := svgWidth - svgMargin
-	p.text(right, y+12, "figure", byteSize(f.Size))
+	p.text(right, y+12, "figure", term.Bytes(f.Size))
 	form := "stored whole"
 	switch {
 	case f.Packed:
-		form = "packed" + compressedText(f) + ", " + byteSize(f.OwnBytes) + " its own"
+		form = "packed" + compressedText(f) + ", " + term.Bytes(f.OwnBytes) + " its own"
 	case f.SharedBytes > 0:
-		form += ", " + byteSize(f.SharedBytes) + " elsewhere too"
+		form += ", " + term.Bytes(f.SharedBytes) + " elsewhere too"
 	}
 	p.text(right, y+25, "hint", form)
 }
@@ -316,7 +318,7 @@ func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 	for i, cell := range cells {
 		begin, end := f.Size*int64(i)/int64(columns), f.Size*int64(i+1)/int64(columns)
 		best, most, sum := "", int64(0), int64(0)
-		for _, holder := range sorted(cell) {
+		for _, holder := range slices.Sorted(maps.Keys(cell)) {
 			sum += cell[holder]
 			if cell[holder] > most {
 				best, most = holder, cell[holder]
@@ -327,7 +329,7 @@ func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 			next.colour = p.colours[best]
 			next.what = "of " + p.holderName(best)
 			if best == f.Digest {
-				next.what = "also in " + counted(p.takers[best], "other file")
+				next.what = "also in " + term.Counted(p.takers[best], "other file")
 			}
 		}
 		if n := len(out); n > 0 && out[n-1].colour == next.colour && out[n-1].what == next.what {

@@ -8,6 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -26,7 +29,7 @@ show tells how each is kept.
 
 --since takes a duration (2h, 3d), a time of day, a day, or a time (14:30, 2026-11-21, 2026-11-21T14:30:00Z). --follow goes on
 with what happens, without --since from now on, until it is interrupted; it waits for a daemon that is restarted, and
-misses and repeats nothing. --json prints one object on each line.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+misses and repeats nothing. --json prints one object on each line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl events --since 1d
   epcachectl events --follow --json | jq 'select(.kind == "withheld")'`,
 		Args: usageArgs(cobra.NoArgs),
@@ -35,7 +38,7 @@ misses and repeats nothing. --json prints one object on each line.` + statusHelp
 			if since != "" {
 				var err error
 				if from, err = parseSince(since, time.Now()); err != nil {
-					return usageError{err}
+					return exit.Usage(err)
 				}
 			}
 			if follow {
@@ -77,28 +80,28 @@ func (a *app) printEvents(events []*wire.Event) error {
 
 func (a *app) printEvent(e *wire.Event) error {
 	if !a.json {
-		a.print.line("%s", eventLine(e))
+		a.print.Line("%s", eventLine(e))
 		return nil
 	}
-	a.print.clear()
-	enc := json.NewEncoder(a.print.out) // not the printer's: one line for each, and not one document
+	a.print.Clear()
+	enc := json.NewEncoder(a.print.Out) // not the printer's: one line for each, and not one document
 	enc.SetEscapeHTML(false)
-	return enc.Encode(objectOf(e))
+	return enc.Encode(jsonout.Of(e))
 }
 
 func eventLine(e *wire.Event) string {
-	line := fmt.Sprintf("%s  %-11s", timeOf(e.GetAtMs()), printable(e.GetKind()))
+	line := fmt.Sprintf("%s  %-11s", term.Time(e.GetAtMs()), term.Printable(e.GetKind()))
 	if e.GetModel() != "" {
-		line += "  " + printable(e.GetModel())
+		line += "  " + term.Printable(e.GetModel())
 	}
 	if e.GetBuild() != "" {
-		line += "  build " + printable(short(e.GetBuild()))
+		line += "  build " + term.Printable(term.Short(e.GetBuild()))
 	}
 	if e.GetRuntime() != "" {
-		line += "  " + printable(e.GetRuntime())
+		line += "  " + term.Printable(e.GetRuntime())
 	}
 	if e.GetText() != "" {
-		line += "  " + printable(e.GetText())
+		line += "  " + term.Printable(e.GetText())
 	}
 	return line
 }

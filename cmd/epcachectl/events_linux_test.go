@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -31,7 +32,7 @@ func TestEvents(t *testing.T) {
 	}
 	b.serve()
 	r := call(t, "events")
-	require.Equal(t, result{exitDone, "2026-11-21 14:30:00  changed      /opt/ort  QNN 2.6.0 -> 2.7.0\n" +
+	require.Equal(t, result{exit.Done, "2026-11-21 14:30:00  changed      /opt/ort  QNN 2.6.0 -> 2.7.0\n" +
 		"2026-11-21 15:30:00  compiled     tiny.onnx  build cdcdcdcdcdcd  in 2 s\n", ""}, r)
 	require.Equal(t, 1, strings.Count(call(t, "events", "--since", "2026-11-21 15:00").out, "\n"))
 	require.Equal(t, 1, strings.Count(call(t, "events", "--limit", "1").out, "\n"))
@@ -61,7 +62,7 @@ func TestSince(t *testing.T) {
 		_, err := parseSince(text, now)
 		require.ErrorContains(t, err, "--since", text)
 	}
-	require.Equal(t, exitUsage, call(t, "events", "--since", "whenever").code)
+	require.Equal(t, exit.BadUsage, call(t, "events", "--since", "whenever").code)
 }
 
 // stream is an output that tests wait on.
@@ -111,7 +112,7 @@ func TestFollow(t *testing.T) {
 	b.listened(2) // it asked again, and printed nothing twice
 	b.happen(event(4, time.Now(), "last"))
 	out.waitFor(t, "last")
-	require.Equal(t, exitDone, stop(), "to be interrupted is how it ends")
+	require.Equal(t, exit.Done, stop(), "to be interrupted is how it ends")
 	require.Equal(t, 3, strings.Count(out.String(), "\n"), out.String())
 	require.NotContains(t, out.String(), "long ago")
 	require.Empty(t, errs.String())
@@ -130,7 +131,7 @@ func TestFollowFillsGaps(t *testing.T) {
 	b.set(func() { b.lossy = false })
 	b.happen(event(7, time.Now(), "three"))
 	out.waitFor(t, "three")
-	require.Equal(t, exitDone, stop())
+	require.Equal(t, exit.Done, stop())
 	require.Regexp(t, `(?s)^[^\n]*one\n[^\n]*two\n[^\n]*three\n$`, out.String())
 }
 
@@ -164,7 +165,7 @@ func TestFollowOverARestart(t *testing.T) {
 	b.listened(4)
 	b.happen(event(1, time.Now(), "after"))
 	out.waitFor(t, "after")
-	require.Equal(t, exitDone, stop())
+	require.Equal(t, exit.Done, stop())
 	require.Regexp(t, `(?s)^[^\n]*before\n[^\n]*in between\n[^\n]*after\n$`, out.String())
 	require.Equal(t, "epcachectl: the daemon went away; waiting for it\nepcachectl: the daemon is back\n", errs.String())
 }
@@ -174,9 +175,9 @@ func TestFollowRefused(t *testing.T) {
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours"}
 	b.serve()
 	r := call(t, "events", "--follow")
-	require.Equal(t, exitNotAllowed, r.code)
+	require.Equal(t, exit.NotAllowed, r.code)
 	require.Equal(t, "epcachectl: not yours\n", r.err)
-	require.Equal(t, exitNoDaemon, call(t, "--socket", fmt.Sprintf("%s/none", t.TempDir()), "events", "-f", "--wait=0").code)
+	require.Equal(t, exit.NoDaemon, call(t, "--socket", fmt.Sprintf("%s/none", t.TempDir()), "events", "-f", "--wait=0").code)
 }
 
 // A daemon that is killed breaks the connection; one that stops says that it is busy; neither is a refusal.

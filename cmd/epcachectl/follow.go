@@ -45,9 +45,9 @@ func (a *app) follow(ctx context.Context, since time.Time, limit uint32) error {
 		if err == nil || !interrupted(err) || ctx.Err() != nil {
 			break
 		}
-		a.print.note("the daemon went away; waiting for it")
+		a.print.Note("the daemon went away; waiting for it")
 		if client, err = a.reconnect(ctx); err == nil {
-			a.print.note("the daemon is back")
+			a.print.Note("the daemon is back")
 			f.last = 0
 		}
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -24,7 +26,7 @@ used for too long goes, and what is above a user's quota or the number of entrie
 their bytes. What is pinned, in use, or was given out in the last ten minutes stays, and so does what is used while gc
 works. A weight-sharing group is one build. why tells of each later that it was evicted. Users collect among their own builds,
 administrators among all. Where less may go than should, gc does what it may, the last line says how much stays above the bound (short_bytes with
---json), and the exit status is one of its own. What is freed and what is kept add up to what is used: what is kept for several reasons counts for the first. With -n it prints the plan, removes nothing, and exits as the plan would.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed, exitShort),
+--json), and the exit status is one of its own. What is freed and what is kept add up to what is used: what is kept for several reasons counts for the first. With -n it prints the plan, removes nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n
   epcachectl gc --to 20GiB -n`,
 		Args: usageArgs(cobra.NoArgs),
@@ -32,7 +34,7 @@ administrators among all. Where less may go than should, gc does what it may, th
 			if cmd.Flags().Changed("to") {
 				bytes, err := parseSize(to)
 				if err != nil {
-					return usageError{fmt.Errorf("gc: --to: %w", err)}
+					return exit.Usage(fmt.Errorf("gc: --to: %w", err))
 				}
 				request.ToBytes = &bytes
 			}
@@ -49,7 +51,7 @@ administrators among all. Where less may go than should, gc does what it may, th
 					return err
 				}
 				if reply.GetShortBytes() > 0 {
-					return exitError(exitShort) // which the last line says
+					return exit.Status(exit.Short) // which the last line says
 				}
 				return nil
 			})
@@ -74,46 +76,46 @@ func parseSize(text string) (int64, error) {
 
 func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 	if a.json {
-		return a.print.change(dryRun, r)
+		return printForScripts(a.print, dryRun, r)
 	}
 	for _, one := range r.GetSteps() {
-		a.print.line("%s", stepLine(one))
+		a.print.Line("%s", stepLine(one))
 	}
 	if n := r.GetMore(); n > 0 {
-		a.print.line("and %d more", n)
+		a.print.Line("and %d more", n)
 	}
 	for _, k := range r.GetKept() {
 		if k.GetBuilds() == 0 {
-			a.print.line("kept, %s: %s", printable(k.GetReason()), byteSize(k.GetBytes()))
+			a.print.Line("kept, %s: %s", term.Printable(k.GetReason()), term.Bytes(k.GetBytes()))
 			continue
 		}
-		a.print.line("kept, %s: %s, %s", printable(k.GetReason()), counted(k.GetBuilds(), "build"), byteSize(k.GetBytes()))
+		a.print.Line("kept, %s: %s, %s", term.Printable(k.GetReason()), term.Counted(k.GetBuilds(), "build"), term.Bytes(k.GetBytes()))
 	}
 	done := "freed"
 	if dryRun {
 		done = "would be freed"
 	}
-	a.print.line("%s of %s %s: %s removed, %d packed, %s dropped", byteSize(r.GetFreedBytes()), byteSize(r.GetUsedBytes()), done,
-		counted(r.GetRemoved(), "build"), r.GetPacked(), counted(r.GetCopies(), "unpacked form"))
+	a.print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()), term.Bytes(r.GetUsedBytes()), done,
+		term.Counted(r.GetRemoved(), "build"), r.GetPacked(), term.Counted(r.GetCopies(), "unpacked form"))
 	if n := r.GetShortBytes(); n > 0 {
-		a.print.line("%s above %s: nothing more may go", byteSize(n), byteSize(r.GetBudgetBytes()))
+		a.print.Line("%s above %s: nothing more may go", term.Bytes(n), term.Bytes(r.GetBudgetBytes()))
 	}
 	return nil
 }
 
 // stepLine says what is done with one build, or was.
 func stepLine(s *wire.CollectStep) string {
-	what := printable(s.GetOutcome())
+	what := term.Printable(s.GetOutcome())
 	if what == "planned" {
-		what = "would " + printable(s.GetAction())
+		what = "would " + term.Printable(s.GetAction())
 	}
-	model := orDash(s.GetModelName())
+	model := term.OrDash(s.GetModelName())
 	if n := s.GetModels(); n > 1 {
 		model += fmt.Sprintf(" +%d", n-1)
 	}
-	frees := "frees " + byteSize(s.GetFreesBytes())
+	frees := "frees " + term.Bytes(s.GetFreesBytes())
 	if s.GetOutcome() == "planned" {
-		frees = "would free " + byteSize(s.GetFreesBytes())
+		frees = "would free " + term.Bytes(s.GetFreesBytes())
 	}
-	return fmt.Sprintf("%s %s: build %s of %s, %s: %s", what, model, short(s.GetBuild()), orDash(s.GetEp()), frees, printable(s.GetReason()))
+	return fmt.Sprintf("%s %s: build %s of %s, %s: %s", what, model, term.Short(s.GetBuild()), term.OrDash(s.GetEp()), frees, term.Printable(s.GetReason()))
 }

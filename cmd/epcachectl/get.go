@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -74,7 +76,7 @@ func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.j
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
 func (r *got) errQueued() error {
-	return &hintedError{missing("it is being compiled"), "wait for it: epcachectl jobs follow " + printable(r.reply.GetJob())}
+	return exit.Hint(exit.Missing("it is being compiled"), "wait for it: epcachectl jobs follow "+term.Printable(r.reply.GetJob()))
 }
 
 // copies tells whether nothing is done with what comes but to copy it.
@@ -129,7 +131,7 @@ not found. No execution provider is asked either, so the compatibility is unknow
 --runtime DIR are those that made the build; and where builds for several devices or SDKs fit, they are listed, for --build KEY to choose. A store that a
 daemon has is refused: ask that one.
 
-With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed, exitInterrupt),
+With -n nothing is compiled or written; it prints what would be.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl get det.onnx --ep OpenVINOExecutionProvider:NPU,device=0x643e,is_virtual=1
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
@@ -143,7 +145,7 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
 				models, g.program = args[:dash], args[dash:]
 				if len(g.program) == 0 {
-					return usageError{errors.New("no program behind --")}
+					return exit.Usage(errors.New("no program behind --"))
 				}
 			}
 			return g.run(cmd.Context(), models)
@@ -190,7 +192,7 @@ func (g *getCall) run(ctx context.Context, models []string) (err error) {
 	}
 	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		if err := g.request.onlyEP(ctx, c, g.app); err != nil {
-			return during("get", err)
+			return exit.During("get", err)
 		}
 		return g.acquireAndUse(ctx, c, models, onMiss)
 	})
@@ -219,16 +221,16 @@ func (g *getCall) acquireAndUse(
 
 func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if len(models) == 0 {
-		return 0, usageError{&hintedError{errors.New("get: no model"), "epcachectl get MODEL --ep EP"}}
+		return 0, exit.Usage(exit.Hint(errors.New("get: no model"), "epcachectl get MODEL --ep EP"))
 	}
 	if g.share && len(models) < 2 {
-		return 0, usageError{&hintedError{errors.New("get: --share: a group has two models or more"), "epcachectl get --share MODEL MODEL... --ep EP"}}
+		return 0, exit.Usage(exit.Hint(errors.New("get: --share: a group has two models or more"), "epcachectl get --share MODEL MODEL... --ep EP"))
 	}
 	if g.share && g.request.embed {
-		return 0, usageError{errors.New("get: --share: what the models share stands in a file of its own, so --embed cannot go with it")}
+		return 0, exit.Usage(errors.New("get: --share: what the models share stands in a file of its own, so --embed cannot go with it"))
 	}
 	if len(g.program) > 0 && g.app.json {
-		return 0, usageError{errors.New("get: --json cannot go with a program, whose output standard output is")}
+		return 0, exit.Usage(errors.New("get: --json cannot go with a program, whose output standard output is"))
 	}
 	if err := checkPlaces(g.program, len(models)); err != nil {
 		return 0, err
@@ -244,19 +246,19 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 		return 0, err
 	}
 	if g.adopt && (g.state != "" || g.share) {
-		return 0, usageError{errors.New("get: --adopt keeps single models in a daemon's store, " +
-			"and cannot go with --state or --share")}
+		return 0, exit.Usage(errors.New("get: --adopt keeps single models in a daemon's store, " +
+			"and cannot go with --state or --share"))
 	}
 	if g.onMiss == "claim" && g.share {
-		return 0, usageError{errors.New("get: --on-miss claim is for one model at a time, and --share for several at once")}
+		return 0, exit.Usage(errors.New("get: --on-miss claim is for one model at a time, and --share for several at once"))
 	}
 	if g.onMiss == "claim" && g.request.runtime == "" {
-		return 0, usageError{&hintedError{errors.New("get: --on-miss claim compiles with libraries of your own, and there is no --runtime"), "name their folder: --runtime DIR"}}
+		return 0, exit.Usage(exit.Hint(errors.New("get: --on-miss claim compiles with libraries of your own, and there is no --runtime"), "name their folder: --runtime DIR"))
 	}
 	onMiss, known := onMissNames[g.onMiss]
 	switch {
 	case !known:
-		return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.onMiss)}
+		return 0, exit.Usage(fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.onMiss))
 	case g.dryRun:
 		return wire.OnMiss_FAIL, nil
 	}
@@ -270,29 +272,29 @@ var onMissNames = map[string]wire.OnMiss{
 
 // acquireAll asks for all models at once, and answers in their order.
 func (g *getCall) acquireAll(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := newPhases(g.app.print, g.progress, len(models))
-	defer show.end()
+	show := term.NewPhases(g.app.print, g.progress, len(models))
+	defer show.End()
 	return acquireEach(ctx, c, g.asksFor(models), onMiss, show)
 }
 
-func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *phases) got {
+func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *term.Phases) got {
 	return g.acquireModels(ctx, c, []string{path}, onMiss, show)
 }
 
 // acquireModels asks for one model, or for several as a group.
-func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *phases) got {
+func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *term.Phases) got {
 	path := paths[0]
 	result := got{path: path, adopts: g.adopt}
-	defer show.done(path)
+	defer show.Done(path)
 	models, failed, err := openModels(paths)
 	if err != nil {
-		result.err = verbError{g.name(), failed, err}
+		result.err = exit.Failing(g.name(), failed, err)
 		return result
 	}
 	defer closeModels(models)
 	message, files, err := g.request.message(models[0])
 	if err != nil {
-		result.err = verbError{g.name(), path, err}
+		result.err = exit.Failing(g.name(), path, err)
 		return result
 	}
 	defer closeExtra(files)
@@ -304,11 +306,11 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	var last atomic.Pointer[wire.Progress]
 	progress := func(p *wire.Progress) {
 		last.Store(p)
-		show.phase(path, p)
+		show.Phase(path, p)
 	}
 	if g.stored != nil {
 		if err := g.find(ctx, message, files, external, progress, &result); err != nil {
-			result.err = verbError{g.name(), path, storedError(err)}
+			result.err = exit.Failing(g.name(), path, storedError(err))
 		}
 		result.elapsed = time.Since(start)
 		return result
@@ -353,7 +355,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	case g.dryRun && g.wouldCompile(err):
 		result.missing, result.begun = true, underWay(err)
 	default:
-		result.err = g.app.endedEarly(ctx, verbError{g.name(), path, g.withHint(err, paths)}, func() (string, string) { return g.fate(last.Load()) })
+		result.err = exit.Early(ctx, exit.Failing(g.name(), path, g.withHint(err, paths)), g.app.timeout, func() (string, string) { return g.fate(last.Load()) })
 	}
 	return result
 }
@@ -409,11 +411,11 @@ func (g *getCall) withHint(err error, paths []string) error {
 	if len(paths) > 1 {
 		hint += "--share "
 	}
-	hint += strings.Join(printables(paths), " ")
+	hint += strings.Join(term.Printables(paths), " ")
 	if job := e.Facts["job"]; job != "" {
-		hint += ", or epcachectl jobs follow " + printable(short(job))
+		hint += ", or epcachectl jobs follow " + term.Printable(term.Short(job))
 	}
-	return &hintedError{&plain, hint}
+	return exit.Hint(&plain, hint)
 }
 
 // underWay tells whether there is no build yet because it is being compiled.
@@ -436,22 +438,22 @@ func (g *getCall) report(results []got) error {
 			continue
 		}
 		if r.err != nil {
-			g.app.print.failure(r.err)
+			g.app.print.Failure(r.err)
 			if failed == nil {
-				failed = exitError(exitCode(r.err))
+				failed = exit.Status(exit.Code(r.err))
 			}
 			continue
 		}
 		for _, warning := range r.reply.GetWarnings() {
-			g.app.print.warning(fmt.Sprintf("%s %q: %s", g.name(), r.path, warning))
+			g.app.print.Warning(fmt.Sprintf("%s %q: %s", g.name(), r.path, warning))
 		}
 		if !g.app.json && len(g.program) == 0 {
-			g.app.print.line("%s", r.line(g.dryRun))
+			g.app.print.Line("%s", r.line(g.dryRun))
 			if g.state != "" && r.view != nil {
-				g.app.print.line("  %s", printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
+				g.app.print.Line("  %s", term.Printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
 			}
 			for _, line := range r.groupLines() {
-				g.app.print.line("%s", line)
+				g.app.print.Line("%s", line)
 			}
 		}
 	}
@@ -460,7 +462,7 @@ func (g *getCall) report(results []got) error {
 		for i, r := range results {
 			list[i] = r.json(g.dryRun)
 		}
-		return errors.Join(failed, g.app.print.json(list))
+		return errors.Join(failed, g.app.print.JSON(list))
 	}
 	return failed
 }
@@ -480,7 +482,7 @@ func (r *got) line(dryRun bool) string {
 	case r.passedThrough():
 		return passThroughLine(path, a)
 	case r.queued():
-		return fmt.Sprintf("queued %s: job %s", path, orDash(a.GetJob()))
+		return fmt.Sprintf("queued %s: job %s", path, term.OrDash(a.GetJob()))
 	case r.job != nil:
 		return "compiled " + path + ": " + jobResultLine(r.job)
 	}
@@ -488,13 +490,13 @@ func (r *got) line(dryRun bool) string {
 	for _, f := range a.GetFiles() {
 		size += f.GetSize()
 	}
-	outcome := printable(outcomeOf(a))
+	outcome := term.Printable(outcomeOf(a))
 	if dryRun {
 		outcome = "would hit"
 	}
-	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, printable(a.GetEp()), orDash(short(a.GetBuild())), orDash(a.GetCompatibility()), byteSize(size), seconds(r.elapsed.Seconds()))
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, term.Printable(a.GetEp()), term.OrDash(term.Short(a.GetBuild())), term.OrDash(a.GetCompatibility()), term.Bytes(size), term.Seconds(r.elapsed.Seconds()))
 	if s := a.GetCompileSeconds(); s > 0 {
-		text += fmt.Sprintf(" (compiled in %s)", seconds(s))
+		text += fmt.Sprintf(" (compiled in %s)", term.Seconds(s))
 	}
 	if len(r.group) == 0 && len(a.GetMembers()) > 0 {
 		text += memberNote(a)
@@ -533,11 +535,11 @@ func checkReferences(ctx context.Context, path string) error {
 
 // passThroughLine says what is known of a model that is compiled already.
 func passThroughLine(path string, a *wire.AcquireReply) string {
-	compatibility := orDash(a.GetCompatibility())
+	compatibility := term.OrDash(a.GetCompatibility())
 	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, compatibility)
 	switch a.GetCompatibility() {
 	case "unsupported":
-		return line + ": " + printable(a.GetCompatibilityReason())
+		return line + ": " + term.Printable(a.GetCompatibilityReason())
 	case "unknown":
 		line = fmt.Sprintf("passthrough %s: it is compiled already, whether it loads here is not known", path)
 	}
@@ -552,11 +554,21 @@ func outcomeOf(a *wire.AcquireReply) string {
 	return a.GetOutcome()
 }
 
-func sorted[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+// fate tells what becomes of a model's compile when its request leaves: last is what was last heard of it.
+func (g *getCall) fate(last *wire.Progress) (text, hint string) {
+	if last.GetPhase() == "" {
+		return "", ""
 	}
-	slices.Sort(keys)
-	return keys
+	during := "(" + term.Printable(last.GetPhase()) + ")"
+	if last.GetJob() == "" {
+		return during, ""
+	}
+	follow := "epcachectl jobs follow " + term.Printable(term.Short(last.GetJob()))
+	switch {
+	case g.keep:
+		return during + ": the compile goes on, as --keep-going has it", "wait for it: " + follow
+	case last.GetWaiting() > 1:
+		return during + ": the compile goes on, for others wait for it too", "wait for it: " + follow
+	}
+	return during + ": the compile ends, unless somebody else wants it", "with --keep-going it is finished all the same, and with --on-miss background it is not waited for"
 }

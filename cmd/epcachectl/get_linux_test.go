@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,11 +11,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/compilers/tinymodel"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -25,7 +29,7 @@ func TestGetPrintsOneLine(t *testing.T) {
 	newStandIn(t).serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `^hit `+model+`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 12 B in \S+ \(compiled in 2s\)\n$`, r.out)
 	require.Empty(t, r.err, "nothing to tell, and no terminal")
 }
@@ -34,7 +38,7 @@ func TestGetJSON(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	r := call(t, "get", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--json")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	var list []map[string]any
 	require.NoError(t, json.Unmarshal([]byte(r.out), &list))
 	require.Len(t, list, 2)
@@ -61,7 +65,7 @@ func TestGetJSON(t *testing.T) {
 	require.Contains(t, unkept.out, `"digest": ""`, "of what is not kept there is none")
 }
 
-func keysOf(m map[string]any) []string { return sorted(m) }
+func keysOf(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 
 func TestGetSaysWhatWasAsked(t *testing.T) {
 	b := newStandIn(t)
@@ -70,7 +74,7 @@ func TestGetSaysWhatWasAsked(t *testing.T) {
 		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation", "DATA_BATCH=2", "--runtime", "rt", "--embed", "--optimization-level", "basic",
 		"--initializers-file", "rest.bin", "--initializers-threshold", "100", "--keep-initializers", "--node-name-prefix", "left_", "--complete",
 		"--on-miss", "refresh", "--store", "user", "--timeout", "1h")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	a := b.first()
 	require.Equal(t, "tiny.onnx", a.GetModel().GetName(), "the folder is nobody's business")
 	require.Len(t, a.GetEps(), 2)
@@ -98,7 +102,7 @@ func TestGetNamesADeviceByItsIdsAndMetadata(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu,vendor=0x8086,device=25662,is_virtual=1,name=a=b", "--ep", "B:,device_id=1", "--ep", "C:device=0x643e")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	eps := b.first().GetEps()
 	require.Nil(t, b.first().GetOutput())
 	require.Equal(t, "NPU", eps[0].GetDevices()[0].GetType())
@@ -115,7 +119,7 @@ func TestGetOptionBeforeTheOnlyEP(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--option", "one=1", ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, map[string]string{"one": "1"}, b.first().GetEps()[0].GetOptions())
 }
 
@@ -158,7 +162,7 @@ func TestGetUsage(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			r := call(t, append([]string{"get"}, tc.args...)...)
-			require.Equal(t, exitUsage, r.code, r.err)
+			require.Equal(t, exit.BadUsage, r.code, r.err)
 			require.Contains(t, r.err, "epcachectl: ")
 			require.Contains(t, r.err, tc.says)
 			require.Empty(t, r.out)
@@ -168,9 +172,9 @@ func TestGetUsage(t *testing.T) {
 
 func TestGetExitCodes(t *testing.T) {
 	codes := map[wire.ErrorClass]int{
-		wire.ErrorClass_NOT_FOUND: exitNotFound, wire.ErrorClass_STALE: exitStale, wire.ErrorClass_NOT_ALLOWED: exitNotAllowed,
-		wire.ErrorClass_COMPILE_FAILED: exitFailed, wire.ErrorClass_BAD_MODEL: exitFailed, wire.ErrorClass_UNAVAILABLE: exitFailed,
-		wire.ErrorClass_BAD_REQUEST: exitUsage,
+		wire.ErrorClass_NOT_FOUND: exit.NotFound, wire.ErrorClass_STALE: exit.Stale, wire.ErrorClass_NOT_ALLOWED: exit.NotAllowed,
+		wire.ErrorClass_COMPILE_FAILED: exit.Failed, wire.ErrorClass_BAD_MODEL: exit.Failed, wire.ErrorClass_UNAVAILABLE: exit.Failed,
+		wire.ErrorClass_BAD_REQUEST: exit.BadUsage,
 	}
 	for class, code := range codes {
 		b := newStandIn(t)
@@ -194,7 +198,7 @@ func TestGetExitCodes(t *testing.T) {
 	t.Run("no daemon", func(t *testing.T) {
 		t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
 		r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--wait=0")
-		require.Equal(t, exitNoDaemon, r.code)
+		require.Equal(t, exit.NoDaemon, r.code)
 		require.Contains(t, r.err, "no daemon answers at ")
 		require.Contains(t, r.err, "epcachectl: hint: start one")
 	})
@@ -212,7 +216,7 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 		"--optimization-level basic --route session_options --store user --initializers-file rest.bin --initializers-threshold 64 --node-name-prefix p " +
 		"--verify-output 0.01 --embed --strict-ort --keep-initializers --complete"
 	r := call(t, append([]string{"get", model, "--on-miss=fail"}, strings.Fields(flags)...)...)
-	require.Equal(t, exitNotFound, r.code, r.err)
+	require.Equal(t, exit.NotFound, r.code, r.err)
 	require.Contains(t, r.err, "hint: compile it: epcachectl get "+flags+" "+model+"\n")
 	for _, name := range (&request{}).flagNames() {
 		require.Contains(t, flags+" ", "--"+name+" ", "the test leaves out a flag")
@@ -221,7 +225,7 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 
 func TestValuesThatNoRequestHas(t *testing.T) {
 	for _, flag := range []string{"--route=later", "--verify-output=-1", "--verify-output=nan", "--verify-output=inf", "--optimization-level=most", "--store=all"} {
-		require.Equal(t, exitUsage, call(t, "get", "model.onnx", ep, flag).code, flag)
+		require.Equal(t, exit.BadUsage, call(t, "get", "model.onnx", ep, flag).code, flag)
 	}
 }
 
@@ -235,19 +239,19 @@ func TestTimeoutIsToldAsSuch(t *testing.T) {
 	b.serve()
 	t.Cleanup(func() { close(over) })
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--timeout", "100ms")
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Regexp(t, `^epcachectl: get ".*tiny.onnx": given up after 100ms\nepcachectl: hint: allow more with --timeout\n$`, r.err)
 }
 
 func TestCounted(t *testing.T) {
 	for want, n := range map[string]int{"0 entries": 0, "1 entry": 1, "2 entries": 2} {
-		require.Equal(t, want, counted(n, "entry"))
+		require.Equal(t, want, term.Counted(n, "entry"))
 	}
-	require.Equal(t, []string{"1 miss", "2 misses", "1 hit", "2 hits"}, []string{counted(1, "miss"), counted(2, "miss"), counted(1, "hit"), counted(2, "hit")})
+	require.Equal(t, []string{"1 miss", "2 misses", "1 hit", "2 hits"}, []string{term.Counted(1, "miss"), term.Counted(2, "miss"), term.Counted(1, "hit"), term.Counted(2, "hit")})
 }
 
 func TestDryRunWithAnUnknownOnMiss(t *testing.T) {
-	require.Equal(t, exitUsage, call(t, "get", "model.onnx", ep, "-n", "--on-miss=later").code)
+	require.Equal(t, exit.BadUsage, call(t, "get", "model.onnx", ep, "-n", "--on-miss=later").code)
 }
 
 // One model that fails does not keep the others from their places.
@@ -255,7 +259,7 @@ func TestGetSeveralOneMissing(t *testing.T) {
 	newStandIn(t).serve()
 	missing := filepath.Join(t.TempDir(), "missing.onnx")
 	r := call(t, "get", tinyModel(t, "a.onnx"), missing, tinyModel(t, "c.onnx"), ep, "--json")
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, "missing.onnx")
 	var list []map[string]any
 	require.NoError(t, json.Unmarshal([]byte(r.out), &list))
@@ -270,13 +274,13 @@ func TestGetDryRun(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep, "-n", "--out", out)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, wire.OnMiss_FAIL, b.first().GetOnMiss())
 	require.Contains(t, r.out, "would write "+out+"/0123456789abcdef_ctx.onnx\n")
 	require.NoDirExists(t, out)
 	for _, onMiss := range []string{"refresh", "bypass"} {
 		r = call(t, "get", model, ep, "-n", "--on-miss", onMiss)
-		require.Equal(t, result{exitDone, "would compile " + model + "\n", ""}, r, onMiss)
+		require.Equal(t, result{exit.Done, "would compile " + model + "\n", ""}, r, onMiss)
 	}
 	b.set(func() {
 		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
@@ -284,20 +288,20 @@ func TestGetDryRun(t *testing.T) {
 		}
 	})
 	r = call(t, "get", model, ep, "-n", "--out", out)
-	require.Equal(t, result{exitDone, "would compile " + model + "\n", ""}, r)
+	require.Equal(t, result{exit.Done, "would compile " + model + "\n", ""}, r)
 	r = call(t, "get", model, ep, "-n", "--on-miss", "fail")
-	require.Equal(t, exitNotFound, r.code, "it would not be compiled")
+	require.Equal(t, exit.NotFound, r.code, "it would not be compiled")
 	b.set(func() {
 		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "it crashes", Hint: "try later", Facts: map[string]string{"reason": "crash"}}
 		}
 	})
 	r = call(t, "get", model, ep, "-n")
-	require.Equal(t, exitNotFound, r.code, "it would not be compiled")
+	require.Equal(t, exit.NotFound, r.code, "it would not be compiled")
 	require.Contains(t, r.err, "it crashes")
 	require.Contains(t, r.err, "try later")
 	r = call(t, "get", model, ep, "-n", "--on-miss", "refresh")
-	require.Equal(t, exitDone, r.code, "it would be tried again")
+	require.Equal(t, exit.Done, r.code, "it would be tried again")
 }
 
 func TestGetOut(t *testing.T) {
@@ -314,7 +318,7 @@ func TestGetOut(t *testing.T) {
 		return string(text)
 	}
 	wrote := get()
-	require.Equal(t, exitDone, wrote.code)
+	require.Equal(t, exit.Done, wrote.code)
 	for _, name := range []string{"0123456789abcdef_ctx.onnx", "sub/weights.bin"} {
 		require.Contains(t, wrote.out, "\nwrote "+filepath.Join(out, name)+"\n")
 	}
@@ -324,7 +328,7 @@ func TestGetOut(t *testing.T) {
 	before, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
 	require.NoError(t, err)
 	same := get()
-	require.Equal(t, exitDone, same.code, "the same again is no conflict")
+	require.Equal(t, exit.Done, same.code, "the same again is no conflict")
 	require.Contains(t, same.out, "is there already: "+filepath.Join(out, "sub/weights.bin")+"\n")
 	after, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
 	require.NoError(t, err)
@@ -332,10 +336,10 @@ func TestGetOut(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(filepath.Join(out, "sub/weights.bin"), []byte("WEIGHTS"), 0o600))
 	r := get()
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "is there and differs\nepcachectl: hint: replace it with -f")
 	require.Equal(t, "WEIGHTS", content("sub/weights.bin"))
-	require.Equal(t, exitDone, get("-f").code)
+	require.Equal(t, exit.Done, get("-f").code)
 	require.Equal(t, "weights", content("sub/weights.bin"))
 
 	left, err := filepath.Glob(filepath.Join(out, "*", ".epcachectl-*"))
@@ -352,7 +356,7 @@ func TestGetOutDamaged(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("x", int(b.files[0].GetSize()))), 0o600))
 	out := t.TempDir()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--out", out)
-	require.Equal(t, exitDamage, r.code, r.err)
+	require.Equal(t, exit.Damage, r.code, r.err)
 	require.NoFileExists(t, filepath.Join(out, filepath.Base(path)))
 }
 
@@ -362,7 +366,7 @@ func TestGetOutOutsideTheView(t *testing.T) {
 		b.files[0].Name = name
 		b.serve()
 		r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--out", t.TempDir())
-		require.Equal(t, exitFailed, r.code)
+		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.err, "the daemon names a file")
 	}
 }
@@ -375,7 +379,7 @@ func TestGetPassthrough(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
-	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already, optimal; load it as it is\n", ""}, r)
+	require.Equal(t, result{exit.Done, "passthrough " + model + ": it is compiled already, optimal; load it as it is\n", ""}, r)
 }
 
 func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
@@ -387,7 +391,7 @@ func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
-	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already, unsupported: it does not load: no\n", ""}, r)
+	require.Equal(t, result{exit.Done, "passthrough " + model + ": it is compiled already, unsupported: it does not load: no\n", ""}, r)
 }
 
 // A session does not load a compiled model without the files that it refers to.
@@ -400,11 +404,11 @@ func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
 	folder := t.TempDir()
 	model := compiledModel(t, folder)
 	r := call(t, "get", model, ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, "passthrough "+model+": it is compiled already, whether it loads here is not known; load it as it is\n", r.out)
 	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
 	r = call(t, "get", model, ep)
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `"bins/part.bin"`)
 	require.Empty(t, r.out)
 }
@@ -441,21 +445,21 @@ func TestGetAdopt(t *testing.T) {
 	model := compiledModel(t, t.TempDir())
 	reply(&wire.AcquireReply{Outcome: "adopted", Ep: "TestEP", Build: strings.Repeat("cd", 32), Compatibility: "optimal"})
 	r := call(t, "get", model, ep, "--adopt")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `^adopted .*m_ctx.onnx: TestEP build cdcdcdcdcdcd, optimal, `, r.out)
 	require.True(t, b.first().GetAdopt())
 	require.Contains(t, call(t, "get", model, ep, "--adopt", "--json").out, `"outcome": "adopted"`)
 
 	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal", Why: "it would be adopted"})
 	r = call(t, "get", model, ep, "--adopt", "-n")
-	require.Equal(t, result{exitDone, "would adopt " + model + "\n", ""}, r)
+	require.Equal(t, result{exit.Done, "would adopt " + model + "\n", ""}, r)
 	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal", Warnings: []string{"not adopted: it does not load: no"}})
 	r = call(t, "get", model, ep, "--adopt")
 	require.Equal(t, "passthrough "+model+": it is compiled already, optimal; load it as it is\n", r.out)
-	require.Equal(t, exitDone, r.code)
+	require.Equal(t, exit.Done, r.code)
 	require.Contains(t, r.err, "not adopted: it does not load: no")
-	require.Equal(t, exitUsage, call(t, "get", model, ep, "--adopt", "--state", t.TempDir()).code)
-	require.Equal(t, exitUsage, call(t, "get", model, model, ep, "--adopt", "--share").code)
+	require.Equal(t, exit.BadUsage, call(t, "get", model, ep, "--adopt", "--state", t.TempDir()).code)
+	require.Equal(t, exit.BadUsage, call(t, "get", model, model, ep, "--adopt", "--share").code)
 }
 
 // A copy of a model that is compiled already is of its own files.
@@ -468,11 +472,11 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 	folder, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
 	model := compiledModel(t, folder)
 	r := call(t, "get", model, ep, "--out", out, "-n")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "would write "+filepath.Join(out, "m_ctx.onnx")+"\n")
 	require.NoDirExists(t, out)
 	r = call(t, "get", model, ep, "--out", out)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	for _, name := range []string{"m_ctx.onnx", "bins/part.bin"} {
 		require.Contains(t, r.out, "wrote "+filepath.Join(out, name)+"\n")
 		want, err := os.ReadFile(filepath.Join(folder, name))
@@ -484,7 +488,7 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 	require.Contains(t, call(t, "get", model, ep, "--out", folder).out, "is there already: "+model+"\n")
 	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
 	r = call(t, "get", model, ep, "--out", filepath.Join(t.TempDir(), "out"))
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `"bins/part.bin"`)
 }
 
@@ -510,41 +514,41 @@ func TestGetExternalData(t *testing.T) {
 		b.external = map[string]string{"sub/one.bin": "one"}
 		b.serve()
 		r := call(t, "get", model, ep)
-		require.Equal(t, exitDone, r.code, r.err)
+		require.Equal(t, exit.Done, r.code, r.err)
 	})
 	t.Run("beside what the link points to", func(t *testing.T) {
 		b := newStandIn(t)
 		b.external = map[string]string{"beside": "two"}
 		b.serve()
 		r := call(t, "get", model, ep)
-		require.Equal(t, exitDone, r.code, r.err)
+		require.Equal(t, exit.Done, r.code, r.err)
 	})
 	t.Run("in several spellings", func(t *testing.T) {
 		b := newStandIn(t)
 		b.external = map[string]string{"sub/one.bin": "one", "./sub//one.bin": "one", "sub/../sub/one.bin": "one"}
 		b.serve()
 		r := call(t, "get", model, ep)
-		require.Equal(t, exitDone, r.code, r.err)
+		require.Equal(t, exit.Done, r.code, r.err)
 	})
 	t.Run("in a folder that a session option names", func(t *testing.T) {
 		b := newStandIn(t)
 		b.external = map[string]string{"one.bin": "one"} // which no link leads to from the model
 		b.serve()
-		require.Equal(t, exitNotFound, call(t, "get", model, ep).code)
+		require.Equal(t, exit.NotFound, call(t, "get", model, ep).code)
 		folder := "--session-option=session.model_external_initializers_file_folder_path=" + filepath.Join(hub, "snapshot", "sub")
 		r := call(t, "get", model, ep, folder)
-		require.Equal(t, exitDone, r.code, r.err)
+		require.Equal(t, exit.Done, r.code, r.err)
 		b.set(func() { require.Empty(t, b.asked[len(b.asked)-1].GetSessionOptions(), "no path goes to the daemon") })
 	})
 	refused := map[string]struct {
 		location, says string
 		code           int
 	}{
-		"up":       {"../blobs/2222", "outside the model's folder", exitFailed},
-		"absolute": {"/etc/passwd", "outside the model's folder", exitFailed},
-		"missing":  {"none.bin", "no such file", exitNotFound},
-		"folder":   {"sub", "a folder", exitFailed},
-		"FIFO":     {"fifo", "a FIFO", exitFailed},
+		"up":       {"../blobs/2222", "outside the model's folder", exit.Failed},
+		"absolute": {"/etc/passwd", "outside the model's folder", exit.Failed},
+		"missing":  {"none.bin", "no such file", exit.NotFound},
+		"folder":   {"sub", "a folder", exit.Failed},
+		"FIFO":     {"fifo", "a FIFO", exit.Failed},
 	}
 	require.NoError(t, unix.Mkfifo(filepath.Join(hub, "snapshot", "fifo"), 0o600))
 	for name, tc := range refused {
@@ -566,7 +570,7 @@ func TestGetModelThatIsNoFile(t *testing.T) {
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for path, says := range map[string]string{dir: "a folder", fifo: "a FIFO", "/dev/zero": "a device"} {
 		r := call(t, "get", path, ep)
-		require.Equal(t, exitFailed, r.code)
+		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.err, says)
 	}
 }
@@ -635,10 +639,10 @@ func TestGetOfWhatIsBeingCompiled(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "m.onnx")
 	r := call(t, "get", ep, "--on-miss", "fail", model)
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Equal(t, `epcachectl: get "`+model+`": no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)
 epcachectl: hint: wait for it: epcachectl get --ep StandInExecutionProvider `+model+`, or epcachectl jobs follow 1f1f1f1f1f1f
 `, r.err)
 	r = call(t, "get", ep, "-n", model)
-	require.Equal(t, result{exitDone, "would wait for " + model + ": it is being compiled\n", ""}, r)
+	require.Equal(t, result{exit.Done, "would wait for " + model + ": it is being compiled\n", ""}, r)
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -14,8 +16,8 @@ import (
 // acquireGroup asks for all models as one weight-sharing group. The results stand in the models' order, and all hold the
 // same view; an error, and what else is told once of a group, stands with the first.
 func (g *getCall) acquireGroup(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := newPhases(g.app.print, g.progress, 1)
-	defer show.end()
+	show := term.NewPhases(g.app.print, g.progress, 1)
+	defer show.End()
 	return eachOfGroup(g.acquireModels(ctx, c, models, onMiss, show), models)
 }
 
@@ -30,7 +32,7 @@ func eachOfGroup(all got, models []string) []got {
 			r.graph = members[i].GetGraph()
 		}
 		if all.err == nil && !all.missing && !all.queued() && all.job == nil && len(all.reply.GetMembers()) != len(models) {
-			r.err = verbError{"get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models))}
+			r.err = exit.Failing("get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models)))
 		}
 	}
 	return results
@@ -71,17 +73,9 @@ func (r *got) told() bool { return r.member > 0 }
 // name is what the result is about: a model, or all of a group.
 func (r *got) name() string {
 	if len(r.group) == 0 {
-		return printable(r.path)
+		return term.Printable(r.path)
 	}
-	return "group of " + strings.Join(printables(r.group), ", ")
-}
-
-func printables(names []string) []string {
-	out := make([]string, len(names))
-	for i, name := range names {
-		out[i] = printable(name)
-	}
-	return out
+	return "group of " + strings.Join(term.Printables(r.group), ", ")
 }
 
 // groupLines say which graph is whose, and how several are loaded in one process.
@@ -96,11 +90,11 @@ func (r *got) groupLines() []string {
 		if i < len(r.group) {
 			path = r.group[i]
 		}
-		lines = append(lines, fmt.Sprintf("  %d. %s  %s", i+1, printable(path), printable(m.GetGraph())))
+		lines = append(lines, fmt.Sprintf("  %d. %s  %s", i+1, term.Printable(path), term.Printable(m.GetGraph())))
 	}
 	var options []string
 	for key, value := range members[0].GetSessionOptions() {
-		options = append(options, printable(key+"="+value))
+		options = append(options, term.Printable(key+"="+value))
 	}
 	return append(lines, "  several in one process: in this order, with "+strings.Join(options, " ")+", and destroyed in reverse")
 }

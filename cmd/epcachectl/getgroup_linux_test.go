@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -42,7 +43,7 @@ func TestGetShareAsksOnceAndListsWhatIsWhose(t *testing.T) {
 	b.serve()
 	prefill, decode := tinyModel(t, "prefill.onnx"), tinyModel(t, "decode.onnx")
 	r := call(t, "get", "--share", prefill, decode, ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	lines := strings.Split(strings.TrimSpace(r.out), "\n")
 	require.Len(t, lines, 4)
 	require.Regexp(t, `^hit group of `+prefill+`, `+decode+`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 18 B in \S+ \(compiled in 2s\)$`, lines[0])
@@ -59,7 +60,7 @@ func TestGetShareAsksOnceAndListsWhatIsWhose(t *testing.T) {
 func TestGetShareJSONHasAnElementForEachModel(t *testing.T) {
 	newGroup(t).serve()
 	r := call(t, "get", "--share", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--json")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	list := said(t, r)
 	require.Len(t, list, 2)
 	for i, one := range list.([]any) {
@@ -75,7 +76,7 @@ func TestGetShareJSONHasAnElementForEachModel(t *testing.T) {
 func TestGetSaysThatAModelIsOneOfAGroup(t *testing.T) {
 	newGroup(t).serve()
 	r := call(t, "get", tinyModel(t, "b.onnx"), ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, ", model 2 of a group of 2\n")
 	require.Equal(t, 1, strings.Count(r.out, "\n"))
 }
@@ -84,7 +85,7 @@ func TestGetShareGivesAProgramTheGraphsInOrder(t *testing.T) {
 	newGroup(t).serve()
 	out := filepath.Join(t.TempDir(), "out")
 	r := call(t, "get", "--share", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--out", out)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	for name, text := range map[string]string{"0123456789abcdef_ctx.onnx": "graph", "0123456789abcdef_2_ctx.onnx": "second", "sub/weights.bin": "weights"} {
 		have, err := os.ReadFile(filepath.Join(out, name))
 		require.NoError(t, err)
@@ -105,11 +106,11 @@ func TestGetShareFailsOnce(t *testing.T) {
 	b.serve()
 	first, second := tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx")
 	r := call(t, "get", "--share", first, second, ep, "--on-miss=fail")
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Equal(t, 1, strings.Count(r.err, "no build"), r.err)
 	require.Contains(t, r.err, "epcachectl get --ep StandInExecutionProvider --share "+first+" "+second)
 	r = call(t, "get", "--share", first, second, ep, "-n")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, "would compile group of "+first+", "+second+"\n", r.out)
 	r = call(t, "get", "--share", first, filepath.Join(t.TempDir(), "none.onnx"), ep)
 	require.Contains(t, r.err, "none.onnx")
@@ -137,7 +138,7 @@ func TestGetShareBringsTheFilesOfEachModel(t *testing.T) {
 	}
 	require.NotEqual(t, filepath.Dir(first), filepath.Dir(second))
 	r := call(t, "get", "--share", first, second, ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	var last *wire.Acquire
 	b.set(func() { last = b.asked[len(b.asked)-1] })
 	require.Equal(t, "w.bin", last.GetModel().GetExternal()[0].GetLocation())
@@ -151,10 +152,10 @@ func TestGroupsAreListedAndShown(t *testing.T) {
 		{Name: "a.onnx", ModelDigest: "11", Graph: "x_ctx.onnx"}, {Name: "b.onnx", ModelDigest: "22", Graph: "x_2_ctx.onnx"}}}}
 	b.serve()
 	r := call(t, "list")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "a.onnx +1")
 	r = call(t, "show", "a.onnx")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `model 2 +b.onnx  22  x_2_ctx.onnx`, r.out)
 	r = call(t, "list", "--json")
 	require.Contains(t, r.out, `"graph": "x_2_ctx.onnx"`)

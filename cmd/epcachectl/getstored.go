@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock"
@@ -19,10 +20,10 @@ import (
 func (g *getCall) checkStored() error {
 	if g.state == "" {
 		if g.build != "" {
-			return usageError{errors.New("get: --build is for --state: a daemon finds the build that suits")}
+			return exit.Usage(errors.New("get: --build is for --state: a daemon finds the build that suits"))
 		}
 		if g.unpackTo != "" {
-			return usageError{errors.New("get: --unpack-to is for --state: a daemon unpacks where its configuration says")}
+			return exit.Usage(errors.New("get: --unpack-to is for --state: a daemon unpacks where its configuration says"))
 		}
 		return nil
 	}
@@ -34,7 +35,7 @@ func (g *getCall) checkStored() error {
 		{g.request.verify != 0, "--verify-output"}, {g.request.store != "", "--store"}, {g.onMiss != "wait" && g.onMiss != "fail", "--on-miss " + g.onMiss},
 	} {
 		if wrong.given {
-			return usageError{fmt.Errorf("get: %s is for the daemon, and --state asks none", wrong.flag)}
+			return exit.Usage(fmt.Errorf("get: %s is for the daemon, and --state asks none", wrong.flag))
 		}
 	}
 	return nil
@@ -43,10 +44,10 @@ func (g *getCall) checkStored() error {
 // openStore opens the store that --state names.
 func (g *getCall) openStore(ctx context.Context) (err error) {
 	if g.stored, err = cache.ReadStore(ctx, g.state, uint32(os.Getuid())); err != nil {
-		return verbError{"read", g.state, storedError(err)}
+		return exit.Failing("read", g.state, storedError(err))
 	}
 	for _, problem := range g.stored.Problems() {
-		g.app.print.warning(fmt.Sprintf("read %q: %s", g.state, problem))
+		g.app.print.Warning(fmt.Sprintf("read %q: %s", g.state, problem))
 	}
 	return nil
 }
@@ -137,7 +138,7 @@ func storedError(err error) error {
 	switch {
 	case errors.As(err, &e):
 	case packing.Lost(err):
-		return damageError{err}
+		return exit.Damaged(err)
 	default:
 		return plainPathError(err)
 	}

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -72,21 +76,21 @@ func (a *app) inspectCommand() *cobra.Command {
 		Short: "print what an ONNX file holds",
 		Long: `inspect reads any ONNX file, without a daemon and without loading it: versions, metadata, EPContext nodes with
 all their attributes, and the files that it refers to, with whether they are there. What would keep a compiled
-model from loading is printed as its problem, and gives exit status 4.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNotAllowed),
+model from loading is printed as its problem, and gives exit status 4.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
 		Example: "  epcachectl inspect mobilenet_ctx.onnx",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out, err := inspect(cmd.Context(), args[0])
 			if err != nil {
-				return verbError{"inspect", args[0], err}
+				return exit.Failing("inspect", args[0], err)
 			}
 			if a.json {
-				err = a.print.json(out)
+				err = a.print.JSON(out)
 			} else {
-				err = a.print.inspected(out)
+				err = printInspected(a.print, out)
 			}
 			if err == nil && out.Problem != "" {
-				return exitError(exitDamage)
+				return exit.Status(exit.Damage)
 			}
 			return err
 		},
@@ -194,21 +198,21 @@ func (m *modelFile) sidecars(model *epmodel.Model, files map[string]int64) []sid
 	return out
 }
 
-func (p *printer) inspected(i *inspected) error {
+func printInspected(p *term.Printer, i *inspected) error {
 	rows := [][]string{
-		{"file", printable(i.File) + "  " + byteSize(i.Size)},
-		{"model digest", orDash(i.ModelDigest)},
+		{"file", term.Printable(i.File) + "  " + term.Bytes(i.Size)},
+		{"model digest", term.OrDash(i.ModelDigest)},
 		{"IR version", fmt.Sprint(i.IRVersion)},
 	}
-	for _, domain := range sorted(i.Opsets) {
-		rows = append(rows, []string{"opset", fmt.Sprintf("%s %d", orDash(domain), i.Opsets[domain])})
+	for _, domain := range slices.Sorted(maps.Keys(i.Opsets)) {
+		rows = append(rows, []string{"opset", fmt.Sprintf("%s %d", term.OrDash(domain), i.Opsets[domain])})
 	}
-	rows = append(rows, []string{"producer", orDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
-		[]string{"graph", fmt.Sprintf("%s, %d nodes", orDash(i.GraphName), i.Nodes)})
+	rows = append(rows, []string{"producer", term.OrDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
+		[]string{"graph", fmt.Sprintf("%s, %d nodes", term.OrDash(i.GraphName), i.Nodes)})
 	rows = appendValues(rows, "input", i.Inputs)
 	rows = appendValues(rows, "output", i.Outputs)
-	for _, key := range sorted(i.Metadata) {
-		rows = append(rows, []string{"metadata", printable(key) + " = " + printable(i.Metadata[key])})
+	for _, key := range slices.Sorted(maps.Keys(i.Metadata)) {
+		rows = append(rows, []string{"metadata", term.Printable(key) + " = " + term.Printable(i.Metadata[key])})
 	}
 	for _, c := range i.Contexts {
 		rows = append(rows, []string{"context", c.line()})
@@ -217,41 +221,41 @@ func (p *printer) inspected(i *inspected) error {
 		}
 	}
 	for _, s := range i.Sidecars {
-		state := byteSize(s.Size)
+		state := term.Bytes(s.Size)
 		if !s.Present {
-			state = "missing: " + printable(s.Problem)
+			state = "missing: " + term.Printable(s.Problem)
 		}
-		rows = append(rows, []string{"refers to", fmt.Sprintf("%s (%s of %s): %s", printable(s.Name), s.Attribute, orDash(s.Node), state)})
+		rows = append(rows, []string{"refers to", fmt.Sprintf("%s (%s of %s): %s", term.Printable(s.Name), s.Attribute, term.OrDash(s.Node), state)})
 	}
 	if i.Problem != "" {
-		rows = append(rows, []string{"problem", printable(i.Problem)})
+		rows = append(rows, []string{"problem", term.Printable(i.Problem)})
 	}
-	return p.table(rows)
+	return p.Table(rows)
 }
 
 func appendValues(rows [][]string, what string, values []valueResult) [][]string {
 	for _, v := range values {
-		rows = append(rows, []string{what, fmt.Sprintf("%s %s", printable(v.Name), printable(fmt.Sprint(v.Shape)))})
+		rows = append(rows, []string{what, fmt.Sprintf("%s %s", term.Printable(v.Name), term.Printable(fmt.Sprint(v.Shape)))})
 	}
 	return rows
 }
 
 func (c *contextResult) line() string {
-	where := "in the graph, " + byteSize(c.InlineBytes)
+	where := "in the graph, " + term.Bytes(c.InlineBytes)
 	if c.EmbedMode == 0 {
-		where = "in " + orDash(c.CacheContext)
+		where = "in " + term.OrDash(c.CacheContext)
 	}
 	if c.MainContext == 0 {
 		where = "in another node's"
 	}
-	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", orDash(c.Node), orDash(c.Source), orDash(c.SDKVersion),
-		orDash(c.HardwareArchitecture), orDash(c.PartitionName), where)
+	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", term.OrDash(c.Node), term.OrDash(c.Source), term.OrDash(c.SDKVersion),
+		term.OrDash(c.HardwareArchitecture), term.OrDash(c.PartitionName), where)
 }
 
 // more lists the attributes that are not in line, each on a line of its own.
 func (c *contextResult) more() (lines []string) {
 	add := func(name, value string) {
-		lines = append(lines, "  "+printable(name)+" = "+printable(value))
+		lines = append(lines, "  "+term.Printable(name)+" = "+term.Printable(value))
 	}
 	if c.ONNXModelFilename != "" {
 		add("onnx_model_filename", c.ONNXModelFilename)
@@ -262,11 +266,11 @@ func (c *contextResult) more() (lines []string) {
 	if c.Notes != "" {
 		add("notes", c.Notes)
 	}
-	for _, name := range sorted(c.Attributes) {
+	for _, name := range slices.Sorted(maps.Keys(c.Attributes)) {
 		add(name, c.Attributes[name])
 	}
-	for _, name := range sorted(c.AttributeBytes) {
-		add(name, counted(int(c.AttributeBytes[name]), "byte"))
+	for _, name := range slices.Sorted(maps.Keys(c.AttributeBytes)) {
+		add(name, term.Counted(int(c.AttributeBytes[name]), "byte"))
 	}
 	return lines
 }

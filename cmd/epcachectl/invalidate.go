@@ -5,6 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -16,7 +18,7 @@ func (a *app) invalidateCommand() *cobra.Command {
 		Short: "do not serve builds again",
 		Long: `invalidate withholds all builds of the entries: they are not served any more, and the next request compiles
 anew. What programs have loaded stays as it is. ENTRY is as for show. With -n it prints what would be
-withheld.` + statusHelp(askingCodes...),
+withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
 		Args:    usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -27,7 +29,7 @@ withheld.` + statusHelp(askingCodes...),
 				}
 				reply, err := c.Invalidate(ctx, &request)
 				if err != nil {
-					return during("invalidate", asGiven(err, args, request.Entries))
+					return exit.During("invalidate", asGiven(err, args, request.Entries))
 				}
 				return a.printChange("withheld", "would withhold", request.DryRun, reply)
 			})
@@ -40,23 +42,23 @@ withheld.` + statusHelp(askingCodes...),
 
 func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeReply) error {
 	if a.json {
-		return a.print.change(dryRun, reply)
+		return printForScripts(a.print, dryRun, reply)
 	}
 	freed := "freed"
 	if dryRun {
 		done, freed = would, "would be freed"
 	}
 	if len(reply.GetBuilds()) == 0 {
-		a.print.line("%s nothing: there are no such builds", done)
+		a.print.Line("%s nothing: there are no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.print.line("%s %s: build %s of %s", done, modelColumn(b), short(b.GetBuild()), orDash(b.GetEp()))
+		a.print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()))
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.line("%s %d more", done, n)
+		a.print.Line("%s %d more", done, n)
 	}
 	if n := reply.GetFreedBytes(); n > 0 {
-		a.print.line("%s %s", byteSize(n), freed)
+		a.print.Line("%s %s", term.Bytes(n), freed)
 	}
 	return nil
 }

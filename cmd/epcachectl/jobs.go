@@ -9,6 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -22,7 +25,7 @@ how long such a compile usually takes, and how many requests wait for it ("-" is
 failures that are remembered, with the reason and when a request may try again: until then, whoever asks is told at once.
 
 Each shows what the caller may see. --json prints an object with the lists "jobs" and "failures".` +
-			statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl jobs
   epcachectl jobs follow 6524d4
   epcachectl jobs cancel --all
@@ -44,33 +47,33 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
 
 func (a *app) printJobs(reply *wire.JobsReply) error {
 	if a.json {
-		return a.print.json(objectOf(reply))
+		return a.print.JSON(jsonout.Of(reply))
 	}
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
-		a.print.note("no jobs, and no failures are remembered")
+		a.print.Note("no jobs, and no failures are remembered")
 	}
-	if err := a.print.jobs(reply.GetJobs()); err != nil {
+	if err := printJobTable(a.print, reply.GetJobs()); err != nil {
 		return err
 	}
 	if len(reply.GetJobs()) > 0 && len(reply.GetFailures()) > 0 {
-		a.print.line("")
+		a.print.Line("")
 	}
-	return a.print.failures(reply.GetFailures(), time.Now())
+	return printFailures(a.print, reply.GetFailures(), time.Now())
 }
 
-// jobs prints a table; nothing where there are none.
-func (p *printer) jobs(jobs []*wire.Job) error {
+// printJobTable prints a table; nothing where there are none.
+func printJobTable(p *term.Printer, jobs []*wire.Job) error {
 	if len(jobs) == 0 {
 		return nil
 	}
 	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
 	for _, j := range jobs {
 		rows = append(rows, []string{
-			orDash(short(j.GetId())), orDash(j.GetState()), orDash(j.GetPhase()), whole(milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
-			waitingOf(j), modelOf(j), orDash(j.GetEp()), orDash(j.GetWhy()),
+			term.OrDash(term.Short(j.GetId())), term.OrDash(j.GetState()), term.OrDash(j.GetPhase()), term.Whole(milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
+			waitingOf(j), modelOf(j), term.OrDash(j.GetEp()), term.OrDash(j.GetWhy()),
 		})
 	}
-	return p.table(rows)
+	return p.Table(rows)
 }
 
 // jobID finds the job whose name begins so, as short as the table has it. One that is not listed is left to the daemon.
@@ -90,7 +93,7 @@ func jobID(listed []*wire.Job, name string) (string, error) {
 	case 1:
 		return found[0], nil
 	}
-	return "", usageError{&hintedError{fmt.Errorf("job %q: %s begin so", brief(name), counted(len(found), "job")), "write more of it: epcachectl jobs --json"}}
+	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Counted(len(found), "job")), "write more of it: epcachectl jobs --json"))
 }
 
 func milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
@@ -99,7 +102,7 @@ func usually(estimateMs int64) string {
 	if estimateMs <= 0 {
 		return "-"
 	}
-	return whole(milliseconds(estimateMs))
+	return term.Whole(milliseconds(estimateMs))
 }
 
 func waitingOf(j *wire.Job) string {
@@ -112,30 +115,30 @@ func waitingOf(j *wire.Job) string {
 func modelOf(j *wire.Job) string {
 	name := j.GetModelName()
 	if name == "" {
-		name = short(j.GetModelDigest())
+		name = term.Short(j.GetModelDigest())
 	}
-	name = orDash(name)
+	name = term.OrDash(name)
 	if n := j.GetModels(); n > 1 {
 		name += fmt.Sprintf(" and %d more", n-1)
 	}
 	return name
 }
 
-// failures prints a table, each with the compiler's last words in a line below it.
-func (p *printer) failures(failures []*wire.Failure, now time.Time) error {
+// printFailures prints a table, each with the compiler's last words in a line below it.
+func printFailures(p *term.Printer, failures []*wire.Failure, now time.Time) error {
 	for i, f := range failures {
 		if i > 0 {
-			p.line("")
+			p.Line("")
 		}
 		name := f.GetModelName()
 		if name == "" {
-			name = short(f.GetModelDigest())
+			name = term.Short(f.GetModelDigest())
 		}
-		p.line("failed %s: %s, %s, %s", orDash(name), orDash(f.GetEp()), orDash(f.GetReason()), times(f))
+		p.Line("failed %s: %s, %s, %s", term.OrDash(name), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()), times(f))
 		if f.GetText() != "" {
-			p.line("  %s", printable(ending(oneLine(f.GetText()))))
+			p.Line("  %s", term.Printable(term.Ending(oneLine(f.GetText()))))
 		}
-		p.line("  %s", retryOf(f, now))
+		p.Line("  %s", retryOf(f, now))
 	}
 	return nil
 }
@@ -145,13 +148,13 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 
 func times(f *wire.Failure) string {
 	if f.GetCount() <= 1 {
-		return timeOf(f.GetLastMs())
+		return term.Time(f.GetLastMs())
 	}
-	return fmt.Sprintf("%d times, the last %s", f.GetCount(), timeOf(f.GetLastMs()))
+	return fmt.Sprintf("%d times, the last %s", f.GetCount(), term.Time(f.GetLastMs()))
 }
 
 func retryOf(f *wire.Failure, now time.Time) string {
-	ways := "epcachectl jobs retry " + orDash(short(f.GetBuild()))
+	ways := "epcachectl jobs retry " + term.OrDash(term.Short(f.GetBuild()))
 	at := time.UnixMilli(f.GetRetryMs())
 	switch {
 	case f.GetRetryMs() == 0:
@@ -159,5 +162,5 @@ func retryOf(f *wire.Failure, now time.Time) string {
 	case !at.After(now):
 		return "tried again by the next request"
 	}
-	return fmt.Sprintf("tried again by a request in %s, or after: %s", whole(at.Sub(now)), ways)
+	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.Whole(at.Sub(now)), ways)
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -20,20 +22,20 @@ func someJobs() []*wire.Job {
 func TestJobs(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, result{exitDone, "", "epcachectl: no jobs, and no failures are remembered\n"}, call(t, "jobs"), "nothing to tell")
-	require.Equal(t, result{exitDone, "{\n  \"failures\": [],\n  \"jobs\": []\n}\n", ""}, call(t, "jobs", "--json"))
+	require.Equal(t, result{exit.Done, "", "epcachectl: no jobs, and no failures are remembered\n"}, call(t, "jobs"), "nothing to tell")
+	require.Equal(t, result{exit.Done, "{\n  \"failures\": [],\n  \"jobs\": []\n}\n", ""}, call(t, "jobs", "--json"))
 	b.set(func() {
 		b.jobs = someJobs()
 		b.failures = []*wire.Failure{{Build: "fedcba9876543210", ModelName: "bad.onnx", Ep: "A", Reason: "crash", Text: "signal 11\nSegmentation fault", Count: 3,
 			LastMs: 1, RetryMs: time.Now().Add(10*time.Minute + time.Second/2).UnixMilli()}}
 	})
 	r := call(t, "jobs")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, `JOB  STATE    PHASE      ELAPSED  USUALLY  WAITING  MODEL                    EP  WHY
 j1   running  compiling  12s      30s      2        det.onnx                 A   asked for
 j2   queued   queued     0s       -        -        0123456789ab and 2 more  B   -
 
-failed bad.onnx: A, crash, 3 times, the last `+timeOf(1)+`
+failed bad.onnx: A, crash, 3 times, the last `+term.Time(1)+`
   signal 11 Segmentation fault
   tried again by a request in 10m0s, or after: epcachectl jobs retry fedcba987654
 `, r.out)
@@ -59,12 +61,12 @@ func TestJobsFollow(t *testing.T) {
 		out  string
 		err  string
 	}{
-		"done": {&wire.Job{State: "done", ModelName: "det.onnx", Ep: "A", Build: "0123456789abcdef", ElapsedMs: 2500}, exitDone,
+		"done": {&wire.Job{State: "done", ModelName: "det.onnx", Ep: "A", Build: "0123456789abcdef", ElapsedMs: 2500}, exit.Done,
 			"done det.onnx: A build 0123456789ab in 2.5s\n", ""},
-		"failed": {&wire.Job{State: "failed", ModelName: "det.onnx", Error: failed}, exitFailed, "",
+		"failed": {&wire.Job{State: "failed", ModelName: "det.onnx", Error: failed}, exit.Failed, "",
 			"epcachectl: compile \"det.onnx\": compiler crashed (SIGSEGV)\nepcachectl: hint: another precision may do\n"},
-		"cancelled":       {&wire.Job{State: "cancelled", ModelName: "det.onnx"}, exitFailed, "", "epcachectl: compile \"det.onnx\": it was cancelled\n"},
-		"of no known end": {&wire.Job{State: "lost", ModelName: "det.onnx"}, exitFailed, "", "epcachectl: compile \"det.onnx\": job j is lost\n"},
+		"cancelled":       {&wire.Job{State: "cancelled", ModelName: "det.onnx"}, exit.Failed, "", "epcachectl: compile \"det.onnx\": it was cancelled\n"},
+		"of no known end": {&wire.Job{State: "lost", ModelName: "det.onnx"}, exit.Failed, "", "epcachectl: compile \"det.onnx\": job j is lost\n"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +85,7 @@ func TestJobsFollow(t *testing.T) {
 	}
 	t.Run("no such job", func(t *testing.T) {
 		newStandIn(t).serve()
-		require.Equal(t, result{exitNotFound, "", "epcachectl: follow \"j\": no such job\n"}, call(t, "jobs", "follow", "j"))
+		require.Equal(t, result{exit.NotFound, "", "epcachectl: follow \"j\": no such job\n"}, call(t, "jobs", "follow", "j"))
 	})
 }
 
@@ -95,9 +97,9 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	require.Equal(t, "would cancel 0123456789ab and 2 more: B, job j2\n", call(t, "jobs", "cancel", "j2", "-n").out)
 	require.Equal(t, "would forget bad.onnx: A, timeout\n", call(t, "jobs", "retry", "fed", "-n").out)
 	require.Equal(t, "would forget worse.onnx: A, crash\n", call(t, "jobs", "retry", "worse.onnx", "-n").out)
-	require.Equal(t, result{exitNotFound, "", "epcachectl: jobs cancel: no job \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"}, call(t, "jobs", "cancel", "k", "-n"))
-	require.Equal(t, result{exitNotFound, "", "epcachectl: jobs retry: no failure is remembered of \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"}, call(t, "jobs", "retry", "k", "-n"))
-	require.Equal(t, exitUsage, call(t, "jobs", "cancel", "j").code, "which one?")
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs cancel: no job \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"}, call(t, "jobs", "cancel", "k", "-n"))
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs retry: no failure is remembered of \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"}, call(t, "jobs", "retry", "k", "-n"))
+	require.Equal(t, exit.BadUsage, call(t, "jobs", "cancel", "j").code, "which one?")
 	require.Empty(t, b.changed())
 
 	ended := someJobs()
@@ -109,11 +111,11 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	b.set(func() { b.jobs = over })
 	require.Equal(t, "det.onnx is done already: A, job j1\n0123456789ab and 2 more has failed already: B, job j2\n", call(t, "jobs", "cancel", "j1", "j2").out)
 	require.Contains(t, call(t, "jobs", "retry", "fedcba").out, "forgot bad.onnx: A, timeout\n")
-	require.Equal(t, exitDone, call(t, "jobs", "cancel", "--all").code)
-	require.Equal(t, exitDone, call(t, "jobs", "retry", "--all", "--json").code)
+	require.Equal(t, exit.Done, call(t, "jobs", "cancel", "--all").code)
+	require.Equal(t, exit.Done, call(t, "jobs", "retry", "--all", "--json").code)
 	require.Equal(t, []string{"cancel j1 j2", "cancel j1 j2", "retry fedcba", "cancel all", "retry all"}, b.changed())
 	for _, args := range [][]string{{"cancel"}, {"retry"}, {"cancel", "--all", "j1"}, {"retry", "--all", "x"}, {"follow"}, {"list"}} {
-		require.Equal(t, exitUsage, call(t, append([]string{"jobs"}, args...)...).code, args)
+		require.Equal(t, exit.BadUsage, call(t, append([]string{"jobs"}, args...)...).code, args)
 	}
 }
 
@@ -132,7 +134,7 @@ func TestJobsNotAllowed(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "job j1 is another user's"}
 	b.serve()
-	require.Equal(t, result{exitNotAllowed, "", "epcachectl: jobs cancel: job j1 is another user's\n"}, call(t, "jobs", "cancel", "j1"))
+	require.Equal(t, result{exit.NotAllowed, "", "epcachectl: jobs cancel: job j1 is another user's\n"}, call(t, "jobs", "cancel", "j1"))
 }
 
 func TestWhatIsLookedForIsCalledAsItWasGiven(t *testing.T) {
@@ -142,16 +144,16 @@ func TestWhatIsLookedForIsCalledAsItWasGiven(t *testing.T) {
 	require.NoError(t, err)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: `nothing is known of "` + entry + `"`}
 	b.serve()
-	require.Equal(t, result{exitNotFound, "", "epcachectl: jobs retry: nothing is known of \"" + model + "\"\n"}, call(t, "jobs", "retry", model))
-	require.Equal(t, result{exitNotFound, "", "epcachectl: rm: nothing is known of \"" + model + "\"\n"}, call(t, "rm", model))
-	require.Equal(t, result{exitNotFound, "", "epcachectl: invalidate: nothing is known of \"" + model + "\"\n"}, call(t, "invalidate", model))
-	require.Equal(t, result{exitNotFound, "", "epcachectl: pin: nothing is known of \"" + model + "\"\n"}, call(t, "pin", model))
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: jobs retry: nothing is known of \"" + model + "\"\n"}, call(t, "jobs", "retry", model))
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: rm: nothing is known of \"" + model + "\"\n"}, call(t, "rm", model))
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: invalidate: nothing is known of \"" + model + "\"\n"}, call(t, "invalidate", model))
+	require.Equal(t, result{exit.NotFound, "", "epcachectl: pin: nothing is known of \"" + model + "\"\n"}, call(t, "pin", model))
 }
 
 func TestAnEmptyListSaysSo(t *testing.T) {
 	b := newStandIn(t)
 	b.builds = []*wire.Build{}
 	b.serve()
-	require.Equal(t, result{exitDone, "", "epcachectl: no builds of model \"x\" for \"A\"\n"}, call(t, "list", "--model", "x", "--ep", "A"))
-	require.Equal(t, result{exitDone, "[]\n", ""}, call(t, "list", "--json"))
+	require.Equal(t, result{exit.Done, "", "epcachectl: no builds of model \"x\" for \"A\"\n"}, call(t, "list", "--model", "x", "--ep", "A"))
+	require.Equal(t, result{exit.Done, "[]\n", ""}, call(t, "list", "--json"))
 }

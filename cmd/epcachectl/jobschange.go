@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -20,17 +22,17 @@ func (a *app) jobsCancelCommand() *cobra.Command {
 		Short: "give compiles up",
 		Long: `cancel takes the caller out of compiles: its requests are answered with "cancelled", and a compile that nobody else wants
 ends. An administrator ends it for all. --all is all that the caller asked for, of an administrator all that there are. With -n it
-prints what would be cancelled.` + statusHelp(askingCodes...),
+prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl jobs cancel 6524d4
   epcachectl jobs cancel --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return usageError{&hintedError{errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"}}
+				return exit.Usage(exit.Hint(errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"))
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				listed, err := c.Jobs(ctx)
 				if err != nil {
-					return during("jobs cancel", err)
+					return exit.During("jobs cancel", err)
 				}
 				ids := make([]string, len(args))
 				for i, name := range args {
@@ -40,12 +42,12 @@ prints what would be cancelled.` + statusHelp(askingCodes...),
 				}
 				if !dryRun {
 					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: ids, All: all})
-					return a.printEnded(reply, "cancelled", false, during("jobs cancel", err))
+					return a.printEnded(reply, "cancelled", false, exit.During("jobs cancel", err))
 				}
 				chosen := &wire.JobsReply{}
 				for _, id := range ids {
 					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
-						return &hintedError{missing(fmt.Sprintf("jobs cancel: no job %q", brief(id))), "see what there is: epcachectl jobs"}
+						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job %q", term.Brief(id))), "see what there is: epcachectl jobs")
 					}
 				}
 				for _, j := range listed.GetJobs() {
@@ -69,12 +71,12 @@ func (a *app) jobsRetryCommand() *cobra.Command {
 		Short: "forget failures, so that they are tried again",
 		Long: `retry has the daemon forget that compiles failed: the next request for one compiles again, and is not answered with what is
 remembered. ENTRY is as for show, and a model's file or name stands for all that failed of it. With -n it prints what would be
-forgotten.` + statusHelp(askingCodes...),
+forgotten.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl jobs retry mobilenet.onnx
   epcachectl jobs retry --all`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return usageError{&hintedError{errors.New("jobs retry: name entries, or give --all"), "see what failed: epcachectl jobs"}}
+				return exit.Usage(exit.Hint(errors.New("jobs retry: name entries, or give --all"), "see what failed: epcachectl jobs"))
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				entries, err := entriesOf(ctx, args)
@@ -83,13 +85,13 @@ forgotten.` + statusHelp(askingCodes...),
 				}
 				if !dryRun {
 					reply, err := c.RetryJobs(ctx, &wire.RetryJobs{Entries: entries, All: all})
-					return a.printEnded(reply, "forgot", false, during("jobs retry", asGiven(err, args, entries)))
+					return a.printEnded(reply, "forgot", false, exit.During("jobs retry", asGiven(err, args, entries)))
 				}
 				reply, err := c.Jobs(ctx)
 				chosen := &wire.JobsReply{}
 				for i, entry := range entries {
 					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return isOf(f, entry) }) {
-						return &hintedError{missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", brief(args[i]))), "see what there is: epcachectl jobs"}
+						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", term.Brief(args[i]))), "see what there is: epcachectl jobs")
 					}
 				}
 				for _, f := range reply.GetFailures() {
@@ -122,10 +124,10 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 		return err
 	}
 	if a.json {
-		return a.print.change(dryRun, reply)
+		return printForScripts(a.print, dryRun, reply)
 	}
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
-		a.print.line("%s nothing", did)
+		a.print.Line("%s nothing", did)
 	}
 	for _, j := range reply.GetJobs() {
 		what := did + " " + modelOf(j)
@@ -138,10 +140,10 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 		default:
 			what = "left " + modelOf(j) + " to others, who want it"
 		}
-		a.print.line("%s: %s, job %s", what, orDash(j.GetEp()), orDash(short(j.GetId())))
+		a.print.Line("%s: %s, job %s", what, term.OrDash(j.GetEp()), term.OrDash(term.Short(j.GetId())))
 	}
 	for _, f := range reply.GetFailures() {
-		a.print.line("%s %s: %s, %s", did, orDash(f.GetModelName()), orDash(f.GetEp()), orDash(f.GetReason()))
+		a.print.Line("%s %s: %s, %s", did, term.OrDash(f.GetModelName()), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()))
 	}
 	return nil
 }

@@ -6,6 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -16,7 +19,7 @@ func (a *app) jobsFollowCommand() *cobra.Command {
 		Short: "wait for a compile, and show how far it is",
 		Long: `follow waits for the end of a compile and prints it. Meanwhile it shows how far the compile is: on a terminal with
 a bar, elsewhere with a line for each phase, to standard error. Who follows does not keep the compile going: it ends when all
-who asked for it have gone, unless it runs in the background.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed, exitInterrupt) + `
+who asked for it have gone, unless it runs in the background.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt) + `
 Failed means that the compile did, or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
 		Args:    usageArgs(cobra.ExactArgs(1)),
@@ -30,12 +33,12 @@ Failed means that the compile did, or was cancelled.`,
 				if err != nil {
 					return err
 				}
-				show := newPhases(a.print, !a.print.terminal && !a.json, 1)
-				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.phase(args[0], p) })
-				show.end()
+				show := term.NewPhases(a.print, !a.print.Terminal && !a.json, 1)
+				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
+				show.End()
 				if err != nil {
-					return a.endedEarly(ctx, verbError{"follow", args[0], err}, func() (string, string) {
-						return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + printable(args[0])
+					return exit.Early(ctx, exit.Failing("follow", args[0], err), a.timeout, func() (string, string) {
+						return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
 					})
 				}
 				return a.printEnd(job)
@@ -48,15 +51,15 @@ Failed means that the compile did, or was cancelled.`,
 func (a *app) printEnd(job *wire.Job) error {
 	failed := jobError(job)
 	if a.json {
-		if err := a.print.json(objectOf(job)); err != nil || failed == nil {
+		if err := a.print.JSON(jsonout.Of(job)); err != nil || failed == nil {
 			return err
 		}
-		return exitError(exitCode(failed))
+		return exit.Status(exit.Code(failed))
 	}
 	if failed != nil {
-		return verbError{"compile", jobName(job), failed}
+		return exit.Failing("compile", jobName(job), failed)
 	}
-	a.print.line("%s", jobLine(job))
+	a.print.Line("%s", jobLine(job))
 	return nil
 }
 
@@ -71,7 +74,7 @@ func jobError(job *wire.Job) error {
 	case "cancelled":
 		return &unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "it was cancelled"}
 	}
-	return fmt.Errorf("job %s is %s", printable(job.GetId()), orDash(job.GetState()))
+	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.OrDash(job.GetState()))
 }
 
 func jobName(job *wire.Job) string {
@@ -82,9 +85,9 @@ func jobName(job *wire.Job) string {
 }
 
 func jobLine(job *wire.Job) string {
-	return fmt.Sprintf("%s %s: %s", orDash(job.GetState()), modelOf(job), jobResultLine(job))
+	return fmt.Sprintf("%s %s: %s", term.OrDash(job.GetState()), modelOf(job), jobResultLine(job))
 }
 
 func jobResultLine(job *wire.Job) string {
-	return fmt.Sprintf("%s build %s in %s", orDash(job.GetEp()), orDash(short(job.GetBuild())), seconds(milliseconds(job.GetElapsedMs()).Seconds()))
+	return fmt.Sprintf("%s build %s in %s", term.OrDash(job.GetEp()), term.OrDash(term.Short(job.GetBuild())), term.Seconds(milliseconds(job.GetElapsedMs()).Seconds()))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -16,13 +17,13 @@ func judgement(b *wire.Build) string {
 		text += ", says " + sourceName(b.GetCompatibilitySource())
 	}
 	if b.GetCompatibilityRuntime() != "" {
-		text += ", for " + printable(b.GetCompatibilityRuntime())
+		text += ", for " + term.Printable(b.GetCompatibilityRuntime())
 	}
 	if b.GetJudgedMs() != 0 {
-		text += ", " + timeOf(b.GetJudgedMs())
+		text += ", " + term.Time(b.GetJudgedMs())
 	}
 	if b.GetCompatibilityReason() != "" {
-		text += ": " + printable(b.GetCompatibilityReason())
+		text += ": " + term.Printable(b.GetCompatibilityReason())
 	}
 	return text
 }
@@ -33,7 +34,7 @@ func verdict(word string) string {
 	case "prefer_recompilation":
 		return "prefer recompilation"
 	}
-	return printable(word)
+	return term.Printable(word)
 }
 
 // sourceName makes a source the subject of a sentence.
@@ -44,7 +45,7 @@ func sourceName(source string) string {
 	case "load check":
 		return "a load check"
 	}
-	return printable(source) // "rule NAME"
+	return term.Printable(source) // "rule NAME"
 }
 
 // gain compares the processor time of loading the compiled form with that of its source. A loss is

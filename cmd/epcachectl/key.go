@@ -6,6 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -17,7 +20,7 @@ func (a *app) keyCommand() *cobra.Command {
 		Short: "print the request key, and what it is made of",
 		Long: `key prints the key under which the compiled form of MODEL is looked up, and the request record that the key is
 the digest of: what the daemon understood of the request, with defaults left out and values in one spelling. Nothing is
-looked up or compiled. The flags are those of get.` + statusHelp(askingCodes...),
+looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -26,7 +29,7 @@ looked up or compiled. The flags are those of get.` + statusHelp(askingCodes...)
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				if err := r.onlyEP(ctx, c, a); err != nil {
-					return during("key", err)
+					return exit.During("key", err)
 				}
 				return a.key(ctx, c, args[0], &r)
 			})
@@ -38,9 +41,9 @@ looked up or compiled. The flags are those of get.` + statusHelp(askingCodes...)
 
 func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *request) error {
 	g := getCall{app: a, verb: "key", request: *r}
-	show := newPhases(a.print, false, 1)
+	show := term.NewPhases(a.print, false, 1)
 	result := g.acquire(ctx, c, path, wire.OnMiss_KEY_ONLY, show)
-	show.end()
+	show.End()
 	defer closeViews([]got{result})
 	if result.err != nil {
 		return result.err
@@ -48,12 +51,12 @@ func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *reque
 	reply := result.reply
 	if reply.GetRequestKey() == "" {
 		err := errors.New("it is compiled already, and nothing is looked up for it")
-		return verbError{"key", path, err}
+		return exit.Failing("key", path, err)
 	}
 	if a.json {
-		return a.print.json(objectOf(reply, "request_key", "model_digest", "record"))
+		return a.print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
 	}
-	return a.print.table([][]string{
+	return a.print.Table([][]string{
 		{"request key", reply.GetRequestKey()},
 		{"model digest", reply.GetModelDigest()},
 		{"record", compactRecord(reply.GetRecord())},

@@ -8,6 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -20,7 +23,7 @@ func (a *app) listCommand() *cobra.Command {
 		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
 the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
 its source it loads, how it is kept (whole or packed, and whether there is a copy that requests are served from until it is
-dropped), and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+dropped), and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -34,16 +37,16 @@ dropped), and state, with whether it is pinned. A weight-sharing group is one bu
 
 // list prints page after page. Where the daemon goes away in between, the next one is asked for the rest.
 func (a *app) list(ctx context.Context, filter *wire.List) error {
-	array, table, listed := jsonArray{p: a.print}, columns{p: a.print}, 0
+	array, table, listed := term.NewArray(a.print, ""), term.NewColumns(a.print), 0
 	err := a.showing(func(progress func(*wire.Progress)) error {
 		return a.withReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
 			return c.ListPages(ctx, filter, progress, func(page []*wire.Build) error {
 				first := listed == 0
 				listed += len(page)
 				if a.json {
-					return array.add(objectsOf(page)...)
+					return array.Add(jsonout.List(page)...)
 				}
-				return table.print(buildRows(page, first))
+				return table.Print(buildRows(page, first))
 			})
 		})
 	})
@@ -51,9 +54,9 @@ func (a *app) list(ctx context.Context, filter *wire.List) error {
 	case err != nil:
 		return err
 	case a.json:
-		return errors.Join(array.end(), a.print.result([]byte("\n")))
+		return errors.Join(array.End(), a.print.Result([]byte("\n")))
 	case listed == 0:
-		a.print.note(nothingListed(filter))
+		a.print.Note(nothingListed(filter))
 	}
 	return nil
 }
@@ -62,10 +65,10 @@ func (a *app) list(ctx context.Context, filter *wire.List) error {
 func nothingListed(filter *wire.List) string {
 	text := "no builds"
 	if filter.GetModel() != "" {
-		text += fmt.Sprintf(" of model %q", brief(filter.GetModel()))
+		text += fmt.Sprintf(" of model %q", term.Brief(filter.GetModel()))
 	}
 	if filter.GetEp() != "" {
-		text += fmt.Sprintf(" for %q", brief(filter.GetEp()))
+		text += fmt.Sprintf(" for %q", term.Brief(filter.GetEp()))
 	}
 	return text
 }
@@ -80,8 +83,8 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 	}
 	for _, b := range builds {
 		rows = append(rows, []string{
-			short(b.GetBuild()), modelColumn(b), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
-			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), orDash(b.GetKeptAs()), stateColumn(b),
+			term.Short(b.GetBuild()), modelColumn(b), term.OrDash(b.GetEp()), term.OrDash(b.GetEpVersion()), term.OrDash(b.GetSdkVersion()), fits(b), term.Bytes(sizeOf(b)),
+			strconv.FormatUint(b.GetHits(), 10), term.Time(b.GetLastUsedMs()), gainColumn(b), term.OrDash(b.GetKeptAs()), stateColumn(b),
 		})
 	}
 	return rows
@@ -90,16 +93,16 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 // modelColumn names the model, and says how many others are in its group.
 func modelColumn(b *wire.Build) string {
 	if n := len(b.GetMembers()); n > 1 {
-		return fmt.Sprintf("%s +%d", orDash(b.GetModelName()), n-1)
+		return fmt.Sprintf("%s +%d", term.OrDash(b.GetModelName()), n-1)
 	}
-	return orDash(b.GetModelName())
+	return term.OrDash(b.GetModelName())
 }
 
 func stateColumn(b *wire.Build) string {
 	if b.GetPinned() {
-		return orDash(b.GetState()) + ", pinned"
+		return term.OrDash(b.GetState()) + ", pinned"
 	}
-	return orDash(b.GetState())
+	return term.OrDash(b.GetState())
 }
 
 func fits(b *wire.Build) string {

@@ -5,13 +5,17 @@
 // prints messages) and exit.go (the exit codes). Verbs that look at more than one side have several files of one name.
 package main
 
-import "os"
+import (
+	"os"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+)
 
 // version is set by the linker for releases.
 var version = "0.1.0-dev"
 
 func main() {
-	ctx, stop := interruptible()
+	ctx, stop := exit.Interruptible()
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)

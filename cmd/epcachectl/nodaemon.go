@@ -11,23 +11,14 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 )
-
-// noDaemonError says in one sentence that no daemon answers, wherever it was looked for.
-type noDaemonError struct {
-	text, hint string
-	cause      error
-}
-
-func (e *noDaemonError) Error() string { return e.text }
-
-func (e *noDaemonError) Unwrap() error { return e.cause }
 
 // noDaemon tells a daemon that does not run from one that does not answer; other errors it leaves alone.
 func noDaemon(paths []string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return &hintedError{err, "epcachectl doctor says why"}
+		return exit.Hint(err, "epcachectl doctor says why")
 	}
 	if !errors.Is(err, unixsock.ErrNoDaemon) {
 		return err
@@ -36,9 +27,9 @@ func noDaemon(paths []string, err error) error {
 	text := "no daemon answers at " + where
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return &noDaemonError{text + ": the socket was left by one that ended", startOne, err}
+		return &exit.NoDaemonError{Text: text + ": the socket was left by one that ended", Hint: startOne, Cause: err}
 	case errors.Is(err, fs.ErrNotExist):
-		return &noDaemonError{text + ": there is no such socket", startOne, err}
+		return &exit.NoDaemonError{Text: text + ": there is no such socket", Hint: startOne, Cause: err}
 	}
 	return silent(paths, err)
 }
@@ -48,15 +39,15 @@ const startOne = "start one with: epcached --runtime DIR, or name its socket wit
 
 // howToStart replaces the hint startOne by one that suits how the socket was found.
 func (a *app) howToStart(err error) error {
-	var none *noDaemonError
-	if !errors.As(err, &none) || none.hint != startOne {
+	var none *exit.NoDaemonError
+	if !errors.As(err, &none) || none.Hint != startOne {
 		return err
 	}
 	switch named := cmp.Or(a.socket, os.Getenv(unixsock.SocketVariable)); {
 	case named != "":
-		none.hint = "start one there: epcached --runtime DIR --socket " + named
+		none.Hint = "start one there: epcached --runtime DIR --socket " + named
 	case a.daemonProgram() != "" && len(unixsock.UserSockets()) > 0:
-		none.hint = "the next program that needs a daemon starts one; " +
+		none.Hint = "the next program that needs a daemon starts one; " +
 			"epcachectl doctor says whether it can"
 	}
 	return none
@@ -66,17 +57,17 @@ func (a *app) howToStart(err error) error {
 func silent(paths []string, err error) error {
 	h, known := holderOf(paths)
 	if !known {
-		return &noDaemonError{fmt.Sprintf("the daemon at %s does not answer within %v: it is suspended, or the machine is overloaded", strings.Join(paths, " or "), helloTimeout),
-			"look at its process, and at " + logOf(paths), err}
+		return &exit.NoDaemonError{Text: fmt.Sprintf("the daemon at %s does not answer within %v: it is suspended, or the machine is overloaded", strings.Join(paths, " or "), helloTimeout),
+			Hint: "look at its process, and at " + logOf(paths), Cause: err}
 	}
 	text := fmt.Sprintf("the daemon at %s does not answer within %v", h.path, helloTimeout)
 	if h.pid > 0 {
 		text = fmt.Sprintf("the daemon at %s, process %d, does not answer within %v", h.path, h.pid, helloTimeout)
 	}
 	if h.stopped {
-		return &noDaemonError{text + ": it was stopped by a signal", fmt.Sprintf("let it go on: kill -CONT %d", h.pid), err}
+		return &exit.NoDaemonError{Text: text + ": it was stopped by a signal", Hint: fmt.Sprintf("let it go on: kill -CONT %d", h.pid), Cause: err}
 	}
-	return &noDaemonError{text + ": it, or the machine, is overloaded", "look at its process, and at " + logOf([]string{h.path}), err}
+	return &exit.NoDaemonError{Text: text + ": it, or the machine, is overloaded", Hint: "look at its process, and at " + logOf([]string{h.path}), Cause: err}
 }
 
 // logOf says where the log is of the daemon that listens at the first of the paths where there is a socket.

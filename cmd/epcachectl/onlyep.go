@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -33,16 +35,16 @@ func (r *request) onlyEP(ctx context.Context, c *unixsock.Client, a *app) error 
 	able := ableEPs(reply.GetRuntimes())
 	switch len(able) {
 	case 0:
-		return &hintedError{errors.New("no --ep, and no execution provider here can compile"), "see why: epcachectl probe"}
+		return exit.Hint(errors.New("no --ep, and no execution provider here can compile"), "see why: epcachectl probe")
 	case 1:
-		a.print.note("no --ep: " + printable(able[0]) + ", which is all that can compile here")
+		a.print.Note("no --ep: " + term.Printable(able[0]) + ", which is all that can compile here")
 		if err := r.addEP(able[0]); err != nil {
 			return err
 		}
 		return r.complete()
 	}
-	return usageError{&hintedError{fmt.Errorf("no --ep: which execution provider shall compile? here are %s", strings.Join(printables(able), ", ")),
-		"name one, such as --ep " + printable(able[0])}}
+	return exit.Usage(exit.Hint(fmt.Errorf("no --ep: which execution provider shall compile? here are %s", strings.Join(term.Printables(able), ", ")),
+		"name one, such as --ep "+term.Printable(able[0])))
 }
 
 // ableEPs lists the devices that models can be compiled for, as --ep names them.

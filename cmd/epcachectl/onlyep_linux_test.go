@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -22,7 +23,7 @@ func TestGetWithoutEPTakesTheOnlyOne(t *testing.T) {
 	model := tinyModel(t, "m.onnx")
 	b.set(func() { b.runtimes = twoEPs()[:1] })
 	r := call(t, "get", model, "--option", "x=1")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, "epcachectl: no --ep: A:CPU, which is all that can compile here\n", r.err)
 	require.Equal(t, "A", b.first().GetEps()[0].GetName())
 	require.Equal(t, "CPU", b.first().GetEps()[0].GetDevices()[0].GetType())
@@ -31,11 +32,11 @@ func TestGetWithoutEPTakesTheOnlyOne(t *testing.T) {
 	b.set(func() { b.runtimes = twoEPs() })
 	for _, verb := range []string{"get", "key", "warm"} {
 		r = call(t, verb, model)
-		require.Equal(t, exitUsage, r.code)
+		require.Equal(t, exit.BadUsage, r.code)
 		require.Equal(t, "epcachectl: "+verb+": no --ep: which execution provider shall compile? here are A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)
 	}
 	b.set(func() { b.runtimes = []*wire.RuntimeFacts{{Error: "gone"}} })
 	r = call(t, "get", model)
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "no execution provider here can compile")
 }

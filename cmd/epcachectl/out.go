@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
 // copied is one file of a view on its way to the folder that --out names.
@@ -32,22 +34,22 @@ func (g *getCall) copyOut(ctx context.Context, results []got) error {
 		}
 		files, err := g.planOut(ctx, &r)
 		if err != nil {
-			return verbError{"get", r.path, err}
+			return exit.Failing("get", r.path, err)
 		}
 		plan = append(plan, files...)
 	}
 	for _, c := range plan {
 		if g.dryRun {
 			if !c.same && !g.app.json {
-				g.app.print.line("would write %s", printable(c.to))
+				g.app.print.Line("would write %s", term.Printable(c.to))
 			}
 			continue
 		}
 		if err := c.write(ctx); err != nil {
-			return verbError{"write", c.to, err}
+			return exit.Failing("write", c.to, err)
 		}
 		if !g.app.json && len(g.program) == 0 {
-			g.app.print.line("%s %s", c.did(), printable(c.to))
+			g.app.print.Line("%s %s", c.did(), term.Printable(c.to))
 		}
 	}
 	return nil
@@ -148,7 +150,7 @@ func (g *getCall) mayReplace(c *copied) error {
 	case err != nil:
 		return err
 	}
-	return &hintedError{fmt.Errorf("%q is there and differs", c.to), "replace it with -f, or use another --out"}
+	return exit.Hint(fmt.Errorf("%q is there and differs", c.to), "replace it with -f, or use another --out")
 }
 
 // isThere compares bytes: a file of that name and size is not yet the same file.

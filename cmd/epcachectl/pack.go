@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -28,7 +30,7 @@ are, and so do those of which packing would free less than 64 KiB.
 ENTRY is as for show; --all means all builds of yours, and for administrators all there are.
 With -n it compares builds where that has not been done yet, and prints what would be freed now,
 and what would be of builds that are in use or were given out lately, and until when these
-stay.` + statusHelp(askingCodes...),
+stay.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pack --all -n
   epcachectl pack mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,7 +49,7 @@ func (a *app) unpackCommand() *cobra.Command {
 		Short: "keep builds whole again",
 		Long: `unpack takes back what pack did: the builds stand whole in the store again, so that requests need not unpack them. Pin
 them as well if the daemon shall not pack them when they are not used for a while. With -n it prints how much they would take. ENTRY
-and --all are as for pack.` + statusHelp(askingCodes...),
+and --all are as for pack.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpack mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.changePacked(cmd.Context(), args, &request, "unpacked")
@@ -62,9 +64,9 @@ func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pac
 	verb := strings.TrimSuffix(done, "ed")
 	switch {
 	case request.All && len(args) > 0:
-		return usageError{during(verb, errors.New("name entries, or give --all, not both"))}
+		return exit.Usage(exit.During(verb, errors.New("name entries, or give --all, not both")))
 	case !request.All && len(args) == 0:
-		return usageError{during(verb, errors.New("name entries, or give --all"))}
+		return exit.Usage(exit.During(verb, errors.New("name entries, or give --all")))
 	}
 	return a.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		entries, err := entriesOf(ctx, args)
@@ -86,7 +88,7 @@ func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pac
 
 func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if a.json {
-		return a.print.change(dryRun, r)
+		return printForScripts(a.print, dryRun, r)
 	}
 	for _, b := range r.GetBuilds() {
 		outcome := b.GetOutcome()
@@ -94,23 +96,23 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 		if would {
 			outcome = "would be " + outcome
 		}
-		text := printable(outcome) + freedText(would, b.GetFreesBytes())
+		text := term.Printable(outcome) + freedText(would, b.GetFreesBytes())
 		if n := b.GetLaterBytes(); n > 0 {
-			text += "; packing would free " + byteSize(n) + " once that is over"
+			text += "; packing would free " + term.Bytes(n) + " once that is over"
 		}
-		a.print.line("%s: build %s of %s: %s", orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()), text)
+		a.print.Line("%s: build %s of %s: %s", term.OrDash(b.GetModelName()), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), text)
 	}
 	if n := r.GetMore(); n > 0 {
-		a.print.line("and %d more", n)
+		a.print.Line("and %d more", n)
 	}
 	if dryRun {
 		done = "would be " + done
 	}
-	text := fmt.Sprintf("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
+	text := fmt.Sprintf("%s %s%s", term.Counted(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
 	if n := r.GetLaterBytes(); n > 0 {
-		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", byteSize(n))
+		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", term.Bytes(n))
 	}
-	a.print.line("%s", text)
+	a.print.Line("%s", text)
 	return nil
 }
 
@@ -122,9 +124,9 @@ func freedText(would bool, bytes int64) string {
 	}
 	switch {
 	case bytes > 0:
-		return fmt.Sprintf(", %s %s", frees, byteSize(bytes))
+		return fmt.Sprintf(", %s %s", frees, term.Bytes(bytes))
 	case bytes < 0:
-		return fmt.Sprintf(", %s %s", takes, byteSize(-bytes))
+		return fmt.Sprintf(", %s %s", takes, term.Bytes(-bytes))
 	}
 	return ""
 }

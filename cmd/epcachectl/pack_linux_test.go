@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
 func TestPackAndUnpack(t *testing.T) {
@@ -27,6 +29,6 @@ and 3 more
 	require.Equal(t, "kept: in use", at(t, planned, "builds", 1, "outcome"))
 	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`}, b.changed())
 	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"}, {"pack", "--compress", "x"}} {
-		require.Equal(t, exitUsage, call(t, args...).code, args)
+		require.Equal(t, exit.BadUsage, call(t, args...).code, args)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -17,7 +18,7 @@ func (a *app) pinCommand() *cobra.Command {
 		Short: "keep builds whatever space is short",
 		Long: `pin keeps all builds of the entries: the daemon does not collect them, however full the store is and however long they
 are not used. What is compiled in a pinned build's place is pinned in turn. A weight-sharing group is one build, and pinned as
-one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints what would be pinned.` + statusHelp(askingCodes...),
+one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints what would be pinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pin mobilenet.onnx`,
 		Args:    usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -36,7 +37,7 @@ func (a *app) unpinCommand() *cobra.Command {
 		Use:   "unpin ENTRY|MODEL...",
 		Short: "let builds go again when space is short",
 		Long: `unpin takes back what pin did. It is no error if a build was not pinned. ENTRY is as for show. With -n it prints what
-would be unpinned.` + statusHelp(askingCodes...),
+would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 		Args:    usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -57,7 +58,7 @@ func (a *app) changePins(ctx context.Context, args []string, dryRun bool, done, 
 		}
 		reply, err := change(ctx, c, entries)
 		if err != nil {
-			return during(strings.TrimPrefix(would, "would "), asGiven(err, args, entries))
+			return exit.During(strings.TrimPrefix(would, "would "), asGiven(err, args, entries))
 		}
 		return a.printChange(done, would, dryRun, reply)
 	})

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -33,7 +35,7 @@ guideline is broken that is required.
 
 Every call is made in a worker process (epcached-ort). ONNX Runtime is the one in --runtime DIR, else
 the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEVICE] and
---option K=V say what to try.` + statusHelp(askingCodes...),
+--option K=V say what to try.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl probe
   epcachectl probe --find >> epcached.toml
   epcachectl probe --conformance ./libmy_ep.so --runtime venv --option target=sim`,
@@ -41,12 +43,12 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if library != "" {
 				if find || refresh {
-					return usageError{errors.New("--conformance goes with --runtime, --ep and --option")}
+					return exit.Usage(errors.New("--conformance goes with --runtime, --ep and --option"))
 				}
 				return a.conformance(cmd.Context(), library, runtime, asked)
 			}
 			if len(asked.eps)+len(asked.early)+len(asked.named) > 0 {
-				return usageError{errors.New("--ep and --option go with --conformance")}
+				return exit.Usage(errors.New("--ep and --option go with --conformance"))
 			}
 			if find {
 				return a.findRuntimes(cmd.Context(), runtime)
@@ -78,19 +80,19 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 		return err
 	}
 	if a.json {
-		return a.print.json(objectsOf(reply.GetRuntimes()))
+		return a.print.JSON(jsonout.List(reply.GetRuntimes()))
 	}
 	if runtime == "" {
-		a.print.sandbox(reply.GetSandbox())
+		printSandbox(a.print, reply.GetSandbox())
 	}
 	for _, r := range reply.GetRuntimes() {
-		a.print.runtime(r)
+		printRuntime(a.print, r)
 	}
 	if status, err := c.Status(ctx); err == nil && sourcelessLine(status.GetSourceless()) != "" {
-		a.print.hint(sourcelessLine(status.GetSourceless()))
+		a.print.Hint(sourcelessLine(status.GetSourceless()))
 	}
 	if len(reply.GetRuntimes()) == 0 {
-		a.print.hint("the daemon has no runtime; find some with: epcachectl probe --find")
+		a.print.Hint("the daemon has no runtime; find some with: epcachectl probe --find")
 	}
 	return nil
 }

@@ -7,6 +7,9 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -14,7 +17,7 @@ import (
 
 // tomlString spells a path as people write it, and leaves the odd ones to those who know all rules.
 func tomlString(path string) (string, error) {
-	if printable(path) == path && !strings.ContainsAny(path, `"\`) {
+	if term.Printable(path) == path && !strings.ContainsAny(path, `"\`) {
 		return `"` + path + `"`, nil
 	}
 	text, err := toml.Marshal(map[string]string{"directory": path})
@@ -35,25 +38,25 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 				out[i].Eps = append(out[i].Eps, &wire.EpFacts{Name: ep.EP, Library: ep.Path})
 			}
 		}
-		if err := a.print.json(objectsOf(out)); err != nil || len(runtimes) > 0 {
+		if err := a.print.JSON(jsonout.List(out)); err != nil || len(runtimes) > 0 {
 			return err
 		}
 	}
 	if len(runtimes) == 0 {
-		a.print.failure(&hintedError{errors.New("probe: no runtime with a known execution provider found"),
-			"install one: pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino, and look again with --runtime runtime"})
-		return exitError(exitNotFound)
+		a.print.Failure(exit.Hint(errors.New("probe: no runtime with a known execution provider found"),
+			"install one: pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino, and look again with --runtime runtime"))
+		return exit.Status(exit.NotFound)
 	}
 	for _, r := range runtimes {
-		a.print.line("# ONNX Runtime %s", orDash(r.ORTVersion))
+		a.print.Line("# ONNX Runtime %s", term.OrDash(r.ORTVersion))
 		for _, ep := range r.EPs {
-			a.print.line("# %s: %s", printable(ep.EP), printable(ep.Path))
+			a.print.Line("# %s: %s", term.Printable(ep.EP), term.Printable(ep.Path))
 		}
 		text, err := tomlString(r.Directory)
 		if err != nil {
 			return err
 		}
-		a.print.line("[[runtime]]\ndirectory = %s\n", text)
+		a.print.Line("[[runtime]]\ndirectory = %s\n", text)
 	}
 	return nil
 }

@@ -4,41 +4,42 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (p *printer) runtime(r *wire.RuntimeFacts) {
-	p.line("%s: ONNX Runtime %s%s", orDash(r.GetDirectory()), orDash(r.GetOrtVersion()), condition(r))
+func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
+	p.Line("%s: ONNX Runtime %s%s", term.OrDash(r.GetDirectory()), term.OrDash(r.GetOrtVersion()), condition(r))
 	if r.GetError() != "" {
-		p.line("  not usable: %s", printable(r.GetError()))
+		p.Line("  not usable: %s", term.Printable(r.GetError()))
 	}
 	for i, change := range r.GetChanges() {
 		if i == 0 {
-			p.line("  changed since the probe of %s:", timeOf(r.GetPreviousMs()))
+			p.Line("  changed since the probe of %s:", term.Time(r.GetPreviousMs()))
 		}
-		p.line("    %s", printable(change))
+		p.Line("    %s", term.Printable(change))
 	}
 	for _, ep := range r.GetEps() {
-		p.line("  %s %s", printable(ep.GetName()), printable(ep.GetVersion()))
+		p.Line("  %s %s", term.Printable(ep.GetName()), term.Printable(ep.GetVersion()))
 		if ep.GetError() != "" {
-			p.line("    not usable: %s", printable(ep.GetError()))
+			p.Line("    not usable: %s", term.Printable(ep.GetError()))
 		}
 		if ep.GetDriverVersion() != "" {
-			p.line("    driver %s%s", printable(ep.GetDriverVersion()), from(ep.GetDriverSource()))
+			p.Line("    driver %s%s", term.Printable(ep.GetDriverVersion()), from(ep.GetDriverSource()))
 		}
 		for _, d := range ep.GetDevices() {
-			p.line("    %s %s (vendor %04x, device %04x)%s", orDash(d.GetType()), orDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
+			p.Line("    %s %s (vendor %04x, device %04x)%s", term.OrDash(d.GetType()), term.OrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
 		}
 	}
 }
 
-// sandbox lists what keeps the workers from doing harm.
-func (p *printer) sandbox(lines []string) {
+// printSandbox lists what keeps the workers from doing harm.
+func printSandbox(p *term.Printer, lines []string) {
 	for i, line := range lines {
 		if i == 0 {
-			p.line("workers:")
+			p.Line("workers:")
 		}
-		p.line("  %s", printable(line))
+		p.Line("  %s", term.Printable(line))
 	}
 }
 
@@ -59,15 +60,15 @@ func sandboxSummary(lines []string) string {
 	case len(missing) == 0:
 		return "all in force"
 	}
-	return printable("not in force: " + strings.Join(missing, ", ") + " (epcachectl probe says more)")
+	return term.Printable("not in force: " + strings.Join(missing, ", ") + " (epcachectl probe says more)")
 }
 
 func fingerprint(d *wire.DeviceFacts) string {
 	switch {
 	case d.GetError() != "":
-		return ": cannot compile: " + printable(d.GetError())
+		return ": cannot compile: " + term.Printable(d.GetError())
 	case d.GetSdkVersion() != "":
-		return fmt.Sprintf(": SDK %s, %s", printable(d.GetSdkVersion()), orDash(d.GetHardwareArchitecture()))
+		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.OrDash(d.GetHardwareArchitecture()))
 	}
 	return ""
 }
@@ -76,13 +77,13 @@ func fingerprint(d *wire.DeviceFacts) string {
 func condition(r *wire.RuntimeFacts) string {
 	text := ""
 	if r.GetState() != "" {
-		text += ", " + printable(r.GetState())
+		text += ", " + term.Printable(r.GetState())
 	}
 	if r.GetWatched() != "" {
-		text += ", watched: " + printable(r.GetWatched())
+		text += ", watched: " + term.Printable(r.GetWatched())
 	}
 	if r.GetProbedMs() != 0 {
-		text += ", probed " + timeOf(r.GetProbedMs())
+		text += ", probed " + term.Time(r.GetProbedMs())
 	}
 	return text
 }
@@ -91,5 +92,5 @@ func from(source string) string {
 	if source == "" {
 		return ""
 	}
-	return " (from " + printable(source) + ")"
+	return " (from " + term.Printable(source) + ")"
 }

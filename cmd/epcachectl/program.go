@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
 // become runs the program in the place of this process: so it has the descriptor of the view under the same
@@ -21,7 +23,7 @@ func (g *getCall) become(results []got) error {
 	for i := range results {
 		path, err := results[i].graphPath()
 		if err != nil {
-			return verbError{"get", results[i].path, err}
+			return exit.Failing("get", results[i].path, err)
 		}
 		paths[i] = path
 		if results[i].view != nil && !results[i].told() {
@@ -30,17 +32,17 @@ func (g *getCall) become(results []got) error {
 	}
 	program, err := findProgram(g.program[0])
 	if err != nil {
-		return verbError{"run", g.program[0], err}
+		return exit.Failing("run", g.program[0], err)
 	}
 	argv := fillPlaces(g.program, paths)
-	g.app.print.clear()
+	g.app.print.Clear()
 	if told, err := tellProgram(results); err != nil {
-		return verbError{"run", program, err}
+		return exit.Failing("run", program, err)
 	} else if !told {
-		g.app.print.warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", program, toldVariable, maxTold))
+		g.app.print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", program, toldVariable, maxTold))
 	}
 	if err := g.app.replace(program, argv, views); err != nil {
-		return verbError{"run", program, err}
+		return exit.Failing("run", program, err)
 	}
 	return nil
 }
@@ -49,7 +51,7 @@ func (g *getCall) become(results []got) error {
 func findProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if errors.Is(err, exec.ErrNotFound) {
-		return "", missing("there is no such program in PATH")
+		return "", exit.Missing("there is no such program in PATH")
 	}
 	if err != nil {
 		return "", cmp.Or(errors.Unwrap(err), err)
@@ -89,7 +91,7 @@ func checkPlaces(program []string, models int) error {
 		if strings.Contains(arg, "{}") {
 			found = true
 			if models > 1 && arg != "{}" {
-				return usageError{&hintedError{fmt.Errorf("argument %q: of %d models, which one?", arg, models), "write {1}, {2}, ... or give {} as an argument of its own"}}
+				return exit.Usage(exit.Hint(fmt.Errorf("argument %q: of %d models, which one?", arg, models), "write {1}, {2}, ... or give {} as an argument of its own"))
 			}
 		}
 		for i := range models {
@@ -100,10 +102,10 @@ func checkPlaces(program []string, models int) error {
 		}
 	}
 	if !found && other != "" {
-		return usageError{fmt.Errorf("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models)}
+		return exit.Usage(fmt.Errorf("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models))
 	}
 	if !found {
-		return usageError{&hintedError{errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"}}
+		return exit.Usage(exit.Hint(errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"))
 	}
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -36,39 +38,6 @@ type request struct {
 }
 
 type pair struct{ ep, key, value string }
-
-// verbError says which operation on which object failed.
-type verbError struct {
-	verb, object string
-	cause        error
-}
-
-func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.said()) }
-
-// said is the cause in words that do not name the object once more: the daemon names the model, for other clients do not.
-func (e verbError) said() string {
-	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
-	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
-	switch after, listed := strings.CutPrefix(rest, ": "); {
-	case !named:
-		return text
-	case listed:
-		return after
-	case strings.HasPrefix(rest, " "):
-		return "it" + rest
-	}
-	return text
-}
-
-func (e verbError) Unwrap() error { return e.cause }
-
-// during adds the verb to an error that names its object itself.
-func during(verb string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", verb, err)
-}
 
 func (r *request) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
@@ -118,7 +87,7 @@ const epForms = "EP, EP:TYPE or EP:TYPE,vendor=N,device=N,K=V"
 func (r *request) addEP(v string) error {
 	name, device, narrowed := strings.Cut(v, ":")
 	if name == "" || narrowed && device == "" {
-		return fmt.Errorf("%q is not %s", brief(v), epForms)
+		return fmt.Errorf("%q is not %s", term.Brief(v), epForms)
 	}
 	ep := &wire.ExecutionProvider{Name: name}
 	if narrowed {
@@ -129,7 +98,7 @@ func (r *request) addEP(v string) error {
 				continue
 			}
 			if err := narrow(d, part); err != nil {
-				return fmt.Errorf("%q is not %s: %w", brief(v), epForms, err)
+				return fmt.Errorf("%q is not %s: %w", term.Brief(v), epForms, err)
 			}
 		}
 		ep.Devices = []*wire.Device{d}
@@ -147,7 +116,7 @@ func narrow(d *wire.Device, part string) error {
 	}
 	n, err := strconv.ParseUint(value, 0, 32)
 	if err != nil || n == 0 {
-		return fmt.Errorf("%s=%s is no id such as 0x8086", key, brief(value))
+		return fmt.Errorf("%s=%s is no id such as 0x8086", key, term.Brief(value))
 	}
 	*id = uint32(n)
 	return nil
@@ -156,7 +125,7 @@ func narrow(d *wire.Device, part string) error {
 func (r *request) addOption(v string) error {
 	key, value, ok := strings.Cut(v, "=")
 	if !ok || key == "" {
-		return fmt.Errorf("%q is not K=V", brief(v))
+		return fmt.Errorf("%q is not K=V", term.Brief(v))
 	}
 	if ep, rest, named := strings.Cut(key, "/"); named {
 		r.named = append(r.named, pair{ep, rest, value})
@@ -174,7 +143,7 @@ func setOption(ep *wire.ExecutionProvider, key, value string) error {
 		ep.Options = make(map[string]string)
 	}
 	if old, twice := ep.Options[key]; twice && old != value {
-		return fmt.Errorf("option %q of %s is given twice, as %q and %q", brief(key), ep.Name, brief(old), brief(value))
+		return fmt.Errorf("option %q of %s is given twice, as %q and %q", term.Brief(key), ep.Name, term.Brief(old), term.Brief(value))
 	}
 	ep.Options[key] = value
 	return nil
@@ -184,7 +153,7 @@ func keyValue(to *map[string]string) func(string) error {
 	return func(v string) error {
 		key, value, ok := strings.Cut(v, "=")
 		if !ok || key == "" {
-			return fmt.Errorf("%q is not K=V", brief(v))
+			return fmt.Errorf("%q is not K=V", term.Brief(v))
 		}
 		if *to == nil {
 			*to = make(map[string]string)
@@ -199,7 +168,7 @@ func dimension(to *map[string]int64) func(string) error {
 		name, text, ok := strings.Cut(v, "=")
 		n, err := strconv.ParseInt(text, 10, 64)
 		if !ok || name == "" || err != nil || n < 1 {
-			return fmt.Errorf("%q is not NAME=N with N of 1 or more", brief(v))
+			return fmt.Errorf("%q is not NAME=N with N of 1 or more", term.Brief(v))
 		}
 		if *to == nil {
 			*to = make(map[string]int64)
@@ -212,19 +181,19 @@ func dimension(to *map[string]int64) func(string) error {
 // complete checks what only the whole call tells.
 func (r *request) complete() error {
 	if len(r.eps) == 0 {
-		return usageError{&hintedError{fmt.Errorf("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe"}}
+		return exit.Usage(exit.Hint(fmt.Errorf("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe"))
 	}
 	for _, o := range r.early {
 		if len(r.eps) > 1 {
-			return usageError{&hintedError{fmt.Errorf("--option %s stands before the first of several --ep", brief(o.key)), "put it behind its --ep, or write EP/" + brief(o.key)}}
+			return exit.Usage(exit.Hint(fmt.Errorf("--option %s stands before the first of several --ep", term.Brief(o.key)), "put it behind its --ep, or write EP/"+term.Brief(o.key)))
 		}
 		if err := setOption(r.eps[0], o.key, o.value); err != nil {
-			return usageError{err}
+			return exit.Usage(err)
 		}
 	}
 	for _, o := range r.named {
 		if err := r.setNamed(o); err != nil {
-			return usageError{err}
+			return exit.Usage(err)
 		}
 	}
 	return r.checkValues()
@@ -243,20 +212,20 @@ func (r *request) checkValues() error {
 	switch r.level {
 	case "", "disable_all", "basic", "extended", "layout", "all":
 	default:
-		return usageError{fmt.Errorf("--optimization-level %q: it is disable_all, basic, extended, layout or all", r.level)}
+		return exit.Usage(fmt.Errorf("--optimization-level %q: it is disable_all, basic, extended, layout or all", r.level))
 	}
 	switch r.route {
 	case "", "compile_api", "session_options":
 	default:
-		return usageError{fmt.Errorf("--route %q: it is compile_api or session_options", r.route)}
+		return exit.Usage(fmt.Errorf("--route %q: it is compile_api or session_options", r.route))
 	}
 	if !(r.verify >= 0 && r.verify <= math.MaxFloat64) { // nor NaN
-		return usageError{fmt.Errorf("--verify-output %v: a tolerance is 0 or more", r.verify)}
+		return exit.Usage(fmt.Errorf("--verify-output %v: a tolerance is 0 or more", r.verify))
 	}
 	switch r.store {
 	case "", "shared", "user", "none":
 	default:
-		return usageError{fmt.Errorf("--store %q: it is shared, user or none", r.store)}
+		return exit.Usage(fmt.Errorf("--store %q: it is shared, user or none", r.store))
 	}
 	return nil
 }
@@ -267,7 +236,7 @@ func (r *request) setNamed(o pair) error {
 			return setOption(ep, o.key, o.value)
 		}
 	}
-	return fmt.Errorf("--option %s/%s: there is no --ep %s", brief(o.ep), brief(o.key), brief(o.ep))
+	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
 }
 
 // message makes the request for one model. Options that name a file go as descriptors of what this process opened:
@@ -324,7 +293,7 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 		}
 		f, err := openRegular(value)
 		if err != nil {
-			return files, fmt.Errorf("option %s: file %q: %w", option, brief(value), err)
+			return files, fmt.Errorf("option %s: file %q: %w", option, term.Brief(value), err)
 		}
 		if ep.OptionFds == nil {
 			ep.OptionFds = make(map[string]uint32)

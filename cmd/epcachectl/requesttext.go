@@ -2,38 +2,42 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
 // flags spells the request as on a command line, with a space behind each flag.
 func (r *request) flags() string {
 	text := ""
 	for _, ep := range r.eps {
-		text += "--ep " + printable(ep.GetName())
+		text += "--ep " + term.Printable(ep.GetName())
 		if len(ep.GetDevices()) > 0 {
 			device := ep.GetDevices()[0]
-			text += ":" + printable(device.GetType())
-			for _, key := range sorted(device.GetMetadata()) {
-				text += "," + printable(brief(key+"="+device.GetMetadata()[key]))
+			text += ":" + term.Printable(device.GetType())
+			for _, key := range slices.Sorted(maps.Keys(device.GetMetadata())) {
+				text += "," + term.Printable(term.Brief(key+"="+device.GetMetadata()[key]))
 			}
 		}
 		text += " "
-		for _, option := range sorted(ep.GetOptions()) {
-			text += "--option " + printable(brief(option+"="+ep.GetOptions()[option])) + " "
+		for _, option := range slices.Sorted(maps.Keys(ep.GetOptions())) {
+			text += "--option " + term.Printable(term.Brief(option+"="+ep.GetOptions()[option])) + " "
 		}
 	}
 	add := func(flag, value string) {
 		if value != "" {
-			text += flag + " " + printable(brief(value)) + " "
+			text += flag + " " + term.Printable(term.Brief(value)) + " "
 		}
 	}
-	for _, key := range sorted(r.sessionOptions) {
+	for _, key := range slices.Sorted(maps.Keys(r.sessionOptions)) {
 		add("--session-option", key+"="+r.sessionOptions[key])
 	}
-	for _, name := range sorted(r.dims) {
+	for _, name := range slices.Sorted(maps.Keys(r.dims)) {
 		add("--dim", fmt.Sprintf("%s=%d", name, r.dims[name]))
 	}
-	for _, name := range sorted(r.denotations) {
+	for _, name := range slices.Sorted(maps.Keys(r.denotations)) {
 		add("--dim-by-denotation", fmt.Sprintf("%s=%d", name, r.denotations[name]))
 	}
 	add("--runtime", r.runtime)

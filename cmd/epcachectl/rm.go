@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -24,12 +24,12 @@ func (a *app) rmCommand() *cobra.Command {
 		Long: `rm deletes all builds of the entries. What programs have loaded stays readable for them until they end. ENTRY is as for
 show; the name of a model means all builds of every model that is called so. --all deletes everything that the caller may delete, for administrators also what
 crashes left and the quarantine; failures are remembered on (jobs retry --all forgets them). On a terminal it lists them and asks before it deletes more than one build,
-unless -f is given. With -n it prints what would be deleted, and how many bytes that frees.` + statusHelp(askingCodes...),
+unless -f is given. With -n it prints what would be deleted, and how many bytes that frees.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl rm mobilenet.onnx
   epcachectl rm --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if request.All == (len(args) > 0) {
-				return usageError{&hintedError{errors.New("rm: name entries, or give --all"), "see what there is: epcachectl list"}}
+				return exit.Usage(exit.Hint(errors.New("rm: name entries, or give --all"), "see what there is: epcachectl list"))
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				var err error
@@ -43,7 +43,7 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 				}
 				reply, err := c.Remove(ctx, &request)
 				if err != nil {
-					return during("rm", asGiven(err, args, request.Entries))
+					return exit.During("rm", asGiven(err, args, request.Entries))
 				}
 				return a.printChange("deleted", "would delete", request.DryRun, reply)
 			})
@@ -63,7 +63,7 @@ func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Rem
 	}
 	plan, err := c.Remove(ctx, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true})
 	if err != nil {
-		return during("rm", asGiven(err, args, request.GetEntries()))
+		return exit.During("rm", asGiven(err, args, request.GetEntries()))
 	}
 	builds := plan.GetBuilds()
 	count := uint64(len(builds)) + plan.GetMore()
@@ -72,23 +72,23 @@ func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Rem
 	}
 	for i, b := range builds {
 		if i == mostNamed {
-			a.print.note(fmt.Sprintf("  and %d more", count-uint64(i)))
+			a.print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
-		a.print.note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), short(b.GetBuild()), orDash(b.GetEp()), byteSize(sizeOf(b))))
+		a.print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), term.Bytes(sizeOf(b))))
 	}
-	question := "delete " + counted(count, "build")
+	question := "delete " + term.Counted(count, "build")
 	if n := plan.GetFreedBytes(); n > 0 {
-		question += ", " + byteSize(n) + " on the disk"
+		question += ", " + term.Bytes(n) + " on the disk"
 	}
-	a.print.ask(question + "?")
+	a.print.Ask(question + "?")
 	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
 	if err != nil || !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
 		what := "--all"
 		if !request.GetAll() {
-			what = strings.Join(printables(args), " ")
+			what = strings.Join(term.Printables(args), " ")
 		}
-		return &hintedError{errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm " + what + " -f"}
+		return exit.Hint(errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm "+what+" -f")
 	}
 	return nil
 }
@@ -98,6 +98,5 @@ const mostNamed = 10
 
 // asksPeople tells whether somebody sits at the terminal who can answer.
 func (a *app) asksPeople() bool {
-	f, ok := a.stdin.(*os.File)
-	return ok && a.print.terminal && term.IsTerminal(int(f.Fd()))
+	return a.print.Terminal && term.IsTerminal(a.stdin)
 }

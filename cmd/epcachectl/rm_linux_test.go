@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -41,13 +43,13 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 		_, err := person.WriteString(answer)
 		require.NoError(t, err)
 		var stdout, stderr bytes.Buffer
-		a := &app{print: newPrinter(&stdout, &stderr), stdin: program, replace: replaceProcess}
-		a.print.terminal = true
+		a := &app{print: term.NewPrinter(&stdout, &stderr), stdin: program, replace: replaceProcess}
+		a.print.Terminal = true
 		code = a.run(context.Background(), args)
 		return code, stdout.String(), stderr.String()
 	}
 	code, out, said := ask("n\n", "rm", "tiny.onnx")
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, exit.Failed, code)
 	require.Empty(t, out)
 	for _, says := range []string{"  tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider", "  other.onnx: build abcdef012345", "delete 2 builds, 7 B on the disk? [y/N]",
 		"nothing deleted", "hint: delete without being asked: epcachectl rm tiny.onnx -f"} {
@@ -55,14 +57,14 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 	}
 	require.Empty(t, b.changed())
 	code, out, _ = ask("y\n", "rm", "tiny.onnx")
-	require.Equal(t, exitDone, code)
+	require.Equal(t, exit.Done, code)
 	require.Contains(t, out, "deleted other.onnx: build abcdef012345")
 	require.Equal(t, []string{"remove tiny.onnx"}, b.changed())
 	code, _, said = ask("", "rm", "-f", "tiny.onnx")
-	require.Equal(t, exitDone, code)
+	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]")
 	b.set(func() { b.builds = []*wire.Build{one} })
 	code, _, said = ask("", "rm", "tiny.onnx")
-	require.Equal(t, exitDone, code)
+	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]", "one build is what was named")
 }

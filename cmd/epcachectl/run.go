@@ -10,13 +10,18 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // app is one call of the program.
 type app struct {
-	print *printer
+	print *term.Printer
 	stdin io.Reader
 
 	socket  string
@@ -42,7 +47,7 @@ const (
 
 // run is the program without its process, for main and for tests.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{print: newPrinter(stdout, stderr), stdin: stdin, replace: replaceProcess}
+	a := &app{print: term.NewPrinter(stdout, stderr), stdin: stdin, replace: replaceProcess}
 	return a.run(ctx, args)
 }
 
@@ -50,15 +55,15 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.stdin)
-	root.SetOut(a.print.out)
-	root.SetErr(a.print.err)
+	root.SetOut(a.print.Out)
+	root.SetErr(a.print.Err)
 	err := root.ExecuteContext(ctx)
-	var reported exitError
+	var reported exit.Status
 	if err != nil && !errors.As(err, &reported) {
-		a.print.failure(err)
+		a.print.Failure(err)
 	}
-	a.print.clear()
-	return exitCode(err)
+	a.print.Clear()
+	return exit.Code(err)
 }
 
 func (a *app) root() *cobra.Command {
@@ -70,7 +75,7 @@ daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it t
 or the system's. Where there is neither, every verb but status, doctor and stop has the user's own started, if epcached stands beside this
 program or in PATH, or EPCACHE_DAEMON names it; EPCACHE_AUTOSTART=0 keeps it from that.
 
-Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed, exitInterrupt),
+Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl list`,
 		SilenceUsage:  true,
@@ -86,21 +91,21 @@ Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFa
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		a.waitSet = cmd.Flags().Changed("wait")
 		if a.timeout < 0 || a.wait < 0 || a.wait > maxWait {
-			return usageError{fmt.Errorf("--timeout must not be negative, and --wait be 0 to %v", maxWait)}
+			return exit.Usage(fmt.Errorf("--timeout must not be negative, and --wait be 0 to %v", maxWait))
 		}
 		return nil
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		var wrong *pflag.InvalidValueError
 		if errors.As(err, &wrong) && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
-			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, brief(wrong.GetValue()))
+			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
 		}
-		return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
+		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
 	})
 	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
 		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.stopCommand(), a.versionCommand())
 	root.AddCommand(a.runCommand())
-	root.SetOut(a.print.out) // which cobra's completion keeps
+	root.SetOut(a.print.Out) // which cobra's completion keeps
 	addCompletion(root)
 	return root
 }
@@ -109,7 +114,7 @@ Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFa
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
+			return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
 		}
 		return nil
 	}
@@ -141,7 +146,7 @@ func (a *app) withTimeout(ctx context.Context, do func(context.Context) error) e
 		ctx, cancel = context.WithTimeout(ctx, a.timeout)
 		defer cancel()
 	}
-	return a.endedEarly(ctx, do(ctx), nil)
+	return exit.Early(ctx, do(ctx), a.timeout, nil)
 }
 
 // withReader is withDaemon for what only looks and prints when it has its answer: where the daemon goes away before, it is asked of the next one.
@@ -193,4 +198,21 @@ func anyExists(paths []string) bool {
 		}
 	}
 	return false
+}
+
+// printForScripts prints a reply for scripts, with whether nothing was done.
+func printForScripts(p *term.Printer, dryRun bool, reply proto.Message) error {
+	out := jsonout.Of(reply)
+	out["dry_run"] = dryRun
+	return p.JSON(out)
+}
+
+// showing shows how far a question to the daemon is that goes through the whole store; it may be asked in several requests.
+func (a *app) showing(ask func(progress func(*wire.Progress)) error) error {
+	show := term.NewPhases(a.print, false, 1)
+	defer show.End()
+	return ask(func(p *wire.Progress) {
+		p.ElapsedMs = time.Since(show.Start).Milliseconds()
+		show.Phase("", p)
+	})
 }

@@ -30,8 +30,8 @@ func runChild(cmd *exec.Cmd) (childStatus, error) {
 				cmd.Process.Signal(s) // it may have ended this moment, which Wait tells
 			}
 		case err := <-ended:
-			var exit *exec.ExitError
-			if err != nil && !errors.As(err, &exit) {
+			var failed *exec.ExitError
+			if err != nil && !errors.As(err, &failed) {
 				return childStatus{}, err
 			}
 			return childStatusOf(cmd.ProcessState), nil

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
 // runSummary is what run --json prints. The names are a contract for scripts.
@@ -60,7 +63,7 @@ func summaryOf(events []runEvent, more bool) *runSummary {
 	case s.Pythons == 0:
 		s.note("no Python was reached: the program is in another language, or its Python was told to ignore its environment or to start without site (-I, -E, -S)")
 	case !imported && len(s.Notes) == 0:
-		s.note("onnxruntime was not imported, in " + counted(s.Pythons, "Python process"))
+		s.note("onnxruntime was not imported, in " + term.Counted(s.Pythons, "Python process"))
 	case len(s.Sessions) == 0 && len(s.Notes) == 0:
 		s.note("no session was made with onnxruntime")
 	}
@@ -97,10 +100,10 @@ func (r *runCall) summarise(log *runLog) error {
 		return s.writeFile(r.report, r.app.json)
 	}
 	if r.app.json {
-		return s.writeJSON(p.err)
+		return s.writeJSON(p.Err)
 	}
 	for _, line := range s.lines(r.report != "") {
-		p.note("run: " + line)
+		p.Note("run: " + line)
 	}
 	return nil
 }
@@ -141,12 +144,12 @@ func (s *runSummary) lines(all bool) []string {
 
 func (s *runSummary) total() string {
 	var parts []string
-	for _, outcome := range sorted(s.Outcomes) {
+	for _, outcome := range slices.Sorted(maps.Keys(s.Outcomes)) {
 		parts = append(parts, fmt.Sprintf("%d %s", s.Outcomes[outcome], outcome))
 	}
-	text := fmt.Sprintf("%s: %s", counted(len(s.Sessions), "session"), strings.Join(parts, ", "))
+	text := fmt.Sprintf("%s: %s", term.Counted(len(s.Sessions), "session"), strings.Join(parts, ", "))
 	if s.SavedSeconds > 0 {
-		text += fmt.Sprintf("; %s of compiling saved", seconds(s.SavedSeconds))
+		text += fmt.Sprintf("; %s of compiling saved", term.Seconds(s.SavedSeconds))
 	}
 	return text
 }
@@ -174,16 +177,16 @@ func grouped(sessions []runEvent) []*sameSessions {
 }
 
 func (g *sameSessions) line() string {
-	text := fmt.Sprintf("%s %s on %s", printable(g.Outcome), printable(filepath.Base(g.Model)), printable(firstOf(g.Providers)))
+	text := fmt.Sprintf("%s %s on %s", term.Printable(g.Outcome), term.Printable(filepath.Base(g.Model)), term.Printable(firstOf(g.Providers)))
 	if g.count > 1 {
 		text += fmt.Sprintf(" (%d sessions)", g.count)
 	}
 	if !g.inPlace() {
-		return text + ": " + printable(inShort(g.Why))
+		return text + ": " + term.Printable(inShort(g.Why))
 	}
-	text += fmt.Sprintf(": ready in %s", seconds(g.AcquireSeconds+g.LoadSeconds))
+	text += fmt.Sprintf(": ready in %s", term.Seconds(g.AcquireSeconds+g.LoadSeconds))
 	if g.CompileSeconds > 0 {
-		text += fmt.Sprintf(", compiling took %s", seconds(g.CompileSeconds))
+		text += fmt.Sprintf(", compiling took %s", term.Seconds(g.CompileSeconds))
 	}
 	return text
 }

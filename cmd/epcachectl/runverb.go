@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -53,7 +54,7 @@ What run does not reach, and says nothing of unless it notices: programs in othe
 Runtime themselves (it notices a second libonnxruntime in a Python process), Python that ignores its environment ("python -I", "-E", frozen
 programs), onnxruntime before 1.24, ORTModule and onnxruntime_genai. See "epcachectl get --help" for programs that take the path of a model.
 
-Where PROGRAM could not be started:` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNotAllowed),
+Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
 		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
   epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
   epcachectl run --report=run.json --json -- python serve.py`,
@@ -80,60 +81,60 @@ func (r *runCall) run(ctx context.Context) error {
 	}
 	program, err := findProgram(r.program[0])
 	if err != nil {
-		return verbError{"run", r.program[0], err}
+		return exit.Failing("run", r.program[0], err)
 	}
 	hook, err := findHook()
 	if err != nil {
-		return verbError{"run", r.program[0], err}
+		return exit.Failing("run", r.program[0], err)
 	}
 	log, err := newRunLog()
 	if err != nil {
-		return verbError{"run", r.program[0], err}
+		return exit.Failing("run", r.program[0], err)
 	}
 	defer log.remove()
 	environment, err := r.environment(hook, log.path)
 	if err != nil {
-		return verbError{"run", r.program[0], err}
+		return exit.Failing("run", r.program[0], err)
 	}
-	r.app.print.clear()
+	r.app.print.Clear()
 	status, err := runChild(&exec.Cmd{
 		Path: program, Args: r.program, Env: environment,
-		Stdin: r.app.stdin, Stdout: r.app.print.out, Stderr: r.app.print.err,
+		Stdin: r.app.stdin, Stdout: r.app.print.Out, Stderr: r.app.print.Err,
 	})
 	if err != nil {
-		return verbError{"run", program, err}
+		return exit.Failing("run", program, err)
 	}
 	if err := r.summarise(log); err != nil {
-		r.app.print.failure(verbError{"run", program, err}) // and yet the program's own status counts
+		r.app.print.Failure(exit.Failing("run", program, err)) // and yet the program's own status counts
 	}
 	status.repeat()
 	if status.code == 0 {
 		return nil
 	}
-	return exitError(status.code)
+	return exit.Status(status.code)
 }
 
 func (r *runCall) check() error {
 	if len(r.program) == 0 {
-		return usageError{&hintedError{errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"}}
+		return exit.Usage(exit.Hint(errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"))
 	}
 	if len(r.request.eps) > 0 {
 		if err := r.request.complete(); err != nil {
 			return err
 		}
 	} else if len(r.request.early)+len(r.request.named) > 0 {
-		return usageError{errors.New("run: --option is for an --ep, and there is none")}
+		return exit.Usage(errors.New("run: --option is for an --ep, and there is none"))
 	}
 	switch r.onMiss {
 	case "wait", "background", "claim", "fail":
 	default:
-		return usageError{fmt.Errorf("run: --on-miss %q: it is wait, background, claim or fail", r.onMiss)}
+		return exit.Usage(fmt.Errorf("run: --on-miss %q: it is wait, background, claim or fail", r.onMiss))
 	}
 	if r.request.runtime == "" {
 		return nil
 	}
 	if found, err := filepath.Glob(filepath.Join(r.request.runtime, "onnxruntime*")); err != nil || len(found) == 0 {
-		return usageError{fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.runtime)}
+		return exit.Usage(fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.runtime))
 	}
 	return nil
 }
@@ -217,7 +218,7 @@ func findHook() (string, error) {
 			return filepath.Dir(found[len(found)-1]), nil
 		}
 	}
-	return "", &hintedError{missing("the Python package epcache does not stand beside epcachectl"), "pip install epcache brings both"}
+	return "", exit.Hint(exit.Missing("the Python package epcache does not stand beside epcachectl"), "pip install epcache brings both")
 }
 
 // hookPlaces are the folders, as patterns, that may hold the package, for a program in dir.

@@ -7,6 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -24,7 +27,7 @@ With --tensors it prints what the entry's files are made of instead: each tensor
 bytes stand, and which other builds have them. OpenVINO's binaries tell the names of their tensors, and so do graphs. In those of QNN and
 others the weights of the source model are looked for, as they are, as float16 and in the tiles that QNN makes of them, as long as
 that model is where it was when it was compiled; what is quantised or folded stays without a name.
-Builds that are not packed are compared for it with those that they share with.` + statusHelp(askingCodes...),
+Builds that are not packed are compared for it with those that they share with.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
   epcachectl show mobilenet.onnx --tensors`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -44,64 +47,64 @@ Builds that are not packed are compared for it with those that they share with.`
 func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
 	entry, err := entryOf(ctx, arg)
 	if err != nil {
-		return verbError{"show", arg, err}
+		return exit.Failing("show", arg, err)
 	}
 	reply, err := c.Show(ctx, &wire.Show{Entry: entry})
 	if err != nil {
-		return verbError{"show", arg, err}
+		return exit.Failing("show", arg, err)
 	}
 	if a.json {
-		out, builds := objectOf(reply, "history", "more"), objectsOf(reply.GetBuilds())
+		out, builds := jsonout.Of(reply, "history", "more"), jsonout.List(reply.GetBuilds())
 		for i, record := range reply.GetRecords()[:min(len(reply.GetRecords()), len(builds))] {
-			builds[i].(object)["record"] = raw(record)
+			builds[i].(jsonout.Object)["record"] = jsonout.Record(record)
 		}
 		out["builds"] = builds
-		return a.print.json(out)
+		return a.print.JSON(out)
 	}
 	for i, b := range reply.GetBuilds() {
 		record := ""
 		if i < len(reply.GetRecords()) {
 			record = reply.GetRecords()[i]
 		}
-		if err := a.print.build(b, record); err != nil {
+		if err := printBuild(a.print, b, record); err != nil {
 			return err
 		}
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.line("%s more: epcachectl list --model %s", counted(n, "build"), printable(brief(entry)))
+		a.print.Line("%s more: epcachectl list --model %s", term.Counted(n, "build"), term.Printable(term.Brief(entry)))
 	}
 	for _, event := range reply.GetHistory() {
-		a.print.line("history: %s", printable(event))
+		a.print.Line("history: %s", term.Printable(event))
 	}
 	return nil
 }
 
-// build prints one build, a fact a line.
-func (p *printer) build(b *wire.Build, record string) error {
+// printBuild prints one build, a fact a line.
+func printBuild(p *term.Printer, b *wire.Build, record string) error {
 	rows := [][]string{
 		{"build", b.GetBuild()},
 		{"request key", b.GetRequestKey()},
-		{"model", orDash(b.GetModelName())},
+		{"model", term.OrDash(b.GetModelName())},
 		{"model digest", b.GetModelDigest()},
-		{"ep", orDash(b.GetEp() + " " + b.GetEpVersion())},
+		{"ep", term.OrDash(b.GetEp() + " " + b.GetEpVersion())},
 		{"ep library", b.GetEpLibraryDigest()},
-		{"sdk version", orDash(b.GetSdkVersion())},
-		{"hardware", orDash(b.GetHardwareArchitecture())},
+		{"sdk version", term.OrDash(b.GetSdkVersion())},
+		{"hardware", term.OrDash(b.GetHardwareArchitecture())},
 		{"compatibility", judgement(b)},
-		{"says of itself", orDash(b.GetCompatibilityString())},
-		{"driver", orDash(b.GetDriverVersion())},
-		{"onnx runtime", orDash(b.GetOrtVersion())},
-		{"scope", orDash(b.GetScope())},
-		{"created", timeOf(b.GetCreatedMs()) + ", compiled in " + seconds(b.GetCompileSeconds())},
-		{"last used", timeOf(b.GetLastUsedMs()) + ", " + counted(b.GetHits(), "hit")},
+		{"says of itself", term.OrDash(b.GetCompatibilityString())},
+		{"driver", term.OrDash(b.GetDriverVersion())},
+		{"onnx runtime", term.OrDash(b.GetOrtVersion())},
+		{"scope", term.OrDash(b.GetScope())},
+		{"created", term.Time(b.GetCreatedMs()) + ", compiled in " + term.Seconds(b.GetCompileSeconds())},
+		{"last used", term.Time(b.GetLastUsedMs()) + ", " + term.Counted(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
-		{"space", byteSize(sizeOf(b)) + ", of which its removal would free " + byteSize(b.GetOwnBytes())},
+		{"space", term.Bytes(sizeOf(b)) + ", of which its removal would free " + term.Bytes(b.GetOwnBytes())},
 		{"kept", keptText(b)},
-		{"load check", orDash(b.GetLoadCheck())},
+		{"load check", term.OrDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
 	if by := b.GetMadeBy(); by != "" {
-		rows = append(rows, []string{"compiled by", printable(by) + ", with libraries of its own"})
+		rows = append(rows, []string{"compiled by", term.Printable(by) + ", with libraries of its own"})
 	}
 	if from := b.GetConvertedFrom(); from != "" {
 		rows = append(rows, []string{"converted from", from})
@@ -110,41 +113,41 @@ func (p *printer) build(b *wire.Build, record string) error {
 		rows = append(rows, []string{"output", fmt.Sprintf("as the model's, within %g", most)})
 	}
 	for i, m := range b.GetMembers() {
-		rows = append(rows, []string{fmt.Sprintf("model %d", i+1), printable(m.GetName()) + "  " + m.GetModelDigest() + "  " + printable(m.GetGraph())})
+		rows = append(rows, []string{fmt.Sprintf("model %d", i+1), term.Printable(m.GetName()) + "  " + m.GetModelDigest() + "  " + term.Printable(m.GetGraph())})
 	}
 	for _, f := range b.GetFiles() {
-		rows = append(rows, []string{"file", printable(f.GetName()) + "  " + byteSize(f.GetSize()) + "  " + f.GetDigest()})
+		rows = append(rows, []string{"file", term.Printable(f.GetName()) + "  " + term.Bytes(f.GetSize()) + "  " + f.GetDigest()})
 	}
 	if record != "" {
 		rows = append(rows, []string{"request", compactRecord(record)})
 	}
-	if err := p.table(rows); err != nil {
+	if err := p.Table(rows); err != nil {
 		return err
 	}
-	p.line("")
+	p.Line("")
 	return nil
 }
 
 // keptText says how a build is kept, in as many words as there are of it.
 func keptText(b *wire.Build) string {
 	if text := b.GetKeptText(); text != "" {
-		return printable(text)
+		return term.Printable(text)
 	}
-	return orDash(b.GetKeptAs())
+	return term.OrDash(b.GetKeptAs())
 }
 
 func compactRecord(record string) string {
 	compact, err := json.Marshal(json.RawMessage(record))
 	if err != nil {
-		return printable(record)
+		return term.Printable(record)
 	}
-	return printable(string(compact))
+	return term.Printable(string(compact))
 }
 
 func stateOf(b *wire.Build) string {
-	text := orDash(b.GetState())
+	text := term.OrDash(b.GetState())
 	if b.GetReason() != "" {
-		text += ": " + printable(b.GetReason())
+		text += ": " + term.Printable(b.GetReason())
 	}
 	if b.GetLeases() > 0 {
 		text += ", in use"

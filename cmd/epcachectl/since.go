@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
 )
 
@@ -31,5 +32,5 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 		}
 		return today, nil
 	}
-	return time.Time{}, fmt.Errorf("--since %q is neither a duration, such as 2h or 3d, nor a time, such as 2026-11-21, 14:30 or 2026-11-21T14:30:00Z", brief(text))
+	return time.Time{}, fmt.Errorf("--since %q is neither a duration, such as 2h or 3d, nor a time, such as 2026-11-21, 14:30 or 2026-11-21T14:30:00Z", term.Brief(text))
 }

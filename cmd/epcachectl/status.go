@@ -9,6 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -20,10 +23,10 @@ func sourcelessLine(s *wire.Sourceless) string {
 	}
 	var why []string
 	for _, one := range s.GetWhy() {
-		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), printable(one.GetText())))
+		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), term.Printable(one.GetText())))
 	}
 	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(),
-		counted(s.GetLooked(), "build"), strings.Join(why, "; "))
+		term.Counted(s.GetLooked(), "build"), strings.Join(why, "; "))
 }
 
 // usedBytes is what counts against the budget.
@@ -31,8 +34,8 @@ func usedBytes(s *wire.Space) int64 {
 	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()
 }
 
-func spaceOf(s *wire.Space) object {
-	out := objectOf(s)
+func spaceOf(s *wire.Space) jsonout.Object {
+	out := jsonout.Of(s)
 	out["used_bytes"] = usedBytes(s)
 	return out
 }
@@ -45,13 +48,13 @@ func (a *app) statusCommand() *cobra.Command {
 		Short: "print how the daemon is",
 		Long: `status prints the daemon's health: what it runs with, who the caller is to it, hits and the time they saved,
 and the space that is used. --watch prints it again and again until it is interrupted, also over restarts of the daemon; with
---json an object on each line.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+--json an object on each line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl status --json
   epcachectl status --watch --every 1s`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
-				return usageError{fmt.Errorf("--every %v: it is 100ms or more", every)}
+				return exit.Usage(fmt.Errorf("--every %v: it is 100ms or more", every))
 			}
 			if watch {
 				return a.watchStatus(cmd.Context(), every)
@@ -63,12 +66,12 @@ and the space that is used. --watch prints it again and again until it is interr
 					return err
 				}
 				for _, warning := range s.GetWarnings() {
-					a.print.warning(printable(warning))
+					a.print.Warning(term.Printable(warning))
 				}
 				if a.json {
-					return a.print.json(statusOf(s, c.Hello()))
+					return a.print.JSON(statusOf(s, c.Hello()))
 				}
-				return a.print.status(s, c.Hello())
+				return printStatusTable(a.print, s, c.Hello())
 			})
 		},
 	}
@@ -77,27 +80,27 @@ and the space that is used. --watch prints it again and again until it is interr
 	return cmd
 }
 
-func statusOf(s *wire.StatusReply, h *wire.HelloReply) object {
-	out := objectOf(s)
-	maps.Copy(out, objectOf(h, "uid", "scope", "rights"))
+func statusOf(s *wire.StatusReply, h *wire.HelloReply) jsonout.Object {
+	out := jsonout.Of(s)
+	maps.Copy(out, jsonout.Of(h, "uid", "scope", "rights"))
 	out["space"] = spaceOf(s.GetSpace())
 	return out
 }
 
-func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
-	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), orDash(h.GetScope()))
+func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) error {
+	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), term.OrDash(h.GetScope()))
 	if rights := h.GetRights(); len(rights) > 0 {
-		you += ", " + printable(strings.Join(rights, ", "))
+		you += ", " + term.Printable(strings.Join(rights, ", "))
 	}
 	uptime := time.Duration(s.GetUptimeSeconds() * float64(time.Second)).Round(time.Second)
 	rows := [][]string{
-		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", printable(s.GetVersion()), s.GetPid(), uptime)},
-		{"state", orDash(s.GetStateDirectory())},
-		{"socket", orDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
+		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", term.Printable(s.GetVersion()), s.GetPid(), uptime)},
+		{"state", term.OrDash(s.GetStateDirectory())},
+		{"socket", term.OrDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
 		{"you", you},
-		{"requests", strings.Join([]string{counted(s.GetHits(), "hit"), counted(s.GetMisses(), "miss"), counted(s.GetCompiles(), "compile"), counted(s.GetFailures(), "failure")}, ", ")},
-		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
-		{"now", counted(s.GetConnections(), "connection") + ", " + counted(s.GetJobs(), "job")},
+		{"requests", strings.Join([]string{term.Counted(s.GetHits(), "hit"), term.Counted(s.GetMisses(), "miss"), term.Counted(s.GetCompiles(), "compile"), term.Counted(s.GetFailures(), "failure")}, ", ")},
+		{"saved", term.Seconds(s.GetCompileSecondsSaved()) + " of compiling"},
+		{"now", term.Counted(s.GetConnections(), "connection") + ", " + term.Counted(s.GetJobs(), "job")},
 		{"space", spaceLine(s.GetSpace())},
 		{"", spaceDetails(s.GetSpace())},
 		{"sandbox", sandboxSummary(s.GetSandbox())},
@@ -105,7 +108,7 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
 		rows = append(rows, []string{"rebuilds", line})
 	}
-	return p.table(rows)
+	return p.Table(rows)
 }
 
 // startedBy says in words what started the daemon.
@@ -117,7 +120,7 @@ var startedBy = map[string]string{
 
 // spaceDetails says what else there is to know of the space.
 func spaceDetails(s *wire.Space) string {
-	parts := []string{byteSize(s.GetFreeBytes()) + " free"}
+	parts := []string{term.Bytes(s.GetFreeBytes()) + " free"}
 	for _, one := range []struct {
 		bytes int64
 		what  string
@@ -127,15 +130,15 @@ func spaceDetails(s *wire.Space) string {
 		{s.GetDeadBytes(), "not served"},
 	} {
 		if one.bytes > 0 {
-			parts = append(parts, byteSize(one.bytes)+" "+one.what)
+			parts = append(parts, term.Bytes(one.bytes)+" "+one.what)
 		}
 	}
-	parts = append(parts, counted(s.GetEvicted(), "build")+" evicted")
+	parts = append(parts, term.Counted(s.GetEvicted(), "build")+" evicted")
 	if s.GetToLookAt() > 0 {
-		parts = append(parts, counted(s.GetToLookAt(), "blob")+" still to be compared with others")
+		parts = append(parts, term.Counted(s.GetToLookAt(), "blob")+" still to be compared with others")
 	}
 	if s.GetUnkept() > 0 {
-		parts = append(parts, counted(s.GetUnkept(), "result")+" not kept")
+		parts = append(parts, term.Counted(s.GetUnkept(), "result")+" not kept")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
 	"time"
 
-	"golang.org/x/term"
-
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -26,7 +24,7 @@ func (a *app) watchStatus(ctx context.Context, every time.Duration) error {
 		if err == nil || !interrupted(err) || ctx.Err() != nil {
 			break
 		}
-		a.print.note("the daemon went away; waiting for it")
+		a.print.Note("the daemon went away; waiting for it")
 		client, err = a.reconnect(ctx)
 	}
 	if ctx.Err() != nil {
@@ -57,15 +55,15 @@ func (a *app) statusAgain(ctx context.Context, c *unixsock.Client, every time.Du
 // printAgain takes a terminal's screen, and puts an empty line between two anywhere else.
 func (a *app) printAgain(s *wire.StatusReply, h *wire.HelloReply, first bool) error {
 	if a.json {
-		return json.NewEncoder(a.print.out).Encode(statusOf(s, h))
+		return json.NewEncoder(a.print.Out).Encode(statusOf(s, h))
 	}
-	if f, ok := a.print.out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		a.print.line("\x1b[H\x1b[2J%s", time.Now().Format(time.DateTime))
+	if term.IsTerminal(a.print.Out) {
+		a.print.Line("\x1b[H\x1b[2J%s", time.Now().Format(time.DateTime))
 	} else if !first {
-		a.print.line("")
+		a.print.Line("")
 	}
 	for _, warning := range s.GetWarnings() {
-		a.print.line("warning: %s", printable(warning))
+		a.print.Line("warning: %s", term.Printable(warning))
 	}
-	return a.print.status(s, h)
+	return printStatusTable(a.print, s, h)
 }

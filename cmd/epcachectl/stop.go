@@ -5,6 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -27,7 +30,7 @@ applications hold stay valid. It returns when the process has ended, so that its
 It prints what would start a daemon again. It is for the daemon's own user and for administrators.
 
 No daemon is started to be stopped, but systemd starts one when stop connects to a socket of systemd's.` +
-			statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl stop
   epcachectl stop --json --socket /run/epcached/epcached.sock`,
 		Args: usageArgs(cobra.NoArgs),
@@ -44,17 +47,17 @@ func (a *app) stop(ctx context.Context, c *unixsock.Client) error {
 		return err
 	}
 	if err := c.Stop(ctx); err != nil {
-		return during("stop", err)
+		return exit.During("stop", err)
 	}
 	again := startsAgain[s.GetStartedBy()]
 	if a.json {
-		out := objectOf(s, "pid", "socket", "state_directory", "started_by")
+		out := jsonout.Of(s, "pid", "socket", "state_directory", "started_by")
 		out["again"] = again // what starts a daemon again, and how to prevent it; "": nothing does
-		return a.print.json(out)
+		return a.print.JSON(out)
 	}
-	a.print.line("stopped epcached, pid %d, at %s", s.GetPid(), printable(s.GetSocket()))
+	a.print.Line("stopped epcached, pid %d, at %s", s.GetPid(), term.Printable(s.GetSocket()))
 	if again != "" {
-		a.print.hint(again)
+		a.print.Hint(again)
 	}
 	return nil
 }

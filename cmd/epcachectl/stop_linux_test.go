@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -21,7 +22,7 @@ func TestStopWaitsForTheEndOfTheProcess(t *testing.T) {
 	done := make(chan result, 1)
 	go func() { done <- call(t, "stop") }()
 	limited := call(t, "status") // the daemon answers meanwhile
-	require.Equal(t, exitDone, limited.code)
+	require.Equal(t, exit.Done, limited.code)
 	select {
 	case got := <-done:
 		require.Fail(t, "it did not wait", got.out+got.err)
@@ -29,7 +30,7 @@ func TestStopWaitsForTheEndOfTheProcess(t *testing.T) {
 	}
 	require.NoError(t, end.Close())
 	got := <-done
-	require.Equal(t, exitDone, got.code, got.err)
+	require.Equal(t, exit.Done, got.code, got.err)
 	require.Equal(t, "stopped epcached, pid 77, at /run/s\n", got.out)
 	require.Empty(t, got.err)
 }
@@ -64,13 +65,13 @@ func TestStopThatIsNotAllowed(t *testing.T) {
 	}
 	b.serve()
 	got := call(t, "stop")
-	require.Equal(t, exitNotAllowed, got.code)
+	require.Equal(t, exit.NotAllowed, got.code)
 	require.Equal(t, "epcachectl: stop: the daemon of uid 5\nepcachectl: hint: be uid 5\n", got.err)
 }
 
 func TestStopStartsNoDaemon(t *testing.T) {
 	dir := emptyHome(t, `touch "$HOME/told"`+"\n")
-	require.Equal(t, exitNoDaemon, call(t, "stop").code)
+	require.Equal(t, exit.NoDaemon, call(t, "stop").code)
 	require.NoFileExists(t, dir+"/told")
 }
 
@@ -94,6 +95,6 @@ func TestStopOfAnotherProgramFindsNoDaemon(t *testing.T) {
 		}
 	}()
 	got := call(t, "stop", "--wait", "100ms", "--socket", path)
-	require.Equal(t, exitNoDaemon, got.code, got.err)
+	require.Equal(t, exit.NoDaemon, got.code, got.err)
 	require.Contains(t, got.err, path)
 }

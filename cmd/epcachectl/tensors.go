@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -22,22 +25,22 @@ func digestAt(r *wire.LayoutReply, at uint32) string {
 func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg string) error {
 	entry, err := entryOf(ctx, arg)
 	if err != nil {
-		return verbError{"show", arg, err}
+		return exit.Failing("show", arg, err)
 	}
 	reply, err := c.Layout(ctx, &wire.Layout{Entries: []string{entry}, Tensors: true})
 	if err != nil {
-		return verbError{"show", arg, err}
+		return exit.Failing("show", arg, err)
 	}
 	if a.json {
-		return a.print.json(objectOf(reply))
+		return a.print.JSON(jsonout.Of(reply))
 	}
 	for _, f := range reply.GetFiles() {
-		if err := a.print.tensors(reply, f); err != nil {
+		if err := printTensors(a.print, reply, f); err != nil {
 			return err
 		}
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.line("and %s more, %s", counted(n, "file"), byteSize(reply.GetMoreBytes()))
+		a.print.Line("and %s more, %s", term.Counted(n, "file"), term.Bytes(reply.GetMoreBytes()))
 	}
 	return nil
 }
@@ -47,29 +50,29 @@ func compressedText(f *wire.LaidFile) string {
 	if f.GetCompressedBytes() == 0 {
 		return ""
 	}
-	return ", " + byteSize(f.GetCompressedBytes()) + " of it compressed"
+	return ", " + term.Bytes(f.GetCompressedBytes()) + " of it compressed"
 }
 
-func (p *printer) tensors(r *wire.LayoutReply, f *wire.LaidFile) error {
+func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) error {
 	form := ""
 	if f.GetPacked() {
 		form = ", packed" + compressedText(f)
 	}
-	p.line("%s: %s of build %s by %s%s%s", orDash(f.GetName()), byteSize(f.GetSize()),
-		short(f.GetBuild()), orDash(f.GetEp()), shapesText(f.GetShapes()), form)
+	p.Line("%s: %s of build %s by %s%s%s", term.OrDash(f.GetName()), term.Bytes(f.GetSize()),
+		term.Short(f.GetBuild()), term.OrDash(f.GetEp()), shapesText(f.GetShapes()), form)
 	named := percent(f.GetNamedBytes(), f.GetSize())
 	switch {
 	case f.GetUnknown() != "":
-		p.line("  no names: %s", printable(f.GetUnknown()))
+		p.Line("  no names: %s", term.Printable(f.GetUnknown()))
 	case f.GetNamedBy() != "":
 		rest := "; the rest has no names"
 		if f.GetNamedBytes() >= f.GetSize() {
 			rest = ""
 		}
-		p.line("  %s of it are weights of %s, found by their bytes%s", named,
-			printable(f.GetNamedBy()), rest)
+		p.Line("  %s of it are weights of %s, found by their bytes%s", named,
+			term.Printable(f.GetNamedBy()), rest)
 	case f.GetNamedBytes() > 0:
-		p.line("  %s of it are tensors that it names itself", named)
+		p.Line("  %s of it are tensors that it names itself", named)
 	}
 	rows := [][]string{}
 	if len(f.GetTensors()) > 0 {
@@ -78,18 +81,18 @@ func (p *printer) tensors(r *wire.LayoutReply, f *wire.LaidFile) error {
 	for _, t := range together(f.GetTensors()) {
 		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), t.sizeText(),
 			t.typeText(),
-			percent(t.shared, t.length), orDash(t.first.GetName()), t.holderText(r, f),
+			percent(t.shared, t.length), term.OrDash(t.first.GetName()), t.holderText(r, f),
 			sharersText(f, t.with)})
 	}
 	if len(rows) > 0 {
-		if err := p.table(rows); err != nil {
+		if err := p.Table(rows); err != nil {
 			return err
 		}
 	}
 	if f.GetMoreTensors() > 0 {
-		p.line("  and %d smaller ones", f.GetMoreTensors())
+		p.Line("  and %d smaller ones", f.GetMoreTensors())
 	}
-	p.line("")
+	p.Line("")
 	return nil
 }
 
@@ -136,9 +139,9 @@ func together(all []*wire.Placed) (rows []placedRow) {
 
 func (r *placedRow) sizeText() string {
 	if r.ranges > 1 {
-		return fmt.Sprintf("%s in %d ranges", byteSize(r.length), r.ranges)
+		return fmt.Sprintf("%s in %d ranges", term.Bytes(r.length), r.ranges)
 	}
-	return byteSize(r.length)
+	return term.Bytes(r.length)
 }
 
 func (r *placedRow) typeText() string {
@@ -150,7 +153,7 @@ func (r *placedRow) typeText() string {
 	if t.GetForm() != "" && t.GetForm() != "as in the model" {
 		what += " as " + t.GetForm()
 	}
-	return orDash(what)
+	return term.OrDash(what)
 }
 
 func (r *placedRow) holderText(l *wire.LayoutReply, f *wire.LaidFile) string {
@@ -161,9 +164,9 @@ func (r *placedRow) holderText(l *wire.LayoutReply, f *wire.LaidFile) string {
 	case digestAt(l, at) == f.GetDigest():
 		return "this file"
 	}
-	text := short(digestAt(l, at))
+	text := term.Short(digestAt(l, at))
 	if by := l.GetHeldBy(); int(at) < len(by) && by[at].GetBuild() != "" {
-		text += " of " + orDash(by[at].GetModelName()) + " " + short(by[at].GetBuild())
+		text += " of " + term.OrDash(by[at].GetModelName()) + " " + term.Short(by[at].GetBuild())
 	} else {
 		text += " of no listed build"
 	}
@@ -178,7 +181,7 @@ func shapesText(shapes string) string {
 	if shapes == "" {
 		return ""
 	}
-	return ", " + printable(shapes)
+	return ", " + term.Printable(shapes)
 }
 
 // percent is a part of a whole, "-" for none; all is said of nothing less.
@@ -198,10 +201,10 @@ func sharersText(f *wire.LaidFile, with []uint32) string {
 	for _, at := range with[:min(len(with), 2)] {
 		if int(at) < len(f.GetSharers()) {
 			s := f.GetSharers()[at]
-			names = append(names, orDash(s.GetModelName())+" "+short(s.GetBuild()))
+			names = append(names, term.OrDash(s.GetModelName())+" "+term.Short(s.GetBuild()))
 		}
 	}
-	text := orDash(strings.Join(names, ", "))
+	text := term.OrDash(strings.Join(names, ", "))
 	if n := len(with) - len(names); n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}

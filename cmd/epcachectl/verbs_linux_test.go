@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -18,7 +20,7 @@ import (
 func TestList(t *testing.T) {
 	newStandIn(t).serve()
 	r := call(t, "list")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, 3, strings.Count(r.out, "\n"), "a head and the builds of both pages")
 	builds := said(t, call(t, "list", "--json"))
 	require.Len(t, builds, 2)
@@ -52,7 +54,7 @@ func TestShow(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	r := call(t, "show", "tiny")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "history: compiled")
 	require.Equal(t, []string{"show tiny"}, b.changed())
 	var out struct {
@@ -72,7 +74,7 @@ func TestModelAsEntry(t *testing.T) {
 	digest, err := cas.Sum(context.Background(), strings.NewReader(string(text)), 0, int64(len(text)))
 	require.NoError(t, err)
 	for _, args := range [][]string{{"show", model}, {"invalidate", model, "--reason", "why"}, {"rm", model}} {
-		require.Equal(t, exitDone, call(t, args...).code)
+		require.Equal(t, exit.Done, call(t, args...).code)
 	}
 	require.Equal(t, []string{"show " + digest.String(), "invalidate " + digest.String() + " why", "remove " + digest.String()}, b.changed())
 }
@@ -82,12 +84,12 @@ func TestChangesAndDryRun(t *testing.T) {
 	b.serve()
 	require.Equal(t, "would withhold tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "invalidate", "x", "-n").out)
 	require.Equal(t, "would delete tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB would be freed\n", call(t, "rm", "x", "-n").out)
-	require.Equal(t, exitDone, call(t, "rm", "--all", "-n").code)
+	require.Equal(t, exit.Done, call(t, "rm", "--all", "-n").code)
 	require.Empty(t, b.changed())
 	require.Equal(t, "deleted tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB freed\n", call(t, "rm", "--all").out)
 	require.Equal(t, []string{"remove "}, b.changed())
 	for _, args := range [][]string{{"rm"}, {"rm", "--all", "x"}, {"invalidate"}} {
-		require.Equal(t, exitUsage, call(t, args...).code, args)
+		require.Equal(t, exit.BadUsage, call(t, args...).code, args)
 	}
 	out := said(t, call(t, "rm", "x", "-n", "--json"))
 	require.Equal(t, true, at(t, out, "dry_run"))
@@ -101,9 +103,9 @@ func TestPins(t *testing.T) {
 	require.Empty(t, b.changed())
 	require.Equal(t, "pinned tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "pin", "x", "y").out)
 	require.Equal(t, true, at(t, said(t, call(t, "pin", "x", "--json")), "builds", 0, "pinned"))
-	require.Equal(t, exitDone, call(t, "unpin", "x").code)
+	require.Equal(t, exit.Done, call(t, "unpin", "x").code)
 	require.Equal(t, []string{"pin x y", "pin x", "unpin x"}, b.changed())
-	require.Equal(t, exitUsage, call(t, "pin").code)
+	require.Equal(t, exit.BadUsage, call(t, "pin").code)
 	b.set(func() { b.builds = []*wire.Build{{Build: "cd", State: "current", Pinned: true}} })
 	require.Contains(t, call(t, "list").out, "current, pinned")
 	require.Contains(t, call(t, "show", "x").out, "current, pinned")
@@ -112,22 +114,22 @@ func TestPins(t *testing.T) {
 func TestCheckFindsDamage(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, result{exitDone, "1 build, 2 files, 0 B: no damage\n", ""}, call(t, "check"))
+	require.Equal(t, result{exit.Done, "1 build, 2 files, 0 B: no damage\n", ""}, call(t, "check"))
 	leftover := &wire.Finding{Kind: "leftover", Object: "x"}
 	damage := &wire.Finding{Kind: "damaged", Object: "y", Detail: "one byte", Builds: []string{"0123456789abcdef"}}
 	b.set(func() { b.findings = []*wire.Finding{leftover} })
-	require.Equal(t, exitDone, call(t, "check", "--deep").code, "a leftover is no damage")
+	require.Equal(t, exit.Done, call(t, "check", "--deep").code, "a leftover is no damage")
 	b.set(func() { b.findings = []*wire.Finding{leftover, damage} })
 	r := call(t, "check", "--quick")
-	require.Equal(t, exitDamage, r.code)
+	require.Equal(t, exit.Damage, r.code)
 	require.Contains(t, r.out, "damaged y: one byte\n  needed by build 0123456789ab\n")
 	require.Empty(t, r.err, "it is the result, not a failure")
-	require.Equal(t, exitUsage, call(t, "check", "--quick", "--deep").code)
-	require.Equal(t, exitUsage, call(t, "check", "--space", "--repair").code)
+	require.Equal(t, exit.BadUsage, call(t, "check", "--quick", "--deep").code)
+	require.Equal(t, exit.BadUsage, call(t, "check", "--space", "--repair").code)
 	require.NotContains(t, b.changed(), "repair")
-	require.Equal(t, exitDamage, call(t, "check", "--deep", "--repair").code, "it was found")
+	require.Equal(t, exit.Damage, call(t, "check", "--deep", "--repair").code, "it was found")
 	require.Contains(t, b.changed(), "repair")
-	require.Equal(t, exitDamage, call(t, "check", "--json").code)
+	require.Equal(t, exit.Damage, call(t, "check", "--json").code)
 }
 
 func TestStatus(t *testing.T) {
@@ -157,7 +159,7 @@ func TestProbeFindHasOneExitStatusInBothForms(t *testing.T) {
 
 func TestProbeFindNothing(t *testing.T) {
 	r := call(t, "probe", "--find", "--runtime", t.TempDir())
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, "libonnxruntime.so")
 }
 
@@ -173,7 +175,7 @@ func TestKey(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep, "--json")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, wire.OnMiss_KEY_ONLY, b.first().GetOnMiss())
 	require.JSONEq(t, `{"request_key":"`+strings.Repeat("ab", 32)+`","model_digest":"`+strings.Repeat("ef", 32)+`","record":{"version":1}}`, r.out)
 }
@@ -182,18 +184,18 @@ func TestInspect(t *testing.T) {
 	t.Setenv(unixsock.SocketVariable, "/nonexistent") // it needs no daemon
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "inspect", model)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `opset +ai.onnx 17`, r.out)
 	var out inspected
 	require.NoError(t, json.Unmarshal([]byte(call(t, "inspect", model, "--json").out), &out))
 	require.EqualValues(t, 8, out.IRVersion)
 	require.Len(t, out.ModelDigest, 64)
 
-	require.Equal(t, exitNotFound, call(t, "inspect", filepath.Join(t.TempDir(), "none")).code)
+	require.Equal(t, exit.NotFound, call(t, "inspect", filepath.Join(t.TempDir(), "none")).code)
 	garbage := filepath.Join(t.TempDir(), "garbage")
 	require.NoError(t, os.WriteFile(garbage, []byte("this is no model"), 0o600))
 	r = call(t, "inspect", garbage)
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.True(t, strings.HasPrefix(r.err, `epcachectl: inspect "`+garbage+`": `), r.err)
 }
 
@@ -201,7 +203,7 @@ func TestInspect(t *testing.T) {
 func TestInspectShowsAllAttributes(t *testing.T) {
 	model := compiledModel(t, t.TempDir())
 	r := call(t, "inspect", model)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	for _, line := range []string{"notes = made by hand", "max_size = 4096", "tuning = fast", "table = 8192 bytes"} {
 		require.Regexp(t, `(?m)^ +`+line+`$`, r.out)
 	}
@@ -222,7 +224,7 @@ func TestKeyOfACompiledModel(t *testing.T) {
 	}
 	b.serve()
 	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep)
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Empty(t, r.out)
 	require.Contains(t, r.err, "it is compiled already, and nothing is looked up for it")
 }
@@ -233,7 +235,7 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 	b.serve()
 	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		r := call(t, args...)
-		require.Equal(t, exitNotAllowed, r.code, args)
+		require.Equal(t, exit.NotAllowed, r.code, args)
 		require.Contains(t, r.err, "not yours\nepcachectl: hint: ask\n")
 		require.Empty(t, r.out)
 	}
@@ -242,26 +244,26 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 func TestNoDaemon(t *testing.T) {
 	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
 	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
-		require.Equal(t, exitNoDaemon, call(t, append(args, "--wait=0")...).code, args)
+		require.Equal(t, exit.NoDaemon, call(t, append(args, "--wait=0")...).code, args)
 	}
-	require.Equal(t, exitDone, call(t, "version").code)
-	require.Equal(t, exitDone, call(t, "completion", "bash").code)
+	require.Equal(t, exit.Done, call(t, "version").code)
+	require.Equal(t, exit.Done, call(t, "completion", "bash").code)
 }
 
 // Every verb has help with an example and its exit codes, and --json.
 func TestHelp(t *testing.T) {
-	root := (&app{print: newPrinter(os.Stdout, os.Stderr)}).root()
+	root := (&app{print: term.NewPrinter(os.Stdout, os.Stderr)}).root()
 	for _, cmd := range root.Commands() {
 		r := call(t, cmd.Name(), "--help")
-		require.Equal(t, exitDone, r.code)
+		require.Equal(t, exit.Done, r.code)
 		require.Contains(t, r.out, "Exit status: 0 done", cmd.Name())
 		require.Contains(t, r.out, "Examples:\n  epcachectl "+cmd.Name())
 		require.Contains(t, r.out, "--json")
 	}
-	require.Equal(t, exitUsage, call(t, "frobnicate").code)
+	require.Equal(t, exit.BadUsage, call(t, "frobnicate").code)
 }
 
 func TestNamesCannotDrive(t *testing.T) {
-	require.Equal(t, `"\x1b[2J"`, printable("\x1b[2J"))
-	require.Equal(t, "modèle.onnx", printable("modèle.onnx"))
+	require.Equal(t, `"\x1b[2J"`, term.Printable("\x1b[2J"))
+	require.Equal(t, "modèle.onnx", term.Printable("modèle.onnx"))
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -10,14 +12,14 @@ func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "print this program's version",
-		Long:    "version prints the version of epcachectl and of the protocol that it speaks. The daemon's own is in status." + statusHelp(exitDone, exitUsage),
+		Long:    "version prints the version of epcachectl and of the protocol that it speaks. The daemon's own is in status." + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl version",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
-				return a.print.json(object{"version": version, "protocol": unixsock.Version})
+				return a.print.JSON(jsonout.Object{"version": version, "protocol": unixsock.Version})
 			}
-			a.print.line("epcachectl %s (protocol %d)", version, unixsock.Version)
+			a.print.Line("epcachectl %s (protocol %d)", version, unixsock.Version)
 			return nil
 		},
 	}

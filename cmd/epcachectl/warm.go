@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -36,7 +38,7 @@ nothing. Models in a DIR that FILE does not list are compiled as the flags say.
 
 With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
 them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
-			statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed, exitInterrupt) + `
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt) + `
 Done means that all are there or queued, with --follow that all are there.`,
 		Example: `  epcachectl warm models/ --ep OpenVINOExecutionProvider:CPU
   epcachectl warm det.onnx rec.onnx --ep QNNExecutionProvider --option soc_model=60 --follow
@@ -62,10 +64,10 @@ Done means that all are there or queued, with --follow that all are there.`,
 				if path := w.needsEP(); path != "" {
 					err := g.request.onlyEP(ctx, c, a)
 					if err != nil && file != "" {
-						return verbError{"warm", path, err} // others have one in the file
+						return exit.Failing("warm", path, err) // others have one in the file
 					}
 					if err != nil {
-						return during("warm", err)
+						return exit.During("warm", err)
 					}
 				}
 				asks, err := w.asks()
@@ -88,9 +90,9 @@ Done means that all are there or queued, with --follow that all are there.`,
 // warm asks for everything, again for what the daemon had no room for, and prints what came of it.
 func (g *getCall) warm(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
 	follow bool) error {
-	show := newPhases(g.app.print, g.progress, len(asks))
+	show := term.NewPhases(g.app.print, g.progress, len(asks))
 	results := acquireEach(ctx, c, asks, onMiss, show)
-	show.end()
+	show.End()
 	closeViews(results)
 	g.askAgain(ctx, c, asks, results, onMiss)
 	if follow {
@@ -120,10 +122,10 @@ func modelsBelow(args []string) ([]string, error) {
 			return err
 		})
 		if err != nil {
-			return nil, verbError{"warm", arg, plainPathError(err)}
+			return nil, exit.Failing("warm", arg, plainPathError(err))
 		}
 		if len(models) == before {
-			return nil, verbError{"warm", arg, &hintedError{missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"}}
+			return nil, exit.Failing("warm", arg, exit.Hint(exit.Missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"))
 		}
 	}
 	return models, nil
@@ -145,8 +147,8 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, 
 	if !slices.ContainsFunc(results, func(r got) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
 		return
 	}
-	show := newPhases(g.app.print, g.progress, len(results))
-	defer show.end()
+	show := term.NewPhases(g.app.print, g.progress, len(results))
+	defer show.End()
 	var jobs []*got // that may still be under way, in the order in which they were taken
 	for i := range results {
 		if results[i].reply.GetJob() != "" {
@@ -160,8 +162,8 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, 
 			jobs = jobs[1:]
 			// How it ends is looked at by who follows it; here it only has to.
 			_, _ = before.asked(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
-				func(p *wire.Progress) { show.phase(before.path, p) })
-			show.done(before.path)
+				func(p *wire.Progress) { show.Phase(before.path, p) })
+			show.Done(before.path)
 			*r = asks[i].acquire(ctx, c, onMiss, show)
 			closeViews([]got{*r})
 			if r.reply.GetJob() != "" {
@@ -173,20 +175,20 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, 
 
 // followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
 func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, asks []ask, results []got) {
-	show := newPhases(g.app.print, g.progress || !g.app.print.terminal && !g.app.json, len(results))
-	defer show.end()
+	show := term.NewPhases(g.app.print, g.progress || !g.app.print.Terminal && !g.app.json, len(results))
+	defer show.End()
 	places := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
 	for i := range results {
 		r := &results[i]
 		if r.err != nil || r.reply.GetJob() == "" {
-			show.done(r.path)
+			show.Done(r.path)
 			continue
 		}
 		places <- struct{}{}
 		all.Go(func() {
 			defer func() { <-places }()
-			defer show.done(r.path)
+			defer show.Done(r.path)
 			asks[i].follow(ctx, c, r, show)
 		})
 	}
@@ -195,20 +197,20 @@ func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, asks []ask,
 
 // follow waits for one job. A job that is not known any more has ended, or went with a daemon that was restarted: asking
 // again tells.
-func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *phases) {
+func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *term.Phases) {
 	for range mostAsks {
 		job, err := r.asked(c).Follow(ctx, &wire.Follow{Job: r.reply.GetJob()},
-			func(p *wire.Progress) { show.phase(r.path, p) })
+			func(p *wire.Progress) { show.Phase(r.path, p) })
 		if err == nil {
 			r.job = job
 			if failed := jobError(job); failed != nil {
-				r.err = verbError{"compile", r.path, failed}
+				r.err = exit.Failing("compile", r.path, failed)
 			}
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = k.call.app.endedEarly(ctx, verbError{"follow", r.path, err}, func() (string, string) {
-				return "", "the compile goes on; wait for it: epcachectl jobs follow " + printable(short(r.reply.GetJob()))
+			r.err = exit.Early(ctx, exit.Failing("follow", r.path, err), k.call.app.timeout, func() (string, string) {
+				return "", "the compile goes on; wait for it: epcachectl jobs follow " + term.Printable(term.Short(r.reply.GetJob()))
 			})
 			return
 		}
@@ -218,5 +220,5 @@ func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *phase
 			return
 		}
 	}
-	r.err = verbError{"follow", r.path, errors.New("its job is gone as often as it is asked for; see epcachectl jobs")}
+	r.err = exit.Failing("follow", r.path, errors.New("its job is gone as often as it is asked for; see epcachectl jobs"))
 }

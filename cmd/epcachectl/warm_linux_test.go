@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -19,7 +20,7 @@ func TestGetInTheBackground(t *testing.T) {
 	b.queue()
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
-	require.Equal(t, result{exitDone, "queued " + model + ": job j1\n", ""}, call(t, "get", model, ep, "--on-miss", "background", "--keep-going"))
+	require.Equal(t, result{exit.Done, "queued " + model + ": job j1\n", ""}, call(t, "get", model, ep, "--on-miss", "background", "--keep-going"))
 	require.Equal(t, wire.OnMiss_BACKGROUND, b.first().GetOnMiss())
 	require.True(t, b.first().GetKeepGoing())
 	list := said(t, call(t, "get", model, ep, "--on-miss", "background", "--json"))
@@ -29,7 +30,7 @@ func TestGetInTheBackground(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	for _, more := range [][]string{{"--out", out}, {"--", "cat", "{}"}} {
 		r := call(t, append([]string{"get", model, ep, "--on-miss", "background"}, more...)...)
-		require.Equal(t, exitNotFound, r.code, "nothing is there to copy or to run with")
+		require.Equal(t, exit.NotFound, r.code, "nothing is there to copy or to run with")
 		require.Contains(t, r.err, "it is being compiled")
 		require.Contains(t, r.err, "hint: wait for it: epcachectl jobs follow j1\n")
 		require.NoDirExists(t, out)
@@ -52,7 +53,7 @@ func TestWarm(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("model"), 0o600))
 	}
 	r := call(t, "warm", dir, ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `^queued `+dir+`/one.onnx: job j1\nhit `+dir+`/sub/two.onnx: .*\n$`, r.out, "what was compiled is no model, and what is hidden is not for this")
 	require.Empty(t, r.err)
 	require.NotContains(t, b.changed(), "follow j1")
@@ -60,14 +61,14 @@ func TestWarm(t *testing.T) {
 	r = call(t, "warm", filepath.Join(dir, "sub"), ep, "-n")
 	require.Contains(t, r.out, "would hit")
 	empty := t.TempDir()
-	require.Equal(t, result{exitNotFound, "", fmt.Sprintf("epcachectl: warm %q: no model is in it: no *.onnx file that is not *_ctx.onnx\n", empty) +
+	require.Equal(t, result{exit.NotFound, "", fmt.Sprintf("epcachectl: warm %q: no model is in it: no *.onnx file that is not *_ctx.onnx\n", empty) +
 		"epcachectl: hint: name the models themselves if they are called otherwise\n"}, call(t, "warm", empty, ep))
 	for _, verb := range []string{"warm", "key", "why", "get"} {
 		require.Contains(t, call(t, verb, "nosuch.onnx", ep).err, verb+` "nosuch.onnx": no such file or directory`)
 	}
-	require.Equal(t, exitUsage, call(t, "warm", ep).code)
+	require.Equal(t, exit.BadUsage, call(t, "warm", ep).code)
 	b.set(func() { b.runtimes = twoEPs() })
-	require.Equal(t, exitUsage, call(t, "warm", dir).code, "which execution provider?")
+	require.Equal(t, exit.BadUsage, call(t, "warm", dir).code, "which execution provider?")
 }
 
 // pipeline writes a pipeline file beside models that it may list.
@@ -108,7 +109,7 @@ session_options = { "session.x64quantprecision" = 1 }
 		}
 	})
 	r := call(t, "warm", filepath.Dir(file), "--pipeline", file, "--ep", "D", "--dim", "batch=4", "--dim", "height=1", "--json")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	asked := map[string]*wire.Acquire{}
 	b.set(func() {
 		for _, a := range b.asked {
@@ -131,12 +132,12 @@ session_options = { "session.x64quantprecision" = 1 }
 	require.Equal(t, wire.OnMiss_BACKGROUND, group.GetOnMiss())
 
 	b.set(func() { b.asked = nil })
-	require.Equal(t, exitDone, call(t, "warm", "--pipeline", pipeline(t, "[[model]]\npath = \"det.onnx\"\n")).code)
+	require.Equal(t, exit.Done, call(t, "warm", "--pipeline", pipeline(t, "[[model]]\npath = \"det.onnx\"\n")).code)
 	require.Equal(t, "StandInExecutionProvider", b.first().GetEps()[0].GetName(), "the only one that there is")
 
 	b.set(func() { b.runtimes = twoEPs() })
 	r = call(t, "warm", filepath.Dir(file), "--pipeline", file)
-	require.Equal(t, exitUsage, r.code)
+	require.Equal(t, exit.BadUsage, r.code)
 	unlisted := filepath.Join(filepath.Dir(file), "rec.onnx")
 	require.Contains(t, r.err, fmt.Sprintf("warm %q: no --ep", unlisted), "the file does not list it")
 }
@@ -150,7 +151,7 @@ func TestWarmPipelineGroupIsFollowedAsOne(t *testing.T) {
 	b.serve()
 	file := pipeline(t, "[[group]]\nmodels = [\"prefill.onnx\", \"decode.onnx\"]\n")
 	r := call(t, "warm", "--pipeline", file, "--follow", ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "group of "+filepath.Dir(file)+"/prefill.onnx, "+filepath.Dir(file)+"/decode.onnx")
 	require.Equal(t, 1, strings.Count(r.out, "compiled"), r.out)
 }
@@ -181,16 +182,16 @@ func TestWarmPipelineMistakes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := pipeline(t, c.text)
 			r := call(t, "warm", "--pipeline", file, "--socket", "/nowhere/s")
-			require.Equal(t, exitUsage, r.code, r.err)
+			require.Equal(t, exit.BadUsage, r.code, r.err)
 			require.Contains(t, r.err, file+c.says)
 		})
 	}
 	file := pipeline(t, "ep = [\"A\"]\n[[model]]\npath = \"det.onnx\"\n")
 	r := call(t, "warm", "--pipeline", file, "--option", "x=1")
-	require.Equal(t, exitUsage, r.code)
+	require.Equal(t, exit.BadUsage, r.code)
 	require.Contains(t, r.err, "there is no --ep")
 	require.Contains(t, call(t, "warm", "--pipeline", file+".none").err, "no such file")
-	require.Equal(t, exitUsage, call(t, "warm").code)
+	require.Equal(t, exit.BadUsage, call(t, "warm").code)
 }
 
 func TestWarmFollow(t *testing.T) {
@@ -199,8 +200,8 @@ func TestWarmFollow(t *testing.T) {
 		code int
 		says string
 	}{
-		"done":   {&wire.Job{State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}, exitDone, "compiled MODEL: A build 0123456789ab in 2.5s\n"},
-		"failed": {&wire.Job{State: "failed", Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "no luck"}}, exitFailed, ""},
+		"done":   {&wire.Job{State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}, exit.Done, "compiled MODEL: A build 0123456789ab in 2.5s\n"},
+		"failed": {&wire.Job{State: "failed", Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "no luck"}}, exit.Failed, ""},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +240,7 @@ func TestWarmWaitsForRoom(t *testing.T) {
 	}
 	b.serve()
 	r := call(t, "warm", tinyModel(t, "one.onnx"), tinyModel(t, "two.onnx"), tinyModel(t, "three.onnx"), ep)
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	for _, name := range []string{"one", "two", "three"} {
 		require.Regexp(t, "queued .*/"+name+".onnx: job "+name, r.out)
 	}
@@ -247,7 +248,7 @@ func TestWarmWaitsForRoom(t *testing.T) {
 
 	b.set(func() { taken = 100 })
 	r = call(t, "warm", tinyModel(t, "one.onnx"), ep)
-	require.Equal(t, exitFailed, r.code, "others take the room")
+	require.Equal(t, exit.Failed, r.code, "others take the room")
 	require.Contains(t, r.err, "too many compiles")
 }
 
@@ -264,11 +265,11 @@ func TestWarmFollowsAJobThatIsGone(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "warm", model, ep, "--follow")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "hit "+model)
 
 	b.set(func() { asked = -10 })
 	r = call(t, "warm", model, ep, "--follow")
-	require.Equal(t, exitFailed, r.code)
+	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "its job is gone as often as it is asked for")
 }

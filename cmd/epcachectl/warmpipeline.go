@@ -13,6 +13,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -24,7 +26,7 @@ type ask struct {
 	models []string
 }
 
-func (k ask) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss, show *phases) got {
+func (k ask) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss, show *term.Phases) got {
 	return k.call.acquireModels(ctx, c, k.models, onMiss, show)
 }
 
@@ -39,14 +41,14 @@ type warming struct {
 // warming checks the call and reads its pipeline file.
 func (g *getCall) warming(args []string, file string) (*warming, error) {
 	if len(args) == 0 && file == "" {
-		return nil, usageError{&hintedError{errors.New("warm: no model"),
-			"epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"}}
+		return nil, exit.Usage(exit.Hint(errors.New("warm: no model"),
+			"epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"))
 	}
 	w := &warming{call: g, pipeline: &config.Pipeline{}}
 	var err error
 	if file != "" {
 		if w.pipeline, err = config.LoadPipeline(file); err != nil {
-			return nil, usageError{err}
+			return nil, exit.Usage(err)
 		}
 	}
 	if w.onMiss, err = g.check(append(slices.Clone(args), file)); err != nil {
@@ -60,8 +62,8 @@ func (g *getCall) warming(args []string, file string) (*warming, error) {
 		return w, nil
 	}
 	if o := append(g.request.early, g.request.named...); len(g.request.eps) == 0 && len(o) > 0 {
-		return nil, usageError{fmt.Errorf("--option %s: there is no --ep; in %s each model names its own",
-			brief(o[0].key), file)}
+		return nil, exit.Usage(fmt.Errorf("--option %s: there is no --ep; in %s each model names its own",
+			term.Brief(o[0].key), file))
 	}
 	_, err = w.asks() // so that what is wrong in the file is told before the daemon is asked
 	return w, err
@@ -104,7 +106,7 @@ func (w *warming) asks() ([]ask, error) {
 		asks = append(asks, ask{&one, r.Models})
 	}
 	if len(wrong) > 0 {
-		return nil, usageError{wrong}
+		return nil, exit.Usage(wrong)
 	}
 	return asks, nil
 }
@@ -120,7 +122,7 @@ func (g *getCall) asksFor(models []string) []ask {
 
 // acquireEach asks for everything at once, and returns the answers in order.
 func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
-	show *phases) []got {
+	show *term.Phases) []got {
 	results := make([]got, len(asks))
 	places := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
@@ -197,7 +199,7 @@ func (r *request) replaceOption(key, value string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("there is no execution provider %q", brief(name))
+	return fmt.Errorf("there is no execution provider %q", term.Brief(name))
 }
 
 // merged returns a table with what over has in the place of what below has.

@@ -9,6 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -25,7 +28,7 @@ entry. Nothing is compiled or changed. why ENTRY explains an entry that there is
 without --ep stands for what is kept of it.
 
 Only fields that differ are printed; --all prints every field of the request, and everything about each build.` +
-			statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed) + `
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed) + `
 Done means that there is a build which is served, not found that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1
   epcachectl why 3f2a9c01`,
@@ -59,22 +62,22 @@ func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r
 	if !asked {
 		entry, err := entryOf(ctx, arg)
 		if err != nil {
-			return nil, verbError{"why", arg, err}
+			return nil, exit.Failing("why", arg, err)
 		}
 		e, err := c.Why(ctx, &wire.Why{Entry: entry})
 		if err != nil {
-			return nil, verbError{"why", arg, withoutEP(arg, err)}
+			return nil, exit.Failing("why", arg, withoutEP(arg, err))
 		}
 		return e, nil
 	}
 	g := getCall{app: a, verb: "why", request: *r}
-	show := newPhases(a.print, false, 1)
+	show := term.NewPhases(a.print, false, 1)
 	result := g.acquire(ctx, c, arg, wire.OnMiss_EXPLAIN, show)
-	show.end()
+	show.End()
 	defer closeViews([]got{result})
 	if result.err != nil {
 		if errors.Is(result.err, fs.ErrNotExist) {
-			return nil, &hintedError{result.err, "of an entry, give no flags of a request: epcachectl why " + printable(brief(arg))}
+			return nil, exit.Hint(result.err, "of an entry, give no flags of a request: epcachectl why "+term.Printable(term.Brief(arg)))
 		}
 		return nil, result.err
 	}
@@ -84,13 +87,13 @@ func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r
 	if result.reply.GetOutcome() == "passthrough" {
 		return &wire.Explanation{Decision: "passthrough", Reason: result.reply.GetWhy(), RequestKey: result.reply.GetRequestKey()}, nil
 	}
-	return nil, verbError{"why", arg, errors.New("the daemon explains nothing: it is older than this program")}
+	return nil, exit.Failing("why", arg, errors.New("the daemon explains nothing: it is older than this program"))
 }
 
 // withoutEP tells who named a file that nothing is kept of how to ask about a request.
 func withoutEP(arg string, err error) error {
 	if _, statErr := os.Stat(arg); statErr == nil && errors.Is(err, unixsock.ErrNotFound) {
-		return &hintedError{err, "ask what get would do: epcachectl why " + printable(arg) + " --ep EP"}
+		return exit.Hint(err, "ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
 	}
 	return err
 }
@@ -98,12 +101,12 @@ func withoutEP(arg string, err error) error {
 func (a *app) printWhy(arg string, e *wire.Explanation, all bool) error {
 	var err error
 	if a.json {
-		err = a.print.json(objectOf(e))
+		err = a.print.JSON(jsonout.Of(e))
 	} else {
-		err = a.print.why(arg, e, all)
+		err = printExplanation(a.print, arg, e, all)
 	}
-	if code := decisionCode(e.GetDecision()); err == nil && code != exitDone {
-		return exitError(code)
+	if code := decisionCode(e.GetDecision()); err == nil && code != exit.Done {
+		return exit.Status(code)
 	}
 	return err
 }
@@ -112,20 +115,20 @@ func (a *app) printWhy(arg string, e *wire.Explanation, all bool) error {
 func decisionCode(decision string) int {
 	switch decision {
 	case "hit", "passthrough", "current":
-		return exitDone
+		return exit.Done
 	case "miss", "gone":
-		return exitNotFound
+		return exit.NotFound
 	case "stale", "withheld":
-		return exitStale
+		return exit.Stale
 	case "damaged":
-		return exitDamage
+		return exit.Damage
 	}
-	return exitFailed // of a daemon that knows more
+	return exit.Failed // of a daemon that knows more
 }
 
 // decided is the sentence that says it all.
 func decided(arg string, e *wire.Explanation) string {
-	name := printable(brief(arg))
+	name := term.Printable(term.Brief(arg))
 	sentence := map[string]string{
 		"hit":         "%s is served from the cache",
 		"miss":        "%s would be compiled",
@@ -138,11 +141,11 @@ func decided(arg string, e *wire.Explanation) string {
 		"failed":      "%s failed to compile, and is not compiled now",
 	}[e.GetDecision()]
 	if sentence == "" {
-		sentence = "%s: " + printable(e.GetDecision())
+		sentence = "%s: " + term.Printable(e.GetDecision())
 	}
 	text := fmt.Sprintf(sentence, name)
 	if e.GetReason() != "" {
-		text += ": " + printable(e.GetReason())
+		text += ": " + term.Printable(e.GetReason())
 	}
 	return text
 }

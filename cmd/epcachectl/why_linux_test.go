@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -49,7 +50,7 @@ func TestWhyModel(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "why", model, ep, "--dim", "batch=4")
-	require.Equal(t, exitStale, r.code, r.err)
+	require.Equal(t, exit.Stale, r.code, r.err)
 	require.Equal(t, wire.OnMiss_EXPLAIN, b.first().GetOnMiss())
 	require.Equal(t, map[string]int64{"batch": 4}, b.first().GetFreeDimensions())
 	lines := strings.Split(r.out, "\n")
@@ -79,9 +80,9 @@ func TestWhyEntry(t *testing.T) {
 	b.explain = explained("withheld")
 	b.serve()
 	r := call(t, "why", "abababab")
-	require.Equal(t, exitStale, r.code, r.err)
+	require.Equal(t, exit.Stale, r.code, r.err)
 	require.True(t, strings.HasPrefix(r.out, "abababab is kept and withheld: made by an earlier library\n"), r.out)
-	require.Equal(t, exitStale, call(t, "why", tinyModel(t, "tiny.onnx")).code, "a file without --ep stands for its entry")
+	require.Equal(t, exit.Stale, call(t, "why", tinyModel(t, "tiny.onnx")).code, "a file without --ep stands for its entry")
 	changed := b.changed()
 	require.Equal(t, "why abababab", changed[0])
 	require.Regexp(t, `^why [0-9a-f]{64}$`, changed[1])
@@ -94,15 +95,15 @@ func TestWhyOfAMiss(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "why", model, ep)
-	require.Equal(t, exitNotFound, r.code, r.err)
+	require.Equal(t, exit.NotFound, r.code, r.err)
 	require.True(t, strings.HasPrefix(r.out, model+" would be compiled: "), r.out)
 }
 
 // Scripts branch on the exit code.
 func TestWhyExitCodes(t *testing.T) {
 	codes := map[string]int{
-		"hit": exitDone, "passthrough": exitDone, "current": exitDone, "miss": exitNotFound, "gone": exitNotFound,
-		"stale": exitStale, "withheld": exitStale, "damaged": exitDamage, "failed": exitFailed,
+		"hit": exit.Done, "passthrough": exit.Done, "current": exit.Done, "miss": exit.NotFound, "gone": exit.NotFound,
+		"stale": exit.Stale, "withheld": exit.Stale, "damaged": exit.Damage, "failed": exit.Failed,
 	}
 	for decision, code := range codes {
 		b := newStandIn(t)
@@ -138,16 +139,16 @@ func TestWhyJSON(t *testing.T) {
 func TestWhyMistakes(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, exitUsage, call(t, "why").code)
-	require.Equal(t, exitUsage, call(t, "why", tinyModel(t, "tiny.onnx"), "--dim", "batch=1").code, "a request without --ep")
+	require.Equal(t, exit.BadUsage, call(t, "why").code)
+	require.Equal(t, exit.BadUsage, call(t, "why", tinyModel(t, "tiny.onnx"), "--dim", "batch=1").code, "a request without --ep")
 	r := call(t, "why", "abababab", ep)
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, `epcachectl: why "abababab": `)
 	require.Contains(t, r.err, "hint: of an entry, give no flags of a request: epcachectl why abababab\n")
 	b.set(func() { b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no such entry"} })
 	model := tinyModel(t, "tiny.onnx")
 	r = call(t, "why", model)
-	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, exit.NotFound, r.code)
 	require.Contains(t, r.err, "hint: ask what get would do: epcachectl why "+model+" --ep EP\n")
 }
 
@@ -159,7 +160,7 @@ func TestWhyOfACompiledModel(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "why", model, ep)
-	require.Equal(t, result{exitDone, model + " is compiled already: it has an EPContext node\n", ""}, r)
+	require.Equal(t, result{exit.Done, model + " is compiled already: it has an EPContext node\n", ""}, r)
 }
 
 func TestJudgement(t *testing.T) {
@@ -213,11 +214,11 @@ func TestProbeTellsWhatChanged(t *testing.T) {
 func TestStatusWatch(t *testing.T) {
 	newStandIn(t).serve()
 	r := call(t, "status", "--watch", "--every", "100ms", "--timeout", "350ms", "--json")
-	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, exit.Done, r.code, r.err)
 	lines := strings.Split(strings.TrimSpace(r.out), "\n")
 	require.GreaterOrEqual(t, len(lines), 2)
 	require.True(t, json.Valid([]byte(lines[0])))
-	require.Equal(t, exitUsage, call(t, "status", "--watch", "--every", "0s").code)
+	require.Equal(t, exit.BadUsage, call(t, "status", "--watch", "--every", "0s").code)
 }
 
 // What would be done must not look like what was done.
@@ -254,8 +255,8 @@ func TestNoDaemonIsOneSentence(t *testing.T) {
 	_, err := unixsock.Dialer{}.Dial(t.Context(), paths...)
 	err = noDaemon(paths, err)
 	require.EqualError(t, err, "no daemon answers at "+paths[0]+" or "+paths[1]+": there is no such socket")
-	require.Equal(t, exitNoDaemon, exitCode(err))
-	require.Equal(t, []string{"start one with: epcached --runtime DIR, or name its socket with --socket or EPCACHE_SOCKET"}, hints(err))
+	require.Equal(t, exit.NoDaemon, exit.Code(err))
+	require.Equal(t, []string{"start one with: epcached --runtime DIR, or name its socket with --socket or EPCACHE_SOCKET"}, exit.Hints(err))
 }
 
 // One that is suspended, and one that was killed, are no daemon either, and not the same.
@@ -270,7 +271,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	_, err = unixsock.Dialer{HelloTimeout: time.Millisecond}.Dial(t.Context(), path...)
 	silent := noDaemon(path, err)
 	require.ErrorContains(t, silent, fmt.Sprintf("the daemon at %s, process %d, does not answer within", path[0], os.Getpid()))
-	require.Equal(t, []string{"look at its process, and at its log, which is where it was started"}, hints(silent))
+	require.Equal(t, []string{"look at its process, and at its log, which is where it was started"}, exit.Hints(silent))
 	require.NoError(t, l.Close())
 	_, err = unixsock.Dial(t.Context(), path[0])
 	require.EqualError(t, noDaemon(path, err), "no daemon answers at "+path[0]+": the socket was left by one that ended")
@@ -295,7 +296,7 @@ func TestADaemonThatIsStoppedIsNamed(t *testing.T) {
 	err = noDaemon([]string{filepath.Join(dir, "none"), path}, err)
 	require.ErrorContains(t, err, fmt.Sprintf("the daemon at %s, process %d, does not answer", path, listener.Process.Pid))
 	require.ErrorContains(t, err, "it was stopped by a signal")
-	require.Equal(t, []string{fmt.Sprintf("let it go on: kill -CONT %d", listener.Process.Pid)}, hints(err))
+	require.Equal(t, []string{fmt.Sprintf("let it go on: kill -CONT %d", listener.Process.Pid)}, exit.Hints(err))
 }
 
 func TestWhereADaemonsLogIs(t *testing.T) {

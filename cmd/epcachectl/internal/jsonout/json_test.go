@@ -1,4 +1,4 @@
-package main
+package jsonout
 
 import (
 	"encoding/json"
@@ -11,47 +11,24 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// said parses a result as JSON.
-func said(t *testing.T, r result) (out any) {
-	t.Helper()
-	require.NoError(t, json.Unmarshal([]byte(r.out), &out), "%s", r.out)
-	return out
-}
-
-// at returns what a path of names and places leads to.
-func at(t *testing.T, in any, path ...any) any {
-	t.Helper()
-	for _, step := range path {
-		switch step := step.(type) {
-		case string:
-			require.Contains(t, in, step)
-			in = in.(object)[step]
-		case int:
-			require.Greater(t, len(in.([]any)), step)
-			in = in.([]any)[step]
-		}
-	}
-	return in
-}
-
 func TestMessagesAsJSON(t *testing.T) {
 	accounted := int64(7)
-	for want, got := range map[string]object{
-		`{"at": "1970-01-01T00:00:01.5Z", "sequence": 18446744073709551615, "kind": "<a>"}`: objectOf(
+	for want, got := range map[string]Object{
+		`{"at": "1970-01-01T00:00:01.5Z", "sequence": 18446744073709551615, "kind": "<a>"}`: Of(
 			&wire.Event{AtMs: 1500, Sequence: 1<<64 - 1, Kind: "<a>"}, "at_ms", "sequence", "kind"),
-		`{"id": "", "queued": null, "elapsed_seconds": 2.5, "estimate_seconds": 0}`: objectOf(
+		`{"id": "", "queued": null, "elapsed_seconds": 2.5, "estimate_seconds": 0}`: Of(
 			&wire.Job{ElapsedMs: 2500}, "id", "queued_ms", "elapsed_ms", "estimate_ms"),
-		`{"error": {"class": "BUSY", "text": "", "hint": "", "facts": {"a": "b"}}}`: objectOf(&wire.Job{
+		`{"error": {"class": "BUSY", "text": "", "hint": "", "facts": {"a": "b"}}}`: Of(&wire.Job{
 			Error: &wire.Error{Class: wire.ErrorClass_BUSY, Facts: map[string]string{"a": "b"}}}, "error"),
-		`{"error": null}`: objectOf(&wire.Job{}, "error"),
-		`{"accounted_bytes": null, "name": "", "files": 0, "disk_bytes": 0}`: objectOf(&wire.SpaceLine{}),
-		`{"accounted_bytes": 7}`: objectOf(&wire.SpaceLine{AccountedBytes: &accounted}, "accounted_bytes"),
-		`{"provider_options": {"E": {"k": "v"}}, "files": [], "session_options": {}}`: objectOf(
+		`{"error": null}`: Of(&wire.Job{}, "error"),
+		`{"accounted_bytes": null, "name": "", "files": 0, "disk_bytes": 0}`: Of(&wire.SpaceLine{}),
+		`{"accounted_bytes": 7}`: Of(&wire.SpaceLine{AccountedBytes: &accounted}, "accounted_bytes"),
+		`{"provider_options": {"E": {"k": "v"}}, "files": [], "session_options": {}}`: Of(
 			&wire.AcquireReply{ProviderOptions: map[string]*wire.StringMap{
 				"E": {Entries: map[string]string{"k": "v"}}}}, "provider_options", "files", "session_options"),
-		`{"record": {"version": 1}}`: objectOf(&wire.AcquireReply{Record: `{"version":1}`}, "record"),
-		`{"record": null}`:           objectOf(&wire.AcquireReply{}, "record"),
-		`{"record": "{half"}`:        objectOf(&wire.AcquireReply{Record: "{half"}, "record"),
+		`{"record": {"version": 1}}`: Of(&wire.AcquireReply{Record: `{"version":1}`}, "record"),
+		`{"record": null}`:           Of(&wire.AcquireReply{}, "record"),
+		`{"record": "{half"}`:        Of(&wire.AcquireReply{Record: "{half"}, "record"),
 	} {
 		text, err := json.Marshal(got)
 		require.NoError(t, err)

@@ -1,6 +1,8 @@
-package main
+// Package jsonout encodes messages of the protocol and results of epcachectl as JSON for scripts.
+package jsonout
 
 import (
+	"bytes"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -10,13 +12,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// object is a JSON object as --json prints it.
-type object = map[string]any
+// Object is a JSON object as --json prints it.
+type Object = map[string]any
 
 // durations are the fields in milliseconds that are no times.
 var durations = []string{"elapsed_ms", "estimate_ms", "deadline_ms"}
 
-// objectOf returns the fields of a message, or only those that are named. Their names are those in
+// Of returns the fields of a message, or only those that are named. Their names are those in
 // epcached.proto, and a contract for scripts. Each field is there, also where it is empty, because
 // scripts do sums with them:
 //
@@ -24,8 +26,8 @@ var durations = []string{"elapsed_ms", "estimate_ms", "deadline_ms"}
 //   - a time, x_ms, is x in RFC 3339, null for none; a duration is elapsed_seconds, for example
 //   - a record is the JSON that it holds, null for none
 //   - a message or optional field that is not there is null
-func objectOf(m proto.Message, names ...string) object {
-	r, out := m.ProtoReflect(), object{}
+func Of(m proto.Message, names ...string) Object {
+	r, out := m.ProtoReflect(), Object{}
 	for i := range r.Descriptor().Fields().Len() {
 		f := r.Descriptor().Fields().Get(i)
 		name, v := string(f.Name()), r.Get(f)
@@ -41,7 +43,7 @@ func objectOf(m proto.Message, names ...string) object {
 			}
 			out[name] = list
 		case f.IsMap():
-			entries := object{}
+			entries := Object{}
 			v.Map().Range(func(key protoreflect.MapKey, v protoreflect.Value) bool {
 				entries[key.String()] = jsonValue(f.MapValue(), v)
 				return true
@@ -64,38 +66,31 @@ func objectOf(m proto.Message, names ...string) object {
 func jsonValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch {
 	case f.Message() != nil && f.Message().Name() == "StringMap": // a map as the value of a map
-		return objectOf(v.Message().Interface())["entries"]
+		return Of(v.Message().Interface())["entries"]
 	case f.Message() != nil:
-		return objectOf(v.Message().Interface())
+		return Of(v.Message().Interface())
 	case f.Enum() != nil:
 		if value := f.Enum().Values().ByNumber(v.Enum()); value != nil {
 			return value.Name()
 		}
 		return v.Enum() // of a newer daemon
 	case f.Name() == "record":
-		return raw(v.String())
+		return Record(v.String())
 	}
 	return v.Interface()
 }
 
-// objectsOf returns each message of a list as objectOf does.
-func objectsOf[M proto.Message](list []M) []any {
+// List returns each message of a list as objectOf does.
+func List[M proto.Message](list []M) []any {
 	out := make([]any, len(list))
 	for i, m := range list {
-		out[i] = objectOf(m)
+		out[i] = Of(m)
 	}
 	return out
 }
 
-// change prints a reply for scripts, with whether nothing was done.
-func (p *printer) change(dryRun bool, reply proto.Message) error {
-	out := objectOf(reply)
-	out["dry_run"] = dryRun
-	return p.json(out)
-}
-
-// raw passes a record on as it is, where it is JSON.
-func raw(record string) any {
+// Record passes a record on as it is, where it is JSON.
+func Record(record string) any {
 	switch {
 	case record == "":
 		return nil
@@ -103,4 +98,14 @@ func raw(record string) any {
 		return json.RawMessage(record)
 	}
 	return record
+}
+
+// Indented is a value as JSON with a newline behind it, all lines but the first behind a prefix.
+func Indented(prefix string, v any) ([]byte, error) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetIndent(prefix, "  ")
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return text.Bytes(), err
 }

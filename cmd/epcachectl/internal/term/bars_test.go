@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"bytes"
@@ -34,34 +34,34 @@ func TestBar(t *testing.T) {
 // What stands on the terminal is taken away before anything else is printed, line by line.
 func TestProgressOnATerminal(t *testing.T) {
 	var out, err bytes.Buffer
-	p := &printer{out: &out, err: &err, terminal: true, width: func() int { return 12 }}
+	p := &Printer{Out: &out, Err: &err, Terminal: true, width: func() int { return 12 }}
 	p.progress([]string{"one", "a line that is too long"})
 	require.Equal(t, "one\na line that", err.String())
 	err.Reset()
 	p.progress([]string{"three"})
 	require.Equal(t, "\r\x1b[K\x1b[1A\x1b[Kthree", err.String())
 	err.Reset()
-	p.line("result")
+	p.Line("result")
 	require.Equal(t, "\r\x1b[K", err.String())
 	require.Equal(t, "result\n", out.String())
 	err.Reset()
-	p.clear()
+	p.Clear()
 	require.Empty(t, err.String(), "nothing is left")
 }
 
 func TestLinesOfPhases(t *testing.T) {
-	s := &phases{print: &printer{}, total: 3, start: time.Now()}
-	require.Len(t, s.lines(s.start), 2)
-	require.Equal(t, "asking  0s", s.lines(s.start)[0])
-	s.phase("a", &wire.Progress{Phase: "reading"})
-	s.phase("b", &wire.Progress{Phase: "compiling"})
-	s.phase("a", &wire.Progress{Phase: "compiling"})
-	lines := s.lines(s.start)
+	s := &Phases{print: &Printer{}, total: 3, Start: time.Now()}
+	require.Len(t, s.lines(s.Start), 2)
+	require.Equal(t, "asking  0s", s.lines(s.Start)[0])
+	s.Phase("a", &wire.Progress{Phase: "reading"})
+	s.Phase("b", &wire.Progress{Phase: "compiling"})
+	s.Phase("a", &wire.Progress{Phase: "compiling"})
+	lines := s.lines(s.Start)
 	require.Equal(t, "compiling  a  0s", lines[0], "each model keeps its place")
 	require.Equal(t, "compiling  b  0s", lines[1])
 	require.Equal(t, "0 of 3 done  0s", lines[2])
-	s.done("a")
-	lines = s.lines(s.start)
+	s.Done("a")
+	lines = s.lines(s.Start)
 	require.Len(t, lines, 2)
 	require.Equal(t, "1 of 3 done  0s", lines[1])
 }

@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"fmt"
@@ -8,13 +8,13 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// phases shows how far the models of a call are: on a terminal a line with a bar for each, renewed several times a
+// Phases shows how far the models of a call are: on a terminal a line with a bar for each, renewed several times a
 // second; else nothing, or with --progress a line for each change of phase.
-type phases struct {
-	print *printer
+type Phases struct {
+	print *Printer
 	plain bool
 	total int
-	start time.Time
+	Start time.Time
 
 	mu       sync.Mutex
 	finished int
@@ -30,15 +30,17 @@ type running struct {
 	at   time.Time
 }
 
-func newPhases(p *printer, plain bool, total int) *phases {
-	s := &phases{print: p, plain: plain, total: total, start: time.Now(), stop: make(chan struct{})}
-	if p.terminal && !plain {
+// NewPhases shows the progress of total models until End is called; plain prints each phase on a
+// line of its own.
+func NewPhases(p *Printer, plain bool, total int) *Phases {
+	s := &Phases{print: p, plain: plain, total: total, Start: time.Now(), stop: make(chan struct{})}
+	if p.Terminal && !plain {
 		s.stopped.Go(s.renew)
 	}
 	return s
 }
 
-func (s *phases) renew() {
+func (s *Phases) renew() {
 	tick := time.NewTicker(200 * time.Millisecond) // a hit is answered before the first, and shows nothing
 	defer tick.Stop()
 	for {
@@ -51,7 +53,8 @@ func (s *phases) renew() {
 	}
 }
 
-func (s *phases) phase(name string, p *wire.Progress) {
+// Phase tells how far a model is.
+func (s *Phases) Phase(name string, p *wire.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.find(name)
@@ -60,12 +63,12 @@ func (s *phases) phase(name string, p *wire.Progress) {
 		s.running = append(s.running, r)
 	}
 	if s.plain && r.last.GetPhase() != p.GetPhase() {
-		fmt.Fprintf(s.print.err, "epcachectl: %s %s%s\n", printable(p.GetPhase()), printable(name), told(p))
+		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()), Printable(name), told(p))
 	}
 	r.last, r.at = p, time.Now()
 }
 
-func (s *phases) find(name string) *running {
+func (s *Phases) find(name string) *running {
 	for _, r := range s.running {
 		if r.name == name {
 			return r
@@ -81,7 +84,7 @@ func told(p *wire.Progress) string {
 		text = " " + more
 	}
 	if usual := estimated(p); usual > 0 {
-		text += ", about " + whole(usual) + " in all"
+		text += ", about " + Whole(usual) + " in all"
 	}
 	return text
 }
@@ -90,9 +93,9 @@ func detail(p *wire.Progress) string {
 	text := ""
 	switch {
 	case p.GetTotalBytes() > 0:
-		text = byteSize(p.GetDoneBytes()) + " of " + byteSize(p.GetTotalBytes())
+		text = Bytes(p.GetDoneBytes()) + " of " + Bytes(p.GetTotalBytes())
 	case p.GetDetail() != "":
-		text = printable(p.GetDetail())
+		text = Printable(p.GetDetail())
 	}
 	if n := p.GetWaiting(); n > 1 {
 		if text != "" {
@@ -106,7 +109,8 @@ func detail(p *wire.Progress) string {
 	return "(" + text + ")"
 }
 
-func (s *phases) done(name string) {
+// Done tells that a model is done.
+func (s *Phases) Done(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.finished++
@@ -119,7 +123,7 @@ func (s *phases) done(name string) {
 }
 
 // lines is what stands on the terminal.
-func (s *phases) lines(now time.Time) []string {
+func (s *Phases) lines(now time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var lines []string
@@ -127,16 +131,17 @@ func (s *phases) lines(now time.Time) []string {
 		lines = append(lines, bar(r.name, r.last, now.Sub(r.at)))
 	}
 	if len(lines) == 0 {
-		lines = append(lines, "asking  "+whole(now.Sub(s.start)))
+		lines = append(lines, "asking  "+Whole(now.Sub(s.Start)))
 	}
 	if s.total > 1 {
-		lines = append(lines, fmt.Sprintf("%d of %d done  %s", s.finished, s.total, whole(now.Sub(s.start))))
+		lines = append(lines, fmt.Sprintf("%d of %d done  %s", s.finished, s.total, Whole(now.Sub(s.Start))))
 	}
 	return lines
 }
 
-func (s *phases) end() {
+// End stops showing progress, and removes it from the terminal.
+func (s *Phases) End() {
 	close(s.stop)
 	s.stopped.Wait()
-	s.print.clear()
+	s.print.Clear()
 }

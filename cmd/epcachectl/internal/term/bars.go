@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"fmt"
@@ -14,9 +14,9 @@ const barCells = 20
 // bar tells in a line how far one model is, age after it was last reported: a bar where there is something to measure
 // by, which is bytes, builds or files, or how long such compiles took before. Without a name it is of the call itself.
 func bar(name string, p *wire.Progress, age time.Duration) string {
-	text := printable(p.GetPhase())
+	text := Printable(p.GetPhase())
 	if name != "" {
-		text = fmt.Sprintf("%-9s  %s", text, printable(name))
+		text = fmt.Sprintf("%-9s  %s", text, Printable(name))
 	}
 	if part, known := portion(p, age); known {
 		full := int(part * barCells)
@@ -54,14 +54,14 @@ func tookOf(p *wire.Progress, age time.Duration) string {
 	took, usual := elapsed(p, age), estimated(p)
 	switch {
 	case usual <= 0:
-		return whole(took)
+		return Whole(took)
 	case took > usual:
-		return whole(took) + ", usually " + whole(usual)
+		return Whole(took) + ", usually " + Whole(usual)
 	}
-	return whole(took) + " of about " + whole(usual)
+	return Whole(took) + " of about " + Whole(usual)
 }
 
-// whole spells a time for somebody who watches it pass.
-func whole(d time.Duration) string {
+// Whole spells a time for somebody who watches it pass.
+func Whole(d time.Duration) string {
 	return (d + time.Second/2).Truncate(time.Second).String()
 }

@@ -1,0 +1,276 @@
+// Package exit has the exit codes of epcachectl, the errors that lead to them, and the hints that
+// errors carry.
+package exit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/unixsock"
+)
+
+// The exit codes, a contract for scripts.
+const (
+	Done       = 0
+	Failed     = 1
+	BadUsage   = 2
+	NotFound   = 3
+	Damage     = 4
+	NoDaemon   = 5
+	Stale      = 6
+	NotAllowed = 7
+	Short      = 8
+	signaled   = 128 // and the signal's number
+	Interrupt  = 130
+)
+
+var meaning = map[int]string{
+	Done:       "done",
+	Failed:     "failed",
+	BadUsage:   "wrong usage",
+	NotFound:   "not found: an entry, a build or a file",
+	Damage:     "damage",
+	NoDaemon:   "no daemon answers",
+	Stale:      "stale: there is a build, and it must not be loaded",
+	NotAllowed: "not allowed",
+	Short:      "less goes than should: nothing more may",
+	Interrupt:  "interrupted by Ctrl-C",
+}
+
+// Help is the part of a verb's help that says how it exits.
+func Help(codes ...int) string {
+	parts := make([]string, len(codes))
+	for i, code := range codes {
+		parts[i] = strconv.Itoa(code) + " " + meaning[code]
+	}
+	return "\n\nExit status: " + strings.Join(parts, ", ") + "."
+}
+
+// AskingCodes are those of a verb that asks the daemon for something.
+var AskingCodes = []int{Done, Failed, BadUsage, NotFound, NoDaemon, NotAllowed}
+
+// usageError is a mistake in the call.
+type usageError struct{ error }
+
+// Usage makes an error a mistake in the call.
+func Usage(err error) error { return usageError{err} }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// Status carries the exit code of what was reported already.
+type Status int
+
+func (e Status) Error() string { return meaning[int(e)] }
+
+// damageError is about something stored that is not what it should be.
+type damageError struct{ error }
+
+// Damaged makes an error one about something stored that is not what it should be.
+func Damaged(err error) error { return damageError{err} }
+
+func (e damageError) Unwrap() error { return e.error }
+
+// Missing says in words of its own what is not there: errors.Is(err, fs.ErrNotExist) holds.
+type Missing string
+
+func (m Missing) Error() string { return string(m) }
+
+func (m Missing) Is(target error) bool { return target == fs.ErrNotExist }
+
+// Code returns the exit code that an error of a call leads to.
+func Code(err error) int {
+	var usage usageError
+	var done Status
+	var corrupt *cas.CorruptError
+	var damaged damageError
+	var stopped interruption
+	switch {
+	case err == nil:
+		return Done
+	case errors.As(err, &done):
+		return int(done)
+	case errors.As(err, &stopped):
+		return stopped.status()
+	case errors.Is(err, unixsock.ErrConnectionLost): // with what the two could not agree on, perhaps
+		return NoDaemon
+	case errors.As(err, &usage), errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
+		return BadUsage
+	case errors.As(err, &corrupt), errors.As(err, &damaged):
+		return Damage
+	case errors.Is(err, unixsock.ErrNoDaemon):
+		return NoDaemon
+	case errors.Is(err, unixsock.ErrStale):
+		return Stale
+	case errors.Is(err, unixsock.ErrNotAllowed), errors.Is(err, fs.ErrPermission):
+		return NotAllowed
+	case errors.Is(err, unixsock.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return NotFound
+	}
+	return Failed
+}
+
+// verbError says which operation on which object failed.
+type verbError struct {
+	verb, object string
+	cause        error
+}
+
+func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.said()) }
+
+// said is the cause in words that do not name the object once more: the daemon names the model, for other clients do not.
+func (e verbError) said() string {
+	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
+	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
+	switch after, listed := strings.CutPrefix(rest, ": "); {
+	case !named:
+		return text
+	case listed:
+		return after
+	case strings.HasPrefix(rest, " "):
+		return "it" + rest
+	}
+	return text
+}
+
+// Failing says which operation on which object failed.
+func Failing(verb, object string, err error) error { return verbError{verb, object, err} }
+
+func (e verbError) Unwrap() error { return e.cause }
+
+// During adds the verb to an error that names its object itself.
+func During(verb string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", verb, err)
+}
+
+// Hints lists the hints that an error carries.
+func Hints(err error) []string {
+	var e *unixsock.Error
+	var hinted *hintedError
+	var list []string
+	if errors.As(err, &hinted) {
+		list = append(list, hinted.hint)
+	}
+	if errors.As(err, &e) && e.Hint != "" {
+		list = append(list, e.Hint)
+	}
+	var none *NoDaemonError
+	if errors.As(err, &none) {
+		list = append(list, none.Hint)
+	}
+	return list
+}
+
+// hintedError adds a hint of this program's own.
+type hintedError struct {
+	error
+	hint string
+}
+
+// Hint adds a hint of this program's own to an error.
+func Hint(err error, hint string) error { return &hintedError{err, hint} }
+
+func (e *hintedError) Unwrap() error { return e.error }
+
+// NoDaemonError says in one sentence that no daemon answers, wherever it was looked for.
+type NoDaemonError struct {
+	Text, Hint string
+	Cause      error
+}
+
+func (e *NoDaemonError) Error() string { return e.Text }
+
+func (e *NoDaemonError) Unwrap() error { return e.Cause }
+
+// interruption is the signal that ended a call.
+type interruption struct{ signal syscall.Signal }
+
+func (e interruption) Error() string {
+	if e.signal == syscall.SIGTERM {
+		return "terminated"
+	}
+	return "interrupted"
+}
+
+// Is: whoever was interrupted was cancelled.
+func (e interruption) Is(target error) bool { return target == context.Canceled }
+
+// status is what a shell makes of a program that a signal ended.
+func (e interruption) status() int { return signaled + int(e.signal) }
+
+// Interruptible gives a context that ends with the first SIGINT or SIGTERM, which is then its cause.
+func Interruptible() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		select {
+		case s := <-heard:
+			number, _ := s.(syscall.Signal)
+			cancel(interruption{number})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(heard)
+		cancel(nil)
+	}
+}
+
+// lateError is the time after which a call was given up.
+type lateError time.Duration
+
+func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
+
+func (e lateError) Unwrap() error { return context.DeadlineExceeded }
+
+// Early says in this program's words that the time of --timeout is over, or that a signal came,
+// if the error comes from that. fate tells what becomes of what was asked for, and how to have it
+// otherwise; it may be nil.
+func Early(ctx context.Context, err error, timeout time.Duration,
+	fate func() (text, hint string)) error {
+	var stopped interruption
+	over := error(nil)
+	hint := ""
+	switch {
+	case errors.As(err, &stopped): // told already
+		return err
+	// A frame that stops in its middle has a deadline of its own, which is not the caller's.
+	case timeout > 0 && (errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded)):
+		over, hint = lateError(timeout), "allow more with --timeout"
+	case errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &stopped):
+		over = stopped
+	default:
+		return err
+	}
+	if fate != nil {
+		text, more := fate()
+		if text != "" {
+			over = fmt.Errorf("%w %s", over, text)
+		}
+		if more != "" && hint != "" {
+			more = "; " + more
+		}
+		hint += more
+	}
+	if hint != "" {
+		over = Hint(over, hint)
+	}
+	var failed verbError
+	if errors.As(err, &failed) {
+		return Failing(failed.verb, failed.object, over)
+	}
+	return over
+}

@@ -1,0 +1,252 @@
+// Package term prints for people: results, messages and progress on a terminal, tables, and how
+// bytes, times and names are spelled.
+package term
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	xterm "golang.org/x/term"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/internal/bytesize"
+)
+
+// Printer prints everything that people read. A message is "epcachectl: operation "object": cause", lower case
+// and without a final period; a hint is a line of its own and guesses what the user wants to do. Results go to
+// standard output, everything else to standard error, which stays empty when all goes well and there is something to print.
+type Printer struct {
+	Out, Err io.Writer
+
+	mu       sync.Mutex // guards the progress lines
+	Terminal bool
+	width    func() int // of the terminal, in characters
+	shown    int        // progress lines that stand on the terminal
+}
+
+// NewPrinter returns a printer of results to out and of messages to err.
+func NewPrinter(out, err io.Writer) *Printer {
+	p := &Printer{Out: out, Err: err, Terminal: IsTerminal(err)}
+	p.width = func() int {
+		if f, ok := err.(*os.File); ok {
+			if width, _, err := xterm.GetSize(int(f.Fd())); err == nil && width > 0 {
+				return width
+			}
+		}
+		return 80
+	}
+	return p
+}
+
+// IsTerminal reports whether a reader or writer is a terminal.
+func IsTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && xterm.IsTerminal(int(f.Fd()))
+}
+
+// Failure prints an error with the hints that it carries.
+func (p *Printer) Failure(err error) {
+	p.Clear()
+	fmt.Fprintf(p.Err, "epcachectl: %v\n", err)
+	for _, hint := range exit.Hints(err) {
+		p.Hint(hint)
+	}
+}
+
+// Hint guesses what the user wants to do.
+func (p *Printer) Hint(text string) { fmt.Fprintf(p.Err, "epcachectl: hint: %s\n", text) }
+
+// Warning tells of something that is wrong, of a call that goes on.
+func (p *Printer) Warning(text string) {
+	p.Clear()
+	fmt.Fprintf(p.Err, "epcachectl: warning: %s\n", text)
+}
+
+// Note tells what a person may want to know, of a call that goes on.
+func (p *Printer) Note(text string) {
+	p.Clear()
+	fmt.Fprintf(p.Err, "epcachectl: %s\n", text)
+}
+
+// Line prints a line of a result.
+func (p *Printer) Line(format string, args ...any) {
+	_ = p.Result(fmt.Appendf(nil, format+"\n", args...)) // a reader who went away wants no more
+}
+
+// Result writes a part of a result. What tells of progress goes before, and does not come in between.
+func (p *Printer) Result(text []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown > 0 {
+		fmt.Fprint(p.Err, p.erased())
+	}
+	_, err := p.Out.Write(text)
+	return err
+}
+
+// JSON prints a result for scripts.
+func (p *Printer) JSON(v any) error {
+	text, err := jsonout.Indented("", v)
+	if err != nil {
+		return err
+	}
+	return p.Result(text)
+}
+
+// Table prints rows in columns.
+func (p *Printer) Table(rows [][]string) error { return NewColumns(p).Print(rows) }
+
+// progress replaces the lines that tell a person what is going on. Scripts see nothing.
+func (p *Printer) progress(lines []string) {
+	if !p.Terminal {
+		return
+	}
+	width := p.width()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	text := p.erased()
+	for i, line := range lines {
+		if i > 0 {
+			text += "\n"
+		}
+		text += cutTo(line, width-1) // one that wraps would be two to erase
+	}
+	p.shown = len(lines)
+	fmt.Fprint(p.Err, text)
+}
+
+func cutTo(line string, width int) string {
+	if runes := []rune(line); len(runes) > width {
+		return string(runes[:max(0, width)])
+	}
+	return line
+}
+
+// erased is what takes the progress lines from the terminal. The cursor stands in the last of them.
+func (p *Printer) erased() string {
+	if p.shown == 0 {
+		return ""
+	}
+	text := "\r\x1b[K"
+	for range p.shown - 1 {
+		text += "\x1b[1A\x1b[K"
+	}
+	p.shown = 0
+	return text
+}
+
+// Clear removes the progress lines from the terminal.
+func (p *Printer) Clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown > 0 {
+		fmt.Fprint(p.Err, p.erased())
+	}
+}
+
+// Printable quotes a name that would do something to the terminal.
+func Printable(name string) string {
+	for _, r := range name {
+		if !unicode.IsPrint(r) {
+			return strconv.Quote(name)
+		}
+	}
+	return name
+}
+
+// Brief cuts what somebody else made long.
+func Brief(text string) string {
+	const most = 80
+	runes := []rune(text)
+	if len(runes) <= most {
+		return text
+	}
+	return fmt.Sprintf("%s... (%d bytes)", string(runes[:most]), len(text))
+}
+
+// Ending keeps the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.
+func Ending(text string) string {
+	const most = 200
+	runes := []rune(text)
+	if len(runes) <= most {
+		return text
+	}
+	return "..." + string(runes[len(runes)-most:])
+}
+
+// Counted spells a number of things.
+func Counted[N int | uint32 | uint64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	switch {
+	case strings.HasSuffix(thing, "s"):
+		thing += "e"
+	case strings.HasSuffix(thing, "ry"):
+		thing = strings.TrimSuffix(thing, "y") + "ie"
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// Short keeps the beginning of a key or digest.
+func Short(key string) string {
+	if len(key) > 12 {
+		return key[:12]
+	}
+	return key
+}
+
+// OrDash is a printable text, "-" for none.
+func OrDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return Printable(text)
+}
+
+// Bytes spells a number of bytes.
+func Bytes(n int64) string { return bytesize.Text(n) }
+
+// Seconds spells a duration in seconds, as exactly as its size asks for.
+func Seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	switch {
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond).String()
+	case d < time.Minute:
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// Time spells a time in milliseconds, in the local zone; "-" for none.
+func Time(ms int64) string {
+	if ms == 0 {
+		return "-"
+	}
+	return time.UnixMilli(ms).Format("2006-01-02 15:04:05")
+}
+
+// Ask puts a question whose answer the caller reads.
+func (p *Printer) Ask(question string) {
+	p.Clear()
+	fmt.Fprintf(p.Err, "epcachectl: %s [y/N] ", question)
+}
+
+// Printables quotes names as Printable does.
+func Printables(names []string) []string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = Printable(name)
+	}
+	return out
+}
