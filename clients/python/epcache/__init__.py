@@ -33,7 +33,8 @@ from ._version import __version__
 if TYPE_CHECKING:
     from ._artefact import Artefact, File, Member, Progress
     from ._claim import Claim
-    from ._client import Client, default_sockets
+    from ._client import Client
+    from ._connections import default_sockets
     from ._copied import Compiled
     from ._errors import (
         BadModel,
@@ -69,7 +70,8 @@ if TYPE_CHECKING:
 _FROM = {
     "_artefact": "Artefact File Member Progress",
     "_claim": "Claim",
-    "_client": "Client default_sockets",
+    "_client": "Client",
+    "_connections": "default_sockets",
     "_copied": "Compiled",
     "_errors": "BadModel BadRequest Busy Cancelled CompileFailed DeadlineExceeded EpcacheWarning Error "
     "Internal NoDaemon NoSpace NotAllowed NotFound ProtocolError Stale Unavailable VersionMismatch",

@@ -14,13 +14,13 @@ import os
 import time
 from collections.abc import Callable
 
-from . import _errors
+from . import _errors, _programs
 from ._connection import Connection, Lost
 
 VARIABLE = "EPCACHE_AUTOSTART"
 PROGRAM, CONTROL = "epcached", "epcachectl"
 PROGRAM_VARIABLE = "EPCACHE_DAEMON"
-FOLDERS = ("/usr/bin", "/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
+FOLDERS = ("/usr/bin", *_programs.FOLDERS)
 
 PATIENCE = 10.0  # seconds that who waits for a compile waits for a daemon that is being started
 NEW_FOR = 30.0  # seconds for which a daemon may be busy with all those who wanted it at once: a hundred on a slow machine take that long
@@ -82,11 +82,7 @@ def switched_on() -> bool:
 
 def find() -> str:
     """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this package's programs were put."""
-    if named := os.environ.get(PROGRAM_VARIABLE):
-        return os.path.abspath(named)
-    import shutil
-
-    return installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+    return _programs.find(PROGRAM, PROGRAM_VARIABLE, FOLDERS)
 
 
 def control() -> str:
@@ -95,17 +91,6 @@ def control() -> str:
 
     beside = os.path.join(os.path.dirname(find()), CONTROL)
     return beside if os.path.isabs(beside) and os.access(beside, os.X_OK) else shutil.which(CONTROL) or ""
-
-
-def installed(program: str) -> str:
-    """Returns the program that came with this package, "" for a package that came without."""
-    packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    prefix = os.path.dirname(os.path.dirname(os.path.dirname(packages)))
-    # Beside the packages with pip --target; in the environment's folder of programs else.
-    for folder in (os.path.join(packages, "bin"), os.path.join(prefix, "bin")):
-        if os.access(path := os.path.join(folder, program), os.X_OK):
-            return path
-    return ""
 
 
 def connect(dial: Dial, until: float) -> Connection | None:
@@ -213,28 +198,23 @@ class _Starter:
     """`epcached --autostart`, which ends when the daemon answers, or says why it does not."""
 
     def __init__(self, program: str, socket: str) -> None:
-        # What nobody needs who finds a daemon.
-        import signal
-
-        from ._worker import _high, _inheritable
+        import signal  # only here: an application that finds a daemon does not need it
 
         self._program, self._socket = program, socket
         with contextlib.ExitStack() as stack:
-            nothing = _high(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            nothing = _programs.high(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
             stack.callback(os.close, nothing)
             answers, said = os.pipe()
-            self._answers = _high(answers)
-            said = _high(said)
+            self._answers = _programs.high(answers)
+            said = _programs.high(said)
             stack.callback(os.close, said)
             given = (nothing, nothing, said)
-            actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)]
-            actions += [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
             try:
                 self._pid = os.posix_spawn(
                     program,
                     [program, "--autostart", "--socket", socket],
                     os.environ,
-                    file_actions=actions,
+                    file_actions=_programs.exactly(given),
                     setsid=True,
                     setsigmask=[],
                     setsigdef=[signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM],

@@ -6,16 +6,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from . import _errors, _wire
 from ._artefact import Artefact, Progress, artefact
-from ._call import Call
+from ._call import Last
 from ._connection import Connection, close_all
+from ._connections import Connections
 from ._model import open_regular
-
-if TYPE_CHECKING:
-    from ._client import Client
 
 MAX_FILES = 64  # of what is put
 GIVE_UP_LIMIT = 2.0
@@ -33,7 +31,7 @@ class Claim:
     """
 
     def __init__(
-        self, client: Client, connection: Connection, message: _wire.Message, sources: dict[str, tuple[int, ...]]
+        self, connections: Connections, connection: Connection, message: _wire.Message, sources: dict[str, tuple[int, ...]]
     ) -> None:
         self.id: str = message["id"]
         self.output: str = message["output"]
@@ -41,7 +39,7 @@ class Claim:
         self.deadline = time.monotonic() + message["deadline_ms"] / 1000
         # The model's files and their stamps: what is compiled has to be what the claim was given for.
         self.sources = sources
-        self._client = client
+        self._connections = connections
         self._connection: Connection | None = connection
 
     def put(
@@ -76,14 +74,14 @@ class Claim:
                 "made_by": [{"ep": ep, "version": version} for ep, version in made_by],
             }
             deadline = min(time.monotonic() + timeout, self.deadline)
-            return self._last(Put(self._client, message, descriptors, deadline, progress))
+            return self._last(Put(self._connections, message, descriptors, deadline, progress))
 
     def give_up(self, text: str, code: int = 0) -> None:
         """Ends the claim without a result: the next who waits may try. Does nothing if it has ended; a daemon that is gone is no error."""
         said = text.encode(errors="replace")[:MAX_TEXT].decode(errors="ignore")
         message = {"claim": self.id, "text": said, "code": code}
         with contextlib.suppress(_errors.Error):
-            self._last(GiveUp(self._client, message, time.monotonic() + GIVE_UP_LIMIT))
+            self._last(GiveUp(self._connections, message, time.monotonic() + GIVE_UP_LIMIT))
 
     def close(self) -> None:
         """Ends the claim, if that has not happened. May be called again."""
@@ -125,27 +123,20 @@ class Claim:
         except BaseException:
             connection.close()
             raise
-        self._client._give_back(connection)
+        self._connections.give_back(connection)
         return result
-
-
-class Last(Call[T]):
-    """A request that can be made on one connection only, and not twice."""
-
-    def on(self, connection: Connection) -> T:
-        raise NotImplementedError
 
 
 class Put(Last[Artefact]):
     def __init__(
         self,
-        client: Client,
+        connections: Connections,
         message: _wire.Message,
         descriptors: list[int],
         deadline: float,
         progress: Callable[[Progress], None] | None,
     ) -> None:
-        super().__init__(client, deadline, progress)
+        super().__init__(connections, deadline, progress)
         self.message = message
         self.descriptors = descriptors
 
@@ -164,8 +155,8 @@ class Put(Last[Artefact]):
 
 
 class GiveUp(Last[None]):
-    def __init__(self, client: Client, message: _wire.Message, deadline: float) -> None:
-        super().__init__(client, deadline)
+    def __init__(self, connections: Connections, message: _wire.Message, deadline: float) -> None:
+        super().__init__(connections, deadline)
         self.message = message
 
     def on(self, connection: Connection) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import math
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _autostart, _errors, _wire
+from . import _errors, _wire
+from ._acquire import Acquire
 from ._artefact import Artefact, Progress
-from ._call import Acquire, Question
-from ._connection import Connection, Lost
+from ._call import Question
+from ._connections import Connections
 from ._messages import ENUMS
 from ._model import FOLDER_ENTRY, ModelSource, open_model
 from ._request import EPSpec, Output, Runtime, providers
-from ._version import __version__
 
 if TYPE_CHECKING:
     from ._events import Event, Subscription
@@ -26,17 +24,10 @@ if TYPE_CHECKING:
     from ._jobs import Failure, Job, Jobs
     from ._refusal import Decision
 
-SYSTEM_SOCKET = "/run/epcached/epcached.sock"
-SOCKET_VARIABLE = "EPCACHE_SOCKET"
-
 HELLO_LIMIT = 0.05  # an application goes on without a daemon that does not answer by then
 REPORT_LIMIT = 5.0  # the daemon may look into the artefact; an application has something better to do
 QUESTION_LIMIT = 10.0
 MOST_PATIENCE = 10 * 365 * 86400.0  # deadlines travel as milliseconds, which infinity is not
-MAX_IDLE = 4  # connections kept for the next request
-# For how long they are kept, seconds. A later request says Hello once more, in a fraction of a millisecond: so a daemon that
-# was stopped since is found out within the limit for a Hello, and not after the silence that a compile may take.
-MAX_IDLE_AGE = 1.0
 
 
 class Client:
@@ -56,17 +47,8 @@ class Client:
         hello_limit: float = HELLO_LIMIT,
         restart_limit: float = 10.0,
     ) -> None:
-        self._socket = os.fspath(socket) if socket is not None else None
         self._timeout = timeout
-        self._hello_limit = hello_limit
-        self._restart_limit = restart_limit
-        self._lock = _thread.allocate_lock()
-        self._idle: list[Connection] = []  # guarded by _lock
-        # What external data a model refers to, by the graph file's stamp: saves asking twice. Guarded by _lock.
-        self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
-        # Libraries of execution providers, by path, that a daemon wanted to see with those beside them: saves asking
-        # twice. Guarded by _lock.
-        self._beside: set[str] = set()
+        self._connections = Connections(os.fspath(socket) if socket is not None else None, hello_limit, restart_limit)
 
     def acquire(
         self,
@@ -154,7 +136,7 @@ class Client:
             version = where.ort_version if where is not None else ""
             sources = [stack.enter_context(open_model(model, external, folder, version))]
             sources += [stack.enter_context(open_model(one, None, folder, version)) for one in group]
-            return Acquire(self, sources, providers(eps), where, request, deadline, progress, may_claim).run()
+            return Acquire(self._connections, sources, providers(eps), where, request, deadline, progress, may_claim).run()
 
     def explain(self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any) -> Explanation:
         """Returns what the daemon would do for a request, and why; nothing is compiled. It takes what acquire takes."""
@@ -214,7 +196,7 @@ class Client:
         from ._jobs import job
 
         deadline = time.monotonic() + min(timeout, MOST_PATIENCE)
-        reply = Question(self, "follow", {"job": job_id}, "jobs_reply", deadline, progress).run()
+        reply = Question(self._connections, "follow", {"job": job_id}, "jobs_reply", deadline, progress).run()
         if len(reply["jobs"]) != 1:
             raise _errors.ProtocolError(f"the daemon gave {len(reply['jobs'])} jobs for one")
         return job(reply["jobs"][0])
@@ -236,7 +218,7 @@ class Client:
         from ._events import Subscription
 
         until = time.monotonic() + timeout
-        connection = self._connect(until)
+        connection = self._connections.connect(until)
         try:
             return Subscription(connection, until)
         except BaseException:
@@ -244,14 +226,11 @@ class Client:
             raise
 
     def _ask(self, body: str, message: _wire.Message, reply: str, timeout: float) -> _wire.Message:
-        return Question(self, body, message, reply, time.monotonic() + timeout).run()
+        return Question(self._connections, body, message, reply, time.monotonic() + timeout).run()
 
     def close(self) -> None:
         """Closes the idle connections. Artefacts stay good, and the client can be used again."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._connections.close()
 
     def __enter__(self) -> Client:
         return self
@@ -259,108 +238,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
-            pass
 
-    def _connect(self, deadline: float, patience: float | None = None) -> Connection:
-        """Returns a connection to the first daemon that answers, all of them together within the limit for a Hello.
-
-        Where there is none, one is started, unless `patience` is None: the seconds that it may take, beyond that limit.
-        """
-        limit = min(deadline, time.monotonic() + self._hello_limit)
-        tried, absent = [], True
-        named = self._socket or os.environ.get(SOCKET_VARIABLE)
-        for path in [self._socket] if self._socket else default_sockets():
-            system = path == SYSTEM_SOCKET
-            try:
-                return self._reach(path, limit, deadline, bool(patience and not named))
-            except (Lost, _errors.DeadlineExceeded) as error:
-                tried.append(str(error))
-                absent = absent and _autostart.absent(path, error, system)
-        if patience is not None and absent and not named and _autostart.switched_on():
-            until = min(deadline, limit + patience)
-            try:
-                if connection := _autostart.connect(lambda path: self._dial(path, max(until, limit)), until):
-                    return connection
-            except _errors.NoDaemon as error:
-                tried.append(error.text)
-            except ImportError as error:  # of what is loaded only now, by a process that gave up the rights to read it
-                tried.append(f"none can be started: {error}")
-        raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
-
-    def _may_start_own(self, patience: float | None) -> bool:
-        named = self._socket or os.environ.get(SOCKET_VARIABLE)
-        return patience is not None and not named and _autostart.switched_on()
-
-    def _start_own(self, deadline: float, patience: float) -> Connection | None:
-        """Returns a connection to the user's own daemon, for what another user's does not do; None where there can be none."""
-        until = min(deadline, time.monotonic() + self._hello_limit + patience)
-        try:
-            return _autostart.connect(lambda path: self._dial(path, until), until)
-        except (_errors.NoDaemon, ImportError):  # an import fails in a process that gave up the rights to read the module
-            return None
-
-    def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
-        """Returns a connection. Who waits for a compile waits for a daemon that is new, too: it is busy with all those who wanted it."""
-        while True:
-            young = _autostart.youth(path) if waits else 0.0
-            try:
-                return self._dial(path, max(limit, min(deadline, time.monotonic() + young)))
-            except _errors.DeadlineExceeded:
-                # It may have come between the look and the connection.
-                if not waits or young or not _autostart.youth(path):
-                    raise
-
-    def _dial(self, path: str, limit: float) -> Connection:
-        return Connection(path, limit, f"python epcache {__version__}")
-
-    def _take(self) -> Connection | None:
-        with self._lock:
-            while self._idle:
-                connection = self._idle.pop()
-                fresh = time.perf_counter() - connection.received_at < MAX_IDLE_AGE
-                if fresh and connection.pid == os.getpid():
-                    return connection
-                # If the parent process uses it, two would read each other's answers. Closing ends it here only.
-                connection.close()
-        return None
-
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            if len(self._idle) < MAX_IDLE:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _shown(self, runtime: Runtime | None) -> Runtime | None:
-        """Returns the runtime with its libraries shown, where a daemon wanted that before."""
-        with self._lock:
-            wanted = runtime is not None and any(one.path in self._beside for one in runtime.libraries)
-        return (runtime.showing() or runtime) if runtime is not None and wanted else runtime
-
-    def _show(self, runtime: Runtime) -> None:
-        with self._lock:
-            self._beside.update(one.path for one in runtime.libraries)
-
-    def _known_locations(self, stamp: tuple[int, ...]) -> list[str]:
-        with self._lock:
-            return self._locations.get(stamp, [])
-
-    def _remember(self, stamp: tuple[int, ...], locations: list[str]) -> None:
-        with self._lock:
-            self._locations[stamp] = locations
-            while len(self._locations) > 256:
-                self._locations.popitem(last=False)
-
-
-def default_sockets() -> list[str]:
-    """Returns where a daemon is looked for, in this order. EPCACHE_SOCKET, where it is set, is meant alone."""
-    if path := os.environ.get(SOCKET_VARIABLE):
-        return [path]
-    return [own for own in _autostart.user_sockets() if not _autostart.foreign(own)] + [SYSTEM_SOCKET]
 
 
 def _on_miss(name: str) -> int:

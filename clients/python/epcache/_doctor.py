@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from . import _autostart, _errors, _worker
-from ._client import SOCKET_VARIABLE, SYSTEM_SOCKET, Client, default_sockets
+from ._client import Client
 from ._connection import Connection
+from ._connections import SOCKET_VARIABLE, SYSTEM_SOCKET, default_sockets
 from ._version import __version__
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"

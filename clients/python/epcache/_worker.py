@@ -7,23 +7,20 @@ of JSON to descriptor 3, lines of JSON from descriptor 4, the last with a result
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _autostart, _errors
+from . import _errors, _programs
 from ._fields import dataclass
 
 PROGRAM = "epcached-ort"
 PROGRAM_VARIABLE = "EPCACHE_WORKER"
-FOLDERS = ("/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
 
 VERSION = 5  # of the dialogue
 MAX_SAID = 16 << 20  # bytes of the whole dialogue
@@ -49,9 +46,7 @@ class Result:
 
 def find() -> str:
     """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else that of this package, beside other programs or of an installed epcached."""
-    if named := os.environ.get(PROGRAM_VARIABLE):
-        return os.path.abspath(named)
-    return _autostart.installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+    return _programs.find(PROGRAM, PROGRAM_VARIABLE, _programs.FOLDERS)
 
 
 def compile(program: str, request: dict[str, Any], deadline: float, told: Callable[[str], None], name: str = "") -> Result:
@@ -134,20 +129,18 @@ class _Process:
         with contextlib.ExitStack() as stack:
             opened = []
             for path, flags in ((os.devnull, os.O_RDONLY), (self._said, os.O_WRONLY | os.O_CREAT), (request, os.O_RDONLY)):
-                opened.append(_high(os.open(path, flags | os.O_CLOEXEC, 0o600)))
+                opened.append(_programs.high(os.open(path, flags | os.O_CLOEXEC, 0o600)))
                 stack.callback(os.close, opened[-1])
             self._answers, ours = os.pipe()
-            answers = _high(ours)
+            answers = _programs.high(ours)
             stack.callback(os.close, answers)
             # Not subprocess: that gives descriptors on, but not under other numbers.
             nothing, said, request_fd = opened
             given = (nothing, said, said, request_fd, answers)
-            actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)]
-            actions += [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
             limits = json.dumps({"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))})
             command = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, program, "prepare", limits]
             try:
-                self._pid = os.posix_spawn(command[0], command, _environment(folder), file_actions=actions, setsid=True)
+                self._pid = os.posix_spawn(command[0], command, _environment(folder), file_actions=_programs.exactly(given), setsid=True)
             except OSError as error:
                 os.close(self._answers)
                 raise NoWorker(f"{program}: {error.strerror}") from error
@@ -219,27 +212,9 @@ class _Process:
         return ""
 
 
-def _inheritable() -> list[int]:
-    """Returns what a child would get: pipes, say, whose end somebody waits for."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.get_inheritable(int(name)):
-                found.append(int(name))
-    return found
-
-
 def _shell_status(status: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     return SIGNAL - code if code < 0 else code
-
-
-def _high(descriptor: int) -> int:
-    """Returns the descriptor under a number that is none of those that the worker wants, for it is put in their places."""
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
-    finally:
-        os.close(descriptor)
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -35,9 +35,9 @@ from descriptors import open_descriptors  # noqa: E402
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine two requests of a test may be further apart than a client keeps a connection for."""
-    from epcache import _client
+    from epcache import _connections
 
-    monkeypatch.setattr(_client, "MAX_IDLE_AGE", 3600.0)
+    monkeypatch.setattr(_connections, "MAX_IDLE_AGE", 3600.0)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ class Daemon:
         until = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(epcache.NoDaemon), self.client() as client:
-                client._give_back(client._connect(until))
+                client._connections.give_back(client._connections.connect(until))
                 break
             assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()
             time.sleep(0.02)

@@ -18,7 +18,7 @@ from pathlib import Path
 import epcache
 import pytest
 from descriptors import open_descriptors
-from epcache import _autostart
+from epcache import _autostart, _connections
 from epcache._connection import Lost
 
 BIN = os.environ.get("EPCACHED_BIN", "")
@@ -35,9 +35,9 @@ try:
 except epcache.Error as caught:
     error = caught
     kind = type(error).__name__
-if not client._idle:
+if not client._connections._idle:
     sys.exit(f"no daemon answered: {kind}, see {error!r}")
-peer = client._idle[0]._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+peer = client._connections._idle[0]._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
 print(kind, struct.unpack("3i", peer)[0])
 """
 
@@ -50,7 +50,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv(_autostart.PROGRAM_VARIABLE, f"{BIN}/epcached")
-    monkeypatch.setattr("epcache._client.SYSTEM_SOCKET", "/nowhere/epcached.sock")
+    monkeypatch.setattr("epcache._connections.SYSTEM_SOCKET", "/nowhere/epcached.sock")
     yield folder
     for pid in daemons(folder):
         os.kill(pid, signal.SIGTERM)
@@ -272,7 +272,7 @@ def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(home: Path, mo
     """It is busy with all those who wanted it, and nobody has seen yet that it is new."""
     limits: list[float] = []
 
-    def dial(self: epcache.Client, path: str, limit: float) -> str:
+    def dial(self: _connections.Connections, path: str, limit: float) -> str:
         if str(home) not in path:
             raise Lost(f"connect to {path}")
         limits.append(limit - time.monotonic())
@@ -282,13 +282,13 @@ def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(home: Path, mo
             raise epcache.DeadlineExceeded("no answer in time")
         return "connected"
 
-    monkeypatch.setattr(epcache.Client, "_dial", dial)
-    assert epcache.Client()._connect(time.monotonic() + 60, _autostart.PATIENCE) == "connected"
+    monkeypatch.setattr(_connections.Connections, "_dial", dial)
+    assert epcache.Client()._connections.connect(time.monotonic() + 60, _autostart.PATIENCE) == "connected"
     assert len(limits) == 2
     limits.clear()
     Path(epcache.default_sockets()[0]).unlink()
     with pytest.raises(epcache.NoDaemon):  # who does not wait for a compile
-        epcache.Client()._connect(time.monotonic() + 60)
+        epcache.Client()._connections.connect(time.monotonic() + 60)
     assert max(limits) < 1
 
 

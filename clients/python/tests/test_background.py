@@ -106,6 +106,6 @@ def test_ready_without_a_daemon(compiling: Any) -> None:
     state, session = compiling
     first = session()
     first.epcache._pending.client.close()
-    first.epcache._pending.client._socket = "/nowhere"
+    first.epcache._pending.client._connections.socket = "/nowhere"
     assert not first.epcache.ready
     assert not first.epcache.wait(0.1)

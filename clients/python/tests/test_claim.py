@@ -273,7 +273,7 @@ def test_the_users_own_daemon_is_asked_from_then_on(
 
         monkeypatch.delenv("EPCACHE_SOCKET", raising=False)
         monkeypatch.delenv("EPCACHE_AUTOSTART", raising=False)
-        monkeypatch.setattr("epcache._client.default_sockets", lambda: sockets)
+        monkeypatch.setattr("epcache._connections.default_sockets", lambda: sockets)
         monkeypatch.setattr("epcache._autostart.connect", start)
         with epcache.Client() as client:
             first = client.acquire(model, "E", runtime=other)  # a claim, which keeps its connection

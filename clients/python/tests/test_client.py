@@ -11,7 +11,7 @@ from pathlib import Path
 
 import epcache
 import pytest
-from epcache import _client, _messages, _wire
+from epcache import _connections, _messages, _wire
 from fake_daemon import FakeDaemon, Peer
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -517,10 +517,10 @@ def test_where_a_daemon_is_looked_for(
 
 def test_users_daemon_comes_before_the_systems(monkeypatch: pytest.MonkeyPatch, model: str, view: Path) -> None:
     with FakeDaemon(hits(view, why="user")) as user, FakeDaemon(hits(view, why="system")) as system:
-        monkeypatch.setattr(_client, "default_sockets", lambda: [user.path, system.path])
+        monkeypatch.setattr(_connections, "default_sockets", lambda: [user.path, system.path])
         with epcache.Client(hello_limit=10) as client, client.acquire(model, "E") as artefact:
             assert artefact.why == "user"
-        monkeypatch.setattr(_client, "default_sockets", lambda: ["/nowhere", system.path])
+        monkeypatch.setattr(_connections, "default_sockets", lambda: ["/nowhere", system.path])
         with epcache.Client(hello_limit=10) as client, client.acquire(model, "E") as artefact:
             assert artefact.why == "system"
 
@@ -541,7 +541,7 @@ def test_socket_times_are_reported(model: str, view: Path) -> None:
 def test_no_socket_is_inherited(model: str, view: Path) -> None:
     with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
         client.acquire(model, "E").close()
-        (connection,) = client._idle
+        (connection,) = client._connections._idle
         assert isinstance(connection._socket, socket.socket)
         assert not connection._socket.get_inheritable()
 

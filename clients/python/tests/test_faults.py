@@ -19,7 +19,7 @@ from unittest import mock
 import epcache
 import pytest
 from descriptors import open_descriptors
-from epcache import _call, _client
+from epcache import _call, _connections
 from epcache._connection import Connection
 from fake_daemon import HELLO, FakeDaemon, Peer, frame
 from test_client import REPLY, answer, connect, hits
@@ -121,7 +121,7 @@ def test_hello_limit_is_for_all_daemons_together(monkeypatch: pytest.MonkeyPatch
         peer.wait_for_end()
 
     with FakeDaemon(silent) as one, FakeDaemon(silent) as two:
-        monkeypatch.setattr(_client, "default_sockets", lambda: [one.path, two.path] * 20)
+        monkeypatch.setattr(_connections, "default_sockets", lambda: [one.path, two.path] * 20)
         with epcache.Client() as client, Waits(AT_ONCE), pytest.raises(epcache.NoDaemon):
             client.acquire(model, "E")
 
@@ -183,7 +183,7 @@ def test_daemon_that_is_stopped_during_a_request(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_call, "SIGN_OF_LIFE", 0.1)
 
     def accepts(peer: Peer) -> None:
-        client._hello_limit = 0.05  # from here on: this daemon may take its time
+        client._connections.hello_limit = 0.05  # from here on: this daemon may take its time
         peer.hello()
         peer.wait_for_end()
 

@@ -64,10 +64,10 @@ def test_nothing_is_said_at_the_end_of_the_interpreter() -> None:
     """Frozen applications lose the modules before the last objects; Python then prints what their ends raise."""
     code = """
 import gc, sys
-from epcache import _artefact, _claim, _client, _events
-owned = [_artefact.Artefact, _claim.Claim, _client.Client, _events.Subscription]
+from epcache import _artefact, _claim, _client, _connections, _events
+owned = [_artefact.Artefact, _claim.Claim, _connections.Connections, _events.Subscription]
 objects = [one.__new__(one) for one in owned] + [_client.Client("/nowhere")]
-for module in (_artefact, _claim, _client, _events):
+for module in (_artefact, _claim, _client, _connections, _events):
     for name in [name for name in vars(module) if not name.startswith("__")]:
         setattr(module, name, None)
 del objects

@@ -158,7 +158,7 @@ def test_application_that_ignores_its_children(tmp_path: Path) -> None:
 
 
 def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_worker, "FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr("epcache._programs.FOLDERS", (str(tmp_path),))
     monkeypatch.delenv("EPCACHE_WORKER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert _worker.find() == ""

@@ -95,9 +95,9 @@ class Spoiling(epcache.Client):
 
 def refused(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
     """What does not load is reported, and the group that is made in its place is loaded as a whole."""
-    assert client._socket is not None
-    spoiling = Spoiling(client._socket)
-    spoiling.state = Path(client._socket).parent / "state"
+    assert client._connections.socket is not None
+    spoiling = Spoiling(client._connections.socket)
+    spoiling.state = Path(client._connections.socket).parent / "state"
     with epcache.SessionGroup(groups[0], ep=EP, client=spoiling) as loaded:
         return {
             "outcomes": [s.epcache.outcome for s in loaded],
