@@ -20,7 +20,7 @@ const module = "github.com/epcached/epcached/"
 
 // allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
 // cmd -> cache -> {store/*, compilers, cache/*} -> {index, dedupe, epmodel} -> cas -> internal. unixsock
-// declares the requests and knows no storage; unixsock/wire, which cache answers with, is generated code
+// declares the requests and knows no storage; unixsock/wire, which cache answers with, is a leaf
 // and imports nothing of ours. A package that is not listed fails, so that it is thought about.
 var allowed = map[string][]string{
 	"internal/bytesize":                      {},
@@ -49,15 +49,17 @@ var allowed = map[string][]string{
 	"internal/flock":                         {},
 	"internal/witness":                       {"cas"},
 	"store/packing":                          {"cas", "dedupe"}, // and not index: it knows no builds
+	"cache/rights":                           {"index"},         // for what a build says of its scope
+	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},          // index: for keys, and where failures are remembered
 	"store/views":                            {"cas", "internal/flock", "store/packing", "index"},                  // index: for ids, files and names of builds, and where their views were
 	"cache/identity":                         {"cas", "compilers", "index", "internal/apierr", "internal/suggest"}, // index: for keys, and what a build says of itself
 	"store/evict":                            {"internal/bytesize", "cas", "index"},                                // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "weights", "internal/witness"},
-	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"},                                                        // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                           {"cache", "compilers", "internal/config", "cache/failure", "internal/apierr", "cache/identity", "cache/rules", "unixsock", "unixsock/wire", "internal/watch"}, // watch: the configuration, while the daemon runs
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "weights", "internal/witness", "cache/event", "cache/rights"},
+	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"},                                                                        // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "internal/config", "cache/failure", "internal/apierr", "cache/identity", "cache/rules", "unixsock", "unixsock/wire", "internal/watch", "cache/rights"}, // watch: the configuration, while the daemon runs
 	"cmd/epcachectl/internal/exit":           {"cas", "unixsock"},
 	"cmd/epcachectl/internal/jsonout":        {},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},

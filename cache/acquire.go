@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -233,7 +234,7 @@ func (r *Request) apart() *Request {
 // mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
 func (c *Cache) mayReplace(r *Request, id modelIdentity, p *plan) error {
 	scope, _ := c.scopes(r, id)
-	if r.OnMiss != Refresh || scope != "shared" || c.Administrator(r.Peer) {
+	if r.OnMiss != Refresh || scope != "shared" || c.rights.Administrator(r.Peer) {
 		return nil
 	}
 	for b, err := range c.stored(p, []string{scope}) {
@@ -299,7 +300,7 @@ func (r *Request) check() error {
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
 // A model that every local user can read may be shared; what is private stays its user's.
 func (c *Cache) scopes(r *Request, id modelIdentity) (store string, look []string) {
-	own := OwnScope(r.Peer)
+	own := rights.OwnScope(r.Peer)
 	store = "shared"
 	for _, f := range r.files() {
 		if info, err := f.Stat(); err != nil || info.Mode().Perm()&0o004 == 0 {
@@ -335,7 +336,7 @@ func (c *Cache) finish(a *Answer, r *Request, id modelIdentity, p *plan, rt *run
 			a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
 		}
 		a.tellMembers(r, p.canonical.Model)
-		c.seen(r.Peer, a.Build)
+		c.rights.Saw(r.Peer, a.Build)
 	}
 	for _, name := range sortedKeys(r.FreeDimensions) {
 		if !slices.Contains(id.FreeDims, name) {

@@ -14,7 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
@@ -94,7 +96,7 @@ func TestCompiledModelsAreAdopted(t *testing.T) {
 			require.Equal(t, b.read(a), b.read(again))
 			require.Equal(t, checks, b.compiler.Checks.Load())
 			require.Len(t, b.list(), 1)
-			require.Contains(t, kinds(b.events(b.self())), EventPut)
+			require.Contains(t, kinds(b.events(b.self())), event.Put)
 
 			plain := b.adopts(s)
 			plain.Adopt = false
@@ -200,7 +202,7 @@ func TestAdoptedModelsAreTheirUsersOwn(t *testing.T) {
 	r.Peer.UID = stranger
 	a := b.acquire(r)
 	require.Equal(t, Adopted, a.Outcome, a.Warnings)
-	require.Equal(t, OwnScope(r.Peer), a.Build.Scope)
+	require.Equal(t, rights.OwnScope(r.Peer), a.Build.Scope)
 	mine := b.acquire(b.adopts(s))
 	require.Equal(t, Adopted, mine.Outcome, "another user's bytes are not served")
 	require.Equal(t, "shared", mine.Build.Scope)

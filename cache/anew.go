@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -44,7 +45,7 @@ func (c *Cache) compileAnew(ctx context.Context, t *task) (time.Duration, error)
 
 // flyAnew runs the compile, or waits for that of a request for the same.
 func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p *plan, rc *runtimeContent) (time.Duration, error) {
-	c.happened(eventOf(b, EventRebuild, "%s", t.why))
+	c.happened(event.Of(b, event.Rebuild, "%s", t.why))
 	var own *job
 	key := flightKey{build: p.buildKey, scope: b.Scope}
 	result, _, err := c.flights.join(ctx, key, asking{idle: true}, func() (runner, error) {
@@ -231,5 +232,5 @@ func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
 		c.index.Count("failures", 1)
 	}
 	c.log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
-	c.happened(eventOf(b, EventNotRebuilt, "%v", err))
+	c.happened(event.Of(b, event.NotRebuilt, "%v", err))
 }

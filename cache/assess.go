@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
@@ -43,7 +44,7 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 	if facts.Error != "" {
 		if rt.state.Load() == &stateReady { // else told by whoever found that it cannot be used
 			c.log.Warn("runtime cannot be probed", "runtime", rt.name, "error", facts.Error)
-			c.happened(Event{Kind: EventUnusable, Runtime: rt.name, Text: facts.Error})
+			c.happened(Event{Kind: event.Unusable, Runtime: rt.name, Text: facts.Error})
 		}
 		return
 	}
@@ -67,7 +68,7 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 }
 
 func (c *Cache) tellProbed(rt *runtime, now *probed, known bool) {
-	e := Event{Kind: EventProbed, Runtime: rt.name, Text: "ONNX Runtime " + now.ORTVersion}
+	e := Event{Kind: event.Probed, Runtime: rt.name, Text: "ONNX Runtime " + now.ORTVersion}
 	for _, name := range sortedKeys(now.EPs) {
 		ep := now.EPs[name]
 		e.Text += fmt.Sprintf(", %s %s (SDK %s)", name, ep.Version, ep.SDKVersion)
@@ -76,7 +77,7 @@ func (c *Cache) tellProbed(rt *runtime, now *probed, known bool) {
 		}
 	}
 	if known {
-		e.Kind, e.Text = EventChanged, strings.Join(now.Changes, "; ")
+		e.Kind, e.Text = event.Changed, strings.Join(now.Changes, "; ")
 	}
 	c.happened(e)
 }
@@ -246,7 +247,7 @@ func (c *Cache) rebuildAffected(ctx context.Context, rt *runtime, why string, lo
 			continue // it has just gone
 		}
 		if i < maxTold {
-			c.happened(eventOf(&b, EventJudged, "%s for %s now: %s", l.judgement.Verdict, rt.name, orNone(l.judgement.Reason)))
+			c.happened(event.Of(&b, event.Judged, "%s for %s now: %s", l.judgement.Verdict, rt.name, orNone(l.judgement.Reason)))
 		}
 		if !c.optimalThere(&b, lots) {
 			c.wantAnew(&b, rt.name, fmt.Sprintf("%s, and this build is %s for %s", why, l.judgement.Verdict, rt.name), nil)
@@ -275,7 +276,7 @@ func (c *Cache) tellLot(rt *runtime, l *lot) {
 	if l.judgement.Source != "" {
 		text += fmt.Sprintf(" (%s: %s)", l.judgement.Source, l.judgement.Reason)
 	}
-	c.happened(Event{Kind: EventJudged, Runtime: rt.name, Text: text})
+	c.happened(Event{Kind: event.Judged, Runtime: rt.name, Text: text})
 }
 
 func (rc *runtimeContent) hasEvery(b *index.Build) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -113,7 +114,8 @@ func (c *Cache) inherit(f *flight, key flightKey, r *Request, id modelIdentity, 
 			c.keepWanted(next, own, p)
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			c.log.Info("not compiled after a claim that ended without a result", "model", own.Name, "error", err)
-			c.happened(eventFor(own.Peer, f.about.RequestKey, own.Name, EventFailed, "%v", err))
+			c.happened(event.For(event.About{Peer: own.Peer, Key: f.about.RequestKey, Model: own.Name},
+				event.Failed, "%v", err))
 		}
 	})
 	return nil

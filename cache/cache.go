@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -96,6 +97,7 @@ type Cache struct {
 	runtimes runtimes
 	machine  *machineState
 	watcher  *watch.Watcher
+	rights   *rights.Rights
 	changes  *changes
 	views    *views.Store
 	places   *places
@@ -177,6 +179,7 @@ func (c *Cache) open() error {
 		}}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
+	c.rights = c.openRights()
 	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index.Stamps()}); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
@@ -293,6 +296,16 @@ func (c *Cache) Leave() { c.leaving.Store(true) }
 
 // Directory is the state directory, absolute.
 func (c *Cache) Directory() string { return c.dir }
+
+// Rights decides which user may see and do what.
+func (c *Cache) Rights() *rights.Rights { return c.rights }
+
+func (c *Cache) openRights() *rights.Rights {
+	return rights.New(c.uid, c.index, func() rights.Privileged {
+		now := c.settings.Load()
+		return rights.Privileged{Administrators: now.administrators, Publishers: now.publishers}
+	}, c.log)
+}
 
 func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.dir}, name...)...)

@@ -16,13 +16,13 @@ type changing struct {
 	c     *Cache
 	peer  Peer
 	reply *wire.ChangeReply
-	left  frame
+	left  wire.Left
 }
 
 // maxChanged is how many of the builds that were changed are told.
 const maxChanged = 256
 
-func (c *Cache) changed(p Peer) *changing { return &changing{c, p, &wire.ChangeReply{}, maxReply} }
+func (c *Cache) changed(p Peer) *changing { return &changing{c, p, &wire.ChangeReply{}, wire.MaxReply} }
 
 // took notes a build that is still there, and gone one that was removed.
 func (ch *changing) took(b *index.Build) error {
@@ -39,7 +39,7 @@ func (ch *changing) note(list func() (*wire.Build, error)) error {
 		if err != nil {
 			return apierr.New(apierr.Internal, err, "change builds")
 		}
-		if ch.left.takes(one) || n == 0 {
+		if ch.left.Takes(one) || n == 0 {
 			ch.reply.Builds = append(ch.reply.Builds, one)
 			return nil
 		}
@@ -96,7 +96,7 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 // what each build has of its own.
 func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 	dryRun bool) (*wire.ChangeReply, error) {
-	everything := all && c.Administrator(p)
+	everything := all && c.rights.Administrator(p)
 	ids, err := c.toRemove(ctx, p, names, all)
 	if err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (c *Cache) toRemove(ctx context.Context, p Peer, names []string, all bool) 
 // allChangeable lists the builds that the peer may change.
 func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID, err error) {
 	err = c.index.EachBrief(ctx, index.BuildID{}, func(b *index.Brief) error {
-		if c.mayChangeIn(p, b.Scope) {
+		if c.rights.MayChange(p, b.Scope) {
 			ids = append(ids, b.ID)
 		}
 		return nil
@@ -181,16 +181,10 @@ func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID,
 	return ids, nil
 }
 
-func (c *Cache) mayChange(p Peer, b *index.Build) bool { return c.mayChangeIn(p, b.Scope) }
-
-func (c *Cache) mayChangeIn(p Peer, scope string) bool {
-	return c.Administrator(p) || scope == OwnScope(p)
-}
-
 // changeable lists the builds that the names mean, for somebody who wants to change them.
 func (c *Cache) changeable(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
 	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
-		if !c.mayChange(p, b) {
+		if !c.rights.MayChange(p, b.Scope) {
 			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
 		}
 		ids = append(ids, b.ID)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/watch"
 )
@@ -63,7 +64,7 @@ func (c *Cache) lookAtMachine(ctx context.Context) {
 	lines := c.machine.look(ctx)
 	for _, line := range lines {
 		c.log.Info("machine changed", "what", line)
-		c.happened(Event{Kind: EventChanged, Text: line})
+		c.happened(Event{Kind: event.Changed, Text: line})
 	}
 	if len(lines) == 0 {
 		return

@@ -25,7 +25,7 @@ type checking struct {
 // damaged is put aside and its builds are withheld; the next request compiles them anew. Progress may be nil.
 func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 	progress func(Progress)) (*wire.CheckReply, error) {
-	if !c.Administrator(p) {
+	if !c.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
 	}
 	out := &checking{CheckReply: &wire.CheckReply{}}
@@ -93,7 +93,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 		return nil, checkError(ctx, err)
 	}
 	out.Findings = slices.DeleteFunc(out.Findings, c.hasGone)
-	out.cut(maxReply)
+	out.cut(wire.MaxReply)
 	return out.CheckReply, nil
 }
 
@@ -132,9 +132,9 @@ func (r *checking) cut(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return boolean(a.Kind == kindLeftover) - boolean(b.Kind == kindLeftover)
 	})
-	left := frame(limit)
+	left := wire.Left(limit)
 	for i, f := range r.Findings {
-		if f.Detail = clip(f.Detail); !left.takes(f) {
+		if f.Detail = wire.Clip(f.Detail); !left.Takes(f) {
 			r.More += uint64(len(r.Findings) - i)
 			r.Findings = r.Findings[:i]
 			break

@@ -72,7 +72,7 @@ func kindOf(rel string) string {
 // looks is looked at once more. Progress may be nil.
 func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) (
 	*wire.CheckReply, error) {
-	if !c.Administrator(p) {
+	if !c.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
 	}
 	out, lines := &wire.CheckReply{}, make(map[string]*wire.SpaceLine)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -23,7 +24,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	p, err := b.cache.planOwn(t.Context(), r, id.Digest, func(string) {})
 	require.NoError(t, err)
 	a := &claimer{request: r, plan: p, owner: stranger, wake: func() {}}
-	key := flightKey{build: p.buildKey, scope: OwnScope(r.Peer)}
+	key := flightKey{build: p.buildKey, scope: rights.OwnScope(r.Peer)}
 	require.NoError(t, b.cache.claims.enter(key, a, 16))
 	o := b.cache.newOutsider(key, a)
 	stopped := &flight{flights: &b.cache.flights, stopped: true, kept: make(map[uint32]uint32)}

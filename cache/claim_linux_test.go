@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
@@ -111,7 +112,7 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 	got := app.put(put)
 	require.Equal(t, Taken, got.Outcome)
 	require.True(t, got.Build.Put)
-	require.Equal(t, OwnScope(r.Peer), got.Build.Scope)
+	require.Equal(t, rights.OwnScope(r.Peer), got.Build.Scope)
 	require.Equal(t, compilers.NotCheckable, got.Build.LoadCheck)
 	facts := got.Build.EPs[0]
 	require.Equal(t, []string{"7.1", "sim-1", "standin:7.1:sim-1", "0.9"}, []string{facts.SDKVersion, facts.HardwareArchitecture, facts.CompatibilityString, facts.Version})

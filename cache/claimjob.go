@@ -11,7 +11,9 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
@@ -41,7 +43,8 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 		if cl == nil {
 			return nil, claimFailed(o.first.ModelName, last)
 		}
-		o.c.happened(eventFor(cl.request.Peer, cl.plan.requestKey, cl.request.Name, EventClaimed, "by uid %d, until %s", cl.request.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
+		o.c.happened(event.For(event.About{Peer: cl.request.Peer, Key: cl.plan.requestKey, Model: cl.request.Name},
+			event.Claimed, "by uid %d, until %s", cl.request.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
 		f.tell("claimed")
 		result, end := o.await(ctx, cl)
 		f.release(cl)
@@ -100,7 +103,8 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 		return result, nil
 	}
 	o.c.index.Count("claims_without_result", 1)
-	o.c.happened(eventFor(cl.request.Peer, cl.plan.requestKey, cl.request.Name, EventClaimEnded, "%s", end.Error()))
+	o.c.happened(event.For(event.About{Peer: cl.request.Peer, Key: cl.plan.requestKey, Model: cl.request.Name},
+		event.ClaimEnded, "%s", end.Error()))
 	return nil, end
 }
 
@@ -207,10 +211,10 @@ func (c *Cache) claimKey(r *Request, id modelIdentity, p *plan) (flightKey, erro
 		return flightKey{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
 			WithHint("compile it without epcached")
 	}
-	if shared := (flightKey{build: p.buildKey, scope: scope}); scope == "shared" && (c.Publisher(r.Peer) || c.flights.has(shared)) {
+	if shared := (flightKey{build: p.buildKey, scope: scope}); scope == "shared" && (c.rights.Publisher(r.Peer) || c.flights.has(shared)) {
 		return shared, nil
 	}
-	return flightKey{build: p.buildKey, scope: OwnScope(r.Peer)}, nil
+	return flightKey{build: p.buildKey, scope: rights.OwnScope(r.Peer)}, nil
 }
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay

@@ -39,9 +39,9 @@ func (c *Cache) CollectReply(plan *Collection) *wire.CollectReply {
 	for i, b := range plan.told {
 		r := &plan.Steps[i]
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
-			ModelName: clip(b.ModelName), Ep: clip(firstEP(b)), Scope: b.Scope, FreesBytes: r.Frees,
-			Reason: clip(r.Reason()), Outcome: clip(r.Outcome), CompileSeconds: b.CompileSeconds,
-			LastUsedMs: milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
+			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(firstEP(b)), Scope: b.Scope, FreesBytes: r.Frees,
+			Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome), CompileSeconds: b.CompileSeconds,
+			LastUsedMs: wire.Milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
 			Action: r.Action.String()})
 	}
 	for _, k := range plan.Kept {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store/evict"
@@ -41,7 +42,7 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	whole := c.Administrator(p)
+	whole := c.rights.Administrator(p)
 	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.user, Entries: b.entries, Packs: !goal.hurry && c.settings.Load().pack.when != PackOff}
 	if whole {
 		if to.Bytes, to.Missing, err = c.roomFor(b, goal); err != nil {
@@ -54,7 +55,7 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	}
 	s := c.snapshot(survey, inv, !goal.slack)
 	if s.Whole = whole; !whole {
-		own := OwnScope(p)
+		own := rights.OwnScope(p)
 		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool {
 			if b.UID == p.UID && b.Scope != own {
 				s.Others = append(s.Others, b)

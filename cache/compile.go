@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store/views"
@@ -27,7 +28,7 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id modelIdentity, p
 	var err error
 	for range maxHandOvers {
 		key, scope := c.flightKey(r, id, p)
-		if own := (flightKey{build: key.build, scope: OwnScope(r.Peer)}); r.OnMiss == Wait && scope != "" && c.flights.has(own) {
+		if own := (flightKey{build: key.build, scope: rights.OwnScope(r.Peer)}); r.OnMiss == Wait && scope != "" && c.flights.has(own) {
 			key, scope = own, own.scope // an application of the same user's holds the claim
 		}
 		result, first, err = c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))

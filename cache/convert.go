@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -184,7 +185,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 		b.Source = index.Source{Why: whyFailed}
 	}
 	err = c.publish(ctx, made{build: b, folder: v.folder, peer: v.request.Peer, room: room,
-		kind: EventConverted, text: origin(b), counter: "conversions"}, hold)
+		kind: event.Converted, text: origin(b), counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err

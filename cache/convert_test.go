@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -74,7 +75,7 @@ func TestOneFormIsConvertedFromTheOther(t *testing.T) {
 			require.Equal(t, embed, a.Build.Embed)
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 			require.Equal(t, made.Build.Source, a.Build.Source)
-			require.Contains(t, b.kinds(a.RequestKey), EventConverted)
+			require.Contains(t, b.kinds(a.RequestKey), event.Converted)
 
 			b.reopen()
 			again := b.acquire(b.form(embed))
@@ -210,7 +211,7 @@ func TestDamagedFormIsMadeOfTheOther(t *testing.T) {
 	require.Equal(t, Hit, again.Outcome)
 	require.NotEqual(t, a.Build.ID, again.Build.ID)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
-	require.Contains(t, b.kinds(a.RequestKey), EventHealed)
+	require.Contains(t, b.kinds(a.RequestKey), event.Healed)
 }
 
 // what came to one user alone must not come to all by way of another form

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
 )
 
@@ -46,8 +47,8 @@ func TestWhatIsNoBlobIsDamage(t *testing.T) {
 			require.Equal(t, Compiled, again.Outcome, again.Why)
 			require.Equal(t, files, b.read(again))
 			require.Contains(t, again.Why, "damaged")
-			require.Contains(t, kinds(b.events(b.self())), EventDamaged)
-			require.Contains(t, kinds(b.events(b.self())), EventHealed)
+			require.Contains(t, kinds(b.events(b.self())), event.Damaged)
+			require.Contains(t, kinds(b.events(b.self())), event.Healed)
 			require.Equal(t, index.Current, b.list()[0].told.State)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -69,7 +70,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 	reply := &wire.DoctorReply{}
 	for _, a := range out {
 		reply.Advice = append(reply.Advice, &wire.Advice{Severity: a.Severity,
-			Subject: valid(a.Subject), Text: valid(a.Text), Hint: valid(a.Hint)})
+			Subject: wire.Valid(a.Subject), Text: wire.Valid(a.Text), Hint: wire.Valid(a.Hint)})
 	}
 	return reply, nil
 }
@@ -344,22 +345,22 @@ func (c *Cache) adviseLately(p Peer) []Advice {
 	last := ""
 	for _, e := range c.index.Events(c.now().Add(-lately)) {
 		counts[e.Kind]++
-		if e.Kind == EventFailed {
+		if e.Kind == event.Failed {
 			last = e.Text
 		}
 	}
 	var out []Advice
-	if n, good := counts[EventFailed], counts[EventCompiled]; n >= 3 && n > good {
+	if n, good := counts[event.Failed], counts[event.Compiled]; n >= 3 && n > good {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
 			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
-		if c.Administrator(p) {
+		if c.rights.Administrator(p) {
 			a.Text += "; the last: " + identity.Shortened(last)
 		}
 		out = append(out, a)
 	} else {
 		out = append(out, fine("compiles", "%d succeeded in the last day, and %d failed", good, n))
 	}
-	if n := counts[EventDamaged]; n > 0 {
+	if n := counts[event.Damaged]; n > 0 {
 		out = append(out, warning("damage", "builds found damaged in the last day: %d", n).
 			hint("somebody writes below %s, or the disk fails: see the kernel's log, and epcachectl check --deep", c.dir))
 	}

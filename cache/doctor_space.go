@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/evict"
 )
@@ -70,7 +71,7 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 	byKey := make(map[index.RequestKey]*lost)
 	all := c.index.Events(c.now().Add(-thrashSpan))
 	for i := range all {
-		if e := &all[i]; e.Kind == EventUnkept && c.mayHear(p, e) {
+		if e := &all[i]; e.Kind == event.Unkept && c.rights.MayHear(p, e) {
 			if byKey[e.RequestKey] == nil {
 				byKey[e.RequestKey] = &lost{}
 			}
@@ -90,7 +91,7 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 	var out []Advice
 	for i, l := range worst {
 		if i == maxFindings {
-			out = append(out, warning(subject, "and %d more", len(worst)-i).hint("epcachectl events shows them: %q", EventUnkept))
+			out = append(out, warning(subject, "and %d more", len(worst)-i).hint("epcachectl events shows them: %q", event.Unkept))
 			break
 		}
 		often := "once"

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -262,8 +263,8 @@ func TestWhatWasCancelledDidNotFail(t *testing.T) {
 	for _, e := range b.events(Peer{UID: somebody}) {
 		kinds[e.Kind]++
 	}
-	require.Equal(t, 4, kinds[EventCancelled])
-	require.Zero(t, kinds[EventFailed])
+	require.Equal(t, 4, kinds[event.Cancelled])
+	require.Zero(t, kinds[event.Failed])
 	a := about(t, b.cache.adviseLately(b.self()), "compiles") // the rest compiles something, and compiles wait here
 	require.Equal(t, SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")

@@ -2,11 +2,11 @@ package cache
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -15,79 +15,18 @@ import (
 // Event is something that happened to an entry, or to the machine.
 type Event = index.Event
 
-// The kinds of events. A hit is none: hits are counted.
-const (
-	EventCompiled      = "compiled"      // a build was made and stored
-	EventConverted     = "converted"     // a build was made of its other form: with the context inside the graph, or beside it
-	EventUnkept        = "not kept"      // what was compiled was given to those who waited, and could not be kept
-	EventFailed        = "failed"        // a compile brought nothing
-	EventCancelled     = "cancelled"     // a compile was given up by those who wanted it
-	EventClaimed       = "claimed"       // an application compiles a model itself
-	EventClaimEnded    = "claim ended"   // without a result
-	EventPut           = "put"           // what an application compiled was stored as a build
-	EventRetracted     = "retracted"     // a build is gone: removed, collected, or superseded; the index itself tells of it
-	EventWithheld      = "withheld"      // a build is not served any more, until it is judged otherwise
-	EventDamaged       = "damaged"       // bytes of a build are not what they were
-	EventHealed        = "healed"        // a build took the place of one that was damaged
-	EventJudged        = "judged"        // how a build suits a runtime, where that changed
-	EventRebuild       = "rebuild"       // a build is wanted anew, and queued
-	EventRebuilt       = "rebuilt"       // and was made
-	EventNotRebuilt    = "not rebuilt"   // and was not: no source at hand, or the compile failed
-	EventReport        = "report"        // a client said that a build does not load, and what became of that
-	EventProbed        = "probed"        // a runtime was looked at and can be used
-	EventUnusable      = "unusable"      // a runtime cannot be used
-	EventChanging      = "changing"      // a runtime's files are being written
-	EventChanged       = "changed"       // a runtime's libraries, or a driver, are other ones than before
-	EventConfiguration = "configuration" // the configuration or the rules were changed, or refused
-	EventMissed        = "missed"        // a subscriber fell behind; told to that subscriber alone
-)
-
 // happened is the one place through which everything goes that happens: into the journal, and to the subscribers. The
 // time and the sequence are filled in. It may write to the disk, so it is not for the path of a hit, and it may not be
 // called from within a lock that a subscriber could want. An event that cannot be written is still told.
 //
-// Of a build: c.happened(eventOf(b, EventJudged, "...")). Of a runtime, or of the machine, which every peer hears of:
-// c.happened(Event{Kind: EventProbed, Runtime: rt.name, Text: "..."}). Of a request without a build, heard by the one
-// who asked: c.happened(eventFor(peer, key, model, EventFailed, "...")).
+// Of a build: c.happened(event.Of(b, event.Judged, "...")). Of a runtime, or of the machine, which every peer hears of:
+// c.happened(Event{Kind: event.Probed, Runtime: rt.name, Text: "..."}). Of a request without a build, heard by the one
+// who asked: c.happened(event.For(event.About{...}, event.Failed, "...")).
 func (c *Cache) happened(e Event) {
 	e.At = c.now()
 	if err := c.index.Note(context.Background(), e); err != nil {
 		c.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
 	}
-}
-
-// eventOf is an event of a build.
-func eventOf(b *index.Build, kind, format string, args ...any) Event {
-	return Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName,
-		Text:    fmt.Sprintf(format, args...),
-		BuildID: b.ID, Scope: b.Scope, By: OwnScope(Peer{UID: b.UID})}
-}
-
-// eventFor is an event of a request that has no build; only the peer and administrators hear of it.
-func eventFor(p Peer, key index.RequestKey, model, kind, format string, args ...any) Event {
-	return Event{Kind: kind, RequestKey: key, ModelName: model, Text: fmt.Sprintf(format, args...),
-		Scope: OwnScope(p)}
-}
-
-func eventReply(e *Event) *wire.Event {
-	return &wire.Event{AtMs: milliseconds(e.At), Kind: e.Kind, RequestKey: keyText(e.RequestKey),
-		Build: keyText(e.BuildKey),
-		Model: valid(e.ModelName), Text: valid(e.Text), Runtime: valid(e.Runtime),
-		Sequence: e.Sequence}
-}
-
-// mayHear: everybody of the machine, and of builds whoever may see them, or could while they were there.
-func (c *Cache) mayHear(p Peer, e *Event) bool {
-	switch {
-	case e.RequestKey == index.RequestKey{} || c.Administrator(p) || e.Scope == OwnScope(p):
-		return true
-	case e.BuildID.IsZero():
-		return false
-	case e.Scope == "": // written by an earlier epcached
-		b, err := c.index.Get(e.BuildID)
-		return err == nil && c.maySee(p, &b)
-	}
-	return c.maySee(p, &index.Build{ID: e.BuildID, Scope: e.Scope})
 }
 
 // eventsLimit is how many events are given to who does not say, and at most.
@@ -101,14 +40,14 @@ func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) 
 		limit = eventsLimit
 	}
 	all := c.index.Events(since)
-	out, left := &wire.EventsReply{}, frame(maxReply)
+	out, left := &wire.EventsReply{}, wire.Left(wire.MaxReply)
 	for i := len(all) - 1; i >= 0 && len(out.Events) < limit; i-- {
 		if ctx.Err() != nil {
 			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "events")
 		}
-		if e := &all[i]; c.mayHear(p, e) {
-			one := eventReply(c.complete(e))
-			if !left.takes(one) {
+		if e := &all[i]; c.rights.MayHear(p, e) {
+			one := event.Reply(c.complete(e))
+			if !left.Takes(one) {
 				break
 			}
 			out.Events = append(out.Events, one)
@@ -142,17 +81,17 @@ func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64,
 		events, missed, more := c.stream.from(next)
 		if missed > 0 {
 			next += missed
-			e := Event{At: c.now(), Kind: EventMissed, Text: "this subscriber was too slow; epcachectl events shows what is kept"}
-			if err := fn(eventReply(&e)); err != nil {
+			e := Event{At: c.now(), Kind: event.Missed, Text: "this subscriber was too slow; epcachectl events shows what is kept"}
+			if err := fn(event.Reply(&e)); err != nil {
 				return err
 			}
 		}
 		for i := range events {
 			next = events[i].Sequence + 1
-			if !c.mayHear(p, &events[i]) {
+			if !c.rights.MayHear(p, &events[i]) {
 				continue
 			}
-			if err := fn(eventReply(&events[i])); err != nil {
+			if err := fn(event.Reply(&events[i])); err != nil {
 				return err
 			}
 		}

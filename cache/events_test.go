@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -61,7 +62,7 @@ func TestEventsTellALife(t *testing.T) {
 	require.NoError(t, err)
 
 	events := b.events(b.self())
-	require.Equal(t, []string{EventCompiled, EventDamaged, EventCompiled, EventHealed, EventRetracted, EventRetracted}, entryKinds(events))
+	require.Equal(t, []string{event.Compiled, event.Damaged, event.Compiled, event.Healed, event.Retracted, event.Retracted}, entryKinds(events))
 	last := uint64(0)
 	for _, e := range events {
 		require.Greater(t, e.Sequence, last)
@@ -112,15 +113,15 @@ func TestWhoHearsOfWhat(t *testing.T) {
 	failing := b.others(bob.UID, 3)
 	failing.EPs[0].Options = map[string]string{"fault": string(standin.Crash)}
 	b.refused(failing)
-	b.cache.happened(Event{Kind: EventProbed, Runtime: "/opt/ort"})
+	b.cache.happened(Event{Kind: event.Probed, Runtime: "/opt/ort"})
 
-	require.Equal(t, []string{EventCompiled, EventCompiled}, entryKinds(b.events(alice)))
-	require.Equal(t, []string{EventFailed}, entryKinds(b.events(bob)))
-	require.Equal(t, []string{EventCompiled, EventCompiled, EventFailed}, entryKinds(b.events(b.self())))
-	require.Contains(t, kinds(b.events(bob)), EventProbed, "the machine is everybody's")
+	require.Equal(t, []string{event.Compiled, event.Compiled}, entryKinds(b.events(alice)))
+	require.Equal(t, []string{event.Failed}, entryKinds(b.events(bob)))
+	require.Equal(t, []string{event.Compiled, event.Compiled, event.Failed}, entryKinds(b.events(b.self())))
+	require.Contains(t, kinds(b.events(bob)), event.Probed, "the machine is everybody's")
 
 	b.acquire(b.others(bob.UID, 1))
-	require.Equal(t, []string{EventCompiled, EventFailed}, entryKinds(b.events(bob)), "who has the model may know")
+	require.Equal(t, []string{event.Compiled, event.Failed}, entryKinds(b.events(bob)), "who has the model may know")
 }
 
 func TestEventsAreBounded(t *testing.T) {
@@ -128,7 +129,7 @@ func TestEventsAreBounded(t *testing.T) {
 	start := b.cache.now()
 	for i := range 50 {
 		b.later.Store(int64(time.Duration(i) * time.Hour))
-		b.cache.happened(Event{Kind: EventProbed, Text: fmt.Sprint(i)})
+		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	newest, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
@@ -173,8 +174,8 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 		}
 		return out
 	}
-	require.Equal(t, []string{EventCompiled, EventCompiled}, hear(all))
-	require.Equal(t, []string{EventCompiled}, hear(alice))
+	require.Equal(t, []string{event.Compiled, event.Compiled}, hear(all))
+	require.Equal(t, []string{event.Compiled}, hear(alice))
 }
 
 func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
@@ -182,7 +183,7 @@ func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	b.assessed(func(RuntimeFacts) bool { return true }) // nothing else happens from here on
 	end := b.cache.stream.end()
 	for i := range 3 * maxBehind {
-		b.cache.happened(Event{Kind: EventProbed, Text: fmt.Sprint(i)})
+		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event
@@ -195,7 +196,7 @@ func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	})
 	require.ErrorIs(t, err, enough)
 	require.Len(t, got, 1+maxBehind)
-	require.Equal(t, EventMissed, got[0].Kind)
+	require.Equal(t, event.Missed, got[0].Kind)
 	require.Zero(t, got[0].Sequence)
 	require.Equal(t, fmt.Sprint(2*maxBehind), got[1].Text)
 	require.LessOrEqual(t, len(b.cache.stream.latest), 2*maxBehind)

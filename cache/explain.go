@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -125,7 +126,7 @@ func (c *Cache) orderGroups(ctx context.Context, r *Request, id modelIdentity, r
 	_, look := c.scopes(r, id)
 	return c.arrange(ctx, member, p, rt, rc, func(yield func(*index.Build, error) bool) {
 		for b, err := range c.stored(p, look) {
-			if (err != nil || c.maySee(r.Peer, b)) && !yield(b, err) { // of the others one does not hear
+			if (err != nil || c.rights.MaySee(r.Peer, b.ID, b.Scope)) && !yield(b, err) { // of the others one does not hear
 				return
 			}
 		}
@@ -149,7 +150,7 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 			return err
 		}
 		one.Differences = differencesReply(differences)
-		if !c.maySee(r.Peer, o.build) {
+		if !c.rights.MaySee(r.Peer, o.build.ID, o.build.Scope) {
 			one.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
 			one.Build.Members = membersReply(r.named(o.build.Members))
 		}
@@ -157,7 +158,7 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 			setJudgement(one.Build, o.judgement)
 		}
 		if one.Reason == "" {
-			one.Reason = valid(c.unsound(ctx, o.build))
+			one.Reason = wire.Valid(c.unsound(ctx, o.build))
 		}
 		if err := ctx.Err(); err != nil {
 			return contextError(ctx, r)
@@ -170,7 +171,7 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 		case out.Decision == decidedHit:
 			one.Reason = "it fits, too; one that is considered earlier is served"
 		default:
-			one.Served, one.Reason = true, valid(o.judgement.Reason)
+			one.Served, one.Reason = true, wire.Valid(o.judgement.Reason)
 			out.Decision, out.Reason = decidedHit, one.Reason
 		}
 		out.Candidates = append(out.Candidates, one)
@@ -184,15 +185,15 @@ func (c *Cache) candidate(p Peer, b *index.Build, reason string) (*wire.Candidat
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "build %s", b.BuildKey)
 	}
-	of.KeptText = valid(c.keptAs(b))
-	return &wire.Candidate{Build: of, Reason: valid(reason)}, nil
+	of.KeptText = wire.Valid(c.keptAs(b))
+	return &wire.Candidate{Build: of, Reason: wire.Valid(reason)}, nil
 }
 
 func differencesReply(list []identity.Difference) []*wire.Difference {
 	out := make([]*wire.Difference, 0, len(list))
 	for _, d := range list {
-		out = append(out, &wire.Difference{Field: d.Field, Asked: valid(d.Asked),
-			Found: valid(d.Found)})
+		out = append(out, &wire.Difference{Field: d.Field, Asked: wire.Valid(d.Asked),
+			Found: wire.Valid(d.Found)})
 	}
 	return out
 }
@@ -269,14 +270,14 @@ func (c *Cache) tellHistory(p Peer, key index.RequestKey, out *wire.Explanation)
 	if err != nil {
 		return apierr.New(apierr.Internal, err, "history of %s", key)
 	}
-	out.Reason = valid(out.Reason)
+	out.Reason = wire.Valid(out.Reason)
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
-		if e := &all[i]; c.mayHear(p, e) {
-			out.History = append(out.History, eventReply(c.complete(e)))
+		if e := &all[i]; c.rights.MayHear(p, e) {
+			out.History = append(out.History, event.Reply(c.complete(e)))
 		}
 	}
 	slices.Reverse(out.History)
-	shorten(out, maxReply-len(out.Record)-len(out.Reason)) // which the answer to a request has once more
+	shorten(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // which the answer to a request has once more
 	return nil
 }
 
@@ -287,7 +288,7 @@ func explainPassThrough(a *Answer) *Answer {
 	if a.Compatibility.Reason != "" {
 		e.Reason += "; " + a.Compatibility.Reason
 	}
-	e.Reason = valid(e.Reason)
+	e.Reason = wire.Valid(e.Reason)
 	a.Outcome, a.Explanation = Explained, e
 	return a
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -44,7 +45,7 @@ func counted(s *wire.StatusReply) []uint64 { return []uint64{s.Hits, s.Misses, s
 // done lists what was done, without what the background finds out about the runtimes meanwhile.
 func (b *bench) done() (out []*wire.Event) {
 	for _, e := range b.events(b.self()) {
-		if e.RequestKey != "" && e.Kind != EventJudged {
+		if e.RequestKey != "" && e.Kind != event.Judged {
 			out = append(out, e)
 		}
 	}
@@ -60,7 +61,7 @@ func (b *bench) why(p Peer, entry string) *wire.Explanation {
 
 // withoutJudged leaves out what the background finds out meanwhile.
 func withoutJudged(history []*wire.Event) []string {
-	return slices.DeleteFunc(kinds(history), func(kind string) bool { return kind == EventJudged })
+	return slices.DeleteFunc(kinds(history), func(kind string) bool { return kind == event.Judged })
 }
 
 func differing(list []*wire.Difference) map[string][2]string {
@@ -143,7 +144,7 @@ func TestExplainTellsWhatMadeABuild(t *testing.T) {
 	require.Contains(t, d, "eps[0].library_digest")
 	require.NotContains(t, d, "eps[0].hardware_architecture")
 	require.NotContains(t, d, "ort_version")
-	require.Equal(t, []string{EventCompiled}, withoutJudged(e.History))
+	require.Equal(t, []string{event.Compiled}, withoutJudged(e.History))
 	require.Contains(t, e.History[0].Text, "SDK 1.0")
 
 	second := b.acquire(b.request(b.model(1)))
@@ -261,7 +262,7 @@ func TestWhyAnEntryIsAsItIs(t *testing.T) {
 	e = b.why(b.self(), "model.onnx")
 	require.Equal(t, index.Withheld, e.Decision)
 	require.Contains(t, e.Reason, "for a test")
-	require.Equal(t, []string{EventCompiled, EventCompiled, EventWithheld, EventWithheld}, withoutJudged(e.History))
+	require.Equal(t, []string{event.Compiled, event.Compiled, event.Withheld, event.Withheld}, withoutJudged(e.History))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "explaining compiles nothing")
 }
 
@@ -285,7 +286,7 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 		e := b.why(b.self(), name)
 		require.Equal(t, "gone", e.Decision)
 		require.Contains(t, e.Reason, "removed by hand")
-		require.Equal(t, []string{EventCompiled, EventRetracted}, kinds(e.History))
+		require.Equal(t, []string{event.Compiled, event.Retracted}, kinds(e.History))
 	}
 	_, err = b.cache.Why(context.Background(), b.self(), "never.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))

@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -27,7 +29,7 @@ func memoryScope(r *Request, scope string) string {
 	case r.OnMiss == Bypass:
 		return ""
 	case scope == "":
-		return OwnScope(r.Peer)
+		return rights.OwnScope(r.Peer)
 	}
 	return scope
 }
@@ -45,7 +47,7 @@ func (c *Cache) failedBefore(r *Request, id modelIdentity, p *plan, rc *runtimeC
 		if f == nil {
 			continue
 		}
-		if r.OnMiss == Refresh && (c.Administrator(r.Peer) || f.UID == r.Peer.UID || scope == OwnScope(r.Peer)) {
+		if r.OnMiss == Refresh && (c.rights.Administrator(r.Peer) || f.UID == r.Peer.UID || scope == rights.OwnScope(r.Peer)) {
 			c.failures.Forget(key)
 			continue
 		}
@@ -172,7 +174,8 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 	c.index.Count("failures", 1)
 	c.log.Info("compile failed", "model", j.request.Name, "error", err)
 	if c.failures.News(j.plan.requestKey, j.request.Peer.UID, reason) {
-		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
+		c.happened(event.For(event.About{Peer: j.request.Peer, Key: j.plan.requestKey, Model: j.request.Name},
+			event.Failed, "%v", err))
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -85,7 +86,7 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
 	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
-	require.Equal(t, []string{EventFailed}, entryKinds(events.Events), "what is answered from memory is no event")
+	require.Equal(t, []string{event.Failed}, entryKinds(events.Events), "what is answered from memory is no event")
 }
 
 func TestCrashesAreTriedLaterAndLater(t *testing.T) {
@@ -294,7 +295,7 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 	}
 	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
-	require.Equal(t, []string{EventFailed}, entryKinds(events.Events))
+	require.Equal(t, []string{event.Failed}, entryKinds(events.Events))
 }
 
 // What the execution provider refuses it refuses an application too; what reached the daemon's limits that may try.

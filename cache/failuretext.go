@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -82,5 +83,5 @@ func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) (
 
 // hears says of which failures the peer may hear.
 func (c *Cache) hears(p Peer) failure.Audience {
-	return failure.Audience{UID: p.UID, Scope: OwnScope(p), All: c.Administrator(p)}
+	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: c.rights.Administrator(p)}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
@@ -108,7 +109,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 					b.openSound()
 				}
 				b.requireMadeAnew(builds[1], files[1])
-				require.Contains(t, kinds(b.events(b.self())), EventDamaged)
+				require.Contains(t, kinds(b.events(b.self())), event.Damaged)
 				first := b.acquire(b.variant(1))
 				require.Equal(t, files[0], b.read(first))
 				if name == nowhere || name == loop {
@@ -227,7 +228,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				}
 				require.NotEmpty(t, aside, "it is in the quarantine")
 				require.Contains(t, a.Why, "damaged")
-				require.Contains(t, kinds(b.events(b.self())), EventDamaged)
+				require.Contains(t, kinds(b.events(b.self())), event.Damaged)
 			})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
@@ -130,7 +131,7 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	failures, err := b.cache.Failures(context.Background(), b.self())
 	require.NoError(t, err)
 	require.Empty(t, failures)
-	require.NotContains(t, kinds(b.events(b.self())), EventFailed)
+	require.NotContains(t, kinds(b.events(b.self())), event.Failed)
 }
 
 // sharing asks for models as a group whose weights are in files of their own, each in the folder that is given for it.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -73,8 +74,8 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	require.Equal(t, JobCancelled, ended[0].State)
 	e := (<-asked).err
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(e), "%v", e)
-	for _, event := range b.events(Peer{UID: 0}) {
-		require.NotEqual(t, EventCancelled, event.Kind, "no compile was")
+	for _, e := range b.events(Peer{UID: 0}) {
+		require.NotEqual(t, event.Cancelled, e.Kind, "no compile was")
 	}
 	require.Zero(t, b.cache.flights.count())
 	again := b.ask(context.Background(), r)

@@ -47,7 +47,7 @@ func (c *Cache) List(ctx context.Context, p Peer, w *wire.List,
 		if looked++; looked%farAfter == 0 {
 			far(progress, "reading builds", "builds", before(b.ID, all), all)
 		}
-		if c.maySee(p, &b) && isListed(w, &b) {
+		if c.rights.MaySee(p, b.ID, b.Scope) && isListed(w, &b) {
 			page = append(page, b)
 		}
 		if len(page) > limit {
@@ -58,13 +58,13 @@ func (c *Cache) List(ctx context.Context, p Peer, w *wire.List,
 	if err != nil && !errors.Is(err, errStop) {
 		return nil, apierr.New(apierr.Internal, err, "list")
 	}
-	reply, left := &wire.ListReply{}, frame(maxReply)
+	reply, left := &wire.ListReply{}, wire.Left(wire.MaxReply)
 	for i := range page {
 		one, err := c.listed(p, &page[i])
 		if err != nil {
 			return nil, apierr.New(apierr.Internal, err, "list")
 		}
-		if i == limit || !left.takes(one) && i > 0 {
+		if i == limit || !left.Takes(one) && i > 0 {
 			reply.Next = page[i-1].ID.String()
 			break
 		}
@@ -98,9 +98,9 @@ func (c *Cache) listing(b *index.Build) *wire.Build {
 	out := &wire.Build{
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
 		ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName, OrtVersion: b.ORTVersion,
-		Scope: b.Scope, Graph: b.Graph, CreatedMs: milliseconds(b.Created),
+		Scope: b.Scope, Graph: b.Graph, CreatedMs: wire.Milliseconds(b.Created),
 		CompileSeconds: b.CompileSeconds, State: cmp.Or(state.Name, index.Current),
-		Reason: state.Reason, LastUsedMs: milliseconds(lastUsed), Hits: hits,
+		Reason: state.Reason, LastUsedMs: wire.Milliseconds(lastUsed), Hits: hits,
 		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput, LoadSeconds: g.Load,
 		SourceLoadSeconds: g.SourceLoad, Members: membersReply(b.Members),
 	}
@@ -142,8 +142,8 @@ func membersReply(members []index.Member) (out []*wire.Member) {
 func setJudgement(out *wire.Build, j Judgement) {
 	if j.Source != "" || j.Reason != "" { // else nobody judged it
 		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
-		out.CompatibilityReason = valid(j.Reason)
-		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
+		out.CompatibilityReason = wire.Valid(j.Reason)
+		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, wire.Milliseconds(j.At)
 	}
 }
 
@@ -165,7 +165,7 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 	if err != nil {
 		return nil, err
 	}
-	reply, left := &wire.ShowReply{}, frame(maxReply)
+	reply, left := &wire.ShowReply{}, wire.Left(wire.MaxReply)
 	var history []string
 	told := make(map[index.RequestKey]bool)
 	for i := range builds {
@@ -174,8 +174,8 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 		if err != nil {
 			return nil, apierr.New(apierr.Internal, err, "show %q", name)
 		}
-		one.KeptText = valid(c.keptAs(b))
-		if !left.takesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
+		one.KeptText = wire.Valid(c.keptAs(b))
+		if !left.TakesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
 			reply.More = uint64(len(builds) - i)
 			break
 		}
@@ -190,11 +190,11 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 		}
 		for _, e := range events {
 			one := fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)
-			history = append(history, valid(one))
+			history = append(history, wire.Valid(one))
 		}
 	}
 	from := len(history)
-	for from > 0 && left.takesBytes(len(history[from-1])) {
+	for from > 0 && left.TakesBytes(len(history[from-1])) {
 		from--
 	}
 	reply.History = history[from:]
@@ -211,7 +211,7 @@ func (c *Cache) eachNamed(ctx context.Context, p Peer, names []string, fn func(*
 	for _, name := range names {
 		used := false
 		err := c.index.Named(ctx, name, func(b index.Build) error {
-			if !c.maySee(p, &b) {
+			if !c.rights.MaySee(p, b.ID, b.Scope) {
 				return nil
 			}
 			used = true
@@ -273,49 +273,6 @@ func (c *Cache) idsOf(ctx context.Context, p Peer, names []string) (ids []index.
 	return ids, err
 }
 
-// Administrator tells whether the peer may see and change everything.
-func (c *Cache) Administrator(p Peer) bool {
-	return p.UID == 0 || p.UID == c.uid || slices.Contains(c.settings.Load().administrators, p.UID)
-}
-
-// Publisher tells whether what the peer puts may be shared.
-func (c *Cache) Publisher(p Peer) bool {
-	return c.Administrator(p) || slices.Contains(c.settings.Load().publishers, p.UID)
-}
-
-// maySee: one's own builds, and the shared ones that one had oneself, for whoever had it has the model.
-func (c *Cache) maySee(p Peer, b *index.Build) bool {
-	if c.Administrator(p) || b.Scope == OwnScope(p) {
-		return true
-	}
-	if b.Scope != "shared" {
-		return false
-	}
-	_, ok := c.index.Memo(seenKey(p, b.ID))
-	return ok
-}
-
-// OwnScope is the scope of what only this user gets.
-func OwnScope(p Peer) string { return fmt.Sprintf("uid:%d", p.UID) }
-
-func seenKey(p Peer, id index.BuildID) []byte {
-	return fmt.Appendf(nil, "seen:%d:%s", p.UID, id)
-}
-
-// seen remembers that a user had a shared build, so that it may be listed to that user.
-func (c *Cache) seen(p Peer, b *index.Build) {
-	if b.Scope != "shared" || c.Administrator(p) {
-		return
-	}
-	key := seenKey(p, b.ID)
-	if _, ok := c.index.Memo(key); ok {
-		return
-	}
-	if err := c.index.SaveMemo(key, []byte{1}); err != nil {
-		c.log.Warn("use by a user not kept", "error", err)
-	}
-}
-
 // Status counts, and tells of the runtimes as they were when last looked at, without devices. What is
 // the process's and the socket's is left to the caller.
 func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
@@ -340,7 +297,7 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 	}
 	for _, rt := range c.runtimes.all() {
 		facts := &wire.RuntimeFacts{Directory: rt.name, Registered: rt.registered,
-			ProbedMs: milliseconds(c.now()),
+			ProbedMs: wire.Milliseconds(c.now()),
 			State:    *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
 		if rc := rt.facts.Load(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
@@ -395,7 +352,7 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
 		}
 		list = []*runtime{rt}
 	}
-	if fresh && !c.Administrator(p) {
+	if fresh && !c.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "probing anew is for administrators")
 	}
 	out := &wire.ProbeReply{}
@@ -420,14 +377,14 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
 func (f *RuntimeFacts) reply() *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
-		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: valid(f.Error),
+		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(f.Error),
 		Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
-		ProbedMs: milliseconds(f.At), PreviousMs: milliseconds(f.Previous),
+		ProbedMs: wire.Milliseconds(f.At), PreviousMs: wire.Milliseconds(f.Previous),
 	}
 	for _, ep := range f.Facts.EPs {
 		mark, driver := f.Marks[ep.Name], f.Drivers[ep.Name]
 		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name],
-			Version: mark.EPVersion, Error: valid(ep.Error), DriverVersion: driver.Version,
+			Version: mark.EPVersion, Error: wire.Valid(ep.Error), DriverVersion: driver.Version,
 			DriverSource: driver.Source}
 		for i, d := range ep.Devices {
 			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor,
@@ -436,7 +393,7 @@ func (f *RuntimeFacts) reply() *wire.RuntimeFacts {
 			if i == 0 { // which the fingerprint is of
 				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
 				dev.CompatibilityString, dev.Error = mark.CompatibilityString,
-					valid(f.MarkErrors[ep.Name])
+					wire.Valid(f.MarkErrors[ep.Name])
 			}
 			one.Devices = append(one.Devices, dev)
 		}

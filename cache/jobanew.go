@@ -41,7 +41,7 @@ func (c *Cache) toBeMade(p Peer, r *Rebuild) *Job {
 		return nil
 	}
 	b, err := c.index.Get(r.Build)
-	if err != nil || !c.maySee(p, &b) {
+	if err != nil || !c.rights.MaySee(p, b.ID, b.Scope) {
 		return nil // what is gone is not made anew either
 	}
 	j := &Job{ID: r.ID, State: JobQueued, Phase: "queued", ModelName: r.ModelName, ModelDigest: b.ModelDigest, RequestKey: r.RequestKey,
@@ -76,7 +76,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j Job) (*flight, *Job, er
 
 // dropAnew takes all of them out of the queue, for an administrator, and gives the first.
 func (c *Cache) dropAnew(p Peer) []Job {
-	if !c.Administrator(p) {
+	if !c.rights.Administrator(p) {
 		return nil
 	}
 	out := c.jobsAnew(p)

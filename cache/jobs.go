@@ -9,7 +9,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -116,18 +118,18 @@ func (f *flight) jobLocked() Job {
 // mayFollow: who asked for a job, or has what it is to replace. Administrators may follow all.
 func (c *Cache) mayFollow(p Peer, a *jobFacts, asked bool) bool {
 	switch {
-	case asked || c.Administrator(p):
+	case asked || c.rights.Administrator(p):
 		return true
 	case a.anew.IsZero():
 		return false // it may be of the same scope, but of a request that somebody else made
 	}
-	return c.maySee(p, &index.Build{ID: a.anew, Scope: a.scope})
+	return c.rights.MaySee(p, a.anew, a.scope)
 }
 
 // toldTo hides from others who asked first, and has everybody who asked hear of the model as they call it.
 func (c *Cache) toldTo(p Peer, j Job) Job {
 	j.ModelName = cmp.Or(j.askers[p.UID], j.ModelName)
-	if !c.Administrator(p) {
+	if !c.rights.Administrator(p) {
 		j.UID = p.UID
 	}
 	return j
@@ -180,7 +182,7 @@ func (fs *flights) has(key flightKey) bool {
 // underWay gives the flight that the request would wait for, nil if there is none.
 func (c *Cache) underWay(r *Request, id modelIdentity, p *plan) *flight {
 	key, _ := c.flightKey(r, id, p)
-	own := flightKey{build: key.build, scope: OwnScope(r.Peer)} // where an application of the same user's holds the claim
+	own := flightKey{build: key.build, scope: rights.OwnScope(r.Peer)} // where an application of the same user's holds the claim
 	c.flights.mu.Lock()
 	defer c.flights.mu.Unlock()
 	if f := c.flights.open[key]; f != nil {
@@ -270,7 +272,8 @@ func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) 
 			held.finish(jobCancelled, 0) // for the next who wants it, if somebody does
 		}
 		if ends && f.about.compiles() {
-			c.happened(eventFor(Peer{UID: f.about.UID}, f.about.RequestKey, f.about.ModelName, EventCancelled, "by uid %d", p.UID))
+			c.happened(event.For(event.About{Peer: Peer{UID: f.about.UID}, Key: f.about.RequestKey, Model: f.about.ModelName},
+				event.Cancelled, "by uid %d", p.UID))
 		}
 	}
 	for _, f := range flights {
@@ -295,7 +298,7 @@ func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) 
 func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past []Job, err error) {
 	if all {
 		for _, f := range c.flights.list() {
-			if f.askedBy(p.UID) || c.Administrator(p) {
+			if f.askedBy(p.UID) || c.rights.Administrator(p) {
 				flights = append(flights, f)
 			}
 		}
@@ -308,7 +311,7 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 			return nil, nil, err
 		case f != nil && !waits(f.done):
 			past = append(past, c.toldTo(p, f.job()))
-		case !c.Administrator(p) && (f == nil || !f.askedBy(p.UID)):
+		case !c.rights.Administrator(p) && (f == nil || !f.askedBy(p.UID)):
 			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
 			if c.rebuilds.drop(func(t *task) bool { return t.id == id }) {
@@ -332,7 +335,7 @@ func (f *flight) askedBy(uid uint32) bool {
 // giveUp takes the peer's requests out of the job, an administrator everybody's, and tells whether that ends it. held is the claim that
 // is given up with it, nil for none: the caller ends it.
 func (c *Cache) giveUp(p Peer, f *flight) (ends bool, held *claim) {
-	fs, everybody := &c.flights, c.Administrator(p)
+	fs, everybody := &c.flights, c.rights.Administrator(p)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f.mu.Lock()

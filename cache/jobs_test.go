@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -249,7 +250,7 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	require.Equal(t, JobCancelled, b.follow(somebodyElse, job).State)
 	require.Empty(t, b.jobs(0))
-	require.Equal(t, []string{EventCancelled}, b.kinds(jobs[0].RequestKey), "whoever does not wait hears of it")
+	require.Equal(t, []string{event.Cancelled}, b.kinds(jobs[0].RequestKey), "whoever does not wait hears of it")
 }
 
 func TestCancelRefusals(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
@@ -349,7 +350,7 @@ func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b.assessed(func(RuntimeFacts) bool { return true })
 	b.library("2.0")
 	require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
-	require.Contains(t, kinds(b.events(b.self())), EventChanged)
+	require.Contains(t, kinds(b.events(b.self())), event.Changed)
 }
 
 // A build is judged for its own options, not for the defaults: they decide what the hardware is.

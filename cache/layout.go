@@ -138,7 +138,7 @@ func (c *Cache) nameHolders(p Peer, l *Layout) error {
 			}
 			for _, id := range ids {
 				b, err := c.index.Get(id)
-				if err != nil || !c.maySee(p, &b) {
+				if err != nil || !c.rights.MaySee(p, b.ID, b.Scope) {
 					continue // gone meanwhile, or not the peer's to know
 				}
 				if at := slices.IndexFunc(b.Files, func(f index.File) bool { return f.Digest == t.Holder }); at >= 0 {
@@ -153,8 +153,8 @@ func (c *Cache) nameHolders(p Peer, l *Layout) error {
 
 // sharer is a file of a build.
 func sharer(b *index.Build, file int) *wire.Sharer {
-	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: clip(b.ModelName),
-		Ep: clip(firstEP(b)), File: clip(b.Files[file].Name)}
+	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: wire.Clip(b.ModelName),
+		Ep: wire.Clip(firstEP(b)), File: wire.Clip(b.Files[file].Name)}
 }
 
 // largest leaves out all files but so many.
@@ -205,7 +205,7 @@ func (c *Cache) eachToLayOut(ctx context.Context, p Peer, names []string, fn fun
 		return c.eachNamed(ctx, p, names, fn)
 	}
 	err := c.index.Each(ctx, func(b index.Build) error {
-		if c.maySee(p, &b) {
+		if c.rights.MaySee(p, b.ID, b.Scope) {
 			return fn(&b)
 		}
 		return nil
@@ -499,7 +499,7 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 		var has map[cas.Digest][]byteRange
 		for _, id := range ids {
 			b, err := k.c.index.Get(id)
-			if err != nil || id == f.Build.ID || !k.c.maySee(p, &b) {
+			if err != nil || id == f.Build.ID || !k.c.rights.MaySee(p, b.ID, b.Scope) {
 				continue
 			}
 			i := slices.IndexFunc(b.Files, func(one index.File) bool { return one.Digest == d })

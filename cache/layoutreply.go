@@ -47,28 +47,28 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 
 // add takes a file in as far as there is room: names go first, then the file.
 func (r *layoutReply) add(f *LaidFile) {
-	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: clip(f.EP),
-		Name: clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
-		Packed: f.Packed, OwnBytes: f.Own, Unknown: clip(f.Unknown), NamedBy: clip(f.NamedBy),
+	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: wire.Clip(f.EP),
+		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
+		Packed: f.Packed, OwnBytes: f.Own, Unknown: wire.Clip(f.Unknown), NamedBy: wire.Clip(f.NamedBy),
 		NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed,
-		Shapes: clip(identity.Shapes(&f.Build)), Sharers: f.Sharers}
+		Shapes: wire.Clip(identity.Shapes(&f.Build)), Sharers: f.Sharers}
 	for _, p := range f.Pieces {
 		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}
 	n := proto.Size(out)
-	if r.size+n > maxReply {
+	if r.size+n > wire.MaxReply {
 		r.reply.More++
 		r.reply.MoreBytes += f.Size
 		return
 	}
 	r.size += n
 	for _, t := range f.Tensors {
-		one := &wire.Placed{Name: valid(t.Name), Kind: t.Kind, Type: valid(t.Type), Shape: valid(t.Shape), Form: t.Form, Offset: t.Offset, Length: t.Length,
+		one := &wire.Placed{Name: wire.Valid(t.Name), Kind: t.Kind, Type: wire.Valid(t.Type), Shape: wire.Valid(t.Shape), Form: t.Form, Offset: t.Offset, Length: t.Length,
 			Holder: r.holder(t.Holder), From: t.From, SharedBytes: t.Shared}
 		for _, at := range t.With {
 			one.With = append(one.With, uint32(at))
 		}
-		if n := proto.Size(one) + 4; r.size+n <= maxReply {
+		if n := proto.Size(one) + 4; r.size+n <= wire.MaxReply {
 			r.size += n
 			out.Tensors = append(out.Tensors, one)
 		} else {

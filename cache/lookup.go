@@ -186,7 +186,7 @@ func (c *Cache) refused(r *Request, eps []compilers.EP, j Judgement) string {
 func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
 	state, doubt := c.index.StateOf(b.ID), c.reports.doubts.holds(b.ID, r.Peer.UID)
 	switch {
-	case r.member && !c.maySee(r.Peer, b):
+	case r.member && !c.rights.MaySee(r.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cache/event"
 )
 
 // While a build's files are hashed the SDK becomes another one: the build is sound, and for nobody any more.
@@ -73,10 +75,10 @@ func TestMovedWhileAssessed(t *testing.T) {
 			b.library("2.0")
 			seenAt(b)
 			close(s.pass)
-			require.Eventually(t, func() bool { return slices.Contains(kinds(b.events(b.self())), EventChanged) }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return slices.Contains(kinds(b.events(b.self())), event.Changed) }, soon, time.Millisecond)
 			for _, e := range b.events(b.self()) {
-				require.NotEqual(t, EventUnusable, e.Kind)
-				if e.Kind == EventChanged {
+				require.NotEqual(t, event.Unusable, e.Kind)
+				if e.Kind == event.Changed {
 					require.Contains(t, e.Text, "SDK: 2.0, was 1.0")
 					require.NotContains(t, e.Text, "none")
 				}

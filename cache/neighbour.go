@@ -65,7 +65,7 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]*wire.Neigh
 	var best []*near                            // nearest first
 	err := c.index.OfModel(limited, w.model, w.name, func(b index.Build) error {
 		other := b.ModelDigest != w.model
-		if b.RequestKey == w.key || other && (w.name == "" || b.ModelName != w.name) || !c.maySee(p, &b) {
+		if b.RequestKey == w.key || other && (w.name == "" || b.ModelName != w.name) || !c.rights.MaySee(p, b.ID, b.Scope) {
 			return nil
 		}
 		builds[b.RequestKey]++

@@ -176,8 +176,8 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 			return nil
 		}
 		out.Builds = append(out.Builds, &wire.PackedBuild{Build: b.BuildKey.String(),
-			ModelName: clip(b.ModelName), Ep: clip(firstEP(b)), Scope: b.Scope,
-			Outcome: clip(outcome), FreesBytes: frees, LaterBytes: later})
+			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(firstEP(b)), Scope: b.Scope,
+			Outcome: wire.Clip(outcome), FreesBytes: frees, LaterBytes: later})
 		return nil
 	})
 	return out, err

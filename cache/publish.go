@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -29,10 +30,10 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
 	defer c.forms.Release(hold)
-	m := made{build: b, folder: out, hashed: hashed, peer: j.request.Peer, room: j.room, kind: EventCompiled,
+	m := made{build: b, folder: out, hashed: hashed, peer: j.request.Peer, room: j.room, kind: event.Compiled,
 		text: fmt.Sprintf("by %s in %.2f s", makers(b), b.CompileSeconds)}
 	if j.anew != "" {
-		m.kind, m.counter, m.replaces = EventRebuilt, "rebuilds", j.replaces // of other libraries, perhaps
+		m.kind, m.counter, m.replaces = event.Rebuilt, "rebuilds", j.replaces // of other libraries, perhaps
 		m.text += ": " + j.anew
 	}
 	err := c.publish(ctx, m, hold)
@@ -75,8 +76,8 @@ func (c *Cache) publish(ctx context.Context, m made, hold *cas.Hold) error {
 	if m.counter != "" {
 		c.index.Count(m.counter, 1)
 	}
-	c.seen(m.peer, b) // before the event, or a subscriber who asked for the build would not hear of it
-	c.happened(eventOf(b, m.kind, "%s", m.text))
+	c.rights.Saw(m.peer, b) // before the event, or a subscriber who asked for the build would not hear of it
+	c.happened(event.Of(b, m.kind, "%s", m.text))
 	c.rebuilds.made(b)
 	c.inheritPin(m.replaces, b)
 	c.supersede(ctx, b)
@@ -119,7 +120,7 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 		old := &builds[i]
 		if served := c.index.StateOf(old.ID).Name == index.Current; old.BuildKey == b.BuildKey && old.ID != b.ID && (!served || sameDrivers(old.EPs, b.EPs)) {
 			if c.index.StateOf(old.ID).Name == index.Damaged {
-				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
+				c.happened(event.Of(b, event.Healed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 			}
 			c.inheritPin(old.ID, b)
 			if err := c.retract(ctx, old, "compiled anew", views.PathGrace); err != nil {

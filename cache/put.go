@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -165,7 +166,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	hold := c.cas.Hold()
 	defer c.forms.Release(hold)
 	err = c.publish(ctx, made{build: b, folder: folder, hashed: hashed, peer: cl.request.Peer, room: room,
-		kind: EventPut, text: putText(b), counter: "puts"}, hold)
+		kind: event.Put, text: putText(b), counter: "puts"}, hold)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -59,7 +60,7 @@ func (b *bench) kinds(key index.RequestKey) []string {
 	require.NoError(b, err)
 	var out []string
 	for _, e := range events {
-		if e.Kind != EventJudged {
+		if e.Kind != event.Judged {
 			out = append(out, e.Kind)
 		}
 	}

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"encoding/hex"
 	"errors"
 	"strings"
 	"time"
@@ -13,49 +12,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Read-only answers are messages of package unixsock/wire, filled in by this package. Here is what they
-// need in common, and how what the cache works with becomes a message.
-
-// maxReply keeps an answer whose length is not known before well inside a frame.
-const maxReply = wire.MaxFrame - 64<<10
-
-// frame is the space left in an answer, which is cut where the frame is full. What comes first is
-// always told.
-type frame int
-
-// takes tells whether a message still goes in, and counts it.
-func (f *frame) takes(m proto.Message) bool { return f.takesBytes(proto.Size(m)) }
-
-func (f *frame) takesBytes(n int) bool {
-	if *f < frame(n+8) { // 8: its tag and length, at most
-		*f = 0 // what follows is smaller perhaps, and would stand in another order
-		return false
-	}
-	*f -= frame(n + 8)
-	return true
-}
-
-// valid makes text that protobuf takes: compilers and drivers say anything.
-func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
-
-// clip keeps a name or reason short enough for many of them to fit into a frame.
-func clip(text string) string { return valid(text[:min(len(text), 400)]) }
-
-// keyText writes a key as people and clients know it; a zero key is that of nothing.
-func keyText(key [32]byte) string {
-	if key == [32]byte{} {
-		return ""
-	}
-	return hex.EncodeToString(key[:])
-}
-
-// milliseconds is Unix time, 0 for no time.
-func milliseconds(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
-}
+// Read-only answers are messages of package unixsock/wire, filled in by this package. Here is how what the cache works with becomes a message.
 
 // Reply is the answer as clients are told of it, without the time that it took.
 func (a *Answer) Reply() *wire.AcquireReply {
@@ -63,12 +20,12 @@ func (a *Answer) Reply() *wire.AcquireReply {
 		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(),
 		Compatibility:       a.Compatibility.Verdict.String(),
 		CompatibilitySource: a.Compatibility.Source,
-		CompatibilityReason: valid(a.Compatibility.Reason), Why: valid(a.Why), Record: a.Record,
+		CompatibilityReason: wire.Valid(a.Compatibility.Reason), Why: wire.Valid(a.Why), Record: a.Record,
 		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings,
 		View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
 		GraphOptimizationLevel: a.GraphOptimizationLevel,
 	}
-	reply.RequestKey = keyText(a.RequestKey)
+	reply.RequestKey = wire.KeyText(a.RequestKey)
 	if a.Claim != nil {
 		c := a.Claim
 		reply.Claim = &wire.Claim{Id: c.ID, Output: c.Output, Outputs: []string{c.Output},
@@ -108,7 +65,7 @@ func (a *Answer) Reply() *wire.AcquireReply {
 
 // Reply is the progress as clients are told of it; the socket adds since when.
 func (p *Progress) Reply() *wire.Progress {
-	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done,
+	return &wire.Progress{Phase: p.Phase, Detail: wire.Valid(p.Detail), DoneBytes: p.Done,
 		TotalBytes: p.Total,
 		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting),
 		Done: p.Through, Total: p.Of}
@@ -117,23 +74,23 @@ func (p *Progress) Reply() *wire.Progress {
 // JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's
 // words are left out.
 func JobsReply(jobs []Job, failed []failure.Failure) *wire.JobsReply {
-	reply, left := &wire.JobsReply{}, frame(maxReply/2) // the rest is for failures
+	reply, left := &wire.JobsReply{}, wire.Left(wire.MaxReply/2) // the rest is for failures
 	for i := range jobs {
 		one := jobReply(&jobs[i])
-		if !left.takes(one) {
+		if !left.Takes(one) {
 			break
 		}
 		reply.Jobs = append(reply.Jobs, one)
 	}
-	left = frame(maxReply - proto.Size(reply))
+	left = wire.Left(wire.MaxReply - proto.Size(reply))
 	brief := left / 2
 	for i := range failed {
 		one := failureReply(&failed[i])
 		if left < brief {
 			delete(one.Facts, "stderr")
-			one.Text = valid(one.Text[:min(len(one.Text), 256)])
+			one.Text = wire.Valid(one.Text[:min(len(one.Text), 256)])
 		}
-		if !left.takes(one) {
+		if !left.Takes(one) {
 			break
 		}
 		reply.Failures = append(reply.Failures, one)
@@ -142,18 +99,18 @@ func JobsReply(jobs []Job, failed []failure.Failure) *wire.JobsReply {
 }
 
 func jobReply(j *Job) *wire.Job {
-	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: valid(j.ModelName),
-		ModelDigest: keyText(j.ModelDigest),
-		RequestKey:  keyText(j.RequestKey), Build: keyText(j.Build), Ep: j.EP, Uid: j.UID,
+	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: wire.Valid(j.ModelName),
+		ModelDigest: wire.KeyText(j.ModelDigest),
+		RequestKey:  wire.KeyText(j.RequestKey), Build: wire.KeyText(j.Build), Ep: j.EP, Uid: j.UID,
 		Background: j.Background,
-		Waiting:    uint32(j.Waiting), QueuedMs: milliseconds(j.Queued),
-		StartedMs: milliseconds(j.Started),
+		Waiting:    uint32(j.Waiting), QueuedMs: wire.Milliseconds(j.Queued),
+		StartedMs: wire.Milliseconds(j.Started),
 		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(),
-		Why: valid(j.Why), Models: uint32(j.Models)}
+		Why: wire.Valid(j.Why), Models: uint32(j.Models)}
 	var e *apierr.Error
 	if errors.As(j.Err, &e) {
-		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: valid(e.Text),
-			Hint: valid(e.Hint), Facts: validFacts(e.Facts)}
+		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: wire.Valid(e.Text),
+			Hint: wire.Valid(e.Hint), Facts: validFacts(e.Facts)}
 	} else if j.Err != nil {
 		out.Error = &wire.Error{Class: wire.ErrorClass_INTERNAL, Text: "internal error"} // what it is stands in the log
 	}
@@ -163,17 +120,17 @@ func jobReply(j *Job) *wire.Job {
 func failureReply(f *failure.Failure) *wire.Failure {
 	return &wire.Failure{
 		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(),
-		ModelName: valid(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
-		Reason: string(f.Reason), Text: valid(f.Text), Facts: validFacts(f.Facts),
-		Count: uint32(f.Count), FirstMs: milliseconds(f.First), LastMs: milliseconds(f.Last),
-		RetryMs: milliseconds(f.Retry), Scope: f.Scope,
+		ModelName: wire.Valid(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
+		Reason: string(f.Reason), Text: wire.Valid(f.Text), Facts: validFacts(f.Facts),
+		Count: uint32(f.Count), FirstMs: wire.Milliseconds(f.First), LastMs: wire.Milliseconds(f.Last),
+		RetryMs: wire.Milliseconds(f.Retry), Scope: f.Scope,
 	}
 }
 
 func validFacts(facts map[string]string) map[string]string {
 	out := make(map[string]string, len(facts))
 	for name, value := range facts {
-		out[name] = valid(value)
+		out[name] = wire.Valid(value)
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/index"
@@ -104,7 +105,7 @@ func TestEverythingIsTold(t *testing.T) {
 		empty []string // filled in elsewhere
 	}{
 		"answer":  {filled[Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
-		"event":   {eventReply(filled[Event]()), nil},
+		"event":   {event.Reply(filled[Event]()), nil},
 		"failure": {failureReply(filled[failure.Failure]()), nil},
 		"runtime": {filled[RuntimeFacts]().reply(), nil},
 	}
@@ -123,7 +124,7 @@ func TestFailuresFitIntoAnAnswer(t *testing.T) {
 		list[i] = failure.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
 	}
 	reply := JobsReply(nil, list)
-	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Greater(t, len(reply.Failures), 500)
 	require.Equal(t, words, reply.Failures[0].Facts["stderr"])
 	last := reply.Failures[len(reply.Failures)-1]
@@ -137,7 +138,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	setJudgement(build, Judgement{})
 	require.Empty(t, build.Compatibility, "nobody judged it")
 	require.Zero(t, build.JudgedMs)
-	event := eventReply(&Event{})
+	event := event.Reply(&Event{})
 	require.Empty(t, event.RequestKey, "an event of the machine")
 	require.Empty(t, event.Build)
 	require.Zero(t, event.AtMs)
@@ -156,7 +157,7 @@ func TestTextThatIsNone(t *testing.T) {
 	build := &wire.Build{}
 	setJudgement(build, Judgement{Reason: bad})
 	for _, reply := range []proto.Message{
-		eventReply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
+		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build, Differences: differencesReply([]identity.Difference{{Asked: bad, Found: bad}})},
 		jobReply(&Job{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&Progress{Detail: bad}).Reply(),
@@ -178,22 +179,22 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 		e.Candidates = append(e.Candidates, &wire.Candidate{Reason: fmt.Sprint(i, long)})
 	}
 	reply := proto.CloneOf(e)
-	shorten(reply, maxReply)
-	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	shorten(reply, wire.MaxReply)
+	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Equal(t, "miss", reply.Decision)
 	require.NotEmpty(t, reply.Candidates, "the history goes first, then the neighbours")
 	require.True(t, strings.HasPrefix(reply.Candidates[0].Reason, "0x"), "the first candidates stay")
 
 	e.Candidates = nil
 	reply = proto.CloneOf(e)
-	shorten(reply, maxReply)
-	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	shorten(reply, wire.MaxReply)
+	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Equal(t, "0", reply.Neighbours[0].ModelName, "the nearest stay")
 
 	e.Neighbours = nil
 	reply = proto.CloneOf(e)
-	shorten(reply, maxReply)
-	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	shorten(reply, wire.MaxReply)
+	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.EqualValues(t, 300, reply.History[len(reply.History)-1].Sequence, "the newest stay")
 
 	b := newBench(t)
@@ -207,7 +208,7 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 func TestEventsFitIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	for i := range 300 {
-		b.cache.happened(Event{Kind: EventChanged, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
+		b.cache.happened(Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
 	}
 	reply, err := b.cache.Events(t.Context(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
@@ -89,7 +90,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 		}
 		return nil, err
 	}
-	d.Text, d.Hint = valid(d.Text), valid(d.Hint)
+	d.Text, d.Hint = wire.Valid(d.Text), wire.Valid(d.Hint)
 	d.Class, d.State = class.Name, cmp.Or(d.State, c.index.StateOf(b.ID).Name)
 	c.tellReport(p, owner, &r, b, d)
 	return d, nil
@@ -260,7 +261,7 @@ func sound(text, hint string) *wire.ReportReply {
 func (c *Cache) disprove(a *against, b *index.Build, text string) {
 	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
 	a.rc.judged.save(b.ID, j, c.settings.Load().judging)
-	c.happened(eventOf(b, EventJudged, "%s for %s: %s", j.Verdict, a.runtime, text))
+	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
 	if err := saveMemo(c.index, c.disprovedKey(a, b), j); err != nil {
 		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
 	}
@@ -287,7 +288,7 @@ func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *w
 	}
 	c.reports.told.save(key, outcome, maxReported)
 	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
-	c.happened(eventOf(b, EventReport, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
+	c.happened(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
 // errDoubted refuses to compile once more what its user says does not load.

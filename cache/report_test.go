@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -108,7 +110,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	}
 	var told []*wire.Event
 	for _, e := range b.events(b.self()) {
-		if e.Kind == EventReport {
+		if e.Kind == event.Report {
 			told = append(told, e)
 			require.NotContains(t, e.Text, "/home", "a client's words are for the log")
 		}
@@ -189,7 +191,7 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 		require.NotEqual(t, a.Build.ID, next.Build.ID)
 		require.Equal(t, "shared", next.Build.Scope)
 	}
-	require.Subset(t, entryKinds(b.events(Peer{UID: bob})), []string{EventWithheld, EventReport})
+	require.Subset(t, entryKinds(b.events(Peer{UID: bob})), []string{event.Withheld, event.Report})
 }
 
 // The control tells a sandbox in which nothing loads from a build that does not.
@@ -208,7 +210,7 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	require.Contains(t, e.Reason, "withheld from you")
 	own := b.acquire(b.others(alice, 1))
 	require.Equal(t, Compiled, own.Outcome)
-	require.Equal(t, OwnScope(Peer{UID: alice}), own.Build.Scope)
+	require.Equal(t, rights.OwnScope(Peer{UID: alice}), own.Build.Scope)
 	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
 	require.Equal(t, a.Build.ID, b.acquire(b.others(bob, 1)).Build.ID, "and it was not replaced")
 

@@ -6,15 +6,13 @@ import (
 	"sort"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
-// Peer is who asks.
-type Peer struct {
-	UID, GID uint32
-	PID      int32
-}
+// Peer is the process that sends a request.
+type Peer = rights.Peer
 
 // OnMiss says what to do when there is no build.
 type OnMiss int

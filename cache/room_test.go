@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -90,7 +91,7 @@ func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
 	require.Contains(t, a.Warnings[0], fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s", bytesText(perBuild+cas.Block), bytesText(perBuild-1)))
 	require.Empty(t, b.list())
 	require.Zero(t, b.blobs(), "nothing of it was stored")
-	require.Equal(t, []string{EventUnkept}, b.kinds(a.RequestKey))
+	require.Equal(t, []string{event.Unkept}, b.kinds(a.RequestKey))
 	require.Contains(t, b.explain(b.held(1)).Reason, "and not kept: it takes")
 }
 

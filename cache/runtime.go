@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -87,7 +88,7 @@ func (c *Cache) holds(rc *runtimeContent) bool {
 // changing says once that a runtime's files are being replaced.
 func (c *Cache) changing(rt *runtime) {
 	if rt.state.CompareAndSwap(&stateReady, &stateChanging) {
-		c.happened(Event{Kind: EventChanging, Runtime: rt.name, Text: "its files are being changed"})
+		c.happened(Event{Kind: event.Changing, Runtime: rt.name, Text: "its files are being changed"})
 	}
 }
 
@@ -100,7 +101,7 @@ func (c *Cache) lost(ctx context.Context, rt *runtime, before *runtimeContent, e
 	}
 	if was := rt.state.Swap(&stateUnusable); was != &stateUnusable {
 		c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
-		c.happened(Event{Kind: EventUnusable, Runtime: rt.name, Text: err.Error()})
+		c.happened(Event{Kind: event.Unusable, Runtime: rt.name, Text: err.Error()})
 	}
 	return apierr.New(apierr.Unavailable, err, "runtime %q cannot be used", rt.name)
 }

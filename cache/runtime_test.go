@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -120,7 +121,7 @@ func TestRuntimesOfOneONNXRuntime(t *testing.T) {
 		second, ok2 := b.cache.probes.lastProbe(all[1])
 		return ok && ok2 && first.EPs[standin.EP].SDKVersion == "1.0" && second.EPs[standin.EP].SDKVersion == "2.0"
 	}, soon, time.Millisecond)
-	require.NotContains(t, kinds(b.events(b.self())), EventChanged)
+	require.NotContains(t, kinds(b.events(b.self())), event.Changed)
 	require.NotEmpty(t, b.cache.watcher.How(all[0].subject))
 	require.NotEmpty(t, b.cache.watcher.How(all[1].subject))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Sandbox tells what keeps the execution providers' code from doing harm, found out once by trying. It is empty for a compiler that has no
@@ -24,10 +25,10 @@ func (c *Cache) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
 func (c *Cache) sandboxLines(ctx context.Context) (lines []string) {
 	measures, err := c.Sandbox(ctx)
 	if err != nil {
-		return []string{valid("NOT KNOWN: " + err.Error())}
+		return []string{wire.Valid("NOT KNOWN: " + err.Error())}
 	}
 	for _, m := range measures {
-		lines = append(lines, valid(m.String()))
+		lines = append(lines, wire.Valid(m.String()))
 	}
 	return lines
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rules"
@@ -123,7 +124,7 @@ func (c *Cache) SetConfigured(now Configured) { c.configured.Store(&now) }
 
 // TellConfiguration has the history and the subscribers know that the configuration was changed, or was refused.
 func (c *Cache) TellConfiguration(text string) {
-	c.happened(Event{Kind: EventConfiguration, Text: strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")})
+	c.happened(Event{Kind: event.Configuration, Text: strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")})
 }
 
 // maxConfigurationText bounds what a file with many mistakes says in one event.

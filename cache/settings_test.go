@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -66,7 +67,7 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	require.Equal(t, compilers.Unsupported.String(), b.list()[0].told.Compatibility)
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(b.events(b.self()), func(e *wire.Event) bool {
-			return e.Kind == EventJudged && strings.Contains(e.Text, "we say so")
+			return e.Kind == event.Judged && strings.Contains(e.Text, "we say so")
 		})
 	}, soon, time.Millisecond)
 }
@@ -110,11 +111,11 @@ func TestAllowedOptionsFollow(t *testing.T) {
 func TestAdministratorsFollow(t *testing.T) {
 	b := newBench(t)
 	other := Peer{UID: 2001}
-	require.False(t, b.cache.Administrator(other))
+	require.False(t, b.cache.Rights().Administrator(other))
 	b.reload(func(o *Options) { o.Administrators = []uint32{2001} })
-	require.True(t, b.cache.Administrator(other))
+	require.True(t, b.cache.Rights().Administrator(other))
 	b.reload(func(*Options) {})
-	require.False(t, b.cache.Administrator(other))
+	require.False(t, b.cache.Rights().Administrator(other))
 }
 
 func TestRebuildsFollow(t *testing.T) {

@@ -56,6 +56,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	case err != nil:
 		return nil, err
 	}
+	c.rights = c.openRights()
 	c.memo, c.reports = newMemo(c.index), newReports(c.now, c.later)
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {

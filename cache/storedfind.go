@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -98,7 +99,7 @@ func everyOption(r *Request) (all identity.Allowed) {
 // the caller's own, and those of the store's owner are considered: what another user put is served to
 // no one else, even where file rights would let one read it.
 func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
-	scopes := []string{"shared", OwnScope(Peer{UID: f.s.cache.uid}), OwnScope(Peer{UID: f.s.owner})}
+	scopes := []string{"shared", rights.OwnScope(Peer{UID: f.s.cache.uid}), rights.OwnScope(Peer{UID: f.s.owner})}
 	for i := range f.s.builds {
 		b := &f.s.builds[i]
 		ofModel := b.ModelDigest == wanted.Model || wanted.Member && b.MemberOf(wanted.Model) >= 0

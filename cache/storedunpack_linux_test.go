@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -281,7 +282,7 @@ func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
 	s := b.stored()
 	other := found
 	other.ID = index.BuildID{1}
-	other.Scope, other.Created = OwnScope(Peer{UID: s.cache.uid}), found.Created.Add(time.Hour)
+	other.Scope, other.Created = rights.OwnScope(Peer{UID: s.cache.uid}), found.Created.Add(time.Hour)
 	other.Files = append([]index.File{}, found.Files...)
 	other.Files[0].Digest = cas.Digest{1}
 	s.builds = append(s.builds, other)

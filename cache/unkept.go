@@ -3,6 +3,7 @@ package cache
 import (
 	"errors"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -28,7 +29,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 		c.log.Error("build not stored", "model", b.ModelName, "error", why)
 		c.lookAround()
 	}
-	event := eventOf(b, EventUnkept, "%s", textOf(why))
+	event := event.Of(b, event.Unkept, "%s", textOf(why))
 	event.Scope = event.By // only the user that asked for it hears of it
 	c.happened(event)
 	return result, nil

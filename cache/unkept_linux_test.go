@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -58,7 +59,7 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 		require.Empty(t, f.jobs(0), "nothing is left to do")
 		require.Contains(t, f.explain(f.held(1)).Reason, "and not kept: it takes ")
 		if times == 2 {
-			require.Equal(t, []string{EventUnkept, EventUnkept}, f.kinds(a.RequestKey))
+			require.Equal(t, []string{event.Unkept, event.Unkept}, f.kinds(a.RequestKey))
 		}
 	}
 	space, err := f.cache.Space()

@@ -133,12 +133,12 @@ func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage,
 			}
 		}
 	}
-	everything := c.Administrator(p)
+	everything := c.rights.Administrator(p)
 	seen := make([]*index.Brief, 0, len(survey.Builds))
 	list := make([]*index.Brief, 0, len(survey.Builds))
 	for i := range survey.Builds {
 		b := &survey.Builds[i]
-		if !everything && !c.maySee(p, &index.Build{ID: b.ID, Scope: b.Scope}) {
+		if !everything && !c.rights.MaySee(p, b.ID, b.Scope) {
 			continue // what others share with the peer's builds is not the peer's to know
 		}
 		seen = append(seen, b)
@@ -172,7 +172,7 @@ const maxSums = 256
 
 func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
 	for _, s := range list[:min(len(list), maxSums)] {
-		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds,
+		out = append(out, &wire.UsageSum{Name: wire.Clip(s.Name), Builds: s.Builds,
 			LogicalBytes: s.Logical, OwnBytes: s.Own,
 			DiskBytes: s.Disk, QuotaBytes: quota})
 	}
@@ -232,8 +232,8 @@ func (c *Cache) usagePage(u *wire.UsageReply, l usageList, from int) {
 		}
 		of := c.listing(&b)
 		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,
-			ModelDigest: of.ModelDigest, ModelName: clip(of.ModelName), Ep: clip(of.Ep),
-			Scope: clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own,
+			ModelDigest: of.ModelDigest, ModelName: wire.Clip(of.ModelName), Ep: wire.Clip(of.Ep),
+			Scope: wire.Clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own,
 			KeptAs: c.formWord(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
 			CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
 		for range min(len(b.Members), maxUsageMembers) {
@@ -241,7 +241,7 @@ func (c *Cache) usagePage(u *wire.UsageReply, l usageList, from int) {
 		}
 		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical,
 			OwnBytes: r.Own, SharedBytes: r.Shared, OnceBytes: r.Once,
-			Shapes: clip(identity.Shapes(&b))})
+			Shapes: wire.Clip(identity.Shapes(&b))})
 	}
 	if to < len(l.rows) {
 		u.Next = l.id + "-" + strconv.Itoa(to)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -94,7 +95,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	}
 	require.Len(t, u.Users, 1)
 	logical := one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size
-	want := &wire.UsageSum{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
+	want := &wire.UsageSum{Name: rights.OwnScope(Peer{UID: b.cache.uid}), Builds: 2, LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
 	require.True(t, proto.Equal(want, u.Users[0]), "%v", u.Users[0])
 	require.Len(t, u.Eps, 1)
 

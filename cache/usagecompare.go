@@ -54,7 +54,7 @@ func (c *Cache) compareFile(ctx context.Context, u *wire.UsageReply, f index.Fil
 	shares := func(with index.File, bytes int64) {
 		u.SharedBytes += bytes
 		u.Shared = append(u.Shared, &wire.SharedBlob{Digest: f.Digest.String(), Size: f.Size,
-			Bytes: bytes, FirstName: clip(with.Name), SecondName: clip(f.Name)})
+			Bytes: bytes, FirstName: wire.Clip(with.Name), SecondName: wire.Clip(f.Name)})
 	}
 	if i := slices.IndexFunc(with, func(other index.File) bool { return other.Digest == f.Digest }); i >= 0 {
 		shares(with[i], f.Size)

@@ -42,7 +42,7 @@ func (c *Cache) freedBy(ctx context.Context, p Peer, ids []index.BuildID) (sum i
 				return err
 			}
 			if !slices.ContainsFunc(needs, func(n needed) bool {
-				return !going[n.build] && (c.Administrator(p) || c.mayKnow(p, n.build))
+				return !going[n.build] && c.rights.MayKnow(p, n.build)
 			}) {
 				sum += c.takenBy(d)
 			}
@@ -54,18 +54,12 @@ func (c *Cache) freedBy(ctx context.Context, p Peer, ids []index.BuildID) (sum i
 
 // othersNeed tells whether there is a build besides this one, of those that the peer may know, that needs a blob.
 func (c *Cache) othersNeed(p Peer, b *index.Build, d cas.Digest) (bool, error) {
-	if c.Administrator(p) && len(c.forms.Users(d)) == 0 { // no recipe takes from it
+	if c.rights.Administrator(p) && len(c.forms.Users(d)) == 0 { // no recipe takes from it
 		ids, err := c.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}
 	needs, err := c.needs(d)
 	return slices.ContainsFunc(needs, func(n needed) bool {
-		return n.build != b.ID && (c.Administrator(p) || c.mayKnow(p, n.build))
+		return n.build != b.ID && c.rights.MayKnow(p, n.build)
 	}), err
-}
-
-// mayKnow is maySee of a build of which there is but the id.
-func (c *Cache) mayKnow(p Peer, id index.BuildID) bool {
-	b, err := c.index.Get(id)
-	return err == nil && c.maySee(p, &b)
 }

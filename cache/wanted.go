@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -155,7 +156,8 @@ func (c *Cache) takeUpOne(ctx context.Context, id string, w *queuedJob) {
 		err = a.View.Close()
 	case failure.In(err) != nil: // that it does not compile is known, and was told
 	case err != nil:
-		c.happened(eventFor(Peer{UID: w.UID}, index.RequestKey(digestOf(w.Record)), w.Name, EventCancelled, "not compiled after the daemon's restart: %v", err))
+		c.happened(event.For(event.About{Peer: Peer{UID: w.UID}, Key: index.RequestKey(digestOf(w.Record)), Model: w.Name},
+			event.Cancelled, "not compiled after the daemon's restart: %v", err))
 	}
 	if err != nil {
 		c.log.Info("a compile that was queued before the daemon's start is not queued again", "model", w.Name, "job", id, "why", err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -107,13 +108,13 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 				require.NoError(t, c.spoil(model.Name()))
 			}
 			b.open()
-			text := b.happens(EventCancelled)
+			text := b.happens(event.Cancelled)
 			require.Contains(t, text, "not compiled after the daemon's restart: ")
 			require.Contains(t, text, c.says)
 			require.Empty(t, b.jobs(0))
 			require.Len(t, g.begun(), 1)
 			b.noneWanted()
-			require.Equal(t, []string{EventCancelled}, b.kinds(later.RequestKey))
+			require.Equal(t, []string{event.Cancelled}, b.kinds(later.RequestKey))
 		})
 	}
 }
@@ -150,7 +151,7 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, rows, "another", "it is not taken up at once, and so not found to be the same")
 	b.cache.takeUpOne(context.Background(), "another", &queuedJob{Name: "model.onnx", Starts: maxStarts + 1})
-	require.Contains(t, b.happens(EventCancelled), "daemons ended before it did")
+	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it did")
 	close(g.pass)
 	require.Equal(t, JobDone, b.follow(0, later.Job).State)
 	b.noneWanted()

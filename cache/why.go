@@ -7,7 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -86,7 +88,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 // wholeEntry gives all builds of the entry that the peer may see, for the name may have been that of one of them, in
 // the order of a look-up: what all share, then the peer's own, then others', the newest first.
 func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
-	scopes := []string{"shared", OwnScope(p)}
+	scopes := []string{"shared", rights.OwnScope(p)}
 	for i := range found {
 		if !slices.Contains(scopes, found[i].Scope) {
 			scopes = append(scopes, found[i].Scope)
@@ -99,7 +101,7 @@ func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
 			return nil, apierr.New(apierr.Internal, err, "look-up of %s", found[0].RequestKey)
 		}
 		for i := range builds {
-			if c.maySee(p, &builds[i]) {
+			if c.rights.MaySee(p, builds[i].ID, builds[i].Scope) {
 				out = append(out, builds[i])
 			}
 		}
@@ -148,7 +150,7 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 	events := c.index.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
 		e := &events[i]
-		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !c.mayHear(p, e) {
+		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !c.rights.MayHear(p, e) {
 			continue
 		}
 		if ghost != nil && e.At.Before(ghost.At) {
@@ -156,7 +158,7 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 		}
 		out := &wire.Explanation{Decision: decidedGone, RequestKey: e.RequestKey.String(),
 			Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
-		if e.Kind == EventUnkept {
+		if e.Kind == event.Unkept {
 			out.Reason = "there is no build; " + unkept(e)
 		}
 		return out, c.tellHistory(p, e.RequestKey, out)
@@ -178,13 +180,13 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	var last *Event
 	told := make(map[index.BuildID]bool)
 	for i := range all {
-		if e := &all[i]; (e.Kind == EventRetracted || e.Kind == EventUnkept) && c.mayHear(p, e) {
+		if e := &all[i]; (e.Kind == event.Retracted || e.Kind == event.Unkept) && c.rights.MayHear(p, e) {
 			last, told[e.BuildID] = e, true
 		}
 	}
 	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
 	ghosts := c.index.Ghosts(func(g *index.Ghost) bool {
-		return g.RequestKey == key && !told[g.BuildID] && c.mayHear(p, &Event{RequestKey: key,
+		return g.RequestKey == key && !told[g.BuildID] && c.rights.MayHear(p, &Event{RequestKey: key,
 			BuildKey: g.BuildKey, BuildID: g.BuildID, Scope: g.Scope})
 	})
 	if n := len(ghosts); n > 0 && (last == nil || last.At.Before(ghosts[n-1].At)) {
@@ -193,7 +195,7 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	switch {
 	case last == nil:
 		return ""
-	case last.Kind == EventUnkept:
+	case last.Kind == event.Unkept:
 		return unkept(last)
 	case strings.HasPrefix(last.Text, evictedOn):
 		return last.Text // it says when
@@ -211,7 +213,7 @@ func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
 	found := c.index.Ghosts(func(g *index.Ghost) bool {
 		e := &Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey,
 			ModelName: g.ModelName, Scope: g.Scope}
-		return meansEvent(name, e) && c.mayHear(p, e)
+		return meansEvent(name, e) && c.rights.MayHear(p, e)
 	})
 	if len(found) == 0 {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
@@ -69,7 +70,7 @@ func (c *Cache) withholdBuild(id index.BuildID, state, reason string) error {
 	if err != nil {
 		return nil // retracted meanwhile: it has no history of its own
 	}
-	c.happened(eventOf(&b, state, "%s", reason))
+	c.happened(event.Of(&b, state, "%s", reason))
 	c.heal(&b)
 	return failed
 }

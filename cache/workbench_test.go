@@ -197,7 +197,7 @@ func (b *bench) list() (out []listed) {
 	for _, told := range page.Builds {
 		found, _ := b.cache.find(context.Background(), b.self(), []string{told.Build})
 		i := slices.IndexFunc(found, func(one index.Build) bool {
-			return one.Scope == told.Scope && milliseconds(one.Created) == told.CreatedMs
+			return one.Scope == told.Scope && wire.Milliseconds(one.Created) == told.CreatedMs
 		})
 		if i >= 0 { // else it has gone meanwhile
 			out = append(out, listed{found[i], told})

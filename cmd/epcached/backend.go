@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -27,11 +28,11 @@ func peer(p unixsock.Peer) cache.Peer { return cache.Peer{UID: p.UID, GID: p.GID
 
 // Hello tells the client who it is here.
 func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
-	reply := &wire.HelloReply{Scope: cache.OwnScope(peer(p))}
-	if b.cache.Administrator(peer(p)) {
+	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
+	if b.cache.Rights().Administrator(peer(p)) {
 		reply.Rights = append(reply.Rights, "administrator")
 	}
-	if b.cache.Publisher(peer(p)) {
+	if b.cache.Rights().Publisher(peer(p)) {
 		reply.Rights = append(reply.Rights, "publisher")
 	}
 	return reply
@@ -85,7 +86,7 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 
 // Stop ends the daemon for its own user and administrators.
 func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
-	if !b.cache.Administrator(peer(p)) {
+	if !b.cache.Rights().Administrator(peer(p)) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
 			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
 			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")

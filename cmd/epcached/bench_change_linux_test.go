@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -30,7 +30,7 @@ func BenchmarkSDKChange(b *testing.B) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- listener.Subscribe(ctx, func(e *wire.Event) error {
-			if e.Kind == cache.EventJudged {
+			if e.Kind == event.Judged {
 				judged <- time.Now()
 			}
 			return nil

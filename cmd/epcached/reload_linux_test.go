@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -52,7 +52,7 @@ func (d *epcached) told(words ...string) {
 	events:
 		for _, e := range reply.Events {
 			for _, word := range words {
-				if e.Kind != cache.EventConfiguration || !strings.Contains(e.Text, word) {
+				if e.Kind != event.Configuration || !strings.Contains(e.Text, word) {
 					continue events
 				}
 			}

@@ -1,0 +1,120 @@
+// Package rights decides which user may see, change and publish which builds.
+package rights
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/epcached/epcached/index"
+)
+
+// Peer is the process that sends a request.
+type Peer struct {
+	UID, GID uint32
+	PID      int32
+}
+
+// Shared is the scope of builds that are served to all users. Whether a user sees one of them in
+// a list is another question: see MaySee.
+const Shared = "shared"
+
+// OwnScope returns the scope of the builds that only this user gets.
+func OwnScope(p Peer) string { return fmt.Sprintf("uid:%d", p.UID) }
+
+// Index is the part of an index that rights are read from.
+type Index interface {
+	Get(index.BuildID) (index.Build, error)
+	Memo(key []byte) ([]byte, bool)
+	SaveMemo(key, value []byte) error
+}
+
+// Privileged lists the users of the configuration that may do more than others.
+type Privileged struct {
+	Administrators []uint32 // besides root and the daemon's own user
+	Publishers     []uint32 // may publish builds for all users, besides administrators
+}
+
+// Rights decides by the builds of an index. Its methods may be called by several goroutines.
+type Rights struct {
+	uid        uint32
+	index      Index
+	privileged func() Privileged
+	log        *slog.Logger
+}
+
+// New returns the rights in the store of the daemon's user uid. It calls privileged for each
+// decision, because the configuration may change.
+func New(uid uint32, x Index, privileged func() Privileged, log *slog.Logger) *Rights {
+	return &Rights{uid, x, privileged, log}
+}
+
+// Administrator reports whether the peer may see and change all builds.
+func (r *Rights) Administrator(p Peer) bool {
+	return p.UID == 0 || p.UID == r.uid || slices.Contains(r.privileged().Administrators, p.UID)
+}
+
+// Publisher reports whether the peer may put builds that are shared.
+func (r *Rights) Publisher(p Peer) bool {
+	return r.Administrator(p) || slices.Contains(r.privileged().Publishers, p.UID)
+}
+
+// MayChange reports whether the peer may change the builds of a scope.
+func (r *Rights) MayChange(p Peer, scope string) bool {
+	return r.Administrator(p) || scope == OwnScope(p)
+}
+
+// MaySee reports whether the peer may see the build that has this id and scope: one of its own, or
+// a shared one that it was served before, because it has the model then.
+func (r *Rights) MaySee(p Peer, id index.BuildID, scope string) bool {
+	if r.MayChange(p, scope) {
+		return true
+	}
+	if scope != Shared {
+		return false
+	}
+	_, ok := r.index.Memo(seenKey(p, id))
+	return ok
+}
+
+// MayKnow is MaySee for a build whose scope the caller has not read. It reports false for a build
+// that is not in the index.
+func (r *Rights) MayKnow(p Peer, id index.BuildID) bool {
+	if r.Administrator(p) {
+		return true
+	}
+	b, err := r.index.Get(id)
+	return err == nil && r.MaySee(p, id, b.Scope)
+}
+
+// MayHear reports whether the peer may see an event: one of the machine, one of a build that it
+// may see or could see before the build was removed, or one of its own requests.
+func (r *Rights) MayHear(p Peer, e *index.Event) bool {
+	switch {
+	case e.RequestKey == index.RequestKey{} || r.MayChange(p, e.Scope):
+		return true
+	case e.BuildID.IsZero():
+		return false
+	case e.Scope == "": // written by an earlier epcached
+		return r.MayKnow(p, e.BuildID)
+	}
+	return r.MaySee(p, e.BuildID, e.Scope)
+}
+
+// Saw records that the peer was served a shared build, so that the build may be listed to it.
+func (r *Rights) Saw(p Peer, b *index.Build) {
+	if b.Scope != Shared || r.Administrator(p) {
+		return
+	}
+	key := seenKey(p, b.ID)
+	if _, ok := r.index.Memo(key); ok {
+		return
+	}
+	if err := r.index.SaveMemo(key, []byte{1}); err != nil {
+		r.log.Warn("use by a user not kept", "error", err)
+	}
+}
+
+func seenKey(p Peer, id index.BuildID) []byte {
+	return fmt.Appendf(nil, "seen:%d:%s", p.UID, id)
+}
