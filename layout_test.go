@@ -45,6 +45,7 @@ var allowed = map[string][]string{
 	"unixsock/wire":                          {},
 	"cache/rules":                            {"compilers", "internal/tomlfile"}, // compilers: for its verdicts
 	"internal/tomlfile":                      {"internal/suggest"},
+	"internal/memo":                          {"cas", "internal/witness"},
 	"internal/watch":                         {},
 	"internal/flock":                         {},
 	"internal/witness":                       {"cas"},
@@ -57,7 +58,7 @@ var allowed = map[string][]string{
 	"store/views":                            {"cas", "internal/flock", "store/packing", "index"},                  // index: for ids, files and names of builds, and where their views were
 	"cache/identity":                         {"cas", "compilers", "index", "internal/apierr", "internal/suggest"}, // index: for keys, and what a build says of itself
 	"store/evict":                            {"internal/bytesize", "cas", "index"},                                // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "weights", "internal/witness", "cache/event", "cache/rights"},
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "weights", "internal/witness", "cache/event", "cache/rights"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"},                                                                        // the names of execution providers, and where the socket is by default
 	"cmd/epcached":                           {"cache", "compilers", "internal/config", "cache/failure", "internal/apierr", "cache/identity", "cache/rules", "unixsock", "unixsock/wire", "internal/watch", "cache/rights"}, // watch: the configuration, while the daemon runs
 	"cmd/epcachectl/internal/exit":           {"cas", "unixsock"},

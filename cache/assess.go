@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // probed is what a runtime was when it was last assessed. It is remembered over restarts, so that a change while the
@@ -30,7 +31,7 @@ type probedEP struct {
 }
 
 func (p *probes) lastProbe(rt *runtime) (last probed, ok bool) {
-	return recallMemo[probed](p.book, "probed:"+rt.subject)
+	return memo.Recall[probed](p.book, "probed:"+rt.subject)
 }
 
 // assess probes a runtime that is new or changed, says what is different, and judges what is stored for it. Where its
@@ -64,7 +65,7 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 	}
 	rt.due.Store(false)
 	// Not saved costs the comparison at the next start, nothing else.
-	_ = saveMemo(c.probes.book, "probed:"+rt.subject, now)
+	_ = memo.Save(c.probes.book, "probed:"+rt.subject, now)
 }
 
 func (c *Cache) tellProbed(rt *runtime, now *probed, known bool) {

@@ -16,6 +16,7 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/witness"
 )
 
@@ -63,7 +64,7 @@ func BenchmarkDigest(b *testing.B) {
 	var ours, raw time.Duration
 	for b.Loop() {
 		ours += timed(b, func() error {
-			_, err := s.cache.read(context.Background(), r, memoID{}, false)
+			_, err := s.cache.read(context.Background(), r, memo.ID{}, false)
 			return err
 		})
 		raw += timed(b, func() error { return hashEverywhere(r.Graph, info.Size()) })

@@ -50,11 +50,11 @@ func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
 	if err := os.Chmod(folder, mode); err != nil {
 		return "", false, err
 	}
-	here, err := stampPath(c.dir)
+	here, err := cas.StampPath(c.dir)
 	if err != nil {
 		return "", false, err
 	}
-	there, err := stampPath(folder)
+	there, err := cas.StampPath(folder)
 	if err != nil {
 		return "", false, err
 	}

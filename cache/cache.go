@@ -91,7 +91,7 @@ type Cache struct {
 	index    *index.Index
 	forms    *packing.Store
 	sharing  sharing
-	memo     *memo
+	memo     *modelMemo
 	probes   *probes
 	compiler compilers.Compiler
 	runtimes runtimes

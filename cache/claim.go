@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // ClaimOptions bound what applications compile themselves, with libraries of their own.
@@ -173,8 +174,8 @@ func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFun
 // claims are those that are held, and who wants one.
 type claims struct {
 	limiter limiter
-	past    memory[string, pastClaim] // that ended, by id
-	puts    keyed.Locks[uint32]       // one of each owner's is put at a time: files may take for ever to read
+	past    memo.Table[string, pastClaim] // that ended, by id
+	puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
 
 	mu     sync.Mutex
 	open   map[string]*claim        // by id; guarded by mu
@@ -272,7 +273,7 @@ func (cs *claims) remove(cl *claim) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.open, cl.ID)
-	cs.past.save(cl.ID, pastClaim{why, cl.request.Peer.UID}, maxPastClaims)
+	cs.past.Save(cl.ID, pastClaim{why, cl.request.Peer.UID}, maxPastClaims)
 }
 
 // find gives a claim to the user whose it is. Others are not told that there is one.
@@ -285,7 +286,7 @@ func (cs *claims) find(p Peer, id string) (*claim, error) {
 			return cl, nil
 		}
 	}
-	if past, ok := cs.past.load(id); ok && past.uid == p.UID {
+	if past, ok := cs.past.Load(id); ok && past.uid == p.UID {
 		why = past.why
 	}
 	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).WithHint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")

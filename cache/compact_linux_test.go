@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
 )
@@ -64,7 +65,7 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	require.InDelta(t, before, b.objects(), 32<<10, "one variant is whole, as before")
 	proven, ok := b.cache.index.RecipeStamps().LoadStamp(large(builds[2]))
 	require.True(t, ok)
-	now, err := stampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2], large(builds[2]).String()))
+	now, err := cas.StampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2], large(builds[2]).String()))
 	require.NoError(t, err)
 	require.True(t, proven.Holds(now), "it need not be hashed when it is unpacked")
 	_, phases := b.phases(b.variant(2))

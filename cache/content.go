@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/witness"
 )
 
@@ -86,13 +87,13 @@ type stampedFolder struct {
 }
 
 func (f *stampedFolder) unchanged() bool {
-	now, err := stampPath(f.path)
+	now, err := cas.StampPath(f.path)
 	if err != nil || now != f.own {
 		return false
 	}
 	dir := int(f.open.Fd())
 	for i := range f.names {
-		if s, err := stampThrough(dir, f.names[i]); err != nil || s != f.stamps[i] {
+		if s, err := cas.StampThrough(dir, f.names[i]); err != nil || s != f.stamps[i] {
 			return false
 		}
 	}
@@ -134,11 +135,11 @@ func (rc *runtimeContent) intact() bool {
 		return true
 	}
 	inPlace := !slices.ContainsFunc(rc.folders, func(f stampedFolder) bool {
-		s, err := stampPath(f.path)
+		s, err := cas.StampPath(f.path)
 		return err != nil || s != f.own
 	})
 	for _, f := range rc.files {
-		s, err := stampPath(f.path)
+		s, err := cas.StampPath(f.path)
 		if err != nil || s != f.stamp && !(inPlace && f.linkedElsewhere(s)) {
 			return false
 		}
@@ -193,7 +194,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 			return nil
 		}
 		seen[path] = true
-		s, err := stampPath(path)
+		s, err := cas.StampPath(path)
 		if err != nil {
 			return err
 		}
@@ -278,7 +279,7 @@ func libraryDigest(l compilers.EPLibrary, fileDigest func(path string) (cas.Dige
 		if err != nil {
 			name = filepath.Base(path)
 		}
-		b = append(appendInt(b, uint64(len(name))), name...)
+		b = memo.AppendText(b, name)
 		b = append(b, d[:]...)
 	}
 	if l.Tool != "" {
@@ -302,7 +303,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 	if d, ok := c.memoDigest(uid, f); ok {
 		return d, nil
 	}
-	key, believable := memoKey(uid, f)
+	key, believable := memo.FileKey(uid, f)
 	before, err := witness.Watch([]*os.File{f}, c.now(), believable)
 	if err != nil {
 		return cas.Digest{}, err
@@ -321,7 +322,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 
 // memoDigest gives the digest of an open file that is remembered by its stamp.
 func (c *Cache) memoDigest(uid uint32, f *os.File) (cas.Digest, bool) {
-	key, believable := memoKey(uid, f)
+	key, believable := memo.FileKey(uid, f)
 	if !believable {
 		return cas.Digest{}, false
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // examinations remembers for a while what was found out because of reports, so that a thousand of them start no more
@@ -22,7 +23,7 @@ type examinations struct {
 	slots chan struct{}               // one token for each that may be under way
 
 	running keyed.Group[any]
-	known   memory[string, found]
+	known   memo.Table[string, memo.Fact]
 }
 
 const (
@@ -47,7 +48,7 @@ func examineOnce[T any](ctx context.Context, x *examinations, key string, find f
 		}
 		v, err := find(ctx)
 		if err == nil {
-			x.known.save(key, found{value: v, until: x.now().Add(examinationHolds)}, maxExaminations)
+			x.known.Save(key, memo.Fact{Value: v, Until: x.now().Add(examinationHolds)}, maxExaminations)
 		}
 		return v, err
 	})
@@ -58,8 +59,8 @@ func examineOnce[T any](ctx context.Context, x *examinations, key string, find f
 }
 
 func (x *examinations) load(key string) any {
-	f, _ := x.known.load(key)
-	return f.now(x.now())
+	f, _ := x.known.Load(key)
+	return f.Now(x.now())
 }
 
 // verdictOf is what an examination makes of a build.

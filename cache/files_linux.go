@@ -12,26 +12,6 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.
-func stampPath(path string) (cas.Stamp, error) {
-	s, err := stampThrough(unix.AT_FDCWD, path)
-	if err != nil {
-		return cas.Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return s, nil
-}
-
-// stampThrough is stampPath for a name in an open folder.
-func stampThrough(dir int, name string) (cas.Stamp, error) {
-	var st unix.Stat_t
-	if err := unix.Fstatat(dir, name, &st, 0); err != nil {
-		return cas.Stamp{}, err
-	}
-	return cas.Stamp{
-		Dev: st.Dev, Ino: st.Ino, Size: st.Size, Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
-	}, nil
-}
-
 func duplicate(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {

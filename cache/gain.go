@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // gains compares the processor time of loading a compiled model and of loading its source.
@@ -28,8 +29,8 @@ type gains struct {
 	measuring sync.Mutex // held by the measurement under way
 	stop      atomic.Pointer[context.CancelFunc]
 
-	known memory[index.BuildID, Gain] // zero: nothing is remembered either
-	mu    sync.Mutex                  // held while what is remembered beside the index is read, or changed
+	known memo.Table[index.BuildID, Gain] // zero: nothing is remembered either
+	mu    sync.Mutex                      // held while what is remembered beside the index is read, or changed
 }
 
 const gainEntries = 1 << 16
@@ -59,22 +60,22 @@ func gainKey(id index.BuildID) string { return "loads:" + string(id[:]) }
 
 // of gives what is known of the build. It is on the path of each hit.
 func (gs *gains) of(id index.BuildID) Gain {
-	g, ok := gs.known.load(id)
+	g, ok := gs.known.Load(id)
 	if ok {
 		return g
 	}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	g, _ = recallMemo[Gain](gs.c.index, gainKey(id))
-	gs.known.save(id, g, gainEntries)
+	g, _ = memo.Recall[Gain](gs.c.index, gainKey(id))
+	gs.known.Save(id, g, gainEntries)
 	return g
 }
 
 func (gs *gains) save(id index.BuildID, g Gain) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	gs.known.save(id, g, gainEntries)
-	if err := saveMemo(gs.c.index, gainKey(id), g); err != nil {
+	gs.known.Save(id, g, gainEntries)
+	if err := memo.Save(gs.c.index, gainKey(id), g); err != nil {
 		gs.c.log.Warn("measured gain not kept", "build", id.String(), "error", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
@@ -40,11 +41,11 @@ func TestAGroupLeavesAloneWhatIsRememberedOfItsModels(t *testing.T) {
 	r := b.group(1, 2)
 	names := [2]string{"batch", "untouched"}
 	for i := range 2 {
-		key, ok := memoKey(r.Peer.UID, r.model(i).Graph)
+		key, ok := memo.FileKey(r.Peer.UID, r.model(i).Graph)
 		if !ok {
 			t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
 		}
-		b.cache.memo.known.save(memoEntry{key, "graph"}, modelIdentity{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
+		b.cache.memo.known.Save(memoEntry{key, "graph"}, modelIdentity{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
 	}
 	id, _, err := b.cache.identifyAll(context.Background(), r, func(string) {})
 	require.NoError(t, err)

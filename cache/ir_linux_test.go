@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // wrapped asks for an ONNX model that wraps one in OpenVINO's own format.
@@ -132,9 +133,9 @@ func (r remembers) SaveMemo(key, value []byte) error { r[string(key)] = value; r
 
 // An earlier daemon remembered such models as compiled: they are read again, once.
 func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
-	book, key := remembers{}, memoID{1}
+	book, key := remembers{}, memo.ID{1}
 	id := modelIdentity{Digest: cas.Digest{2}, Compiled: true}
-	require.NoError(t, saveMemo(book, "graph:"+string(key[:]), id))
+	require.NoError(t, memo.Save(book, "graph:"+string(key[:]), id))
 	_, ok := newMemo(book).load(key, "graph")
 	require.False(t, ok)
 	id.Reader = readerVersion

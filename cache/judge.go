@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // Judgement says how a build suits a runtime, and how that is known.
@@ -64,7 +65,7 @@ func (a *against) with(r *Request) *against {
 // policies than those in force does not count: each call names the generation that the caller works with,
 // settings.judging.
 type judged struct {
-	known memory[under[index.BuildID], Judgement]
+	known memo.Table[memo.Under[index.BuildID], Judgement]
 	lots  atomic.Pointer[judgedLots] // nil: none were set yet
 }
 
@@ -78,11 +79,11 @@ type judgedLots struct {
 const maxJudged = 1 << 16
 
 func (js *judged) load(id index.BuildID, generation uint64) (Judgement, bool) {
-	return js.known.load(under[index.BuildID]{generation, id})
+	return js.known.Load(memo.Under[index.BuildID]{Generation: generation, Key: id})
 }
 
 func (js *judged) save(id index.BuildID, j Judgement, generation uint64) {
-	js.known.save(under[index.BuildID]{generation, id}, j, maxJudged)
+	js.known.Save(memo.Under[index.BuildID]{Generation: generation, Key: id}, j, maxJudged)
 }
 
 // glanceAt gives what is known of the build, at a glance at least.

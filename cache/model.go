@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/witness"
 )
 
@@ -37,9 +38,9 @@ func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsI
 // identify gives the identity of the request's model, from the memo where every file is unchanged, else by
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
 func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (modelIdentity, error) {
-	graphKey, believable := memoKey(r.Peer.UID, r.Graph)
+	graphKey, believable := memo.FileKey(r.Peer.UID, r.Graph)
 	if r.adopts() { // more is part of the identity of what is compiled already
-		graphKey = memoID(digestOf(append([]byte("adopt"), graphKey[:]...)))
+		graphKey = memo.ID(digestOf(append([]byte("adopt"), graphKey[:]...)))
 	}
 	if believable {
 		if id, ok, err := c.remembered(r, graphKey); ok || err != nil {
@@ -51,7 +52,7 @@ func (c *Cache) identify(ctx context.Context, r *Request, progress func(string))
 }
 
 // remembered gives the identity from the memo, if it is there.
-func (c *Cache) remembered(r *Request, graphKey memoID) (id modelIdentity, ok bool, err error) {
+func (c *Cache) remembered(r *Request, graphKey memo.ID) (id modelIdentity, ok bool, err error) {
 	id, ok = c.memo.load(graphKey, "graph")
 	if !ok {
 		return modelIdentity{}, false, nil
@@ -70,7 +71,7 @@ func (c *Cache) remembered(r *Request, graphKey memoID) (id modelIdentity, ok bo
 }
 
 // read hashes the model and remembers its identity if nothing moved meanwhile.
-func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believable bool) (modelIdentity, error) {
+func (c *Cache) read(ctx context.Context, r *Request, graphKey memo.ID, believable bool) (modelIdentity, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
 		return modelIdentity{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // patience bounds what large models take, on a busy machine and under the race detector.
@@ -141,7 +142,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	cancel()
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
 	read := modelIdentity{Digest: [32]byte{1}} // not what they would read themselves
-	b.cache.memo.known.save(memoEntry{b.memoKey(path), "graph"}, read, memoEntries)
+	b.cache.memo.known.Save(memoEntry{b.memoKey(path), "graph"}, read, memoEntries)
 	end()
 	for _, one := range answers {
 		got := <-one
@@ -150,8 +151,8 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	}
 }
 
-func (b *bench) memoKey(path string) memoID {
-	key, ok := memoKey(b.cache.uid, b.openFile(path))
+func (b *bench) memoKey(path string) memo.ID {
+	key, ok := memo.FileKey(b.cache.uid, b.openFile(path))
 	require.True(b, ok)
 	return key
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // original is a job's model in its owner's file. A worker may read it there, without a private copy,
@@ -56,7 +57,7 @@ func (c *Cache) knownStamp(r *Request, digest cas.Digest) (cas.Stamp, bool) {
 	if err != nil {
 		return cas.Stamp{}, false
 	}
-	key, ok := memoKey(r.Peer.UID, r.Graph) // takes a stamp of its own: the first one is compared from here on
+	key, ok := memo.FileKey(r.Peer.UID, r.Graph) // takes a stamp of its own: the first one is compared from here on
 	if !ok {
 		return cas.Stamp{}, false
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // An application may load with libraries that this daemon does not have, or may not run because another user chose
@@ -148,11 +149,11 @@ func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (d
 	}
 	b := []byte("own")
 	if len(ref.Beside) == 0 && !ref.Complete {
-		b = append(appendStamp(b, library), ref.Path...)
+		b = append(memo.AppendStamp(b, library), ref.Path...)
 	}
 	for _, name := range sortedKeys(all) {
 		d := all[name]
-		b = append(appendInt(b, uint64(len(name))), name...)
+		b = memo.AppendText(b, name)
 		b = append(b, d[:]...)
 	}
 	return cas.Digest(digestOf(b)), library, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // plan is a request thought through for one runtime: what it is called, and how it would be compiled.
@@ -72,7 +73,7 @@ func (f fingerprints) elsewhereEP(i int, made *index.EPFacts) bool {
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
 // nor asks what devices there are.
-type plans = memory[under[[32]byte], *plan]
+type plans = memo.Table[memo.Under[[32]byte], *plan]
 
 // maxPlans bounds the memory that remembered plans take.
 const maxPlans = 1 << 12
@@ -83,10 +84,10 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 		return r.finding.plan(ctx, r, model, rc)
 	}
 	spelled, keep := r.terms(model).Spelling()
-	key := under[[32]byte]{c.settings.Load().planning, spelled}
+	key := memo.Under[[32]byte]{Generation: c.settings.Load().planning, Key: spelled}
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
-		if p, ok := rc.plans.load(key); ok {
+		if p, ok := rc.plans.Load(key); ok {
 			return p, nil
 		}
 	}
@@ -95,7 +96,7 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 		return nil, err
 	}
 	if keep && r.OnMiss != KeyOnly {
-		rc.plans.save(key, p, maxPlans)
+		rc.plans.Save(key, p, maxPlans)
 	}
 	return p, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // probes remembers what the worker found out about runtimes: their devices, and the fingerprints of EPs with
@@ -20,11 +21,11 @@ import (
 // outlives the daemon and is forgotten by itself when either changes.
 type probes struct {
 	compiler compilers.Compiler
-	book     memoBook
+	book     memo.Book
 	now      func() time.Time
 	flights  *flights
 
-	known memory[string, found] // by key
+	known memo.Table[string, memo.Fact] // by key
 }
 
 // failureHolds is how long what went wrong with an EP is answered without trying again: long enough that a library
@@ -35,7 +36,7 @@ const failureHolds = 30 * time.Second
 // maxProbes bounds what is held in memory, because clients choose options, and bring models. What is for good is in the book as well.
 const maxProbes = 1 << 14
 
-func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time, flights *flights) *probes {
+func newProbes(compiler compilers.Compiler, book memo.Book, now func() time.Time, flights *flights) *probes {
 	return &probes{compiler: compiler, book: book, now: now, flights: flights}
 }
 
@@ -58,7 +59,7 @@ func remember[T any](ctx context.Context, p *probes, who asking, ep, key string,
 		}
 		if p.hold(key, v, lasts(v)); lasts(v) {
 			// Not saved costs a probe at the next start, nothing else.
-			_ = saveMemo(p.book, "probe:"+key, v)
+			_ = memo.Save(p.book, "probe:"+key, v)
 		}
 		return v, nil
 	})
@@ -73,23 +74,23 @@ func recall[T any](p *probes, key string) (out T, ok bool) {
 	if out, ok = p.load(key).(T); ok {
 		return out, true
 	}
-	if out, ok = recallMemo[T](p.book, "probe:"+key); ok {
+	if out, ok = memo.Recall[T](p.book, "probe:"+key); ok {
 		p.hold(key, out, true)
 	}
 	return out, ok
 }
 
 func (p *probes) load(key string) any {
-	f, _ := p.known.load(key)
-	return f.now(p.now())
+	f, _ := p.known.Load(key)
+	return f.Now(p.now())
 }
 
 func (p *probes) hold(key string, v any, lasts bool) {
-	f := found{value: v}
+	f := memo.Fact{Value: v}
 	if !lasts {
-		f.until = p.now().Add(failureHolds)
+		f.Until = p.now().Add(failureHolds)
 	}
-	p.known.save(key, f, maxProbes)
+	p.known.Save(key, f, maxProbes)
 }
 
 // key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and every EP's bytes.

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -44,7 +45,7 @@ type reports struct {
 	examinations *examinations
 	owners       owners
 
-	told memory[toldKey, string]
+	told memo.Table[toldKey, string]
 }
 
 type toldKey struct {
@@ -262,14 +263,14 @@ func (c *Cache) disprove(a *against, b *index.Build, text string) {
 	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
 	a.rc.judged.save(b.ID, j, c.settings.Load().judging)
 	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
-	if err := saveMemo(c.index, c.disprovedKey(a, b), j); err != nil {
+	if err := memo.Save(c.index, c.disprovedKey(a, b), j); err != nil {
 		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
 	}
 }
 
 // disproved gives the judgement that a report brought about.
 func (c *Cache) disproved(a *against, b *index.Build) (j Judgement, ok bool) {
-	j, ok = recallMemo[Judgement](c.index, c.disprovedKey(a, b))
+	j, ok = memo.Recall[Judgement](c.index, c.disprovedKey(a, b))
 	j.firm = ok
 	return j, ok
 }
@@ -283,10 +284,10 @@ func (c *Cache) disprovedKey(a *against, b *index.Build) string {
 func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *wire.ReportReply) {
 	outcome := d.Decision + ": " + d.Text
 	key := toldKey{owner, b.ID}
-	if last, _ := c.reports.told.load(key); last == outcome {
+	if last, _ := c.reports.told.Load(key); last == outcome {
 		return
 	}
-	c.reports.told.save(key, outcome, maxReported)
+	c.reports.told.Save(key, outcome, maxReported)
 	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
 	c.happened(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }

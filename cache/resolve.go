@@ -318,7 +318,7 @@ func (ref EPLibraryRef) stillAt(path string) bool {
 	if err != nil {
 		return false
 	}
-	now, err := stampPath(path)
+	now, err := cas.StampPath(path)
 	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
 }
 

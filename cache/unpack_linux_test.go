@@ -21,9 +21,9 @@ import (
 // otherDevice makes a folder on another file system than the bench's state.
 func (b *bench) otherDevice() string {
 	dir := b.TempDir()
-	here, err := stampPath(filepath.Dir(b.state))
+	here, err := cas.StampPath(filepath.Dir(b.state))
 	require.NoError(b, err)
-	there, err := stampPath(dir)
+	there, err := cas.StampPath(dir)
 	require.NoError(b, err)
 	if here.Dev == there.Dev {
 		b.Skip("SKIPPED: /dev/shm is on the file system of the temporary folder")
@@ -86,7 +86,7 @@ func requireOneDevice(t *testing.T, a *Answer) {
 	dev := uint64(0)
 	require.NoError(t, filepath.WalkDir(a.Path, func(p string, _ os.DirEntry, err error) error {
 		require.NoError(t, err)
-		s, err := stampPath(p)
+		s, err := cas.StampPath(p)
 		require.NoError(t, err)
 		if dev == 0 {
 			dev = s.Dev

@@ -116,6 +116,25 @@ func StampAt(dirfd int, name string) (Stamp, error) {
 	return stampFrom(&st), nil
 }
 
+// StampPath returns the stamp of the file that a path leads to, through symbolic links: a link that is
+// switched is a change.
+func StampPath(path string) (Stamp, error) {
+	s, err := StampThrough(unix.AT_FDCWD, path)
+	if err != nil {
+		return Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return s, nil
+}
+
+// StampThrough is StampPath for a name in the folder with the descriptor. Its error names no path.
+func StampThrough(dirfd int, name string) (Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dirfd, name, &st, 0); err != nil {
+		return Stamp{}, err
+	}
+	return stampFrom(&st), nil
+}
+
 func stampFrom(st *unix.Stat_t) Stamp {
 	return Stamp{
 		Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, //nolint:unconvert // 32 bits on other architectures
