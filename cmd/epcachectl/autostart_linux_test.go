@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
@@ -15,7 +16,7 @@ import (
 func emptyHome(t *testing.T, program string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	for _, name := range []string{"EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", autostartVariable} {
+	for _, name := range []string{"EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", daemon.AutostartVariable} {
 		t.Setenv(name, "")
 	}
 	t.Setenv("HOME", dir)
@@ -48,7 +49,7 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 		args            []string
 		hint            string
 	}{
-		"switched off": {autostartVariable, "0", []string{"list"},
+		"switched off": {daemon.AutostartVariable, "0", []string{"list"},
 			"hint: start one with: epcached --runtime DIR, or name its socket"},
 		"socket by name": {"HOMELESS", "1",
 			[]string{"list", "--socket", "/nowhere/s", "--wait", "0s"},
@@ -76,7 +77,7 @@ func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
 		"/no/such":   "no such file or directory; EPCACHE_DAEMON names the program",
 	} {
 		emptyHome(t, "")
-		t.Setenv(daemonVariable, program)
+		t.Setenv(daemon.ProgramVariable, program)
 		got := call(t, "list", "--wait", "0s")
 		require.Equal(t, exit.NoDaemon, got.code)
 		require.Contains(t, got.err, says)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -28,7 +29,7 @@ check changes nothing unless --repair is given. With it damaged and unreadable f
 the quarantine, and their builds are withheld: the next request for one compiles it again. The exit
 status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl check --deep\n  epcachectl check --deep --repair",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if quick && deep || space && (quick || deep) {
 				return exit.Usage(errors.New("check: one of --quick, --deep and --space"))
@@ -37,9 +38,9 @@ status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsa
 				return exit.Usage(errors.New("check: --repair is for files, and --space compares accounts only"))
 			}
 			if space {
-				return a.withDaemon(cmd.Context(), a.checkSpace)
+				return a.WithDaemon(cmd.Context(), a.checkSpace)
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				return a.check(ctx, c, &wire.Check{Deep: deep, Repair: repair})
 			})
 		},
@@ -57,8 +58,8 @@ func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check
 		return err
 	}
 	damaged := slices.ContainsFunc(reply.GetFindings(), isDamage)
-	if a.json {
-		err = a.print.JSON(jsonout.Of(reply, "blobs", "builds", "bytes", "findings", "more"))
+	if a.JSON {
+		err = a.Print.JSON(jsonout.Of(reply, "blobs", "builds", "bytes", "findings", "more"))
 	} else {
 		a.printCheck(reply, damaged)
 	}
@@ -70,7 +71,7 @@ func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check
 
 // checked shows how far the daemon is with it.
 func (a *app) checked(ctx context.Context, c *unixsock.Client, request *wire.Check) (reply *wire.CheckReply, err error) {
-	err = a.showing(func(progress func(*wire.Progress)) (err error) {
+	err = a.Showing(func(progress func(*wire.Progress)) (err error) {
 		reply, err = c.Check(ctx, request, progress)
 		return err
 	})
@@ -83,15 +84,15 @@ func isDamage(f *wire.Finding) bool {
 }
 
 func (a *app) printCheck(r *wire.CheckReply, damaged bool) {
-	printStoreFindings(a.print, r.GetFindings())
+	printStoreFindings(a.Print, r.GetFindings())
 	if n := r.GetMore(); n > 0 {
-		a.print.Line("and %d more", n)
+		a.Print.Line("and %d more", n)
 	}
 	verdict := "no damage"
 	if damaged {
 		verdict = "damage found"
 	}
-	a.print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"), term.Counted(r.GetBlobs(), "file"),
+	a.Print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"), term.Counted(r.GetBlobs(), "file"),
 		term.Bytes(r.GetBytes()), verdict)
 }
 

@@ -21,10 +21,10 @@ func (a *app) checkSpace(ctx context.Context, c *unixsock.Client) error {
 		all += l.GetDiskBytes()
 		differs = differs || l.AccountedBytes != nil && l.GetAccountedBytes() != l.GetDiskBytes()
 	}
-	if a.json {
+	if a.JSON {
 		out := jsonout.Of(reply, "space", "findings")
 		out["disk_bytes"] = all
-		err = a.print.JSON(out)
+		err = a.Print.JSON(out)
 	} else {
 		err = a.printSpace(reply, all, differs)
 	}
@@ -47,14 +47,14 @@ func (a *app) printSpace(r *wire.CheckReply, all int64, differs bool) error {
 		rows = append(rows, []string{term.Printable(l.GetName()), strconv.FormatUint(l.GetFiles(), 10),
 			term.Bytes(l.GetDiskBytes()), accounted})
 	}
-	if err := a.print.Table(append(rows, []string{"all", "", term.Bytes(all), ""})); err != nil {
+	if err := a.Print.Table(append(rows, []string{"all", "", term.Bytes(all), ""})); err != nil {
 		return err
 	}
-	printStoreFindings(a.print, r.GetFindings())
+	printStoreFindings(a.Print, r.GetFindings())
 	if differs {
-		a.print.Line("the account differs from what the file system says")
+		a.Print.Line("the account differs from what the file system says")
 	} else {
-		a.print.Line("the account is what the file system says")
+		a.Print.Line("the account is what the file system says")
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -70,7 +70,7 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	}
 	a.Runtime.OrtVersion, a.Runtime.OrtLibrary = rt.ORTVersion, rt.ORTLibrary
 	open := func(path string) (uint32, error) {
-		f, err := openRegular(path)
+		f, err := modelfile.OpenRegular(path)
 		if err != nil {
 			return 0, fmt.Errorf("library %q: %w", path, err)
 		}
@@ -115,7 +115,7 @@ func instead(err error) []string {
 // work compiles what a claim is for, and puts it. It tells the daemon of a failure, so that the next
 // waiter may try. own are the files of a result for which the store has no space, where copies of
 // them are all that is wanted: the reply describes them, and they stay until the caller calls end.
-func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelFile, g *getCall, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
+func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *getCall, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
 	cl.places <- struct{}{}
 	defer func() { <-cl.places }()
 	above, err := os.MkdirTemp("", "epcachectl-claim-")
@@ -158,7 +158,7 @@ type ownFiles struct {
 func ownFilesIn(ctx context.Context, folder string, made compilers.Result) (*ownFiles, error) {
 	o := &ownFiles{folder: folder, made: made}
 	for _, name := range made.Files {
-		f, err := openRegular(filepath.Join(folder, name))
+		f, err := modelfile.OpenRegular(filepath.Join(folder, name))
 		if err != nil {
 			return nil, err
 		}
@@ -193,7 +193,7 @@ func (o *ownFiles) openers() map[string]func() (io.ReadCloser, error) {
 	open := make(map[string]func() (io.ReadCloser, error))
 	for _, f := range o.files {
 		open[f.GetName()] = func() (io.ReadCloser, error) {
-			return openRegular(filepath.Join(o.folder, filepath.FromSlash(f.GetName())))
+			return modelfile.OpenRegular(filepath.Join(o.folder, filepath.FromSlash(f.GetName())))
 		}
 	}
 	return open
@@ -206,7 +206,7 @@ func (o *ownFiles) end() {
 	}
 }
 
-func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r *request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
+func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
 	claim := claimed.GetClaim()
 	if !filepath.IsLocal(claim.GetOutput()) {
 		return compilers.Result{}, fmt.Errorf("the daemon wants the graph to be called %q", claim.GetOutput())
@@ -216,7 +216,7 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r 
 		ctx, cancel = context.WithTimeout(ctx, milliseconds(limit))
 		defer cancel()
 	}
-	model, err := m.linked(folder, claim.GetOutput())
+	model, err := m.Linked(folder, claim.GetOutput())
 	if err != nil {
 		return compilers.Result{}, err
 	}
@@ -225,25 +225,9 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r 
 		progress(&wire.Progress{Phase: "compiling", Detail: phase, ElapsedMs: time.Since(start).Milliseconds()})
 	})
 	if err == nil {
-		err = m.unchanged()
+		err = m.Unchanged()
 	}
 	return result, err
-}
-
-// linked returns the path of a link to the model, which has the name of the graph that is compiled,
-// beside the folder of a job: the daemon has its models there. ONNX Runtime hashes the spelling of
-// the path into names, so the artefact has the same bytes wherever the model lies. It returns the
-// model's own path if the model has external data, which ONNX Runtime looks for beside it.
-func (m *modelFile) linked(folder, output string) (string, error) {
-	model, err := filepath.Abs(m.path)
-	if err != nil || len(m.shown) > 1 {
-		return model, err
-	}
-	link := filepath.Join(filepath.Dir(folder), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
-	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
-		return "", err
-	}
-	return link, os.Symlink(model, link)
 }
 
 // job is what was asked for, as the daemon would compile it.
@@ -281,7 +265,7 @@ func put(ctx context.Context, c *unixsock.Client, folder string, made compilers.
 	var files []*os.File
 	defer func() { closeFiles(files) }()
 	for i, name := range made.Files {
-		f, err := openRegular(filepath.Join(folder, name))
+		f, err := modelfile.OpenRegular(filepath.Join(folder, name))
 		if err != nil {
 			err = fmt.Errorf("%q: %w", name, err)
 			return nil, nil, errors.Join(err, giveUp(ctx, c, claim, err))
@@ -309,18 +293,4 @@ func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause er
 		return nil
 	}
 	return err
-}
-
-// unchanged tells whether the model's files are still those that the daemon was shown: it can only take this program's word.
-func (m *modelFile) unchanged() error {
-	for path, then := range m.shown {
-		now, err := os.Stat(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if err != nil || !os.SameFile(then, now) || then.Size() != now.Size() || !then.ModTime().Equal(now.ModTime()) {
-			return fmt.Errorf("%q changed while it was compiled", path)
-		}
-	}
-	return nil
 }

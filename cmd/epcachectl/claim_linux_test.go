@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock"
@@ -99,17 +100,17 @@ func TestClaimWithoutARuntime(t *testing.T) {
 
 func TestModelThatChanges(t *testing.T) {
 	path := tinyModel(t, "tiny.onnx")
-	m, err := openModel(path)
+	m, err := modelfile.Open(path)
 	require.NoError(t, err)
-	defer m.close()
+	defer m.Close()
 	data := filepath.Join(filepath.Dir(path), "w.bin")
 	require.NoError(t, os.WriteFile(data, []byte("weights"), 0o600))
-	f, err := m.external("w.bin")
+	f, err := m.External("w.bin")
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
-	require.NoError(t, m.unchanged())
+	require.NoError(t, m.Unchanged())
 	require.NoError(t, os.WriteFile(data, []byte("other"), 0o600))
-	require.ErrorContains(t, m.unchanged(), "w.bin")
+	require.ErrorContains(t, m.Unchanged(), "w.bin")
 }
 
 func TestClaimIsCompiledAsItWasAskedFor(t *testing.T) {

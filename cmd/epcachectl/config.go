@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
@@ -47,7 +48,7 @@ without one it is ` + config.DefaultFile + `, the system's.
 What flags say to a daemon is not known here: epcached --check-config with the same flags shows that.` + exit.Help(configCodes...),
 		Example: `  epcachectl config check
   epcachectl config show ./epcached.toml`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.configCheckCommand(), a.configShowCommand())
@@ -65,7 +66,7 @@ state folder can be made is seen when the daemon starts.
 It prints a warning for each field that was removed and has no effect any more; that is no
 mistake.` + exit.Help(configCodes...),
 		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Args:    cli.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, load := configFile(args)
 			s, err := load(file)
@@ -92,7 +93,7 @@ func (a *app) configShowCommand() *cobra.Command {
 		Long: `show prints the configuration that a daemon runs with which reads this file: every value, defaults too, each with where
 it is from. What it prints is a configuration file itself. Without FILE, and with none in its usual place, it prints the defaults.` + exit.Help(configCodes...),
 		Example: "  epcachectl config show",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Args:    cli.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, load := configFile(args)
 			s, err := load(file)
@@ -102,16 +103,16 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 			if err != nil {
 				return withConfigHint(err)
 			}
-			if !a.json {
-				a.print.Clear()
-				return s.Print(a.print.Out)
+			if !a.JSON {
+				a.Print.Clear()
+				return s.Print(a.Print.Out)
 			}
 			fields := s.Fields()
 			out := make([]fieldResult, len(fields))
 			for i, f := range fields {
 				out[i] = fieldResult{f.Name, emptyList(f.Value), f.Origin}
 			}
-			return a.print.JSON(out)
+			return a.Print.JSON(out)
 		},
 	}
 }
@@ -164,20 +165,20 @@ func (a *app) printConfigErrors(file string, warnings config.Errors, err error) 
 		}
 	}
 	for _, w := range warnings {
-		if !a.json {
-			a.print.Line("warning: %s", term.Printable(w.Error()))
+		if !a.JSON {
+			a.Print.Line("warning: %s", term.Printable(w.Error()))
 		}
 	}
 	switch {
-	case a.json:
-		if err := a.print.JSON(result); err != nil {
+	case a.JSON:
+		if err := a.Print.JSON(result); err != nil {
 			return err
 		}
 	case err == nil:
-		a.print.Line("%s: nothing is wrong", term.Printable(file))
+		a.Print.Line("%s: nothing is wrong", term.Printable(file))
 	default:
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			a.print.Line("%s", term.Printable(line))
+			a.Print.Line("%s", term.Printable(line))
 		}
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 )
@@ -27,7 +28,7 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		return err
 	}
 	if _, err := os.Stat(library); err != nil {
-		return exit.During("probe", fmt.Errorf("--conformance %q: %w", library, plainPathError(err)))
+		return exit.During("probe", fmt.Errorf("--conformance %q: %w", library, modelfile.PlainPathError(err)))
 	}
 	r, err := runtimeFor(library, dir)
 	if err != nil {
@@ -40,24 +41,24 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 	}
 	ep.Library = library
 	job := compilers.ConformanceJob{Runtime: r, EP: ep}
-	if !a.json {
+	if !a.JSON {
 		section := ""
 		job.Told = func(f compilers.Finding) {
 			if f.Section != section {
 				section = f.Section
-				a.print.Line("%s", term.Printable(section))
+				a.Print.Line("%s", term.Printable(section))
 			}
-			printGuideline(a.print, f)
+			printGuideline(a.Print, f)
 		}
 	}
 	result, err := conform(ctx, job)
 	if err != nil {
 		return err
 	}
-	if a.json {
-		err = a.print.JSON(result)
+	if a.JSON {
+		err = a.Print.JSON(result)
 	} else {
-		printConformance(a.print, result)
+		printConformance(a.Print, result)
 	}
 	if err == nil && result.Broken() {
 		return exit.Status(exit.Failed)

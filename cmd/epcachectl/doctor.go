@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
@@ -69,14 +70,10 @@ not count as failure.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.N
 Failed means that there are problems. Where no daemon answers, and the next program starts one, that is no problem.`,
 		Example: `  epcachectl doctor
   epcachectl doctor --python .venv/bin/python`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx := cmd.Context()
-			if a.timeout > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, a.timeout)
-				defer cancel()
-			}
+			ctx, cancel := a.Within(cmd.Context())
+			defer cancel()
 			return a.doctor(ctx, runtime, python)
 		},
 	}
@@ -92,7 +89,7 @@ func (a *app) doctor(ctx context.Context, runtime, python string) error {
 		defer client.Close() // nothing is under way
 		all = append(all, a.askDoctor(ctx, client)...)
 	}
-	application := &examination{client: client, socket: a.socket, findings: findings{side: "application"}}
+	application := &examination{client: client, socket: a.Socket, findings: findings{side: "application"}}
 	application.own = answers && client.Hello().GetDaemonUid() == client.Hello().GetUid()
 	if runtime != "" {
 		application.runtime(ctx, runtime)
@@ -117,12 +114,12 @@ func (a *app) printFindings(all []finding, answers bool) error {
 			result.Warnings++
 		}
 	}
-	if a.json {
-		if err := a.print.JSON(result); err != nil {
+	if a.JSON {
+		if err := a.Print.JSON(result); err != nil {
 			return err
 		}
 	} else {
-		listFindings(a.print, &result)
+		listFindings(a.Print, &result)
 	}
 	switch {
 	case !answers && slices.ContainsFunc(all, keepsFromStarting) && !slices.ContainsFunc(all, refusesUs):

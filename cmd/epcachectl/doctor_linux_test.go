@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -145,7 +146,7 @@ func TestDoctorNamesASocketThatIsDenied(t *testing.T) {
 	require.Equal(t, "this user may not connect to "+socket+": a folder above it may not be passed",
 		f.list[0].Text)
 	require.Contains(t, f.list[0].Hint, "another user's, as under sudo")
-	_, err := (&app{socket: socket}).connect(t.Context())
+	_, err := (&daemon.Finder{Socket: socket}).Connect(t.Context())
 	require.Equal(t, exit.NotAllowed, exit.Code(err))
 	require.Equal(t, []string{"epcachectl doctor says why"}, exit.Hints(err))
 }

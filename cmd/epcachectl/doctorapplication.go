@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -51,7 +52,7 @@ func (x *examination) known(ctx context.Context, subject string, r compilers.Run
 	}
 	reply, err := x.client.Probe(ctx, &wire.Probe{})
 	if err != nil {
-		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see "+logOf(unixsock.DefaultSocket()))
+		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see "+daemon.LogOf(unixsock.DefaultSocket()))
 		return
 	}
 	for _, ep := range r.EPs {

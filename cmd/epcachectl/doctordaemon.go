@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 )
@@ -31,7 +33,7 @@ const slow = 50 * time.Millisecond
 // lookForDaemon finds the socket and connects. The client is nil where nobody answers, or not us.
 func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 	f := &findings{side: "client"}
-	paths := a.sockets()
+	paths := a.Sockets()
 	var there []string
 	var found []fs.FileInfo
 	for _, path := range paths {
@@ -49,7 +51,7 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 			"name one for all programs: "+unixsock.SocketVariable+"="+there[len(there)-1])
 	}
 	start := time.Now()
-	client, err := a.connect(ctx)
+	client, err := a.Connect(ctx)
 	if err != nil {
 		a.notConnected(ctx, f, there, err)
 		return nil, f.list
@@ -68,11 +70,11 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 func (a *app) notConnected(ctx context.Context, f *findings, there []string, err error) {
 	var none *exit.NoDaemonError
 	named := ""
-	if a.socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
+	if a.Socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
 		named = "; " + unixsock.SocketVariable + " names it"
 	}
 	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-	program := a.daemonProgram()
+	program := a.DaemonProgram()
 	if (absent || errors.Is(err, syscall.ENOTDIR)) && program != "" && len(unixsock.UserSockets()) > 0 {
 		if text, hint := cannotStart(ctx, program); text != "" {
 			f.problem(subjectDaemon, "none runs, and none can be started: "+text+"; applications compile for themselves, each time", hint)
@@ -85,15 +87,15 @@ func (a *app) notConnected(ctx context.Context, f *findings, there []string, err
 	case errors.As(err, &none) && absent && program != "":
 		f.problem(subjectSocket, none.Text+"; none can be started: there is no home directory; applications compile for themselves, each time",
 			"set HOME, or XDG_RUNTIME_DIR, or "+none.Hint)
-	case errors.As(err, &none) && absent && autostartOff():
-		f.problem(subjectSocket, none.Text+named+", and "+autostartVariable+" says that none is started; applications compile for themselves, each time", none.Hint)
+	case errors.As(err, &none) && absent && daemon.AutostartOff():
+		f.problem(subjectSocket, none.Text+named+", and "+daemon.AutostartVariable+" says that none is started; applications compile for themselves, each time", none.Hint)
 	case errors.As(err, &none):
 		f.problem(subjectSocket, none.Text+named+"; applications compile for themselves, each time", none.Hint)
 	case errors.Is(err, fs.ErrPermission):
-		path := deniedSocket(a.sockets())
+		path := deniedSocket(a.Sockets())
 		hint := "the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, " +
 			"and folders above it that all may pass (0755)"
-		if slices.Contains(unixsock.UserSockets(), path) && named == "" && a.socket == "" {
+		if slices.Contains(unixsock.UserSockets(), path) && named == "" && a.Socket == "" {
 			hint = "HOME, XDG_STATE_HOME or XDG_RUNTIME_DIR is another user's, as under sudo: " +
 				"set it to a folder of this user's own, or name a socket with --socket or " +
 				unixsock.SocketVariable
@@ -103,7 +105,7 @@ func (a *app) notConnected(ctx context.Context, f *findings, there []string, err
 	case errors.Is(err, unixsock.ErrVersion):
 		f.problem(subjectProtocol, err.Error()+"; nothing can be asked of it", "install epcached and epcachectl of one release, and start the daemon again")
 	default:
-		f.problem(subjectSocket, err.Error()+named, "see "+logOf(there))
+		f.problem(subjectSocket, err.Error()+named, "see "+daemon.LogOf(there))
 	}
 }
 
@@ -128,7 +130,7 @@ func fileKind(mode fs.FileMode) string {
 	if mode.IsRegular() {
 		return "a file"
 	}
-	return kindName(mode)
+	return modelfile.KindName(mode)
 }
 
 // versions compares this program with the daemon, and the daemon with the program that it was started from.
@@ -138,7 +140,7 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 	status, err := c.Status(ctx)
 	took := time.Since(start)
 	if err != nil {
-		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+logOf(a.sockets()))
+		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+daemon.LogOf(a.Sockets()))
 		return
 	}
 	if took > slow {
@@ -162,7 +164,7 @@ const stopTells = "epcachectl stop ends it, and says what starts it again"
 // howFound says why it is this daemon that is asked, and whether a client started it.
 func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
 	how := "found where a user's own daemon listens, or the system's"
-	if a.socket != "" {
+	if a.Socket != "" {
 		how = "named by --socket"
 	} else if os.Getenv(unixsock.SocketVariable) != "" {
 		how = "named by " + unixsock.SocketVariable

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
 )
@@ -20,9 +21,9 @@ const leastRoom = 16 << 20
 
 // cannotStart says what would keep the program from starting the user's own daemon, and what to do; "" where nothing is seen. It tries nothing that leaves a trace.
 func cannotStart(ctx context.Context, program string) (text, hint string) {
-	if os.Getenv(daemonVariable) != "" { // one that is beside this program is what it should be
+	if os.Getenv(daemon.ProgramVariable) != "" { // one that is beside this program is what it should be
 		if text := notTheDaemon(ctx, program); text != "" {
-			return text + namedBy(), "name the program epcached with " + daemonVariable + ", or nothing"
+			return text + daemon.NamedBy(), "name the program epcached with " + daemon.ProgramVariable + ", or nothing"
 		}
 	}
 	s, err := ownConfiguration()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -54,16 +55,16 @@ Users see their own builds and the shared ones that they had.` + exit.Help(exit.
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				entries, err := entriesOf(ctx, args)
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				entries, err := modelfile.Entries(ctx, args)
 				if err != nil {
 					return err
 				}
 				request.Entries = entries
 				if svg {
-					return exit.During("du", asGiven(a.picture(ctx, c, entries), args, entries))
+					return exit.During("du", modelfile.AsGiven(a.picture(ctx, c, entries), args, entries))
 				}
-				return exit.During("du", asGiven(a.usage(ctx, c, &request), args, entries))
+				return exit.During("du", modelfile.AsGiven(a.usage(ctx, c, &request), args, entries))
 			})
 		},
 	}
@@ -77,18 +78,18 @@ func (a *app) picture(ctx context.Context, c *unixsock.Client, entries []string)
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.print.JSON(jsonout.Of(reply))
+	if a.JSON {
+		return a.Print.JSON(jsonout.Of(reply))
 	}
-	_, err = a.print.Out.Write(drawLayout(reply))
+	_, err = a.Print.Out.Write(drawLayout(reply))
 	return err
 }
 
 // usage asks for all pages, and prints the models of each as soon as all of their builds are there.
 func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage) error {
-	out := &usagePrinter{p: a.print, json: a.json, entries: len(request.Entries),
-		array: term.NewArray(a.print, "  "), table: term.NewColumns(a.print)}
-	err := a.showing(func(progress func(*wire.Progress)) error {
+	out := &usagePrinter{p: a.Print, json: a.JSON, entries: len(request.Entries),
+		array: term.NewArray(a.Print, "  "), table: term.NewColumns(a.Print)}
+	err := a.Showing(func(progress func(*wire.Progress)) error {
 		for first := true; first || request.After != ""; first = false {
 			reply, err := c.Usage(ctx, request, progress)
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -68,7 +69,7 @@ func TestDuOfAModelsFile(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	model := tinyModel(t, "m.onnx")
-	entry, err := entryOf(t.Context(), model)
+	entry, err := modelfile.Entry(t.Context(), model)
 	require.NoError(t, err)
 	for _, args := range [][]string{{"du", model}, {"du", "--svg", model}} {
 		require.Equal(t, exit.Done, call(t, args...).code)

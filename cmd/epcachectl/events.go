@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -32,7 +33,7 @@ with what happens, without --since from now on, until it is interrupted; it wait
 misses and repeats nothing. --json prints one object on each line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl events --since 1d
   epcachectl events --follow --json | jq 'select(.kind == "withheld")'`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var from time.Time
 			if since != "" {
@@ -47,7 +48,7 @@ misses and repeats nothing. --json prints one object on each line.` + exit.Help(
 				}
 				return a.follow(cmd.Context(), from, limit)
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				reply, err := c.Events(ctx, &wire.Events{SinceMs: sinceMs(from), Limit: limit})
 				if err != nil {
 					return err
@@ -79,12 +80,12 @@ func (a *app) printEvents(events []*wire.Event) error {
 }
 
 func (a *app) printEvent(e *wire.Event) error {
-	if !a.json {
-		a.print.Line("%s", eventLine(e))
+	if !a.JSON {
+		a.Print.Line("%s", eventLine(e))
 		return nil
 	}
-	a.print.Clear()
-	enc := json.NewEncoder(a.print.Out) // not the printer's: one line for each, and not one document
+	a.Print.Clear()
+	enc := json.NewEncoder(a.Print.Out) // not the printer's: one line for each, and not one document
 	enc.SetEscapeHTML(false)
 	return enc.Encode(jsonout.Of(e))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -183,9 +184,9 @@ func TestFollowRefused(t *testing.T) {
 // A daemon that is killed breaks the connection; one that stops says that it is busy; neither is a refusal.
 func TestInterrupted(t *testing.T) {
 	for _, err := range []error{unixsock.ErrConnectionLost, unixsock.ErrBusy, unixsock.ErrNoDaemon, fmt.Errorf("x: %w", unixsock.ErrConnectionLost)} {
-		require.True(t, interrupted(err), err)
+		require.True(t, daemon.Interrupted(err), err)
 	}
 	for _, err := range []error{nil, unixsock.ErrNotAllowed, unixsock.ErrVersion, context.Canceled} {
-		require.False(t, interrupted(err), err)
+		require.False(t, daemon.Interrupted(err), err)
 	}
 }

@@ -31,51 +31,13 @@ func identityOf(e *wire.Event) eventIdentity {
 	return eventIdentity{e.GetAtMs(), e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(), e.GetRuntime(), e.GetText()}
 }
 
-// follow goes on until the context ends, which is how it is meant to end.
+// follow goes on until the context ends.
 func (a *app) follow(ctx context.Context, since time.Time, limit uint32) error {
-	if a.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.timeout)
-		defer cancel()
-	}
 	f := &follower{app: a, since: since, limit: limit, seen: make(map[eventIdentity]bool)}
-	client, err := a.connect(ctx)
-	for err == nil {
-		err = errors.Join(f.listen(ctx, client), client.Close())
-		if err == nil || !interrupted(err) || ctx.Err() != nil {
-			break
-		}
-		a.print.Note("the daemon went away; waiting for it")
-		if client, err = a.reconnect(ctx); err == nil {
-			a.print.Note("the daemon is back")
-			f.last = 0
-		}
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
-}
-
-// interrupted tells the end of a daemon from a refusal.
-func interrupted(err error) bool {
-	return errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrNoDaemon) || errors.Is(err, unixsock.ErrBusy)
-}
-
-// reconnect waits for a daemon as long as the context lasts.
-func (a *app) reconnect(ctx context.Context) (*unixsock.Client, error) {
-	patient := *a
-	patient.wait, patient.waitSet = maxWait, true
-	for {
-		c, err := patient.connect(ctx)
-		if err == nil || !interrupted(err) || ctx.Err() != nil {
-			return c, err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond): // one that accepts and hangs up is not asked without a pause
-		}
-	}
+	return a.OverRestarts(ctx, f.listen, func() {
+		a.Print.Note("the daemon is back")
+		f.last = 0
+	})
 }
 
 // listen subscribes first and then asks for what has happened, so that nothing falls between the two.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/bytesize"
@@ -29,7 +30,7 @@ administrators among all. Where less may go than should, gc does what it may, th
 --json), and the exit status is one of its own. What is freed and what is kept add up to what is used: what is kept for several reasons counts for the first. With -n it prints the plan, removes nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n
   epcachectl gc --to 20GiB -n`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("to") {
 				bytes, err := parseSize(to)
@@ -38,9 +39,9 @@ administrators among all. Where less may go than should, gc does what it may, th
 				}
 				request.ToBytes = &bytes
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				var reply *wire.CollectReply
-				err := a.showing(func(progress func(*wire.Progress)) (err error) {
+				err := a.Showing(func(progress func(*wire.Progress)) (err error) {
 					reply, err = c.Collect(ctx, &request, progress)
 					return err
 				})
@@ -75,30 +76,30 @@ func parseSize(text string) (int64, error) {
 }
 
 func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
-	if a.json {
-		return printForScripts(a.print, dryRun, r)
+	if a.JSON {
+		return a.PrintForScripts(dryRun, r)
 	}
 	for _, one := range r.GetSteps() {
-		a.print.Line("%s", stepLine(one))
+		a.Print.Line("%s", stepLine(one))
 	}
 	if n := r.GetMore(); n > 0 {
-		a.print.Line("and %d more", n)
+		a.Print.Line("and %d more", n)
 	}
 	for _, k := range r.GetKept() {
 		if k.GetBuilds() == 0 {
-			a.print.Line("kept, %s: %s", term.Printable(k.GetReason()), term.Bytes(k.GetBytes()))
+			a.Print.Line("kept, %s: %s", term.Printable(k.GetReason()), term.Bytes(k.GetBytes()))
 			continue
 		}
-		a.print.Line("kept, %s: %s, %s", term.Printable(k.GetReason()), term.Counted(k.GetBuilds(), "build"), term.Bytes(k.GetBytes()))
+		a.Print.Line("kept, %s: %s, %s", term.Printable(k.GetReason()), term.Counted(k.GetBuilds(), "build"), term.Bytes(k.GetBytes()))
 	}
 	done := "freed"
 	if dryRun {
 		done = "would be freed"
 	}
-	a.print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()), term.Bytes(r.GetUsedBytes()), done,
+	a.Print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()), term.Bytes(r.GetUsedBytes()), done,
 		term.Counted(r.GetRemoved(), "build"), r.GetPacked(), term.Counted(r.GetCopies(), "unpacked form"))
 	if n := r.GetShortBytes(); n > 0 {
-		a.print.Line("%s above %s: nothing more may go", term.Bytes(n), term.Bytes(r.GetBudgetBytes()))
+		a.Print.Line("%s above %s: nothing more may go", term.Bytes(n), term.Bytes(r.GetBudgetBytes()))
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -183,14 +184,14 @@ func (g *getCall) run(ctx context.Context, models []string) (err error) {
 		}
 	}
 	if g.state != "" {
-		return g.app.withTimeout(ctx, func(ctx context.Context) error {
+		return g.app.WithTimeout(ctx, func(ctx context.Context) error {
 			if err := g.openStore(ctx); err != nil {
 				return err
 			}
 			return g.acquireAndUse(ctx, nil, models, onMiss)
 		})
 	}
-	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+	return g.app.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		if err := g.request.onlyEP(ctx, c, g.app); err != nil {
 			return exit.During("get", err)
 		}
@@ -229,7 +230,7 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if g.share && g.request.embed {
 		return 0, exit.Usage(errors.New("get: --share: what the models share stands in a file of its own, so --embed cannot go with it"))
 	}
-	if len(g.program) > 0 && g.app.json {
+	if len(g.program) > 0 && g.app.JSON {
 		return 0, exit.Usage(errors.New("get: --json cannot go with a program, whose output standard output is"))
 	}
 	if err := checkPlaces(g.program, len(models)); err != nil {
@@ -272,7 +273,7 @@ var onMissNames = map[string]wire.OnMiss{
 
 // acquireAll asks for all models at once, and answers in their order.
 func (g *getCall) acquireAll(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := term.NewPhases(g.app.print, g.progress, len(models))
+	show := term.NewPhases(g.app.Print, g.progress, len(models))
 	defer show.End()
 	return acquireEach(ctx, c, g.asksFor(models), onMiss, show)
 }
@@ -286,12 +287,12 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	path := paths[0]
 	result := got{path: path, adopts: g.adopt}
 	defer show.Done(path)
-	models, failed, err := openModels(paths)
+	models, failed, err := modelfile.OpenAll(paths)
 	if err != nil {
 		result.err = exit.Failing(g.name(), failed, err)
 		return result
 	}
-	defer closeModels(models)
+	defer modelfile.CloseAll(models)
 	message, files, err := g.request.message(models[0])
 	if err != nil {
 		result.err = exit.Failing(g.name(), path, err)
@@ -300,9 +301,9 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	defer closeExtra(files)
 	files = addGroup(message, files, models[1:]) // which closeModels closes
 	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keep, g.adopt
-	message.HoldsView = !g.app.json // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
+	message.HoldsView = !g.app.JSON // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
 	start := time.Now()
-	external := func(i int, location string) (*os.File, error) { return models[i].external(location) }
+	external := func(i int, location string) (*os.File, error) { return models[i].External(location) }
 	var last atomic.Pointer[wire.Progress]
 	progress := func(p *wire.Progress) {
 		last.Store(p)
@@ -334,10 +335,10 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	}
 	err = ask(c)
 	if unixsock.WentAway(err) {
-		err = g.app.again(ctx, ask)
+		err = g.app.Again(ctx, ask)
 	}
 	if slices.Contains(instead(err), "own") {
-		if own, ownErr := g.app.ownDaemon(ctx); ownErr == nil {
+		if own, ownErr := g.app.OwnDaemon(ctx); ownErr == nil {
 			result.daemon, err = own, ask(own)
 		}
 	}
@@ -355,7 +356,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	case g.dryRun && g.wouldCompile(err):
 		result.missing, result.begun = true, underWay(err)
 	default:
-		result.err = exit.Early(ctx, exit.Failing(g.name(), path, g.withHint(err, paths)), g.app.timeout, func() (string, string) { return g.fate(last.Load()) })
+		result.err = exit.Early(ctx, exit.Failing(g.name(), path, g.withHint(err, paths)), g.app.Timeout, func() (string, string) { return g.fate(last.Load()) })
 	}
 	return result
 }
@@ -365,7 +366,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 // own before that.
 func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	ways := instead(err)
-	if len(ways) > 0 && ways[0] == "own" && g.app.daemonProgram() != "" {
+	if len(ways) > 0 && ways[0] == "own" && g.app.DaemonProgram() != "" {
 		return false
 	}
 	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
@@ -438,31 +439,31 @@ func (g *getCall) report(results []got) error {
 			continue
 		}
 		if r.err != nil {
-			g.app.print.Failure(r.err)
+			g.app.Print.Failure(r.err)
 			if failed == nil {
 				failed = exit.Status(exit.Code(r.err))
 			}
 			continue
 		}
 		for _, warning := range r.reply.GetWarnings() {
-			g.app.print.Warning(fmt.Sprintf("%s %q: %s", g.name(), r.path, warning))
+			g.app.Print.Warning(fmt.Sprintf("%s %q: %s", g.name(), r.path, warning))
 		}
-		if !g.app.json && len(g.program) == 0 {
-			g.app.print.Line("%s", r.line(g.dryRun))
+		if !g.app.JSON && len(g.program) == 0 {
+			g.app.Print.Line("%s", r.line(g.dryRun))
 			if g.state != "" && r.view != nil {
-				g.app.print.Line("  %s", term.Printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
+				g.app.Print.Line("  %s", term.Printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
 			}
 			for _, line := range r.groupLines() {
-				g.app.print.Line("%s", line)
+				g.app.Print.Line("%s", line)
 			}
 		}
 	}
-	if g.app.json {
+	if g.app.JSON {
 		list := make([]any, len(results))
 		for i, r := range results {
 			list[i] = r.json(g.dryRun)
 		}
-		return errors.Join(failed, g.app.print.JSON(list))
+		return errors.Join(failed, g.app.Print.JSON(list))
 	}
 	return failed
 }
@@ -513,16 +514,16 @@ func (r *got) wouldAdopt() bool {
 // checkReferences fails where a file that a compiled model refers to is not there, because no session
 // loads the model then.
 func checkReferences(ctx context.Context, path string) error {
-	m, err := openModel(path)
+	m, err := modelfile.Open(path)
 	if err != nil {
 		return err
 	}
-	defer m.close()
-	names, err := m.references(ctx)
+	defer m.Close()
+	names, err := m.References(ctx)
 	for _, name := range names {
 		if err == nil {
 			var f *os.File
-			if f, err = m.external(name); err == nil {
+			if f, err = m.External(name); err == nil {
 				f.Close() // only whether it opens was asked
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -16,7 +17,7 @@ import (
 // acquireGroup asks for all models as one weight-sharing group. The results stand in the models' order, and all hold the
 // same view; an error, and what else is told once of a group, stands with the first.
 func (g *getCall) acquireGroup(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := term.NewPhases(g.app.print, g.progress, 1)
+	show := term.NewPhases(g.app.Print, g.progress, 1)
 	defer show.End()
 	return eachOfGroup(g.acquireModels(ctx, c, models, onMiss, show), models)
 }
@@ -39,32 +40,12 @@ func eachOfGroup(all got, models []string) []got {
 }
 
 // addGroup adds the further models of a group to a request, with their files.
-func addGroup(a *wire.Acquire, files []*os.File, models []*modelFile) []*os.File {
+func addGroup(a *wire.Acquire, files []*os.File, models []*modelfile.Model) []*os.File {
 	for _, m := range models {
-		a.Group = append(a.Group, &wire.Model{Fd: uint32(len(files)), Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")})
-		files = append(files, m.file)
+		a.Group = append(a.Group, &wire.Model{Fd: uint32(len(files)), Name: strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD")})
+		files = append(files, m.File)
 	}
 	return files
-}
-
-// openModels opens models in order. After an error none is open, and the path is told whose it is.
-func openModels(paths []string) ([]*modelFile, string, error) {
-	var models []*modelFile
-	for _, path := range paths {
-		m, err := openModel(path)
-		if err != nil {
-			closeModels(models)
-			return nil, path, err
-		}
-		models = append(models, m)
-	}
-	return models, "", nil
-}
-
-func closeModels(models []*modelFile) {
-	for _, m := range models {
-		m.close()
-	}
 }
 
 // told tells whether what there is to say of the result stands with another one.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock"
@@ -31,7 +32,7 @@ func (g *getCall) checkStored() error {
 		given bool
 		flag  string
 	}{
-		{g.app.socket != "", "--socket"}, {g.keep, "--keep-going"}, {g.request.strictORT, "--strict-ort"},
+		{g.app.Socket != "", "--socket"}, {g.keep, "--keep-going"}, {g.request.strictORT, "--strict-ort"},
 		{g.request.verify != 0, "--verify-output"}, {g.request.store != "", "--store"}, {g.onMiss != "wait" && g.onMiss != "fail", "--on-miss " + g.onMiss},
 	} {
 		if wrong.given {
@@ -47,7 +48,7 @@ func (g *getCall) openStore(ctx context.Context) (err error) {
 		return exit.Failing("read", g.state, storedError(err))
 	}
 	for _, problem := range g.stored.Problems() {
-		g.app.print.Warning(fmt.Sprintf("read %q: %s", g.state, problem))
+		g.app.Print.Warning(fmt.Sprintf("read %q: %s", g.state, problem))
 	}
 	return nil
 }
@@ -140,7 +141,7 @@ func storedError(err error) error {
 	case packing.Lost(err):
 		return exit.Damaged(err)
 	default:
-		return plainPathError(err)
+		return modelfile.PlainPathError(err)
 	}
 	return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
 }

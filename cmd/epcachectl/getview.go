@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 )
 
 func closeViews(results []got) {
@@ -42,7 +44,7 @@ func (r *got) opener(name string) (func() (io.ReadCloser, error), error) {
 	}
 	return func() (io.ReadCloser, error) {
 		f, err := os.Open(path)
-		return f, plainPathError(err)
+		return f, modelfile.PlainPathError(err)
 	}, nil
 }
 

@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/epmodel"
 )
@@ -78,16 +80,16 @@ func (a *app) inspectCommand() *cobra.Command {
 all their attributes, and the files that it refers to, with whether they are there. What would keep a compiled
 model from loading is printed as its problem, and gives exit status 4.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
 		Example: "  epcachectl inspect mobilenet_ctx.onnx",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out, err := inspect(cmd.Context(), args[0])
 			if err != nil {
 				return exit.Failing("inspect", args[0], err)
 			}
-			if a.json {
-				err = a.print.JSON(out)
+			if a.JSON {
+				err = a.Print.JSON(out)
 			} else {
-				err = printInspected(a.print, out)
+				err = printInspected(a.Print, out)
 			}
 			if err == nil && out.Problem != "" {
 				return exit.Status(exit.Damage)
@@ -98,12 +100,12 @@ model from loading is printed as its problem, and gives exit status 4.` + exit.H
 }
 
 func inspect(ctx context.Context, path string) (*inspected, error) {
-	m, err := openModel(path)
+	m, err := modelfile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
-	source, err := epmodel.FileSource(m.file)
+	defer m.Close()
+	source, err := epmodel.FileSource(m.File)
 	if err != nil {
 		return nil, err
 	}
@@ -113,14 +115,14 @@ func inspect(ctx context.Context, path string) (*inspected, error) {
 	}
 	out := describe(path, source.Size(), model)
 	files := map[string]int64{}
-	out.Sidecars = m.sidecars(model, files)
+	out.Sidecars = sidecarsOf(m, model, files)
 	if len(model.Contexts) > 0 {
 		if err := epmodel.Validate(model, files); err != nil {
 			out.Problem = err.Error()
 		}
 	}
 	// A digest needs every file that is referred to; what is missing is told among the sidecars.
-	if d, err := m.digest(ctx); err == nil {
+	if d, err := m.Digest(ctx); err == nil {
 		out.ModelDigest = d.String()
 	} else if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -172,15 +174,15 @@ func valuesOf(values []epmodel.Value) []valueResult {
 	return out
 }
 
-// sidecars looks for the files that the model refers to, and notes those that are there in files.
-func (m *modelFile) sidecars(model *epmodel.Model, files map[string]int64) []sidecarResult {
-	if info, err := m.file.Stat(); err == nil {
+// sidecarsOf looks for the files that the model refers to, and notes those that are there in files.
+func sidecarsOf(m *modelfile.Model, model *epmodel.Model, files map[string]int64) []sidecarResult {
+	if info, err := m.File.Stat(); err == nil {
 		files[info.Name()] = info.Size()
 	}
 	out := []sidecarResult{}
 	for _, ref := range model.Sidecars() {
 		s := sidecarResult{Name: ref.Name, Node: ref.Node, Attribute: ref.Attribute}
-		f, err := m.external(ref.Name)
+		f, err := m.External(ref.Name)
 		if err == nil {
 			var info os.FileInfo
 			info, err = f.Stat()

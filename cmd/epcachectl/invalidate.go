@@ -5,7 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -20,16 +22,16 @@ func (a *app) invalidateCommand() *cobra.Command {
 anew. What programs have loaded stays as it is. ENTRY is as for show. With -n it prints what would be
 withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
-		Args:    usageArgs(cobra.MinimumNArgs(1)),
+		Args:    cli.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				var err error
-				if request.Entries, err = entriesOf(ctx, args); err != nil {
+				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 					return err
 				}
 				reply, err := c.Invalidate(ctx, &request)
 				if err != nil {
-					return exit.During("invalidate", asGiven(err, args, request.Entries))
+					return exit.During("invalidate", modelfile.AsGiven(err, args, request.Entries))
 				}
 				return a.printChange("withheld", "would withhold", request.DryRun, reply)
 			})
@@ -41,24 +43,24 @@ withheld.` + exit.Help(exit.AskingCodes...),
 }
 
 func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeReply) error {
-	if a.json {
-		return printForScripts(a.print, dryRun, reply)
+	if a.JSON {
+		return a.PrintForScripts(dryRun, reply)
 	}
 	freed := "freed"
 	if dryRun {
 		done, freed = would, "would be freed"
 	}
 	if len(reply.GetBuilds()) == 0 {
-		a.print.Line("%s nothing: there are no such builds", done)
+		a.Print.Line("%s nothing: there are no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()))
+		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()))
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.Line("%s %d more", done, n)
+		a.Print.Line("%s %d more", done, n)
 	}
 	if n := reply.GetFreedBytes(); n > 0 {
-		a.print.Line("%s %s", term.Bytes(n), freed)
+		a.Print.Line("%s %s", term.Bytes(n), freed)
 	}
 	return nil
 }

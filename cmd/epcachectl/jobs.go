@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -30,9 +31,9 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
   epcachectl jobs follow 6524d4
   epcachectl jobs cancel --all
   epcachectl jobs retry mobilenet.onnx`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				reply, err := c.Jobs(ctx)
 				if err != nil {
 					return err
@@ -46,19 +47,19 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
 }
 
 func (a *app) printJobs(reply *wire.JobsReply) error {
-	if a.json {
-		return a.print.JSON(jsonout.Of(reply))
+	if a.JSON {
+		return a.Print.JSON(jsonout.Of(reply))
 	}
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
-		a.print.Note("no jobs, and no failures are remembered")
+		a.Print.Note("no jobs, and no failures are remembered")
 	}
-	if err := printJobTable(a.print, reply.GetJobs()); err != nil {
+	if err := printJobTable(a.Print, reply.GetJobs()); err != nil {
 		return err
 	}
 	if len(reply.GetJobs()) > 0 && len(reply.GetFailures()) > 0 {
-		a.print.Line("")
+		a.Print.Line("")
 	}
-	return printFailures(a.print, reply.GetFailures(), time.Now())
+	return printFailures(a.Print, reply.GetFailures(), time.Now())
 }
 
 // printJobTable prints a table; nothing where there are none.

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -140,7 +141,7 @@ func TestJobsNotAllowed(t *testing.T) {
 func TestWhatIsLookedForIsCalledAsItWasGiven(t *testing.T) {
 	b := newStandIn(t)
 	model := tinyModel(t, "m.onnx")
-	entry, err := entryOf(t.Context(), model)
+	entry, err := modelfile.Entry(t.Context(), model)
 	require.NoError(t, err)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: `nothing is known of "` + entry + `"`}
 	b.serve()

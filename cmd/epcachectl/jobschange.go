@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -29,7 +30,7 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 			if all == (len(args) > 0) {
 				return exit.Usage(exit.Hint(errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"))
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				listed, err := c.Jobs(ctx)
 				if err != nil {
 					return exit.During("jobs cancel", err)
@@ -78,14 +79,14 @@ forgotten.` + exit.Help(exit.AskingCodes...),
 			if all == (len(args) > 0) {
 				return exit.Usage(exit.Hint(errors.New("jobs retry: name entries, or give --all"), "see what failed: epcachectl jobs"))
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				entries, err := entriesOf(ctx, args)
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				entries, err := modelfile.Entries(ctx, args)
 				if err != nil {
 					return err
 				}
 				if !dryRun {
 					reply, err := c.RetryJobs(ctx, &wire.RetryJobs{Entries: entries, All: all})
-					return a.printEnded(reply, "forgot", false, exit.During("jobs retry", asGiven(err, args, entries)))
+					return a.printEnded(reply, "forgot", false, exit.During("jobs retry", modelfile.AsGiven(err, args, entries)))
 				}
 				reply, err := c.Jobs(ctx)
 				chosen := &wire.JobsReply{}
@@ -123,11 +124,11 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return printForScripts(a.print, dryRun, reply)
+	if a.JSON {
+		return a.PrintForScripts(dryRun, reply)
 	}
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
-		a.print.Line("%s nothing", did)
+		a.Print.Line("%s nothing", did)
 	}
 	for _, j := range reply.GetJobs() {
 		what := did + " " + modelOf(j)
@@ -140,10 +141,10 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 		default:
 			what = "left " + modelOf(j) + " to others, who want it"
 		}
-		a.print.Line("%s: %s, job %s", what, term.OrDash(j.GetEp()), term.OrDash(term.Short(j.GetId())))
+		a.Print.Line("%s: %s, job %s", what, term.OrDash(j.GetEp()), term.OrDash(term.Short(j.GetId())))
 	}
 	for _, f := range reply.GetFailures() {
-		a.print.Line("%s %s: %s, %s", did, term.OrDash(f.GetModelName()), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()))
+		a.Print.Line("%s %s: %s, %s", did, term.OrDash(f.GetModelName()), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -22,9 +23,9 @@ a bar, elsewhere with a line for each phase, to standard error. Who follows does
 who asked for it have gone, unless it runs in the background.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt) + `
 Failed means that the compile did, or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				listed, err := c.Jobs(ctx)
 				if err != nil {
 					return err
@@ -33,11 +34,11 @@ Failed means that the compile did, or was cancelled.`,
 				if err != nil {
 					return err
 				}
-				show := term.NewPhases(a.print, !a.print.Terminal && !a.json, 1)
+				show := term.NewPhases(a.Print, !a.Print.Terminal && !a.JSON, 1)
 				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
 				show.End()
 				if err != nil {
-					return exit.Early(ctx, exit.Failing("follow", args[0], err), a.timeout, func() (string, string) {
+					return exit.Early(ctx, exit.Failing("follow", args[0], err), a.Timeout, func() (string, string) {
 						return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
 					})
 				}
@@ -50,8 +51,8 @@ Failed means that the compile did, or was cancelled.`,
 // printEnd tells how a job ended; a failure is the call's.
 func (a *app) printEnd(job *wire.Job) error {
 	failed := jobError(job)
-	if a.json {
-		if err := a.print.JSON(jsonout.Of(job)); err != nil || failed == nil {
+	if a.JSON {
+		if err := a.Print.JSON(jsonout.Of(job)); err != nil || failed == nil {
 			return err
 		}
 		return exit.Status(exit.Code(failed))
@@ -59,7 +60,7 @@ func (a *app) printEnd(job *wire.Job) error {
 	if failed != nil {
 		return exit.Failing("compile", jobName(job), failed)
 	}
-	a.print.Line("%s", jobLine(job))
+	a.Print.Line("%s", jobLine(job))
 	return nil
 }
 

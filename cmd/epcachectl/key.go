@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -22,12 +23,12 @@ func (a *app) keyCommand() *cobra.Command {
 the digest of: what the daemon understood of the request, with defaults left out and values in one spelling. Nothing is
 looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := r.completeOrEP(); err != nil {
 				return err
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				if err := r.onlyEP(ctx, c, a); err != nil {
 					return exit.During("key", err)
 				}
@@ -41,7 +42,7 @@ looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes
 
 func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *request) error {
 	g := getCall{app: a, verb: "key", request: *r}
-	show := term.NewPhases(a.print, false, 1)
+	show := term.NewPhases(a.Print, false, 1)
 	result := g.acquire(ctx, c, path, wire.OnMiss_KEY_ONLY, show)
 	show.End()
 	defer closeViews([]got{result})
@@ -53,10 +54,10 @@ func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *reque
 		err := errors.New("it is compiled already, and nothing is looked up for it")
 		return exit.Failing("key", path, err)
 	}
-	if a.json {
-		return a.print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
+	if a.JSON {
+		return a.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
 	}
-	return a.print.Table([][]string{
+	return a.Print.Table([][]string{
 		{"request key", reply.GetRequestKey()},
 		{"model digest", reply.GetModelDigest()},
 		{"record", compactRecord(reply.GetRecord())},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -25,7 +26,7 @@ the execution provider with its version and SDK, what it is good for on this mac
 its source it loads, how it is kept (whole or packed, and whether there is a copy that requests are served from until it is
 dropped), and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.list(cmd.Context(), &filter)
 		},
@@ -37,13 +38,13 @@ dropped), and state, with whether it is pinned. A weight-sharing group is one bu
 
 // list prints page after page. Where the daemon goes away in between, the next one is asked for the rest.
 func (a *app) list(ctx context.Context, filter *wire.List) error {
-	array, table, listed := term.NewArray(a.print, ""), term.NewColumns(a.print), 0
-	err := a.showing(func(progress func(*wire.Progress)) error {
-		return a.withReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
+	array, table, listed := term.NewArray(a.Print, ""), term.NewColumns(a.Print), 0
+	err := a.Showing(func(progress func(*wire.Progress)) error {
+		return a.WithReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
 			return c.ListPages(ctx, filter, progress, func(page []*wire.Build) error {
 				first := listed == 0
 				listed += len(page)
-				if a.json {
+				if a.JSON {
 					return array.Add(jsonout.List(page)...)
 				}
 				return table.Print(buildRows(page, first))
@@ -53,10 +54,10 @@ func (a *app) list(ctx context.Context, filter *wire.List) error {
 	switch {
 	case err != nil:
 		return err
-	case a.json:
-		return errors.Join(array.End(), a.print.Result([]byte("\n")))
+	case a.JSON:
+		return errors.Join(array.End(), a.Print.Result([]byte("\n")))
 	case listed == 0:
-		a.print.Note(nothingListed(filter))
+		a.Print.Note(nothingListed(filter))
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func (r *request) onlyEP(ctx context.Context, c *unixsock.Client, a *app) error 
 	case 0:
 		return exit.Hint(errors.New("no --ep, and no execution provider here can compile"), "see why: epcachectl probe")
 	case 1:
-		a.print.Note("no --ep: " + term.Printable(able[0]) + ", which is all that can compile here")
+		a.Print.Note("no --ep: " + term.Printable(able[0]) + ", which is all that can compile here")
 		if err := r.addEP(able[0]); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
@@ -40,16 +41,16 @@ func (g *getCall) copyOut(ctx context.Context, results []got) error {
 	}
 	for _, c := range plan {
 		if g.dryRun {
-			if !c.same && !g.app.json {
-				g.app.print.Line("would write %s", term.Printable(c.to))
+			if !c.same && !g.app.JSON {
+				g.app.Print.Line("would write %s", term.Printable(c.to))
 			}
 			continue
 		}
 		if err := c.write(ctx); err != nil {
 			return exit.Failing("write", c.to, err)
 		}
-		if !g.app.json && len(g.program) == 0 {
-			g.app.print.Line("%s %s", c.did(), term.Printable(c.to))
+		if !g.app.JSON && len(g.program) == 0 {
+			g.app.Print.Line("%s %s", c.did(), term.Printable(c.to))
 		}
 	}
 	return nil
@@ -91,21 +92,21 @@ func (g *getCall) planOut(ctx context.Context, r *got) ([]copied, error) {
 
 // planModel plans the copy of a model that is compiled already, with all files that it refers to.
 func (g *getCall) planModel(ctx context.Context, path string) (plan []copied, err error) {
-	m, err := openModel(path)
+	m, err := modelfile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
-	names, err := m.references(ctx)
+	defer m.Close()
+	names, err := m.References(ctx)
 	if err != nil {
 		return nil, err
 	}
-	itself := func(string) (*os.File, error) { return openRegular(path) }
+	itself := func(string) (*os.File, error) { return modelfile.OpenRegular(path) }
 	if plan, err = g.addOwn(nil, filepath.Base(path), itself); err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		if plan, err = g.addOwn(plan, name, m.external); err != nil {
+		if plan, err = g.addOwn(plan, name, m.External); err != nil {
 			return nil, err
 		}
 	}

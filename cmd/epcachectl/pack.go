@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -68,27 +69,27 @@ func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pac
 	case !request.All && len(args) == 0:
 		return exit.Usage(exit.During(verb, errors.New("name entries, or give --all")))
 	}
-	return a.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
-		entries, err := entriesOf(ctx, args)
+	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		entries, err := modelfile.Entries(ctx, args)
 		if err != nil {
 			return err
 		}
 		request.Entries = entries
 		var reply *wire.PackReply
-		err = a.showing(func(progress func(*wire.Progress)) (err error) {
+		err = a.Showing(func(progress func(*wire.Progress)) (err error) {
 			reply, err = c.Pack(ctx, request, progress)
 			return err
 		})
 		if err != nil {
-			return asGiven(err, args, entries)
+			return modelfile.AsGiven(err, args, entries)
 		}
 		return a.printPacked(request.DryRun, reply, done)
 	})
 }
 
 func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
-	if a.json {
-		return printForScripts(a.print, dryRun, r)
+	if a.JSON {
+		return a.PrintForScripts(dryRun, r)
 	}
 	for _, b := range r.GetBuilds() {
 		outcome := b.GetOutcome()
@@ -100,10 +101,10 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 		if n := b.GetLaterBytes(); n > 0 {
 			text += "; packing would free " + term.Bytes(n) + " once that is over"
 		}
-		a.print.Line("%s: build %s of %s: %s", term.OrDash(b.GetModelName()), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), text)
+		a.Print.Line("%s: build %s of %s: %s", term.OrDash(b.GetModelName()), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), text)
 	}
 	if n := r.GetMore(); n > 0 {
-		a.print.Line("and %d more", n)
+		a.Print.Line("and %d more", n)
 	}
 	if dryRun {
 		done = "would be " + done
@@ -112,7 +113,7 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if n := r.GetLaterBytes(); n > 0 {
 		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", term.Bytes(n))
 	}
-	a.print.Line("%s", text)
+	a.Print.Line("%s", text)
 	return nil
 }
 

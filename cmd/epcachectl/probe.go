@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/unixsock"
@@ -39,7 +40,7 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 		Example: `  epcachectl probe
   epcachectl probe --find >> epcached.toml
   epcachectl probe --conformance ./libmy_ep.so --runtime venv --option target=sim`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if library != "" {
 				if find || refresh {
@@ -53,7 +54,7 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 			if find {
 				return a.findRuntimes(cmd.Context(), runtime)
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				return a.probe(ctx, c, &wire.Probe{Refresh: refresh}, runtime)
 			})
 		},
@@ -62,8 +63,8 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
 	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`")
 	cmd.Flags().StringVar(&library, "conformance", "", "hold the plugin `LIBRARY` of an execution provider to ONNX Runtime's guidelines")
-	cmd.Flags().Var(setter{asked.addEP, "EP[:DEVICE]"}, "ep", "with --conformance: the execution provider's name, if the library has several, and the device")
-	cmd.Flags().Var(setter{asked.addOption, "K=V"}, "option", "with --conformance: provider option; repeatable")
+	cmd.Flags().Var(cli.Each(asked.addEP, "EP[:DEVICE]"), "ep", "with --conformance: the execution provider's name, if the library has several, and the device")
+	cmd.Flags().Var(cli.Each(asked.addOption, "K=V"), "option", "with --conformance: provider option; repeatable")
 	return cmd
 }
 
@@ -79,20 +80,20 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.print.JSON(jsonout.List(reply.GetRuntimes()))
+	if a.JSON {
+		return a.Print.JSON(jsonout.List(reply.GetRuntimes()))
 	}
 	if runtime == "" {
-		printSandbox(a.print, reply.GetSandbox())
+		printSandbox(a.Print, reply.GetSandbox())
 	}
 	for _, r := range reply.GetRuntimes() {
-		printRuntime(a.print, r)
+		printRuntime(a.Print, r)
 	}
 	if status, err := c.Status(ctx); err == nil && sourcelessLine(status.GetSourceless()) != "" {
-		a.print.Hint(sourcelessLine(status.GetSourceless()))
+		a.Print.Hint(sourcelessLine(status.GetSourceless()))
 	}
 	if len(reply.GetRuntimes()) == 0 {
-		a.print.Hint("the daemon has no runtime; find some with: epcachectl probe --find")
+		a.Print.Hint("the daemon has no runtime; find some with: epcachectl probe --find")
 	}
 	return nil
 }

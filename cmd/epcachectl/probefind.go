@@ -29,7 +29,7 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
+	if a.JSON {
 		out := make([]*wire.RuntimeFacts, len(runtimes))
 		for i, r := range runtimes {
 			out[i] = &wire.RuntimeFacts{Directory: r.Directory, OrtVersion: r.ORTVersion,
@@ -38,25 +38,25 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 				out[i].Eps = append(out[i].Eps, &wire.EpFacts{Name: ep.EP, Library: ep.Path})
 			}
 		}
-		if err := a.print.JSON(jsonout.List(out)); err != nil || len(runtimes) > 0 {
+		if err := a.Print.JSON(jsonout.List(out)); err != nil || len(runtimes) > 0 {
 			return err
 		}
 	}
 	if len(runtimes) == 0 {
-		a.print.Failure(exit.Hint(errors.New("probe: no runtime with a known execution provider found"),
+		a.Print.Failure(exit.Hint(errors.New("probe: no runtime with a known execution provider found"),
 			"install one: pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino, and look again with --runtime runtime"))
 		return exit.Status(exit.NotFound)
 	}
 	for _, r := range runtimes {
-		a.print.Line("# ONNX Runtime %s", term.OrDash(r.ORTVersion))
+		a.Print.Line("# ONNX Runtime %s", term.OrDash(r.ORTVersion))
 		for _, ep := range r.EPs {
-			a.print.Line("# %s: %s", term.Printable(ep.EP), term.Printable(ep.Path))
+			a.Print.Line("# %s: %s", term.Printable(ep.EP), term.Printable(ep.Path))
 		}
 		text, err := tomlString(r.Directory)
 		if err != nil {
 			return err
 		}
-		a.print.Line("[[runtime]]\ndirectory = %s\n", text)
+		a.Print.Line("[[runtime]]\ndirectory = %s\n", text)
 	}
 	return nil
 }

@@ -35,13 +35,13 @@ func (g *getCall) become(results []got) error {
 		return exit.Failing("run", g.program[0], err)
 	}
 	argv := fillPlaces(g.program, paths)
-	g.app.print.Clear()
+	g.app.Print.Clear()
 	if told, err := tellProgram(results); err != nil {
 		return exit.Failing("run", program, err)
 	} else if !told {
-		g.app.print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", program, toldVariable, maxTold))
+		g.app.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", program, toldVariable, maxTold))
 	}
-	if err := g.app.replace(program, argv, views); err != nil {
+	if err := replaceProcess(program, argv, views); err != nil {
 		return exit.Failing("run", program, err)
 	}
 	return nil

@@ -13,7 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -41,12 +43,12 @@ type pair struct{ ep, key, value string }
 
 func (r *request) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
+	f.Var(cli.Each(r.addEP, "EP[:DEVICE]"), "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
 		"what epcachectl probe --json lists: EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE of its metadata; is_virtual=1 names one that is not in this machine")
-	f.Var(setter{r.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
-	f.Var(setter{keyValue(&r.sessionOptions), "K=V"}, "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
-	f.Var(setter{dimension(&r.dims), "NAME=N"}, "dim", "fix the free dimension NAME; repeatable")
-	f.Var(setter{dimension(&r.denotations), "DENOTATION=N"}, "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
+	f.Var(cli.Each(r.addOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(cli.Each(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
+	f.Var(cli.Each(dimension(&r.dims), "NAME=N"), "dim", "fix the free dimension NAME; repeatable")
+	f.Var(cli.Each(dimension(&r.denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
 	f.StringVar(&r.runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
 	f.BoolVar(&r.embed, "embed", false, "one file: the context inside the graph instead of beside it. It loads more slowly, and 2 GiB are its limit")
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
@@ -70,16 +72,6 @@ func (r *request) flagNames() []string {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return names
 }
-
-// setter is a flag whose values are taken one by one, in the order in which they stand.
-type setter struct {
-	set  func(string) error
-	kind string
-}
-
-func (s setter) Set(v string) error { return s.set(v) }
-func (s setter) String() string     { return "" }
-func (s setter) Type() string       { return s.kind }
 
 // epForms are the ways to name an execution provider, for messages.
 const epForms = "EP, EP:TYPE or EP:TYPE,vendor=N,device=N,K=V"
@@ -242,13 +234,13 @@ func (r *request) setNamed(o pair) error {
 // message makes the request for one model. Options that name a file go as descriptors of what this process opened:
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.
-func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
+func (r *request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
 	entries, folder := identity.ExternalFolder(r.sessionOptions)
 	if folder != "" {
-		m.folders = []string{folder}
+		m.Folders = []string{folder}
 	}
 	a := &wire.Acquire{
-		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")}, SessionOptions: entries, FreeDimensions: r.dims,
+		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD")}, SessionOptions: entries, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.verify,
 	}
@@ -262,7 +254,7 @@ func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
 		}
 		a.Runtime = &wire.Runtime{Directory: dir}
 	}
-	files := []*os.File{m.file}
+	files := []*os.File{m.File}
 	for _, ep := range r.eps {
 		ep = proto.CloneOf(ep)
 		a.Eps = append(a.Eps, ep)
@@ -291,7 +283,7 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 		if info.Options[option].Policy != compilers.FileName || value == "" {
 			continue
 		}
-		f, err := openRegular(value)
+		f, err := modelfile.OpenRegular(value)
 		if err != nil {
 			return files, fmt.Errorf("option %s: file %q: %w", option, term.Brief(value), err)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -31,9 +32,9 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 			if request.All == (len(args) > 0) {
 				return exit.Usage(exit.Hint(errors.New("rm: name entries, or give --all"), "see what there is: epcachectl list"))
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				var err error
-				if request.Entries, err = entriesOf(ctx, args); err != nil {
+				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 					return err
 				}
 				if !request.DryRun && !force {
@@ -43,7 +44,7 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 				}
 				reply, err := c.Remove(ctx, &request)
 				if err != nil {
-					return exit.During("rm", asGiven(err, args, request.Entries))
+					return exit.During("rm", modelfile.AsGiven(err, args, request.Entries))
 				}
 				return a.printChange("deleted", "would delete", request.DryRun, reply)
 			})
@@ -63,7 +64,7 @@ func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Rem
 	}
 	plan, err := c.Remove(ctx, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true})
 	if err != nil {
-		return exit.During("rm", asGiven(err, args, request.GetEntries()))
+		return exit.During("rm", modelfile.AsGiven(err, args, request.GetEntries()))
 	}
 	builds := plan.GetBuilds()
 	count := uint64(len(builds)) + plan.GetMore()
@@ -72,17 +73,17 @@ func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Rem
 	}
 	for i, b := range builds {
 		if i == mostNamed {
-			a.print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
+			a.Print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
-		a.print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), term.Bytes(sizeOf(b))))
+		a.Print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), term.Bytes(sizeOf(b))))
 	}
 	question := "delete " + term.Counted(count, "build")
 	if n := plan.GetFreedBytes(); n > 0 {
 		question += ", " + term.Bytes(n) + " on the disk"
 	}
-	a.print.Ask(question + "?")
-	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
+	a.Print.Ask(question + "?")
+	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
 	if err != nil || !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
 		what := "--all"
 		if !request.GetAll() {
@@ -98,5 +99,5 @@ const mostNamed = 10
 
 // asksPeople tells whether somebody sits at the terminal who can answer.
 func (a *app) asksPeople() bool {
-	return a.print.Terminal && term.IsTerminal(a.stdin)
+	return a.Print.Terminal && term.IsTerminal(a.Stdin)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -43,8 +44,8 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 		_, err := person.WriteString(answer)
 		require.NoError(t, err)
 		var stdout, stderr bytes.Buffer
-		a := &app{print: term.NewPrinter(&stdout, &stderr), stdin: program, replace: replaceProcess}
-		a.print.Terminal = true
+		a := &app{cli.Call{Print: term.NewPrinter(&stdout, &stderr), Stdin: program}}
+		a.Print.Terminal = true
 		code = a.run(context.Background(), args)
 		return code, stdout.String(), stderr.String()
 	}

@@ -95,11 +95,11 @@ func (r *runCall) summarise(log *runLog) error {
 		return err
 	}
 	s := summaryOf(events, more)
-	p := r.app.print
+	p := r.app.Print
 	if r.report != "" && r.report != toStderr {
-		return s.writeFile(r.report, r.app.json)
+		return s.writeFile(r.report, r.app.JSON)
 	}
-	if r.app.json {
+	if r.app.JSON {
 		return s.writeJSON(p.Err)
 	}
 	for _, line := range s.lines(r.report != "") {

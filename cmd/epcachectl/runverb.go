@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -65,8 +66,8 @@ Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.Ba
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what stands behind the program is the program's
-	f.Var(setter{r.request.addEP, "EP[:DEVICE]"}, "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
-	f.Var(setter{r.request.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(cli.Each(r.request.addEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(cli.Each(r.request.addOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.StringVar(&r.request.runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
 	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
 	f.Float64Var(&r.request.verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
@@ -96,16 +97,16 @@ func (r *runCall) run(ctx context.Context) error {
 	if err != nil {
 		return exit.Failing("run", r.program[0], err)
 	}
-	r.app.print.Clear()
+	r.app.Print.Clear()
 	status, err := runChild(&exec.Cmd{
 		Path: program, Args: r.program, Env: environment,
-		Stdin: r.app.stdin, Stdout: r.app.print.Out, Stderr: r.app.print.Err,
+		Stdin: r.app.Stdin, Stdout: r.app.Print.Out, Stderr: r.app.Print.Err,
 	})
 	if err != nil {
 		return exit.Failing("run", program, err)
 	}
 	if err := r.summarise(log); err != nil {
-		r.app.print.Failure(exit.Failing("run", program, err)) // and yet the program's own status counts
+		r.app.Print.Failure(exit.Failing("run", program, err)) // and yet the program's own status counts
 	}
 	status.repeat()
 	if status.code == 0 {
@@ -182,8 +183,8 @@ func (r *runCall) environment(hook, report string) ([]string, error) {
 	}
 	// Of two of one name the last counts.
 	environment := append(os.Environ(), "PYTHONPATH="+path, "EPCACHE_RUN="+string(text), "EPCACHE_RUN_REPORT="+report)
-	if r.app.socket != "" {
-		socket, err := filepath.Abs(r.app.socket)
+	if r.app.Socket != "" {
+		socket, err := filepath.Abs(r.app.Socket)
 		if err != nil {
 			return nil, err
 		}

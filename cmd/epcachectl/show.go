@@ -7,8 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -30,9 +32,9 @@ that model is where it was when it was compiled; what is quantised or folded sta
 Builds that are not packed are compared for it with those that they share with.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
   epcachectl show mobilenet.onnx --tensors`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				if tensors {
 					return a.showTensors(ctx, c, args[0])
 				}
@@ -45,7 +47,7 @@ Builds that are not packed are compared for it with those that they share with.`
 }
 
 func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
-	entry, err := entryOf(ctx, arg)
+	entry, err := modelfile.Entry(ctx, arg)
 	if err != nil {
 		return exit.Failing("show", arg, err)
 	}
@@ -53,28 +55,28 @@ func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
 	if err != nil {
 		return exit.Failing("show", arg, err)
 	}
-	if a.json {
+	if a.JSON {
 		out, builds := jsonout.Of(reply, "history", "more"), jsonout.List(reply.GetBuilds())
 		for i, record := range reply.GetRecords()[:min(len(reply.GetRecords()), len(builds))] {
 			builds[i].(jsonout.Object)["record"] = jsonout.Record(record)
 		}
 		out["builds"] = builds
-		return a.print.JSON(out)
+		return a.Print.JSON(out)
 	}
 	for i, b := range reply.GetBuilds() {
 		record := ""
 		if i < len(reply.GetRecords()) {
 			record = reply.GetRecords()[i]
 		}
-		if err := printBuild(a.print, b, record); err != nil {
+		if err := printBuild(a.Print, b, record); err != nil {
 			return err
 		}
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.Line("%s more: epcachectl list --model %s", term.Counted(n, "build"), term.Printable(term.Brief(entry)))
+		a.Print.Line("%s more: epcachectl list --model %s", term.Counted(n, "build"), term.Printable(term.Brief(entry)))
 	}
 	for _, event := range reply.GetHistory() {
-		a.print.Line("history: %s", term.Printable(event))
+		a.Print.Line("history: %s", term.Printable(event))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -51,7 +52,7 @@ and the space that is used. --watch prints it again and again until it is interr
 --json an object on each line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl status --json
   epcachectl status --watch --every 1s`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
 				return exit.Usage(fmt.Errorf("--every %v: it is 100ms or more", every))
@@ -59,19 +60,19 @@ and the space that is used. --watch prints it again and again until it is interr
 			if watch {
 				return a.watchStatus(cmd.Context(), every)
 			}
-			a.looks = true
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			a.Looks = true
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				s, err := c.Status(ctx)
 				if err != nil {
 					return err
 				}
 				for _, warning := range s.GetWarnings() {
-					a.print.Warning(term.Printable(warning))
+					a.Print.Warning(term.Printable(warning))
 				}
-				if a.json {
-					return a.print.JSON(statusOf(s, c.Hello()))
+				if a.JSON {
+					return a.Print.JSON(statusOf(s, c.Hello()))
 				}
-				return printStatusTable(a.print, s, c.Hello())
+				return printStatusTable(a.Print, s, c.Hello())
 			})
 		},
 	}

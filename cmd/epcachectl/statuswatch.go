@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -11,26 +10,12 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// watchStatus goes on until the context ends, which is how it is meant to end.
+// watchStatus goes on until the context ends.
 func (a *app) watchStatus(ctx context.Context, every time.Duration) error {
-	if a.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.timeout)
-		defer cancel()
+	again := func(ctx context.Context, c *unixsock.Client) error {
+		return a.statusAgain(ctx, c, every)
 	}
-	client, err := a.connect(ctx)
-	for err == nil {
-		err = errors.Join(a.statusAgain(ctx, client, every), client.Close())
-		if err == nil || !interrupted(err) || ctx.Err() != nil {
-			break
-		}
-		a.print.Note("the daemon went away; waiting for it")
-		client, err = a.reconnect(ctx)
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return a.OverRestarts(ctx, again, func() {})
 }
 
 func (a *app) statusAgain(ctx context.Context, c *unixsock.Client, every time.Duration) error {
@@ -54,16 +39,16 @@ func (a *app) statusAgain(ctx context.Context, c *unixsock.Client, every time.Du
 
 // printAgain takes a terminal's screen, and puts an empty line between two anywhere else.
 func (a *app) printAgain(s *wire.StatusReply, h *wire.HelloReply, first bool) error {
-	if a.json {
-		return json.NewEncoder(a.print.Out).Encode(statusOf(s, h))
+	if a.JSON {
+		return json.NewEncoder(a.Print.Out).Encode(statusOf(s, h))
 	}
-	if term.IsTerminal(a.print.Out) {
-		a.print.Line("\x1b[H\x1b[2J%s", time.Now().Format(time.DateTime))
+	if term.IsTerminal(a.Print.Out) {
+		a.Print.Line("\x1b[H\x1b[2J%s", time.Now().Format(time.DateTime))
 	} else if !first {
-		a.print.Line("")
+		a.Print.Line("")
 	}
 	for _, warning := range s.GetWarnings() {
-		a.print.Line("warning: %s", term.Printable(warning))
+		a.Print.Line("warning: %s", term.Printable(warning))
 	}
-	return printStatusTable(a.print, s, h)
+	return printStatusTable(a.Print, s, h)
 }

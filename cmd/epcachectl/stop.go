@@ -5,6 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -18,7 +20,7 @@ var startsAgain = map[string]string{
 	"service": "systemd ran it as a service, and leaves it stopped; " +
 		"to start it again: systemctl start epcached.service",
 	"client": "the next program that needs a daemon starts one again; " +
-		"to prevent that: " + autostartVariable + "=0, or autostart = false in epcached.toml",
+		"to prevent that: " + daemon.AutostartVariable + "=0, or autostart = false in epcached.toml",
 }
 
 func (a *app) stopCommand() *cobra.Command {
@@ -33,10 +35,10 @@ No daemon is started to be stopped, but systemd starts one when stop connects to
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl stop
   epcachectl stop --json --socket /run/epcached/epcached.sock`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.looks = true
-			return a.withDaemon(cmd.Context(), a.stop)
+			a.Looks = true
+			return a.WithDaemon(cmd.Context(), a.stop)
 		},
 	}
 }
@@ -50,14 +52,14 @@ func (a *app) stop(ctx context.Context, c *unixsock.Client) error {
 		return exit.During("stop", err)
 	}
 	again := startsAgain[s.GetStartedBy()]
-	if a.json {
+	if a.JSON {
 		out := jsonout.Of(s, "pid", "socket", "state_directory", "started_by")
 		out["again"] = again // what starts a daemon again, and how to prevent it; "": nothing does
-		return a.print.JSON(out)
+		return a.Print.JSON(out)
 	}
-	a.print.Line("stopped epcached, pid %d, at %s", s.GetPid(), term.Printable(s.GetSocket()))
+	a.Print.Line("stopped epcached, pid %d, at %s", s.GetPid(), term.Printable(s.GetSocket()))
 	if again != "" {
-		a.print.Hint(again)
+		a.Print.Hint(again)
 	}
 	return nil
 }

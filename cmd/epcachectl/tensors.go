@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -23,7 +24,7 @@ func digestAt(r *wire.LayoutReply, at uint32) string {
 
 // showTensors prints what the files of an entry are made of.
 func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg string) error {
-	entry, err := entryOf(ctx, arg)
+	entry, err := modelfile.Entry(ctx, arg)
 	if err != nil {
 		return exit.Failing("show", arg, err)
 	}
@@ -31,16 +32,16 @@ func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg string) e
 	if err != nil {
 		return exit.Failing("show", arg, err)
 	}
-	if a.json {
-		return a.print.JSON(jsonout.Of(reply))
+	if a.JSON {
+		return a.Print.JSON(jsonout.Of(reply))
 	}
 	for _, f := range reply.GetFiles() {
-		if err := printTensors(a.print, reply, f); err != nil {
+		if err := printTensors(a.Print, reply, f); err != nil {
 			return err
 		}
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.Line("and %s more, %s", term.Counted(n, "file"), term.Bytes(reply.GetMoreBytes()))
+		a.Print.Line("and %s more, %s", term.Counted(n, "file"), term.Bytes(reply.GetMoreBytes()))
 	}
 	return nil
 }

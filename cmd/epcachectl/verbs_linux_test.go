@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
@@ -252,7 +253,7 @@ func TestNoDaemon(t *testing.T) {
 
 // Every verb has help with an example and its exit codes, and --json.
 func TestHelp(t *testing.T) {
-	root := (&app{print: term.NewPrinter(os.Stdout, os.Stderr)}).root()
+	root := (&app{cli.Call{Print: term.NewPrinter(os.Stdout, os.Stderr)}}).root()
 	for _, cmd := range root.Commands() {
 		r := call(t, cmd.Name(), "--help")
 		require.Equal(t, exit.Done, r.code)

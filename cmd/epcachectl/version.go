@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/unixsock"
@@ -14,12 +15,12 @@ func (a *app) versionCommand() *cobra.Command {
 		Short:   "print this program's version",
 		Long:    "version prints the version of epcachectl and of the protocol that it speaks. The daemon's own is in status." + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl version",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
-			if a.json {
-				return a.print.JSON(jsonout.Object{"version": version, "protocol": unixsock.Version})
+			if a.JSON {
+				return a.Print.JSON(jsonout.Object{"version": version, "protocol": unixsock.Version})
 			}
-			a.print.Line("epcachectl %s (protocol %d)", version, unixsock.Version)
+			a.Print.Line("epcachectl %s (protocol %d)", version, unixsock.Version)
 			return nil
 		},
 	}

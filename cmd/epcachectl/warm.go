@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -60,7 +61,7 @@ Done means that all are there or queued, with --follow that all are there.`,
 			if err != nil {
 				return err
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				if path := w.needsEP(); path != "" {
 					err := g.request.onlyEP(ctx, c, a)
 					if err != nil && file != "" {
@@ -90,7 +91,7 @@ Done means that all are there or queued, with --follow that all are there.`,
 // warm asks for everything, again for what the daemon had no room for, and prints what came of it.
 func (g *getCall) warm(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
 	follow bool) error {
-	show := term.NewPhases(g.app.print, g.progress, len(asks))
+	show := term.NewPhases(g.app.Print, g.progress, len(asks))
 	results := acquireEach(ctx, c, asks, onMiss, show)
 	show.End()
 	closeViews(results)
@@ -122,7 +123,7 @@ func modelsBelow(args []string) ([]string, error) {
 			return err
 		})
 		if err != nil {
-			return nil, exit.Failing("warm", arg, plainPathError(err))
+			return nil, exit.Failing("warm", arg, modelfile.PlainPathError(err))
 		}
 		if len(models) == before {
 			return nil, exit.Failing("warm", arg, exit.Hint(exit.Missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"))
@@ -147,7 +148,7 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, 
 	if !slices.ContainsFunc(results, func(r got) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
 		return
 	}
-	show := term.NewPhases(g.app.print, g.progress, len(results))
+	show := term.NewPhases(g.app.Print, g.progress, len(results))
 	defer show.End()
 	var jobs []*got // that may still be under way, in the order in which they were taken
 	for i := range results {
@@ -175,7 +176,7 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, 
 
 // followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
 func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, asks []ask, results []got) {
-	show := term.NewPhases(g.app.print, g.progress || !g.app.print.Terminal && !g.app.json, len(results))
+	show := term.NewPhases(g.app.Print, g.progress || !g.app.Print.Terminal && !g.app.JSON, len(results))
 	defer show.End()
 	places := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
@@ -209,7 +210,7 @@ func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *term.
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = exit.Early(ctx, exit.Failing("follow", r.path, err), k.call.app.timeout, func() (string, string) {
+			r.err = exit.Early(ctx, exit.Failing("follow", r.path, err), k.call.app.Timeout, func() (string, string) {
 				return "", "the compile goes on; wait for it: epcachectl jobs follow " + term.Printable(term.Short(r.reply.GetJob()))
 			})
 			return

@@ -9,8 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -32,7 +34,7 @@ Only fields that differ are printed; --all prints every field of the request, an
 Done means that there is a build which is served, not found that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1
   epcachectl why 3f2a9c01`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked := false
 			for _, name := range r.flagNames() {
@@ -43,7 +45,7 @@ Done means that there is a build which is served, not found that there is none (
 					return err
 				}
 			}
-			return a.withReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				e, err := a.explanation(ctx, c, args[0], &r, asked)
 				if err != nil {
 					return err
@@ -60,7 +62,7 @@ Done means that there is a build which is served, not found that there is none (
 // explanation asks for a request's decision, or for an entry's state.
 func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r *request, asked bool) (*wire.Explanation, error) {
 	if !asked {
-		entry, err := entryOf(ctx, arg)
+		entry, err := modelfile.Entry(ctx, arg)
 		if err != nil {
 			return nil, exit.Failing("why", arg, err)
 		}
@@ -71,7 +73,7 @@ func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r
 		return e, nil
 	}
 	g := getCall{app: a, verb: "why", request: *r}
-	show := term.NewPhases(a.print, false, 1)
+	show := term.NewPhases(a.Print, false, 1)
 	result := g.acquire(ctx, c, arg, wire.OnMiss_EXPLAIN, show)
 	show.End()
 	defer closeViews([]got{result})
@@ -100,10 +102,10 @@ func withoutEP(arg string, err error) error {
 
 func (a *app) printWhy(arg string, e *wire.Explanation, all bool) error {
 	var err error
-	if a.json {
-		err = a.print.JSON(jsonout.Of(e))
+	if a.JSON {
+		err = a.Print.JSON(jsonout.Of(e))
 	} else {
-		err = printExplanation(a.print, arg, e, all)
+		err = printExplanation(a.Print, arg, e, all)
 	}
 	if code := decisionCode(e.GetDecision()); err == nil && code != exit.Done {
 		return exit.Status(code)

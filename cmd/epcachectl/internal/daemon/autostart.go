@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"bytes"
@@ -11,66 +11,70 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 )
 
-// autostartVariable switches off that clients start a daemon.
-const autostartVariable = "EPCACHE_AUTOSTART"
+// AutostartVariable switches off that clients start a daemon.
+const AutostartVariable = "EPCACHE_AUTOSTART"
 
-// daemonVariable names the program to start.
-const daemonVariable = "EPCACHE_DAEMON"
+// ProgramVariable names the program to start.
+const ProgramVariable = "EPCACHE_DAEMON"
 
-// connectOrStart connects, and where there is no daemon has the user's own started first, as applications do.
-func (a *app) connectOrStart(ctx context.Context) (*unixsock.Client, error) {
-	program := a.daemonProgram()
+// ConnectOrStart connects, and where there is no daemon has the user's own started first, as applications do.
+func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
+	program := f.DaemonProgram()
 	if program == "" {
-		return a.connect(ctx)
+		return f.Connect(ctx)
 	}
-	at := *a
-	at.wait, at.waitSet = 0, true
-	c, err := at.connect(ctx)
+	at := *f
+	at.Wait, at.WaitSet = 0, true
+	c, err := at.Connect(ctx)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
 		return c, err
 	}
 	if _, there := os.Lstat(unixsock.SystemSocket); there == nil {
-		return a.connect(ctx) // the system's daemon is about to come back, and its users are not to be scattered
+		return f.Connect(ctx) // the system's daemon is about to come back, and its users are not to be scattered
 	}
 	there := func() bool {
-		c, err := at.connect(ctx)
+		c, err := at.Connect(ctx)
 		return err == nil && c.Close() == nil
 	}
 	if err := startDaemon(ctx, program, there); err != nil {
 		var none *exit.NoDaemonError
-		if c, again := a.connect(ctx); again == nil || !errors.As(again, &none) {
+		if c, again := f.Connect(ctx); again == nil || !errors.As(again, &none) {
 			return c, again // another process was faster
 		}
 		return nil, &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("none can be started: %v", err), Cause: none}
 	}
-	c, err = a.connect(ctx)
+	c, err = f.Connect(ctx)
 	var none *exit.NoDaemonError
-	if errors.As(err, &none) && os.Getenv(daemonVariable) != "" {
-		err = &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("%s --autostart ended as if it had started one%s", program, namedBy()), Cause: none}
+	if errors.As(err, &none) && os.Getenv(ProgramVariable) != "" {
+		err = &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("%s --autostart ended as if it had started one%s", program, NamedBy()), Cause: none}
 	}
 	return c, err
 }
 
-// ownDaemon returns the connection to the user's own daemon, for what another user's does not do.
-// The daemon is started if need be. withDaemon closes the connection.
-func (a *app) ownDaemon(ctx context.Context) (*unixsock.Client, error) {
-	once.Lock()
-	defer once.Unlock()
-	if a.own != nil {
-		return a.own, nil
+// starting guards the connection that the models of a call share, made by the first one that needs it.
+var starting sync.Mutex
+
+// OwnDaemon returns the connection to the user's own daemon, for what another user's does not do.
+// The daemon is started if need be. CloseOwn closes the connection.
+func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
+	starting.Lock()
+	defer starting.Unlock()
+	if f.own != nil {
+		return f.own, nil
 	}
-	program := a.daemonProgram()
+	program := f.DaemonProgram()
 	if program == "" {
 		return nil, errors.New("no daemon of this user's can be started")
 	}
 	dial := func() (*unixsock.Client, error) {
-		return unixsock.Dialer{Name: "epcachectl " + version, HelloTimeout: helloTimeout}.Dial(ctx,
+		return unixsock.Dialer{Name: f.Client, HelloTimeout: helloTimeout}.Dial(ctx,
 			unixsock.UserSockets()...)
 	}
 	err := startDaemon(ctx, program, func() bool {
@@ -78,17 +82,17 @@ func (a *app) ownDaemon(ctx context.Context) (*unixsock.Client, error) {
 		return err == nil && c.Close() == nil
 	})
 	if err == nil {
-		a.own, err = dial()
+		f.own, err = dial()
 	}
-	return a.own, err
+	return f.own, err
 }
 
-// daemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in PATH; "" where none is to be started.
-func (a *app) daemonProgram() string {
-	if autostartOff() || a.socket != "" || os.Getenv(unixsock.SocketVariable) != "" {
+// DaemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in PATH; "" where none is to be started.
+func (f *Finder) DaemonProgram() string {
+	if AutostartOff() || f.Socket != "" || os.Getenv(unixsock.SocketVariable) != "" {
 		return ""
 	}
-	if named := os.Getenv(daemonVariable); named != "" {
+	if named := os.Getenv(ProgramVariable); named != "" {
 		return named
 	}
 	self, err := os.Executable()
@@ -107,8 +111,9 @@ func (a *app) daemonProgram() string {
 	return path
 }
 
-func autostartOff() bool {
-	return slices.Contains([]string{"0", "no", "off", "false"}, strings.ToLower(os.Getenv(autostartVariable)))
+// AutostartOff reports whether clients are told to start no daemon.
+func AutostartOff() bool {
+	return slices.Contains([]string{"0", "no", "off", "false"}, strings.ToLower(os.Getenv(AutostartVariable)))
 }
 
 // startDaemon returns when the daemon answers, or with the reason why there is none. `there` tells whether there is one by now.
@@ -148,13 +153,13 @@ func start(ctx context.Context, program, socket string) string {
 	if line == "" {
 		line = fmt.Sprintf("%s --autostart: %v", program, err)
 	}
-	return line + namedBy()
+	return line + NamedBy()
 }
 
-// namedBy says what has the program be this one, where that is a variable: it may be no daemon at all.
-func namedBy() string {
-	if os.Getenv(daemonVariable) == "" {
+// NamedBy says what has the program be this one, where that is a variable: it may be no daemon at all.
+func NamedBy() string {
+	if os.Getenv(ProgramVariable) == "" {
 		return ""
 	}
-	return "; " + daemonVariable + " names the program"
+	return "; " + ProgramVariable + " names the program"
 }

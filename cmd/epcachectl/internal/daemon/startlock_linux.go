@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func lockStart(ctx context.Context, socket string, meanwhile func() bool) (*star
 		return nil, err
 	}
 	l := &startLock{file, asked}
-	for end := l.asked.Add(maxWait); ; {
+	for end := l.asked.Add(MaxWait); ; {
 		switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 		case err == nil && !meanwhile():
 			return l, nil

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"cmp"
@@ -38,15 +38,15 @@ const startOne = "start one with: epcached --runtime DIR, or name its socket wit
 	unixsock.SocketVariable
 
 // howToStart replaces the hint startOne by one that suits how the socket was found.
-func (a *app) howToStart(err error) error {
+func (f *Finder) howToStart(err error) error {
 	var none *exit.NoDaemonError
 	if !errors.As(err, &none) || none.Hint != startOne {
 		return err
 	}
-	switch named := cmp.Or(a.socket, os.Getenv(unixsock.SocketVariable)); {
+	switch named := cmp.Or(f.Socket, os.Getenv(unixsock.SocketVariable)); {
 	case named != "":
 		none.Hint = "start one there: epcached --runtime DIR --socket " + named
-	case a.daemonProgram() != "" && len(unixsock.UserSockets()) > 0:
+	case f.DaemonProgram() != "" && len(unixsock.UserSockets()) > 0:
 		none.Hint = "the next program that needs a daemon starts one; " +
 			"epcachectl doctor says whether it can"
 	}
@@ -58,7 +58,7 @@ func silent(paths []string, err error) error {
 	h, known := holderOf(paths)
 	if !known {
 		return &exit.NoDaemonError{Text: fmt.Sprintf("the daemon at %s does not answer within %v: it is suspended, or the machine is overloaded", strings.Join(paths, " or "), helloTimeout),
-			Hint: "look at its process, and at " + logOf(paths), Cause: err}
+			Hint: "look at its process, and at " + LogOf(paths), Cause: err}
 	}
 	text := fmt.Sprintf("the daemon at %s does not answer within %v", h.path, helloTimeout)
 	if h.pid > 0 {
@@ -67,11 +67,11 @@ func silent(paths []string, err error) error {
 	if h.stopped {
 		return &exit.NoDaemonError{Text: text + ": it was stopped by a signal", Hint: fmt.Sprintf("let it go on: kill -CONT %d", h.pid), Cause: err}
 	}
-	return &exit.NoDaemonError{Text: text + ": it, or the machine, is overloaded", Hint: "look at its process, and at " + logOf([]string{h.path}), Cause: err}
+	return &exit.NoDaemonError{Text: text + ": it, or the machine, is overloaded", Hint: "look at its process, and at " + LogOf([]string{h.path}), Cause: err}
 }
 
-// logOf says where the log is of the daemon that listens at the first of the paths where there is a socket.
-func logOf(paths []string) string {
+// LogOf says where the log is of the daemon that listens at the first of the paths where there is a socket.
+func LogOf(paths []string) string {
 	for _, path := range paths {
 		_, err := os.Lstat(path)
 		switch {

@@ -1,41 +1,35 @@
-package main
+package modelfile
 
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"strconv"
 	"strings"
 
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 )
 
-func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
-	d, err := cas.Sum(ctx, r, off, n)
-	return [32]byte(d), err
-}
-
-// entryOf lets a model's path stand for its entry: a file of that name is meant before a key or name in the store.
-func entryOf(ctx context.Context, arg string) (string, error) {
+// Entry lets a model's path stand for its entry: a file of that name is meant before a key or name in the store.
+func Entry(ctx context.Context, arg string) (string, error) {
 	if info, err := os.Stat(arg); err != nil || !info.Mode().IsRegular() {
 		return arg, nil
 	}
-	m, err := openModel(arg)
+	m, err := Open(arg)
 	if err != nil {
 		return "", err
 	}
-	defer m.close()
-	d, err := m.digest(ctx)
+	defer m.Close()
+	d, err := m.Digest(ctx)
 	return d.String(), err
 }
 
-func entriesOf(ctx context.Context, args []string) ([]string, error) {
+// Entries returns the entries that arguments stand for.
+func Entries(ctx context.Context, args []string) ([]string, error) {
 	entries := make([]string, len(args))
 	for i, arg := range args {
-		entry, err := entryOf(ctx, arg)
+		entry, err := Entry(ctx, arg)
 		if err != nil {
 			return nil, exit.Failing("read", arg, err)
 		}
@@ -44,8 +38,8 @@ func entriesOf(ctx context.Context, args []string) ([]string, error) {
 	return entries, nil
 }
 
-// asGiven has an error speak of entries as they were given: of a model's file the daemon knows the digest only.
-func asGiven(err error, args, entries []string) error {
+// AsGiven has an error speak of entries as they were given: of a model's file the daemon knows the digest only.
+func AsGiven(err error, args, entries []string) error {
 	var e *unixsock.Error
 	if !errors.As(err, &e) {
 		return err

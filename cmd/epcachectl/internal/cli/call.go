@@ -1,0 +1,140 @@
+// Package cli has what all verbs of epcachectl share: the flags, the connection to the daemon, and how
+// their arguments are checked.
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Call is one call of the program: its streams, the flags of all verbs, and the daemon that it is
+// for.
+type Call struct {
+	Print *term.Printer
+	Stdin io.Reader
+
+	daemon.Finder
+	JSON    bool
+	Timeout time.Duration
+	Looks   bool // at the daemon itself: where there is none, none is started
+}
+
+// WithDaemon connects, and calls with a context that ends at --timeout.
+func (a *Call) WithDaemon(ctx context.Context, do func(context.Context, *unixsock.Client) error) error {
+	return a.WithTimeout(ctx, func(ctx context.Context) error {
+		connect := a.ConnectOrStart
+		if a.Looks {
+			connect = a.Connect
+		}
+		client, err := connect(ctx)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(do(ctx, client), client.Close())
+		return errors.Join(err, a.CloseOwn())
+	})
+}
+
+// WithTimeout calls with a context that ends at --timeout.
+func (a *Call) WithTimeout(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := a.Within(ctx)
+	defer cancel()
+	return exit.Early(ctx, do(ctx), a.Timeout, nil)
+}
+
+// Within returns a context that ends at --timeout.
+func (a *Call) Within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.Timeout > 0 {
+		return context.WithTimeout(ctx, a.Timeout)
+	}
+	return ctx, func() {}
+}
+
+// WithReader is withDaemon for what only looks and prints when it has its answer: where the daemon goes away before, it is asked of the next one.
+func (a *Call) WithReader(ctx context.Context, look func(context.Context, *unixsock.Client) error) error {
+	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		err := look(ctx, c)
+		if unixsock.WentAway(err) {
+			err = a.Again(ctx, func(c *unixsock.Client) error { return look(ctx, c) })
+		}
+		return err
+	})
+}
+
+// OverRestarts calls do with a connection, again after each restart of the daemon, until the context
+// or --timeout ends, which is how it is meant to end. It calls back when a daemon answers again.
+func (a *Call) OverRestarts(ctx context.Context,
+	do func(context.Context, *unixsock.Client) error, back func()) error {
+	ctx, cancel := a.Within(ctx)
+	defer cancel()
+	client, err := a.Connect(ctx)
+	for err == nil {
+		err = errors.Join(do(ctx, client), client.Close())
+		if err == nil || !daemon.Interrupted(err) || ctx.Err() != nil {
+			break
+		}
+		a.Print.Note("the daemon went away; waiting for it")
+		if client, err = a.Reconnect(ctx); err == nil {
+			back()
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// Showing shows how far a question to the daemon is that goes through the whole store; it may be asked in several requests.
+func (a *Call) Showing(ask func(progress func(*wire.Progress)) error) error {
+	show := term.NewPhases(a.Print, false, 1)
+	defer show.End()
+	return ask(func(p *wire.Progress) {
+		p.ElapsedMs = time.Since(show.Start).Milliseconds()
+		show.Phase("", p)
+	})
+}
+
+// PrintForScripts prints a reply for scripts, with whether nothing was done.
+func (a *Call) PrintForScripts(dryRun bool, reply proto.Message) error {
+	out := jsonout.Of(reply)
+	out["dry_run"] = dryRun
+	return a.Print.JSON(out)
+}
+
+// UsageArgs gives cobra's complaints about arguments the exit code for usage.
+func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
+		}
+		return nil
+	}
+}
+
+// setter is a flag whose values are taken one by one, in the order in which they stand.
+type setter struct {
+	set  func(string) error
+	kind string
+}
+
+// Each returns a flag whose values are taken by set, one by one.
+func Each(set func(string) error, kind string) pflag.Value { return setter{set, kind} }
+
+func (s setter) Set(v string) error { return s.set(v) }
+
+func (s setter) String() string { return "" }
+
+func (s setter) Type() string { return s.kind }

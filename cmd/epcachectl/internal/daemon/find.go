@@ -1,0 +1,101 @@
+// Package daemon finds the daemon that a call is for, starts one where there is none, and says why
+// none answers.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/epcached/epcached/unixsock"
+)
+
+// Finder finds the daemon of a call, and starts the user's own where there is none.
+type Finder struct {
+	Client  string // this program, with its version
+	Socket  string // that --socket names
+	Wait    time.Duration
+	WaitSet bool
+	// own is the connection to the user's own daemon, beside that of another user; nil until a
+	// model needs it; guarded by starting
+	own *unixsock.Client
+}
+
+// A client waits this long for a socket to appear that it was told about, or that was left by a daemon which is
+// just restarting; and for the answer of one that listens, which may be starting under socket activation.
+const (
+	DefaultWait  = 3 * time.Second
+	MaxWait      = 10 * time.Second
+	helloTimeout = 10 * time.Second
+)
+
+// CloseOwn closes the connection of OwnDaemon.
+func (f *Finder) CloseOwn() error {
+	if f.own == nil {
+		return nil
+	}
+	return f.own.Close()
+}
+
+// Sockets lists where the daemon is looked for, in order.
+func (f *Finder) Sockets() []string {
+	if f.Socket != "" {
+		return []string{f.Socket}
+	}
+	return unixsock.DefaultSocket()
+}
+
+// Connect connects to the first daemon that answers.
+func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
+	paths := f.Sockets()
+	d := unixsock.Dialer{Name: f.Client, HelloTimeout: helloTimeout}
+	if f.WaitSet || len(paths) == 1 || anyExists(paths) {
+		d.Wait = f.Wait
+	}
+	c, err := d.Dial(ctx, paths...)
+	return c, f.howToStart(noDaemon(paths, err))
+}
+
+// Again asks once more after the connection broke: a daemon that is restarted in the middle of a call is no failure
+// of the call. Only for requests that may be asked twice.
+func (f *Finder) Again(ctx context.Context, ask func(*unixsock.Client) error) error {
+	patient := *f
+	patient.Wait, patient.WaitSet = MaxWait, true
+	c, err := patient.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(ask(c), c.Close())
+}
+
+// anyExists tells whether there is, or was, a daemon: without a sign of one nobody wants to wait for it.
+func anyExists(paths []string) bool {
+	for _, path := range paths {
+		if _, err := os.Lstat(path); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Reconnect waits for a daemon as long as the context lasts.
+func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
+	patient := *f
+	patient.Wait, patient.WaitSet = MaxWait, true
+	for {
+		c, err := patient.Connect(ctx)
+		if err == nil || !Interrupted(err) || ctx.Err() != nil {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond): // one that accepts and hangs up is not asked without a pause
+		}
+	}
+}
+
+// Interrupted tells the end of a daemon from a refusal.
+func Interrupted(err error) bool {
+	return errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrNoDaemon) || errors.Is(err, unixsock.ErrBusy)
+}

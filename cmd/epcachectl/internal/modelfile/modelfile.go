@@ -1,0 +1,244 @@
+// Package modelfile opens models with the rights of the caller: the daemon opens nothing of a client's
+// by name.
+package modelfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/epmodel"
+)
+
+// Model is a model that this process opened with its own rights. The daemon opens nothing of a client's by name.
+type Model struct {
+	Path    string
+	File    *os.File
+	Folders []string               // where its external data is looked for, in order
+	shown   map[string]os.FileInfo // by path: what was opened
+}
+
+// Open opens a model. Caches of model hubs are full of links, and put either the links or what they point to
+// side by side: external data is looked for beside the path as it is spelled, then beside what it points to.
+func Open(path string) (*Model, error) {
+	f, err := OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Path: path, File: f, Folders: []string{filepath.Dir(path)}, shown: make(map[string]os.FileInfo)}
+	if err := m.note(path, f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(real) != filepath.Dir(path) {
+		m.Folders = append(m.Folders, filepath.Dir(real))
+	}
+	return m, nil
+}
+
+// OpenRegular does not wait for the other end of a FIFO, and takes nothing but files.
+func OpenRegular(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, PlainPathError(err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("it is no regular file (%s)", KindName(info.Mode()))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// PlainPathError leaves the path out: the message names it already.
+func PlainPathError(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
+// KindName spells what kind of file a mode is of.
+func KindName(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "a folder"
+	case mode&fs.ModeNamedPipe != 0:
+		return "a FIFO"
+	case mode&fs.ModeDevice != 0:
+		return "a device"
+	}
+	return mode.Type().String()
+}
+
+// External opens external data by its location in the model. A location that leads out of the folder by its
+// spelling is refused; links inside the folder are followed, with the rights of this process.
+func (m *Model) External(location string) (*os.File, error) {
+	if !filepath.IsLocal(filepath.FromSlash(location)) {
+		return nil, fmt.Errorf("file %q lies outside the model's folder", location)
+	}
+	var failed error
+	for _, folder := range m.Folders {
+		path := folder + "/" + location // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
+		f, err := OpenRegular(path)
+		if err == nil {
+			if err = m.note(path, f); err == nil {
+				return f, nil
+			}
+			err = errors.Join(err, f.Close())
+		}
+		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
+			failed = fmt.Errorf("file %q in %q: %w", location, folder, err)
+		}
+	}
+	return nil, failed
+}
+
+// References lists the names of the files that a compiled model needs beside it: those that the
+// graph refers to, and those that its context binaries refer to.
+func (m *Model) References(ctx context.Context) (names []string, err error) {
+	source, err := epmodel.FileSource(m.File)
+	if err != nil {
+		return nil, err
+	}
+	model, err := epmodel.Read(ctx, m.Path, source)
+	if err != nil {
+		return nil, err
+	}
+	for refs := model.Sidecars(); len(refs) > 0; refs = refs[1:] {
+		name := path.Clean(refs[0].Name)
+		if slices.Contains(names, name) {
+			continue
+		}
+		names = append(names, name)
+		if refs[0].Attribute != "ep_cache_context" {
+			continue
+		}
+		more, err := m.binaryReferences(name)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, more...)
+	}
+	return names, nil
+}
+
+func (m *Model) binaryReferences(name string) (refs []epmodel.Reference, err error) {
+	f, err := m.External(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read from
+	source, err := epmodel.FileSource(f)
+	if err != nil {
+		return nil, err
+	}
+	return epmodel.BinaryReferences(name, source)
+}
+
+// note remembers what an opened file was.
+func (m *Model) note(path string, f *os.File) error {
+	info, err := f.Stat()
+	if err == nil {
+		m.shown[path] = info
+	}
+	return err
+}
+
+// Digest is the model digest, computed here.
+func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
+	source, err := epmodel.FileSource(m.File)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	model, err := epmodel.Read(ctx, m.Path, source)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	var opened []*os.File
+	defer func() {
+		for _, f := range opened {
+			f.Close() // only read from
+		}
+	}()
+	open := func(location string) (epmodel.Source, error) {
+		f, err := m.External(location)
+		if err != nil {
+			return nil, err
+		}
+		opened = append(opened, f)
+		return epmodel.FileSource(f)
+	}
+	d, err := epmodel.Digest(ctx, model, source, open, sumOf)
+	return cas.Digest(d), err
+}
+
+// Close needs no result: the file was only read from.
+func (m *Model) Close() { _ = m.File.Close() }
+
+// Linked returns the path of a link to the model, which has the name of the graph that is compiled,
+// beside the folder of a job: the daemon has its models there. ONNX Runtime hashes the spelling of
+// the path into names, so the artefact has the same bytes wherever the model lies. It returns the
+// model's own path if the model has external data, which ONNX Runtime looks for beside it.
+func (m *Model) Linked(folder, output string) (string, error) {
+	model, err := filepath.Abs(m.Path)
+	if err != nil || len(m.shown) > 1 {
+		return model, err
+	}
+	link := filepath.Join(filepath.Dir(folder), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
+	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
+		return "", err
+	}
+	return link, os.Symlink(model, link)
+}
+
+// Unchanged tells whether the model's files are still those that the daemon was shown: it can only take this program's word.
+func (m *Model) Unchanged() error {
+	for path, then := range m.shown {
+		now, err := os.Stat(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err != nil || !os.SameFile(then, now) || then.Size() != now.Size() || !then.ModTime().Equal(now.ModTime()) {
+			return fmt.Errorf("%q changed while it was compiled", path)
+		}
+	}
+	return nil
+}
+
+// OpenAll opens models in order. After an error none is open, and the path is told whose it is.
+func OpenAll(paths []string) ([]*Model, string, error) {
+	var models []*Model
+	for _, path := range paths {
+		m, err := Open(path)
+		if err != nil {
+			CloseAll(models)
+			return nil, path, err
+		}
+		models = append(models, m)
+	}
+	return models, "", nil
+}
+
+// CloseAll closes models.
+func CloseAll(models []*Model) {
+	for _, m := range models {
+		m.Close()
+	}
+}
+
+func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
+	d, err := cas.Sum(ctx, r, off, n)
+	return [32]byte(d), err
+}
