@@ -169,7 +169,7 @@ func (c *Cache) answer(ctx context.Context, r *Request, id modelIdentity, rt *ru
 				return c.finish(a, r, id, p, rt), err
 			}
 		}
-		c.index.Count("misses", 1)
+		c.index.Counters.Add("misses", 1)
 	}
 	if r.OnMiss == Fail && !found.stale {
 		if f := c.failedBefore(r, id, p, rc); f != nil {
@@ -241,7 +241,7 @@ func (c *Cache) mayReplace(r *Request, id modelIdentity, p *plan) error {
 		if err != nil {
 			return err
 		}
-		if b.BuildKey == p.buildKey && c.index.StateOf(b.ID).Name != index.Damaged {
+		if b.BuildKey == p.buildKey && c.index.Journal.StateOf(b.ID).Name != index.Damaged {
 			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
 				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
 		}

@@ -88,7 +88,7 @@ func (c *Cache) adopt(ctx context.Context, o ownArtefact) (a *Answer, why string
 		if found.stale {
 			return nil, found.why, nil
 		}
-		c.index.Count("misses", 1)
+		c.index.Counters.Add("misses", 1)
 	}
 	if o.OnMiss == Fail || o.OnMiss == Bypass {
 		return nil, "", nil

@@ -118,7 +118,7 @@ func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Req
 func (c *Cache) needed(t *task, builds []index.Build, p *plan) error {
 	for i := range builds {
 		have := &builds[i]
-		if !p.exactly(have) || c.index.StateOf(have.ID).Name != index.Current {
+		if !p.exactly(have) || c.index.Journal.StateOf(have.ID).Name != index.Current {
 			continue
 		}
 		if have.ID != t.build || !t.refresh || c.now().Sub(have.Created) < refreshEvery && !c.tooOld(have) {
@@ -147,14 +147,14 @@ const healDelay = 5 * time.Second
 
 // heal wants a build anew that is damaged.
 func (c *Cache) heal(b *index.Build) {
-	if s := c.index.StateOf(b.ID); s.Name == index.Damaged {
+	if s := c.index.Journal.StateOf(b.ID); s.Name == index.Damaged {
 		c.rebuilds.want(wish{build: b, why: "it was damaged: " + s.Reason, delay: healDelay})
 	}
 }
 
 // healAll wants what an earlier run found damaged.
 func (c *Cache) healAll(ctx context.Context) error {
-	for _, id := range c.index.NotServed() {
+	for _, id := range c.index.Journal.NotServed() {
 		b, err := c.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
 			continue // it has just gone
@@ -229,7 +229,7 @@ func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
 		return
 	}
 	if !errors.Is(err, errNoSource) {
-		c.index.Count("failures", 1)
+		c.index.Counters.Add("failures", 1)
 	}
 	c.log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
 	c.happened(event.Of(b, event.NotRebuilt, "%v", err))

@@ -261,7 +261,7 @@ func (c *Cache) optimalThere(b *index.Build, lots map[maker]*lot) bool {
 	builds, err := c.index.Lookup(b.RequestKey, b.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
 		l := lots[makerOf(&one)]
-		return l != nil && l.judgement.Verdict == compilers.Optimal && c.index.StateOf(one.ID).Name == index.Current
+		return l != nil && l.judgement.Verdict == compilers.Optimal && c.index.Journal.StateOf(one.ID).Name == index.Current
 	})
 }
 
@@ -325,7 +325,7 @@ func (c *Cache) refresh(ctx context.Context, rt *runtime) RuntimeFacts {
 		return after
 	}
 	// Not saved costs what it prevents only if the daemon starts again before the next refresh.
-	_ = c.probes.book.SaveMemo(noticedKey(rt), seen[:])
+	_ = c.probes.book.Save(noticedKey(rt), seen[:])
 	rt.noticed.Store(&seen)
 	return c.probeRuntime(ctx, rt, false) // as what it is from now on
 }
@@ -334,7 +334,7 @@ func noticedKey(rt *runtime) []byte { return []byte("noticed:" + rt.subject) }
 
 // recallNoticed is for a runtime that this process has not looked at yet.
 func (c *Cache) recallNoticed(rt *runtime) {
-	raw, ok := c.probes.book.Memo(noticedKey(rt))
+	raw, ok := c.probes.book.Get(noticedKey(rt))
 	if ok && len(raw) == len(machine{}) && rt.noticed.Load() == nil {
 		seen := machine(raw)
 		rt.noticed.Store(&seen)

@@ -25,7 +25,8 @@ func (c *Cache) openForms() error {
 		}
 	}
 	var err error
-	c.forms, err = packing.Open(packing.Options{Dir: c.dir, Copies: folder, Apart: apart, Whole: c.cas, FS: c.options.fs, Memory: noticing{c.index, &c.sharing}, Owner: blobOwner{c}, Log: c.log})
+	c.forms, err = packing.Open(packing.Options{Dir: c.dir, Copies: folder, Apart: apart, Whole: c.cas, FS: c.options.fs, Memory: c.index,
+		Sketches: c.index.Sketches, Shares: c.index.Shares, Changed: c.sharing.changed, Owner: blobOwner{c}, Log: c.log})
 	return err
 }
 

@@ -195,10 +195,10 @@ func (c *Cache) open() error {
 	}
 	c.keepReserve()
 	// Nothing fails from here on: what is begun is ended by Close.
-	c.memo = newMemo(c.index)
+	c.memo = newMemo(&c.index.Memos)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
-	c.probes = newProbes(c.compiler, c.index, c.now, &c.flights)
+	c.probes = newProbes(c.compiler, &c.index.Memos, c.now, &c.flights)
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
@@ -207,7 +207,7 @@ func (c *Cache) open() error {
 	c.claims = newClaims(c.now)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.attend = c.attend
-	c.flights.now, c.flights.costs = c.now, queue.NewCosts(c.index, c.log)
+	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
 	c.flights.began, c.flights.ended = c.gains.disturb, c.rebuilds.wake
 	c.work.Go(func() { c.machine.look(ctx) })

@@ -74,10 +74,10 @@ func TestAnInvalidationThatIsNotDurableFails(t *testing.T) {
 	f.on.Store(true)
 	_, err := b.cache.Invalidate(context.Background(), b.self(), name, "", false)
 	require.ErrorIs(t, err, syscall.EROFS)
-	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name, "as long as the daemon runs")
+	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name, "as long as the daemon runs")
 	f.on.Store(false)
 	_, err = b.cache.Invalidate(context.Background(), b.self(), name, "", false)
 	require.NoError(t, err)
 	b.reopen()
-	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name)
+	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 }

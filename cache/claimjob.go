@@ -102,7 +102,7 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	if end == nil {
 		return result, nil
 	}
-	o.c.index.Count("claims_without_result", 1)
+	o.c.index.Counters.Add("claims_without_result", 1)
 	o.c.happened(event.For(event.About{Peer: cl.request.Peer, Key: cl.plan.requestKey, Model: cl.request.Name},
 		event.ClaimEnded, "%s", end.Error()))
 	return nil, end

@@ -83,7 +83,7 @@ func (c *Cache) spared(id index.BuildID, own *views.OwnFiles) string {
 
 // wantedNow is the part of spared that is answered from memory.
 func (c *Cache) wantedNow(id index.BuildID) string {
-	if _, pinned := c.index.Pinned(id); pinned {
+	if _, pinned := c.index.Journal.Pinned(id); pinned {
 		return "pinned"
 	}
 	if c.attend.busy(id) {
@@ -219,7 +219,7 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*evict.S
 	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
 	defer c.evicting.Unlock()
 	var batch []removal
-	var ghosts []index.Ghost
+	var ghosts []index.Tombstone
 	for _, s := range steps {
 		b, err := c.index.Get(s.ID)
 		if err != nil { // one that cannot be read counts as gone
@@ -227,16 +227,16 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*evict.S
 			continue
 		}
 		batch = append(batch, removal{s, b})
-		ghosts = append(ghosts, index.Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+		ghosts = append(ghosts, index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 			At: c.now(), Reason: evicted(c.now(), s), Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
 			ForBudget: plan.forBudget && !s.Must})
 	}
 	if len(batch) == 0 {
 		return nil
 	}
-	if err := c.index.Haunt(ctx, ghosts); err != nil {
+	if err := c.index.Journal.AddTombstones(ctx, ghosts); err != nil {
 		for i := range ghosts {
-			c.index.Exorcise(ghosts[i].BuildID)
+			c.index.Journal.DropTombstone(ghosts[i].BuildID)
 		}
 		return apierr.New(apierr.Internal, err, "collect")
 	}
@@ -294,13 +294,13 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 		}
 		switch {
 		case d.gone:
-			c.index.Count("evicted", 1)
+			c.index.Counters.Add("evicted", 1)
 			plan.Carried(r.Step, c.freedOf(parts[i], before))
 		case errors.Is(d.err, index.ErrNotFound):
 			r.Keep(keptGone) // it was removed for another reason
 		}
 		if !d.gone {
-			c.index.Exorcise(r.ID)
+			c.index.Journal.DropTombstone(r.ID)
 		}
 		if d.err != nil && !errors.Is(d.err, index.ErrNotFound) && err == nil {
 			err = fmt.Errorf("%s: %w", r.build.BuildKey, d.err)
@@ -370,7 +370,7 @@ func (c *Cache) stays(plan *Collection, s *evict.Step, freed int64) (why string)
 	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
 		return keptRoom
 	}
-	if last, _ := c.index.LastUse(s.ID); last.After(s.Last) && !plan.hurry {
+	if last, _ := c.index.Uses.Last(s.ID); last.After(s.Last) && !plan.hurry {
 		return "used since it was planned"
 	}
 	return cmp.Or(c.nothingGoes(), c.spared(s.ID, &views.OwnFiles{}))

@@ -54,9 +54,9 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	for i := range plan.Steps {
 		require.Equal(t, "removed", plan.Steps[i].Outcome)
 	}
-	require.Len(t, b.cache.index.Ghosts(nil), len(builds))
+	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds))
 	b.reopen()
-	require.Len(t, b.cache.index.Ghosts(nil), len(builds), "after a restart as well")
+	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds), "after a restart as well")
 	why, err := b.cache.Why(context.Background(), Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
@@ -78,9 +78,9 @@ func TestTwoCollectTheSame(t *testing.T) {
 	for i := range other.Steps {
 		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
 	}
-	ghosts := b.cache.index.Ghosts(nil)
+	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, len(builds))
-	require.EqualValues(t, len(builds), b.cache.index.Counters()["evicted"])
+	require.EqualValues(t, len(builds), b.cache.index.Counters.All()["evicted"])
 }
 
 func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
@@ -255,7 +255,7 @@ func TestWhoAsksForOneOfThoseThatGoTogetherKeepsIt(t *testing.T) {
 	require.Equal(t, []string{"kept: in use", "removed", "removed"}, outcomes(plan, plan.Steps[0].ID, plan.Steps[1].ID, plan.Steps[2].ID))
 	require.Zero(t, plan.Short)
 	require.Len(t, b.list(), 1)
-	ghosts := b.cache.index.Ghosts(nil)
+	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 2)
 	require.NotContains(t, []index.BuildID{ghosts[0].BuildID, ghosts[1].BuildID}, first)
 }

@@ -203,7 +203,7 @@ func (c *Cache) untilUsed(plan *Collection, s *evict.Step) func(context.Context)
 		if plan.yields && c.places.hurry() {
 			return errHurry
 		}
-		if last, _ := c.index.LastUse(s.ID); last.After(s.Last) {
+		if last, _ := c.index.Uses.Last(s.ID); last.After(s.Last) {
 			return packing.ErrInUse
 		}
 		return nil

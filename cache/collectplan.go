@@ -76,10 +76,10 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 // snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
 func (c *Cache) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
 	s := &evict.Snapshot{At: c.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
-	for _, id := range c.index.NotServed() {
-		s.NotServed[id] = c.index.StateOf(id).Name
+	for _, id := range c.index.Journal.NotServed() {
+		s.NotServed[id] = c.index.Journal.StateOf(id).Name
 	}
-	for _, id := range c.index.PinnedBuilds() {
+	for _, id := range c.index.Journal.PinnedBuilds() {
 		s.Pinned[id] = true
 	}
 	c.places.mu.Lock()

@@ -315,7 +315,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 	d, err := cas.Sum(ctx, f, 0, info.Size())
 	if err == nil && before.Believed() && before.Unchanged() == nil {
 		// Not saved costs another hashing at the next start, nothing else.
-		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
+		_ = c.index.Memos.Save(append([]byte("file:"), key[:]...), d[:])
 	}
 	return d, err
 }
@@ -326,7 +326,7 @@ func (c *Cache) memoDigest(uid uint32, f *os.File) (cas.Digest, bool) {
 	if !believable {
 		return cas.Digest{}, false
 	}
-	raw, ok := c.index.Memo(append([]byte("file:"), key[:]...))
+	raw, ok := c.index.Memos.Get(append([]byte("file:"), key[:]...))
 	if !ok || len(raw) != 32 {
 		return cas.Digest{}, false
 	}

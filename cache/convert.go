@@ -65,7 +65,7 @@ func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
 		if err != nil { // whoever compiles will say so
 			return true
 		}
-		if c.index.StateOf(b.ID).Name == index.Withheld && b.Compiled().Equal(from.Compiled()) {
+		if c.index.Journal.StateOf(b.ID).Name == index.Withheld && b.Compiled().Equal(from.Compiled()) {
 			return true
 		}
 	}
@@ -209,7 +209,7 @@ func (v *conversion) made() (*index.Build, error) {
 	}
 	builds, err := v.c.index.Lookup(v.plan.requestKey, v.scope)
 	for i := range builds {
-		if b := &builds[i]; b.Converted.ID == v.from.ID && v.c.index.StateOf(b.ID).Name == index.Current {
+		if b := &builds[i]; b.Converted.ID == v.from.ID && v.c.index.Journal.StateOf(b.ID).Name == index.Current {
 			return b, nil
 		}
 	}

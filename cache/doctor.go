@@ -319,9 +319,9 @@ func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
 	}
 	states := make(map[string]int)
 	served := int(space.Builds)
-	for _, id := range c.index.NotServed() { // few: a record of each build would take seconds to read
+	for _, id := range c.index.Journal.NotServed() { // few: a record of each build would take seconds to read
 		if _, err := c.index.Get(id); err == nil && ctx.Err() == nil {
-			states[c.index.StateOf(id).Name]++
+			states[c.index.Journal.StateOf(id).Name]++
 			served--
 		}
 	}
@@ -343,7 +343,7 @@ const lately = 24 * time.Hour
 func (c *Cache) adviseLately(p Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""
-	for _, e := range c.index.Events(c.now().Add(-lately)) {
+	for _, e := range c.index.Journal.Events(c.now().Add(-lately)) {
 		counts[e.Kind]++
 		if e.Kind == event.Failed {
 			last = e.Text

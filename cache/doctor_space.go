@@ -18,11 +18,11 @@ const thrashSpan = 7 * 24 * time.Hour
 // thrashes looks at the ghosts of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
 func (c *Cache) thrashes() evict.Thrashing {
 	since := c.now().Add(-thrashSpan)
-	return evict.Thrashes(c.index.Ghosts(func(g *index.Ghost) bool { return g.ForBudget && g.At.After(since) }), c.madeSince)
+	return evict.Thrashes(c.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), c.madeSince)
 }
 
 // madeSince tells whether there is a build of the ghost's entry from after it went.
-func (c *Cache) madeSince(g *index.Ghost) bool {
+func (c *Cache) madeSince(g *index.Tombstone) bool {
 	builds, err := c.index.Lookup(g.RequestKey, g.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
@@ -69,7 +69,7 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 	}
 	const subject = "space"
 	byKey := make(map[index.RequestKey]*lost)
-	all := c.index.Events(c.now().Add(-thrashSpan))
+	all := c.index.Journal.Events(c.now().Add(-thrashSpan))
 	for i := range all {
 		if e := &all[i]; e.Kind == event.Unkept && c.rights.MayHear(p, e) {
 			if byKey[e.RequestKey] == nil {

@@ -132,7 +132,7 @@ func (c *Cache) adviseClock() Advice {
 			}
 		}
 	}
-	for _, e := range c.index.Events(now) {
+	for _, e := range c.index.Journal.Events(now) {
 		note(e.At, "the newest event")
 	}
 	return adviseTime(now, latest, what)

@@ -283,7 +283,7 @@ func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
 		require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-one).err))
 	}
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
-	require.Zero(t, b.cache.index.Counters()["failures"])
+	require.Zero(t, b.cache.index.Counters.All()["failures"])
 	a := about(t, b.cache.adviseLately(b.self()), "compiles")
 	require.Equal(t, SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")

@@ -24,7 +24,7 @@ type Event = index.Event
 // who asked: c.happened(event.For(event.About{...}, event.Failed, "...")).
 func (c *Cache) happened(e Event) {
 	e.At = c.now()
-	if err := c.index.Note(context.Background(), e); err != nil {
+	if err := c.index.Journal.Note(context.Background(), e); err != nil {
 		c.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
 	}
 }
@@ -39,7 +39,7 @@ func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) 
 	if limit <= 0 || limit > eventsLimit {
 		limit = eventsLimit
 	}
-	all := c.index.Events(since)
+	all := c.index.Journal.Events(since)
 	out, left := &wire.EventsReply{}, wire.Left(wire.MaxReply)
 	for i := len(all) - 1; i >= 0 && len(out.Events) < limit; i-- {
 		if ctx.Err() != nil {

@@ -266,7 +266,7 @@ func searchError(ctx context.Context, err error) error {
 
 // tellHistory adds what is still known of the entry, as far as the peer may hear it.
 func (c *Cache) tellHistory(p Peer, key index.RequestKey, out *wire.Explanation) error {
-	all, err := c.index.History(key)
+	all, err := c.index.Journal.History(key)
 	if err != nil {
 		return apierr.New(apierr.Internal, err, "history of %s", key)
 	}

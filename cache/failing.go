@@ -171,7 +171,7 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 	if j.anew != "" || reason == failure.Cancelled { // whoever wanted it, or cancelled it, tells
 		return err
 	}
-	c.index.Count("failures", 1)
+	c.index.Counters.Add("failures", 1)
 	c.log.Info("compile failed", "model", j.request.Name, "error", err)
 	if c.failures.News(j.plan.requestKey, j.request.Peer.UID, reason) {
 		c.happened(event.For(event.About{Peer: j.request.Peer, Key: j.plan.requestKey, Model: j.request.Name},

@@ -143,16 +143,16 @@ func TestFailuresOutliveTheDaemon(t *testing.T) {
 func TestDamagedFailuresAreDropped(t *testing.T) {
 	b := newBench(t)
 	b.refused(b.failing(1, standin.Refuse))
-	rows, err := b.cache.index.Failures()
+	rows, err := b.cache.index.Failures.All()
 	require.NoError(t, err)
 	require.Len(t, rows, 1)
 	for key, raw := range rows {
-		require.NoError(t, b.cache.index.SaveFailure([]byte("another"), raw))
-		require.NoError(t, b.cache.index.SaveFailure([]byte(key), raw[:len(raw)/2]))
+		require.NoError(t, b.cache.index.Failures.Save([]byte("another"), raw))
+		require.NoError(t, b.cache.index.Failures.Save([]byte(key), raw[:len(raw)/2]))
 	}
 	b.reopen()
 	require.Empty(t, b.failures(b.self()))
-	rows, err = b.cache.index.Failures()
+	rows, err = b.cache.index.Failures.All()
 	require.NoError(t, err)
 	require.Empty(t, rows)
 }

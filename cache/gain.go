@@ -66,7 +66,7 @@ func (gs *gains) of(id index.BuildID) Gain {
 	}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	g, _ = memo.Recall[Gain](gs.c.index, gainKey(id))
+	g, _ = memo.Recall[Gain](&gs.c.index.Memos, gainKey(id))
 	gs.known.Save(id, g, gainEntries)
 	return g
 }
@@ -75,7 +75,7 @@ func (gs *gains) save(id index.BuildID, g Gain) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	gs.known.Save(id, g, gainEntries)
-	if err := memo.Save(gs.c.index, gainKey(id), g); err != nil {
+	if err := memo.Save(&gs.c.index.Memos, gainKey(id), g); err != nil {
 		gs.c.log.Warn("measured gain not kept", "build", id.String(), "error", err)
 	}
 }

@@ -93,8 +93,8 @@ func isListed(w *wire.List, b *index.Build) bool {
 // listing returns what is known of a build and its use. listed adds how it is kept, and what its
 // removal would free.
 func (c *Cache) listing(b *index.Build) *wire.Build {
-	state, g := c.index.StateOf(b.ID), c.gains.of(b.ID)
-	lastUsed, hits := c.index.LastUse(b.ID)
+	state, g := c.index.Journal.StateOf(b.ID), c.gains.of(b.ID)
+	lastUsed, hits := c.index.Uses.Last(b.ID)
 	out := &wire.Build{
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
 		ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName, OrtVersion: b.ORTVersion,
@@ -104,7 +104,7 @@ func (c *Cache) listing(b *index.Build) *wire.Build {
 		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput, LoadSeconds: g.Load,
 		SourceLoadSeconds: g.SourceLoad, Members: membersReply(b.Members),
 	}
-	_, out.Pinned = c.index.Pinned(b.ID)
+	_, out.Pinned = c.index.Journal.Pinned(b.ID)
 	setJudgement(out, c.standing(b))
 	if b.Put {
 		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
@@ -184,7 +184,7 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 			continue
 		}
 		told[b.RequestKey] = true
-		events, err := c.index.History(b.RequestKey)
+		events, err := c.index.Journal.History(b.RequestKey)
 		if err != nil {
 			return nil, apierr.New(apierr.Internal, err, "history of %s", b.RequestKey)
 		}
@@ -280,7 +280,7 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := c.index.Counters()
+	n := c.index.Counters.All()
 	s := &wire.StatusReply{UptimeSeconds: time.Since(c.started).Seconds(), StateDirectory: c.dir,
 		Space: space, Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"],
 		Failures: n["failures"], CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000,

@@ -128,8 +128,8 @@ func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 // remembers is a memoBook in memory.
 type remembers map[string][]byte
 
-func (r remembers) Memo(key []byte) ([]byte, bool)   { v, ok := r[string(key)]; return v, ok }
-func (r remembers) SaveMemo(key, value []byte) error { r[string(key)] = value; return nil }
+func (r remembers) Get(key []byte) ([]byte, bool) { v, ok := r[string(key)]; return v, ok }
+func (r remembers) Save(key, value []byte) error  { r[string(key)] = value; return nil }
 
 // An earlier daemon remembered such models as compiled: they are read again, once.
 func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {

@@ -76,7 +76,7 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
 		_, _ = c.viewOf(ctx, result.build, f.tell)
 	}
-	c.index.Count("compiles", 1)
+	c.index.Counters.Add("compiles", 1)
 	return result, nil
 }
 

@@ -207,7 +207,7 @@ func TestEarlierBuildThatCannotBeTried(t *testing.T) {
 		a := b.acquire(b.request(b.model(1)))
 		require.Equal(t, Compiled, a.Outcome)
 		require.Contains(t, a.Why, "damaged")
-		require.Equal(t, index.Damaged, b.cache.index.StateOf(first.Build.ID).Name)
+		require.Equal(t, index.Damaged, b.cache.index.Journal.StateOf(first.Build.ID).Name)
 	})
 }
 
@@ -267,7 +267,7 @@ func TestChangeDuringACompile(t *testing.T) {
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
 	require.Len(t, b.list(), 1)
 	require.Equal(t, "1 succeeded in the last day, and 0 failed", about(t, b.cache.adviseLately(b.self()), "compiles").Text)
-	require.Zero(t, b.cache.index.Counters()["failures"])
+	require.Zero(t, b.cache.index.Counters.All()["failures"])
 }
 
 // interrupted does something once in the middle of the first compile.

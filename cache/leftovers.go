@@ -60,7 +60,7 @@ func (c *Cache) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 		return
 	}
 	for _, id := range ids {
-		if _, there := c.index.View(id); !there || c.attend.busy(id) {
+		if _, there := c.index.Views.Get(id[:]); !there || c.attend.busy(id) {
 			continue
 		}
 		if b, err := c.index.Get(id); err == nil { // else it has just gone

@@ -108,11 +108,11 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 
 // used counts a hit, in memory: the index writes it down within seconds.
 func (c *Cache) used(b *index.Build) {
-	if err := c.index.Use(b.ID, c.now(), 1, b.CompileSeconds); err != nil {
+	if err := c.index.Uses.Add(b.ID, c.now(), 1, b.CompileSeconds); err != nil {
 		c.log.Warn("use not kept", "build", b.ID.String(), "error", err)
 	}
-	c.index.Count("hits", 1)
-	c.index.Count("saved_milliseconds", uint64(b.CompileSeconds*1000))
+	c.index.Counters.Add("hits", 1)
+	c.index.Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
 // freshen wants a build anew that is served and not the best there could be.
@@ -184,7 +184,7 @@ func (c *Cache) refused(r *Request, eps []compilers.EP, j Judgement) string {
 
 // barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
 func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
-	state, doubt := c.index.StateOf(b.ID), c.reports.doubts.holds(b.ID, r.Peer.UID)
+	state, doubt := c.index.Journal.StateOf(b.ID), c.reports.doubts.holds(b.ID, r.Peer.UID)
 	switch {
 	case r.member && !c.rights.MaySee(r.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"

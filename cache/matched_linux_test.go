@@ -20,10 +20,10 @@ func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
 			_, err := b.cache.forms.LookAt(context.Background(), d, nil)
 			require.NoError(t, err)
 		}
-		raw, ok := b.cache.index.Sketch(d)
+		raw, ok := b.cache.index.Sketches.Get(d[:])
 		require.True(t, ok)
-		require.NoError(t, b.cache.index.SaveSketch(d, append([]byte{raw[0] + 1}, raw[1:]...)))
-		require.NoError(t, b.cache.index.SaveShare(d, append([]byte{3, 0}, make([]byte, 8)...))) // it shares nothing
+		require.NoError(t, b.cache.index.Sketches.Save(d[:], append([]byte{raw[0] + 1}, raw[1:]...)))
+		require.NoError(t, b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...))) // it shares nothing
 		require.True(t, b.cache.forms.LookedAt(d))
 	}
 	require.NoError(t, b.cache.forms.Renew(context.Background(), b.cache.sharing.gate))
@@ -41,7 +41,7 @@ func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
 // requireSketch finds a sketch of this version in the index.
 func (b *bench) requireSketch(d cas.Digest) {
 	b.Helper()
-	raw, ok := b.cache.index.Sketch(d)
+	raw, ok := b.cache.index.Sketches.Get(d[:])
 	require.True(b, ok)
 	_, err := dedupe.DecodeSketch(raw)
 	require.NoError(b, err)

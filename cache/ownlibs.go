@@ -80,7 +80,7 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id modelIdentity, mis
 		return c.finish(found.answer, r, id, p, rt), err
 	}
 	if r.shows() || r.OnMiss != Wait && r.OnMiss != Background {
-		c.index.Count("misses", 1) // else the client asks again, and shows its libraries
+		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
 	case found.doubted >= maxRounds:

@@ -103,7 +103,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			if _, err := after.cache.index.Get(b.builds[v].ID); err != nil {
 				require.Less(b, v, max(b.evicts, 1), "only the first were retracted")
 				if b.evicts > 0 {
-					require.Len(b, after.cache.index.Ghosts(func(g *index.Ghost) bool { return g.BuildID == b.builds[v].ID }), 1, "and nothing says why")
+					require.Len(b, after.cache.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.BuildID == b.builds[v].ID }), 1, "and nothing says why")
 				}
 				continue
 			}

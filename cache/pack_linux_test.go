@@ -343,7 +343,7 @@ func (b *bench) stateOf(build *index.Build) string {
 	if _, err := b.cache.index.Get(build.ID); err != nil {
 		return "gone"
 	}
-	return b.cache.index.StateOf(build.ID).Name
+	return b.cache.index.Journal.StateOf(build.ID).Name
 }
 
 // check finds what is wrong with containers and recipes, and repair withholds every build that needs them.

@@ -12,14 +12,14 @@ import (
 func (c *Cache) Pin(ctx context.Context, p Peer, names []string, dryRun bool) (*wire.ChangeReply,
 	error) {
 	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error {
-		return c.index.Pin(b.ID, index.Pin{At: c.now(), UID: p.UID})
+		return c.index.Journal.Pin(b.ID, index.Pin{At: c.now(), UID: p.UID})
 	})
 }
 
 // Unpin takes that back. It is no error if a build was not pinned.
 func (c *Cache) Unpin(ctx context.Context, p Peer, names []string, dryRun bool) (*wire.ChangeReply,
 	error) {
-	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error { return c.index.Unpin(b.ID) })
+	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error { return c.index.Journal.Unpin(b.ID) })
 }
 
 func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun bool,
@@ -42,13 +42,13 @@ func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun b
 
 // inheritPin moves the pin of a build to the one that was made in its place.
 func (c *Cache) inheritPin(from index.BuildID, to *index.Build) {
-	pin, pinned := c.index.Pinned(from)
+	pin, pinned := c.index.Journal.Pinned(from)
 	if !pinned || from == to.ID {
 		return
 	}
-	err := c.index.Pin(to.ID, pin)
+	err := c.index.Journal.Pin(to.ID, pin)
 	if err == nil {
-		err = c.index.Unpin(from)
+		err = c.index.Journal.Unpin(from)
 	}
 	if err != nil {
 		c.log.Error("pin not moved to the build made anew", "from", from.String(), "to", to.ID.String(), "error", err)

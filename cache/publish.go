@@ -74,7 +74,7 @@ func (c *Cache) publish(ctx context.Context, m made, hold *cas.Hold) error {
 	c.log.Info(m.kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds,
 		"uid", b.UID, "scope", b.Scope)
 	if m.counter != "" {
-		c.index.Count(m.counter, 1)
+		c.index.Counters.Add(m.counter, 1)
 	}
 	c.rights.Saw(m.peer, b) // before the event, or a subscriber who asked for the build would not hear of it
 	c.happened(event.Of(b, m.kind, "%s", m.text))
@@ -118,8 +118,8 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 	}
 	for i := range builds {
 		old := &builds[i]
-		if served := c.index.StateOf(old.ID).Name == index.Current; old.BuildKey == b.BuildKey && old.ID != b.ID && (!served || sameDrivers(old.EPs, b.EPs)) {
-			if c.index.StateOf(old.ID).Name == index.Damaged {
+		if served := c.index.Journal.StateOf(old.ID).Name == index.Current; old.BuildKey == b.BuildKey && old.ID != b.ID && (!served || sameDrivers(old.EPs, b.EPs)) {
+			if c.index.Journal.StateOf(old.ID).Name == index.Damaged {
 				c.happened(event.Of(b, event.Healed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 			}
 			c.inheritPin(old.ID, b)

@@ -48,7 +48,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.Contains(t, second.Warnings[0], " with this build; ")
 		require.Contains(t, second.Warnings[0], "of them are pinned, in use or given out lately")
 		require.Equal(t, first.Build.ID, b.list()[0].Build.ID)
-		require.Empty(t, b.cache.index.Ghosts(nil))
+		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
 	})
 	t.Run("nothing goes for what never fits", func(t *testing.T) {
 		b := newBench(t)
@@ -70,7 +70,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		for begun := rounds(); rounds() < begun+2; time.Sleep(time.Millisecond) { // the collector has looked
 			b.cache.places.want()
 		}
-		require.Empty(t, b.cache.index.Ghosts(nil))
+		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
 		require.Equal(t, Hit, b.use(1).Outcome)
 	})
 }

@@ -56,7 +56,7 @@ func (b *bench) refresh(build *index.Build) {
 // kinds are the kinds of events in the history of a request, oldest first.
 func (b *bench) kinds(key index.RequestKey) []string {
 	b.Helper()
-	events, err := b.cache.index.History(key)
+	events, err := b.cache.index.Journal.History(key)
 	require.NoError(b, err)
 	var out []string
 	for _, e := range events {

@@ -188,7 +188,7 @@ type ranked struct {
 func (c *Cache) byUse(list []ranked) {
 	for i := range list {
 		one := &list[i]
-		one.last, one.hits = c.index.LastUse(one.build)
+		one.last, one.hits = c.index.Uses.Last(one.build)
 	}
 	slices.SortFunc(list, func(a, b ranked) int {
 		return cmp.Or(cmp.Compare(b.hits, a.hits), b.last.Compare(a.last), a.since.Compare(b.since))

@@ -82,7 +82,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 	if err != nil {
 		return nil, err
 	}
-	c.index.Count("reports", 1)
+	c.index.Counters.Add("reports", 1)
 	class := c.classify(b, &r)
 	d, err := c.decide(ctx, p, owner, &r, b, class)
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 		return nil, err
 	}
 	d.Text, d.Hint = wire.Valid(d.Text), wire.Valid(d.Hint)
-	d.Class, d.State = class.Name, cmp.Or(d.State, c.index.StateOf(b.ID).Name)
+	d.Class, d.State = class.Name, cmp.Or(d.State, c.index.Journal.StateOf(b.ID).Name)
 	c.tellReport(p, owner, &r, b, d)
 	return d, nil
 }
@@ -117,8 +117,8 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 // isCopy tells whether the graph is in the build's present view. Who does not say is taken to mean that.
 func (c *Cache) isCopy(b *index.Build, graph string) bool {
 	id, _, _ := strings.Cut(graph, "/")
-	where, ok := c.index.View(b.ID)
-	return graph == "" || ok && strings.HasSuffix(where, "/"+id)
+	where, ok := c.index.Views.Get(b.ID[:])
+	return graph == "" || ok && strings.HasSuffix(string(where), "/"+id)
 }
 
 // classify takes the first of the build's execution providers of which the rules know something.
@@ -135,7 +135,7 @@ func (c *Cache) classify(b *index.Build, r *Report) rules.Class {
 // decide is the whole way of a report. An error is the context's, or the store's.
 func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *index.Build,
 	class rules.Class) (*wire.ReportReply, error) {
-	if state := c.index.StateOf(b.ID); state.Name != index.Current {
+	if state := c.index.Journal.StateOf(b.ID); state.Name != index.Current {
 		return retry("it is %s already: %s", state.Name, state.Reason), nil
 	}
 	if !c.isCopy(b, r.Graph) {
@@ -174,8 +174,8 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 	switch x.verdict {
 	case damagedNow:
 		ds.settle(b.ID)
-		if c.index.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
-			c.index.Count("reports_confirmed", 1)
+		if c.index.Journal.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
+			c.index.Counters.Add("reports_confirmed", 1)
 			c.wantAnew(b, "", x.text, nil)
 		}
 		return retry("%s", x.text)
@@ -191,7 +191,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 		return d
 	case refuted:
 		ds.answer(b.ID, p.UID)
-		c.index.Count("reports_confirmed", 1)
+		c.index.Counters.Add("reports_confirmed", 1)
 		c.refute(b, x)
 		return retry("%s", x.text)
 	case elsewhere:
@@ -263,14 +263,14 @@ func (c *Cache) disprove(a *against, b *index.Build, text string) {
 	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
 	a.rc.judged.save(b.ID, j, c.settings.Load().judging)
 	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
-	if err := memo.Save(c.index, c.disprovedKey(a, b), j); err != nil {
+	if err := memo.Save(&c.index.Memos, c.disprovedKey(a, b), j); err != nil {
 		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
 	}
 }
 
 // disproved gives the judgement that a report brought about.
 func (c *Cache) disproved(a *against, b *index.Build) (j Judgement, ok bool) {
-	j, ok = memo.Recall[Judgement](c.index, c.disprovedKey(a, b))
+	j, ok = memo.Recall[Judgement](&c.index.Memos, c.disprovedKey(a, b))
 	j.firm = ok
 	return j, ok
 }

@@ -83,7 +83,7 @@ func (b *reporting) report(uid uint32, r Report) *wire.ReportReply {
 }
 
 func (b *reporting) counter(name string) uint64 {
-	return b.cache.index.Counters()[name]
+	return b.cache.index.Counters.All()[name]
 }
 
 func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
@@ -180,7 +180,7 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 	require.Contains(t, d.Text, "blob not found")
 	require.EqualValues(t, 2, b.checks.Load(), "tried twice")
 	require.EqualValues(t, 1, b.counter("reports_confirmed"))
-	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name)
+	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 
 	again := b.report(bob, stale(a))
 	require.Equal(t, DecidedRetry, again.Decision)
@@ -239,7 +239,7 @@ func TestEnoughUsersAreBelieved(t *testing.T) {
 	for _, uid := range append(subuids, alice, bob) {
 		require.Equal(t, withheldFromYou, b.report(uid, stale(a)).State, "uid %d", uid)
 	}
-	require.Equal(t, index.Current, b.cache.index.StateOf(a.Build.ID).Name, "one person with many uids, and one more")
+	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name, "one person with many uids, and one more")
 	d := b.report(carol, stale(a))
 	require.Equal(t, index.Withheld, d.State)
 	require.Equal(t, DecidedRetry, d.Decision)
@@ -265,7 +265,7 @@ func TestReportsWithoutTheDevice(t *testing.T) {
 	for _, uid := range users {
 		require.Equal(t, withheldFromYou, b.report(uid, stale(a)).State)
 	}
-	require.Equal(t, index.Current, b.cache.index.StateOf(a.Build.ID).Name, "nobody here can tell")
+	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name, "nobody here can tell")
 }
 
 // deviceless is a machine that lost its device.
@@ -284,7 +284,7 @@ func TestReportsOfADeviceThatIsGone(t *testing.T) {
 	a := b.served(1, alice)
 	b.wrap = deviceless{b.compiler}
 	rc := b.cache.runtimes.all()[0].facts.Load()
-	b.cache.index.DropMemo([]byte("probe:" + b.cache.probes.key("devices", rc, []byte(rc.spec.ORTLibrary))))
+	b.cache.index.Memos.Drop([]byte("probe:" + b.cache.probes.key("devices", rc, []byte(rc.spec.ORTLibrary))))
 	b.reopen()
 	r := stale(a)
 	r.Graph = ""

@@ -74,11 +74,11 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		delete(built, l.Build.ID)
 	}
 	for id := range built {
-		ghosts := b.cache.index.Ghosts(func(g *index.Ghost) bool { return g.BuildID == id })
+		ghosts := b.cache.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.BuildID == id })
 		require.Len(t, ghosts, 1, "nothing that was acknowledged goes without a word")
 		require.Contains(t, ghosts[0].Reason, "to make room: pays least for its bytes")
 	}
-	require.Positive(t, b.cache.index.Counters()["evicted"])
+	require.Positive(t, b.cache.index.Counters.All()["evicted"])
 	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon, time.Millisecond, "the collector may still be at work")
 }
 
@@ -156,10 +156,10 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	require.Equal(t, leased.Build.ID, b.list()[0].Build.ID)
 	now := b.account()
 	require.LessOrEqual(t, now.counted(), int64(2*perBuild), "above it by this one at most")
-	for _, g := range c.index.Ghosts(nil) {
+	for _, g := range c.index.Journal.Tombstones(nil) {
 		require.Contains(t, g.Reason, "to make room: pays least for its bytes")
 	}
-	require.Len(t, c.index.Ghosts(nil), 4-len(b.list()), "each eviction has its tombstone")
+	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()), "each eviction has its tombstone")
 	second, err := c.reserve(ctx, 1, true, perBuild)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use")
@@ -231,7 +231,7 @@ func TestWhatIsNotUsedGoes(t *testing.T) {
 	b.later.Add(int64(2 * time.Hour))
 	b.cache.places.want()
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
-	ghosts := b.cache.index.Ghosts(nil)
+	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 1)
 	require.Contains(t, ghosts[0].Reason, "which is longer than max_unused, 2d")
 }
@@ -242,7 +242,7 @@ func TestTheNumberOfEntriesIsBounded(t *testing.T) {
 		b.use(seed)
 	}
 	require.Eventually(t, func() bool { return len(b.list()) == 3 }, soon, time.Millisecond)
-	require.Contains(t, b.cache.index.Ghosts(nil)[0].Reason, "more entries than max_entries, 3: pays least")
+	require.Contains(t, b.cache.index.Journal.Tombstones(nil)[0].Reason, "more entries than max_entries, 3: pays least")
 }
 
 // While a build is published it counts once to its user's quota: not as stored and as being stored.
@@ -285,7 +285,7 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 	// What was answered without room may be kept only now, and another one goes for it then. A list that was begun before one went may still have it.
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 && own() == 3 && len(b.list()) == 4 }, soon, time.Millisecond)
 	require.Len(t, b.list(), 4, "and the other user's")
-	ghosts := b.cache.index.Ghosts(nil)
+	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.NotEmpty(t, ghosts, "its earlier builds made room for the later ones")
 	for _, g := range ghosts {
 		require.Regexp(t, "(has|would have) more than its quota of", g.Reason)

@@ -53,7 +53,7 @@ func TestWhatGoesForTheFloorIsNotForTheBudget(t *testing.T) {
 	b.reopen()
 	b.cache.places.want()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)
-	ghosts := b.cache.index.Ghosts(func(*index.Ghost) bool { return true })
+	ghosts := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
 	require.Len(t, ghosts, 1)
 	require.False(t, ghosts[0].ForBudget)
 }

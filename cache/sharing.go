@@ -117,28 +117,8 @@ func (s *sharing) remember(d cas.Digest) {
 	}
 }
 
-// noticing tells the sharing what the forms of blobs change: what was made whole again, or has nobody to take from any more, is to be
-// looked at once more, but not at once.
-type noticing struct {
-	*index.Index
-	s *sharing
-}
-
-func (n noticing) Remeasure(d cas.Digest) error {
-	n.s.changed(d)
-	return n.Index.Remeasure(d)
-}
-
-func (n noticing) DropShare(d cas.Digest) {
-	n.Index.DropShare(d)
-	n.s.changed(d)
-}
-
-func (n noticing) DropSharing(d cas.Digest) {
-	n.Index.DropSharing(d)
-	n.s.changed(d)
-}
-
+// changed has a blob looked at once more, but not at once: it was made whole again, or has no base
+// to take from any more.
 func (s *sharing) changed(d cas.Digest) {
 	s.mu.Lock()
 	s.remember(d)
@@ -427,13 +407,13 @@ func (s *sharing) dropCold(ctx context.Context, after time.Duration) error {
 
 // cold tells whether a build may be packed by itself.
 func (c *Cache) cold(b *index.Build, when packWhen) bool {
-	if _, pinned := c.index.Pinned(b.ID); pinned || c.busy(b) != "" {
+	if _, pinned := c.index.Journal.Pinned(b.ID); pinned || c.busy(b) != "" {
 		return false
 	}
 	if when.when == PackAlways {
 		return true
 	}
-	last, _ := c.index.LastUse(b.ID)
+	last, _ := c.index.Uses.Last(b.ID)
 	if last.Before(b.Created) {
 		last = b.Created
 	}
@@ -499,7 +479,7 @@ func (c *Cache) usedWithin(d cas.Digest, after time.Duration) bool {
 		return false // a request for it finds out
 	}
 	return slices.ContainsFunc(ids, func(id index.BuildID) bool {
-		last, hits := c.index.LastUse(id)
+		last, hits := c.index.Uses.Last(id)
 		return hits > 0 && c.now().Sub(last) < after
 	})
 }

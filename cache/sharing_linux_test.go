@@ -30,7 +30,8 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 	}
 	looked := func() bool {
 		for _, build := range builds {
-			if _, ok := b.cache.index.Share(large(build)); !ok {
+			d := large(build)
+			if _, ok := b.cache.index.Shares.Get(d[:]); !ok {
 				return false
 			}
 		}
@@ -108,7 +109,8 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 	d := large(builds[1])
 	for _, known := range []bool{true, false} {
 		if !known {
-			b.cache.index.DropSharing(d)
+			b.cache.index.Sketches.Drop(d[:])
+			b.cache.index.Shares.Drop(d[:])
 		}
 		m, err := b.cache.forms.Match(ctx, d, nil)
 		require.NoError(t, err)
@@ -152,7 +154,7 @@ func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
 	require.False(t, s.allToRead())
 	s.sweep(ctx)
 	require.True(t, b.cache.forms.OnlyPacked(packed), "it is cold")
-	_, known := b.cache.index.Share(packed)
+	_, known := b.cache.index.Shares.Get(packed[:])
 	require.False(t, known)
 	s.tick()
 	s.sweep(ctx) // of what was packed there is nothing to be found out
@@ -202,7 +204,8 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	require.NoError(t, b.cache.PackNow(ctx))
 	name := d.String()
 	disk.name.Store(&name)
-	b.cache.index.DropSharing(d)
+	b.cache.index.Sketches.Drop(d[:])
+	b.cache.index.Shares.Drop(d[:])
 	s.changed(d)
 	s.sweep(ctx)
 	require.Equal(t, []cas.Digest{d}, s.failed)

@@ -57,7 +57,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c.rights = c.openRights()
-	c.memo, c.reports = newMemo(c.index), newReports(c.now, c.later)
+	c.memo, c.reports = newMemo(&c.index.Memos), newReports(c.now, c.later)
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {
 		return nil, err
@@ -67,6 +67,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c.forms, err = packing.Open(packing.Options{Dir: dir, Whole: c.cas, Memory: c.index, Log: c.log,
+		Sketches: c.index.Sketches, Shares: c.index.Shares,
 		ReadOnly: true})
 	return s, err
 }

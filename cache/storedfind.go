@@ -107,7 +107,7 @@ func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 			!strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
-		if state := f.s.cache.index.StateOf(b.ID); state.Name != index.Current {
+		if state := f.s.cache.index.Journal.StateOf(b.ID); state.Name != index.Current {
 			f.why = fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 			continue
 		}

@@ -23,7 +23,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 	}
 	result.why = text
 	if storeClass(why) == apierr.NoSpace {
-		c.index.Count("unkept", 1)
+		c.index.Counters.Add("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
 	} else {
 		c.log.Error("build not stored", "model", b.ModelName, "error", why)

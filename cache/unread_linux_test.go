@@ -62,7 +62,7 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	a := b.acquire(b.variant(2))
 	require.Equal(t, Compiled, a.Outcome)
 	require.Equal(t, files[1], b.read(a))
-	require.NotEqual(t, index.Damaged, b.cache.index.StateOf(builds[1].ID).Name)
+	require.NotEqual(t, index.Damaged, b.cache.index.Journal.StateOf(builds[1].ID).Name)
 
 	require.NoError(t, a.View.Close())
 	again()

@@ -34,7 +34,7 @@ func (c *Cache) lookAround() {
 
 // lookForJournal has the journal written anew if it alone was deleted: all of it is in memory as well.
 func (c *Cache) lookForJournal() {
-	restored, err := c.index.RestoreJournal()
+	restored, err := c.index.Journal.Restore()
 	if err != nil {
 		c.log.Error("the journal was deleted, and cannot be written anew", "error", err)
 	} else if restored {

@@ -69,7 +69,7 @@ func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	b.cache.lookAround()
 	require.Empty(t, b.cache.Uprooted())
 	b.reopen()
-	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name)
+	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 }
 
 func TestAFailedStoreLooksAround(t *testing.T) {

@@ -26,7 +26,7 @@ func (c *Cache) Space() (*wire.Space, error) {
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
-	counters := c.index.Counters()
+	counters := c.index.Counters.All()
 	c.places.mu.Lock()
 	reserved := c.places.reserved
 	c.places.mu.Unlock()
@@ -34,7 +34,7 @@ func (c *Cache) Space() (*wire.Space, error) {
 		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
 		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
 		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: reserved,
-		PinnedBytes: c.diskOf(c.index.PinnedBuilds()), DeadBytes: c.diskOf(c.index.NotServed()),
+		PinnedBytes: c.diskOf(c.index.Journal.PinnedBuilds()), DeadBytes: c.diskOf(c.index.Journal.NotServed()),
 		BudgetBytes: b.budget, FloorBytes: b.floor, FreeBytes: b.free, MaxEntries: b.entries,
 		Evicted: counters["evicted"], Unkept: counters["unkept"],
 		ToLookAt: uint64(c.sharing.left.Load())}, nil

@@ -175,7 +175,7 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	next.Space.UserBytes = Amount{}
 	require.NoError(t, b.cache.Reload(next))
 	again()
-	require.Len(t, b.cache.index.Ghosts(nil), 10)
+	require.Len(t, b.cache.index.Journal.Tombstones(nil), 10)
 	require.Zero(t, b.cache.thrashes())
 	require.Equal(t, SeverityOK, b.cache.adviseSpace(b.self())[0].Severity)
 }

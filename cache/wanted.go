@@ -70,7 +70,7 @@ func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
 		if err != nil {
 			return err
 		}
-		return c.index.SaveWanted(f.id, row)
+		return c.index.Wanted.SaveNow([]byte(f.id), row)
 	}
 	if err := save(); err != nil {
 		c.log.Warn("a queued compile will not outlive the daemon", "model", r.Name, "error", err)
@@ -80,7 +80,7 @@ func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
 		select {
 		case <-f.done:
 			if ctx.Err() == nil || f.job().State == JobDone {
-				c.index.DropWanted(f.id)
+				c.index.Wanted.Drop([]byte(f.id))
 				return
 			} // else the end of the daemon may have been that of the job
 		case <-ctx.Done():
@@ -104,7 +104,7 @@ func validPaths(s index.Source) bool {
 
 // wantedBefore gives what earlier daemons had not done when they ended. It is asked before this one takes requests.
 func (c *Cache) wantedBefore() map[string][]byte {
-	rows, err := c.index.Wanted()
+	rows, err := c.index.Wanted.All()
 	if err != nil {
 		c.log.Warn("queued compiles of before not found", "error", err)
 	}
@@ -117,7 +117,7 @@ func (c *Cache) takeUp(ctx context.Context, rows map[string][]byte) {
 	for id, row := range rows {
 		w := new(queuedJob)
 		if json.Unmarshal(row, w) != nil {
-			c.index.DropWanted(id) // of a later epcached, perhaps
+			c.index.Wanted.Drop([]byte(id)) // of a later epcached, perhaps
 			continue
 		}
 		all[id] = w
@@ -150,7 +150,7 @@ func (c *Cache) takeUpOne(ctx context.Context, id string, w *queuedJob) {
 		c.log.Info("a compile that was queued before the daemon's start is queued again", "model", w.Name, "job", id)
 		return // it is kept again
 	}
-	c.index.DropWanted(id)
+	c.index.Wanted.Drop([]byte(id))
 	switch {
 	case err == nil && a.View != nil:
 		err = a.View.Close()

@@ -48,7 +48,7 @@ func (b *bench) happens(kind string) string {
 func (b *bench) noneWanted() {
 	b.Helper()
 	require.Eventually(b, func() bool {
-		rows, err := b.cache.index.Wanted()
+		rows, err := b.cache.index.Wanted.All()
 		return err == nil && len(rows) == 0
 	}, soon, 10*time.Millisecond)
 }
@@ -83,7 +83,7 @@ func testQueuedJobOutlivesTheDaemon(t *testing.T, uid func(*bench) uint32, mode 
 func TestQueuedJobsAreNotedBeforeTheAnswer(t *testing.T) {
 	b, g := jobbing(t, 1)
 	later := b.later1(1, b.cache.uid)
-	rows, err := b.cache.index.Wanted()
+	rows, err := b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.Contains(t, rows, later.Job)
 	_, err = b.cache.CancelJobs(context.Background(), b.self(), []string{later.Job}, false)
@@ -123,7 +123,7 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	b, g, later, _ := queuedBefore(t, itself, 0o600)
 	starts := func() int {
-		rows, err := b.cache.index.Wanted()
+		rows, err := b.cache.index.Wanted.All()
 		require.NoError(t, err)
 		w := queuedJob{Starts: -1}
 		_ = json.Unmarshal(rows[later.Job], &w)
@@ -142,12 +142,12 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	b.open()
 	b.begins(g, 4)
 	taken()
-	rows, err := b.cache.index.Wanted()
+	rows, err := b.cache.index.Wanted.All()
 	require.NoError(t, err)
-	require.NoError(t, b.cache.index.SaveWanted("another", rows[later.Job]))
+	require.NoError(t, b.cache.index.Wanted.SaveNow([]byte("another"), rows[later.Job]))
 	b.cache.takeUp(context.Background(), map[string][]byte{"another": rows[later.Job]})
 	time.Sleep(100 * time.Millisecond)
-	rows, err = b.cache.index.Wanted()
+	rows, err = b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.Contains(t, rows, "another", "it is not taken up at once, and so not found to be the same")
 	b.cache.takeUpOne(context.Background(), "another", &queuedJob{Name: "model.onnx", Starts: maxStarts + 1})

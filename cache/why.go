@@ -147,7 +147,7 @@ func oneEntry(name string, builds []index.Build) error {
 func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation, error) {
 	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
 	ghost := c.ghostOf(p, name)
-	events := c.index.Events(time.Time{})
+	events := c.index.Journal.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
 		e := &events[i]
 		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !c.rights.MayHear(p, e) {
@@ -173,7 +173,7 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 
 // whyNone says why there is no build for a request: what became of the last one, as far as the peer may hear it. "": nobody knows of one.
 func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
-	all, err := c.index.History(key)
+	all, err := c.index.Journal.History(key)
 	if err != nil {
 		return "" // no answer depends on it
 	}
@@ -185,7 +185,7 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 		}
 	}
 	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
-	ghosts := c.index.Ghosts(func(g *index.Ghost) bool {
+	ghosts := c.index.Journal.Tombstones(func(g *index.Tombstone) bool {
 		return g.RequestKey == key && !told[g.BuildID] && c.rights.MayHear(p, &Event{RequestKey: key,
 			BuildKey: g.BuildKey, BuildID: g.BuildID, Scope: g.Scope})
 	})
@@ -209,8 +209,8 @@ func unkept(e *Event) string {
 }
 
 // ghostOf gives the latest ghost of what is meant, nil if there is none.
-func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
-	found := c.index.Ghosts(func(g *index.Ghost) bool {
+func (c *Cache) ghostOf(p Peer, name string) *index.Tombstone {
+	found := c.index.Journal.Tombstones(func(g *index.Tombstone) bool {
 		e := &Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey,
 			ModelName: g.ModelName, Scope: g.Scope}
 		return meansEvent(name, e) && c.rights.MayHear(p, e)

@@ -25,7 +25,7 @@ func (c *Cache) withhold(ctx context.Context, b *index.Build, cause error) strin
 	reason := cause.Error()
 	c.log.Warn("build withheld", "build", b.BuildKey.String(), "why", reason)
 	c.putAsideAll(found)
-	if c.index.StateOf(b.ID).Name == index.Current {
+	if c.index.Journal.StateOf(b.ID).Name == index.Current {
 		c.withholdBuild(b.ID, index.Damaged, reason)
 	}
 	return "the stored build was damaged: " + reason
@@ -61,7 +61,7 @@ func (c *Cache) putAsideAll(all []packing.Damage) {
 // withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id. After
 // an error the build is withheld until the daemon ends. It is logged already.
 func (c *Cache) withholdBuild(id index.BuildID, state, reason string) error {
-	failed := c.index.SetState(id, index.State{Name: state, Reason: reason, At: c.now()})
+	failed := c.index.Journal.SetState(id, index.State{Name: state, Reason: reason, At: c.now()})
 	if failed != nil {
 		c.log.Error("state of build not kept", "build", id.String(), "error", failed)
 	}

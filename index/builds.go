@@ -120,7 +120,7 @@ func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
 // EachAfter is Each of the builds whose ids follow this one. The zero id, which
 // no build has, is before all.
 func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error) error {
-	return x.rowsFrom(ctx, bucketBuilds, nil, id[:], func(key, value []byte) error {
+	return x.db.rowsFrom(ctx, bucketBuilds, nil, id[:], func(key, value []byte) error {
 		b, err := unmarshalBuild(value)
 		if err != nil || !bytes.Equal(b.ID[:], key) {
 			return &DamageError{"index.db", fmt.Sprintf("the record of build %x is none", key)}
@@ -137,7 +137,7 @@ func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error)
 
 // idsOf returns the builds whose ids end the keys that begin with prefix, in order of keys.
 func (x *Index) idsOf(ctx context.Context, bucket, prefix []byte) (ids []BuildID, err error) {
-	err = x.rowsFrom(ctx, bucket, prefix, nil, func(key, _ []byte) error {
+	err = x.db.rowsFrom(ctx, bucket, prefix, nil, func(key, _ []byte) error {
 		id, err := idAtEnd(key)
 		ids = append(ids, id)
 		return err
@@ -167,7 +167,7 @@ func (x *Index) EachNeed(ctx context.Context, fn func(Need) error) error {
 }
 
 func (x *Index) eachNeed(ctx context.Context, prefix []byte, fn func(Need) error) error {
-	return x.rowsFrom(ctx, bucketBlobs, prefix, nil, func(key, value []byte) error {
+	return x.db.rowsFrom(ctx, bucketBlobs, prefix, nil, func(key, value []byte) error {
 		n, err := decodeNeed(key, value)
 		if err != nil || x.isGone(n.Build) {
 			return err

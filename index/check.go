@@ -21,7 +21,7 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 		return found, err
 	}
 	builds := uint64(0)
-	for i := range x.folders {
+	for i := range x.manifests.folders {
 		more, n, err := x.checkFolder(ctx, byte(i))
 		if err != nil {
 			return found, err
@@ -30,17 +30,17 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 		told.tell("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
-	for _, name := range x.leftovers() {
+	for _, name := range x.manifests.leftovers() {
 		found = append(found, Finding{"leftover", name, "work that a crash has cut short; removed at the next start"})
 	}
-	more, err := x.checkJournal()
+	more, err := x.Journal.check()
 	if err != nil {
 		return found, err
 	}
 	found = append(found, more...)
 	rows := uint64(0)
 	for _, bucket := range buckets {
-		err := x.rows(ctx, bucket, func(_, _ []byte) error { // which verifies the checksum of each
+		err := x.db.rows(ctx, bucket, func(_, _ []byte) error { // which verifies the checksum of each
 			rows++
 			told.often("rows of the index", rows, 0)
 			return nil
@@ -55,11 +55,11 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 
 // checkFolder lets no Publish be half done meanwhile. builds is how many it looked at.
 func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
-	x.changing.Lock()
-	defer x.changing.Unlock()
-	names, err := x.FS.ReadDir(x.folderPath(i))
+	x.manifests.changing.Lock()
+	defer x.manifests.changing.Unlock()
+	names, err := x.FS.ReadDir(x.manifests.folder(i))
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{{"missing", x.folderPath(i), "the folder is not there; it is made again at the next start"}}, 0, nil
+		return []Finding{{"missing", x.manifests.folder(i), "the folder is not there; it is made again at the next start"}}, 0, nil
 	}
 	if err != nil {
 		return nil, 0, err
@@ -69,7 +69,7 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 		if err := ctx.Err(); err != nil {
 			return nil, 0, err
 		}
-		path := filepath.Join(x.folderPath(i), name)
+		path := filepath.Join(x.manifests.folder(i), name)
 		id, err := ParseBuildID(name)
 		if err != nil || id[0] != i {
 			found = append(found, Finding{"foreign", path, "no manifest has this name"})
@@ -91,7 +91,7 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 }
 
 func (x *Index) checkManifest(id BuildID, path string) []Finding {
-	if _, err := x.readManifest(id); err != nil {
+	if _, err := x.manifests.read(id); err != nil {
 		return []Finding{findingOf(path, err)}
 	}
 	if _, err := x.Get(id); err != nil {
@@ -110,22 +110,11 @@ func (x *Index) known(i byte) (map[BuildID]bool, error) {
 	return known, err
 }
 
-func (x *Index) leftovers() []string {
-	names, err := x.FS.ReadDir(x.incoming)
-	if err != nil {
-		return nil // made again at the next start
-	}
-	paths := make([]string, len(names))
-	for i, name := range names {
-		paths[i] = filepath.Join(x.incoming, name)
-	}
-	return paths
-}
-
-func (x *Index) checkJournal() ([]Finding, error) {
-	x.journal.appending.Lock()
-	defer x.journal.appending.Unlock()
-	file, err := readFile(x.FS, x.journal.path, maxJournalRead)
+// check returns what is wrong with the file.
+func (j *Journal) check() ([]Finding, error) {
+	j.appending.Lock()
+	defer j.appending.Unlock()
+	file, err := readFile(j.fs, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", "journal", "somebody has deleted it"}}, nil
 	}

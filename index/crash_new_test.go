@@ -32,7 +32,7 @@ func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = x.Close() }) // of a machine that has lost its power
 			b := publish(t, x)
-			require.NoError(t, x.SetState(b.ID, State{Name: Withheld}))
+			require.NoError(t, x.Journal.SetState(b.ID, State{Name: Withheld}))
 			requireAfterCrash(t, fs, []outcome{{build: b, there: true, state: Withheld}})
 		})
 	}
@@ -44,8 +44,8 @@ func TestWhatWasTakenBackStaysAway(t *testing.T) {
 	b := sampleBuild()
 	file, err := encodeManifest(b)
 	require.NoError(t, err)
-	require.NoError(t, x.commit(b.ID, file))
-	require.NoError(t, x.uncommit(b.ID))
+	require.NoError(t, x.manifests.commit(b.ID, file))
+	require.NoError(t, x.manifests.uncommit(b.ID))
 	requireAfterCrash(t, fs, []outcome{{build: old, there: true}, {build: b, absent: true}})
 }
 
@@ -57,7 +57,7 @@ func TestADamagedManifestIsMovedDurably(t *testing.T) {
 	require.NoError(t, err)
 	b := publish(t, x)
 	require.NoError(t, x.Close())
-	path := x.manifestPath(b.ID)
+	path := x.manifests.path(b.ID)
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, []byte("damaged"), 0o600))
 	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // so that it is read

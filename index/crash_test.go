@@ -86,40 +86,40 @@ var operations = []operation{
 	},
 	{
 		name:  "withhold",
-		run:   func(x *Index, old, _ Build) error { return x.SetState(old.ID, State{Name: Withheld}) },
+		run:   func(x *Index, old, _ Build) error { return x.Journal.SetState(old.ID, State{Name: Withheld}) },
 		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
 		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
 		name: "withhold in a journal that is full",
 		run: func(x *Index, old, _ Build) error {
-			x.journal.mu.Lock()
-			x.journal.limit = 0
-			x.journal.mu.Unlock()
-			return x.SetState(old.ID, State{Name: Withheld})
+			x.Journal.mu.Lock()
+			x.Journal.limit = 0
+			x.Journal.mu.Unlock()
+			return x.Journal.SetState(old.ID, State{Name: Withheld})
 		},
 		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
 		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
 		name:  "pin",
-		run:   func(x *Index, old, _ Build) error { return x.Pin(old.ID, Pin{UID: 7}) },
+		run:   func(x *Index, old, _ Build) error { return x.Journal.Pin(old.ID, Pin{UID: 7}) },
 		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, pinned: true}} },
 		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
-		name: "leave ghosts and go together",
+		name: "leave tombstones and go together",
 		run: func(x *Index, old, _ Build) error {
-			var ghosts []Ghost
+			var tombstones []Tombstone
 			var list []Retraction
 			for _, b := range append(siblings(old, 2), old) {
 				if _, err := x.Get(b.ID); err != nil { // gone in an earlier try
 					continue
 				}
-				ghosts = append(ghosts, Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, Reason: "a test"})
+				tombstones = append(tombstones, Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, Reason: "a test"})
 				list = append(list, Retraction{ID: b.ID, Why: "a test"})
 			}
-			if err := x.Haunt(ctx, ghosts); err != nil {
+			if err := x.Journal.AddTombstones(ctx, tombstones); err != nil {
 				return err
 			}
 			x.RetractAll(list)
@@ -146,17 +146,17 @@ func requireIndex(t *testing.T, dir string, want []outcome) {
 		case o.there, !o.absent && err == nil:
 			require.NoError(t, err)
 			require.Equal(t, o.build, got)
-			_, pinned := x.Pinned(o.build.ID)
+			_, pinned := x.Journal.Pinned(o.build.ID)
 			require.False(t, o.pinned && !pinned, "the pin is lost")
 			if o.state != "" {
-				require.Equal(t, o.state, x.StateOf(o.build.ID).Name)
+				require.Equal(t, o.state, x.Journal.StateOf(o.build.ID).Name)
 			}
 		default:
 			require.ErrorIs(t, err, ErrNotFound)
 		}
 	}
 	for _, o := range want {
-		left := x.Ghosts(func(g *Ghost) bool { return g.BuildID == o.build.ID })
+		left := x.Journal.Tombstones(func(g *Tombstone) bool { return g.BuildID == o.build.ID })
 		_, err := x.Get(o.build.ID)
 		require.False(t, o.ghost && err != nil && len(left) == 0, "gone, and no ghost says why")
 		require.False(t, err == nil && len(left) > 0, "the ghost of a build that is there")
@@ -262,7 +262,7 @@ func TestStopWhileOpening(t *testing.T) {
 		t.Run("the database is "+name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
 				fs, x, old := start(t, 0)
-				require.NoError(t, x.SetState(old.ID, State{Name: Withheld}))
+				require.NoError(t, x.Journal.SetState(old.ID, State{Name: Withheld}))
 				require.NoError(t, x.Close())
 				dir := x.dir
 				require.NoError(t, spoil(dir))

@@ -7,9 +7,9 @@
 // is found after Open ends the use of the index, see BrokenError.
 //
 // Publish and RetractAll return when their effect is durable: the manifest is the
-// commit point both ways. SetState is durable when it returns. Everything else
-// (memos, views, stamps, uses, counters, notes) is kept in memory and written
-// a few seconds later and at Close.
+// commit point both ways. States, pins and tombstones are durable when the
+// methods of Journal return. Everything else (memos, views, stamps, uses, counters, events) is kept
+// in memory and written a few seconds later and at Close.
 //
 // All methods of an Index may be called at the same time. What Lookup, Get and
 // Each give is shared: callers never change it. One process has an index open

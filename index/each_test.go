@@ -16,8 +16,8 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 	var ids []BuildID
 	for i := range byte(5) {
 		b := publish(t, x, func(b *Build) { b.Files = []File{{b.Graph, 100 + int64(i), cas.Digest{100 + i}}} })
-		require.NoError(t, x.SaveView(b.ID, "view of "+b.ID.String()))
-		require.NoError(t, x.SaveShare(cas.Digest{i + 1}, []byte{i}))
+		require.NoError(t, x.Views.Save(b.ID[:], []byte("view of "+b.ID.String())))
+		require.NoError(t, x.Shares.Save(append([]byte{i + 1}, make([]byte, 31)...), []byte{i}))
 		ids = append(ids, b.ID)
 	}
 	gone := ids[0]
@@ -30,16 +30,17 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 	require.Equal(t, ids[2:], after)
 
 	var viewed []BuildID
-	require.NoError(t, x.EachView(ctx, func(id BuildID, path string) error {
-		require.Equal(t, "view of "+id.String(), path)
+	require.NoError(t, x.Views.Each(ctx, func(key, path []byte) error {
+		id := BuildID(key)
+		require.Equal(t, "view of "+id.String(), string(path))
 		viewed = append(viewed, id)
 		return nil
 	}))
 	require.Equal(t, ids, viewed)
 
 	var shares []byte
-	require.NoError(t, x.EachShare(ctx, func(d cas.Digest, share []byte) error {
-		require.Equal(t, cas.Digest{share[0] + 1}, d)
+	require.NoError(t, x.Shares.Each(ctx, func(key, share []byte) error {
+		require.Equal(t, cas.Digest{share[0] + 1}, cas.Digest(key))
 		shares = append(shares, share...)
 		return nil
 	}))
@@ -68,7 +69,7 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 
 	s, err := x.Survey(ctx, nil, nil)
 	require.NoError(t, err)
-	x.DropView(ids[0])
+	x.Views.Drop(ids[0][:])
 	for _, b := range s.Builds {
 		require.True(t, b.Viewed)
 	}

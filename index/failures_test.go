@@ -14,12 +14,12 @@ func TestFailuresOutliveARestart(t *testing.T) {
 	for i := range 3 * scanRows { // several pages
 		key := fmt.Sprintf("key %05d", i)
 		want[key] = fmt.Appendf(nil, "value %d", i)
-		require.NoError(t, x.SaveFailure([]byte(key), want[key]))
+		require.NoError(t, x.Failures.Save([]byte(key), want[key]))
 	}
-	x.DropFailure([]byte("key 00007"))
+	x.Failures.Drop([]byte("key 00007"))
 	delete(want, "key 00007")
 	for range 2 {
-		got, err := x.Failures()
+		got, err := x.Failures.All()
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		closeSound(t, x)

@@ -130,17 +130,17 @@ func TestTheJournalIsBounded(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
-	require.NoError(t, x.SetState(b.ID, v1State))
+	require.NoError(t, x.Journal.SetState(b.ID, v1State))
 	text := strings.Repeat("x", maxText)
 	for range 2 * maxJournal / maxText {
-		require.NoError(t, x.Note(ctx, Event{Kind: "failed", RequestKey: b.RequestKey, Text: text}))
+		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: b.RequestKey, Text: text}))
 	}
 	info, err := os.Stat(filepath.Join(dir, "journal"))
 	require.NoError(t, err)
 	require.LessOrEqual(t, info.Size(), int64(maxJournal+maxText+1000))
 	closeSound(t, x)
 	x = open(t, dir)
-	require.Equal(t, v1State, x.StateOf(b.ID))
+	require.Equal(t, v1State, x.Journal.StateOf(b.ID))
 	closeSound(t, x)
 }
 
@@ -182,13 +182,13 @@ func FuzzJournal(f *testing.F) {
 	f.Add(sample(f, "journal"))
 	f.Add(append(sample(f, "journal"), sample(f, "journal")...))
 	f.Fuzz(func(t *testing.T, file []byte) {
-		j := &journal{states: make(map[BuildID]State)}
+		j := &Journal{states: make(map[BuildID]State)}
 		if _, err := parseJournal(file, j.apply); err != nil {
 			return
 		}
 		image, err := j.image()
 		require.NoError(t, err)
-		again := &journal{states: make(map[BuildID]State)}
+		again := &Journal{states: make(map[BuildID]State)}
 		torn, damage := parseJournal(image, again.apply)
 		require.NoError(t, damage)
 		require.False(t, torn)
@@ -271,7 +271,7 @@ func BenchmarkLookup(b *testing.B) {
 	})
 	b.Run("use", func(b *testing.B) {
 		for b.Loop() {
-			if err := x.Use(build.ID, time.Now(), 1, 1); err != nil {
+			if err := x.Uses.Add(build.ID, time.Now(), 1, 1); err != nil {
 				b.Fatal(err)
 			}
 		}

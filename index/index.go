@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -50,23 +49,27 @@ type Options struct {
 type Index struct {
 	Options // none of FS, Log and now is nil
 
-	dir       string // the state folder
-	manifests string
-	incoming  string // manifests that have no name yet
-	opened    bool   // set by Open
+	dir    string // the state folder
+	opened bool   // set by Open
 
-	db       *database
-	reserve  *reserve
-	soft     *soft
-	journal  *journal
-	entries  *bounded[lookupKey, []Build]
-	changing sync.Mutex // held from a change of manifests until the database has it; guards folders
-	folders  [256]folder
-	memos    atomic.Int64 // saved since the memo was last trimmed
+	// Journal has the states, pins, tombstones and events of builds.
+	Journal *Journal
 
-	useMu   sync.Mutex // makes Use one step
-	countMu sync.Mutex // guards counts
-	counts  map[string]uint64
+	// The next ones are kept in memory, written within seconds, and may be lost with index.db.
+	Memos    Memos
+	Uses     Uses
+	Counters Counters
+	Views    Table // paths of views, by build ids
+	Failures Table // failed compiles, by keys of the caller
+	Wanted   Table // records of background jobs, by the ids of jobs
+	Sketches Table // what blobs with equal parts are found by, by digests
+	Shares   Table // what a blob was found to share, by digests; without one it has not been looked at
+
+	db        *database
+	reserve   *reserve
+	soft      *soft
+	entries   *bounded[lookupKey, []Build]
+	manifests *manifests
 
 	knownMu  sync.Mutex // guards the next two
 	gone     map[BuildID]bool
@@ -108,9 +111,8 @@ func Open(dir string, o Options) (*Index, error) {
 func newIndex(dir string, o Options) *Index {
 	x := &Index{
 		Options: o, dir: dir,
-		manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
 		entries: newBounded[lookupKey, []Build](entriesBytes), gone: make(map[BuildID]bool),
-		counts: make(map[string]uint64), woken: make(chan struct{}, 1),
+		woken: make(chan struct{}, 1),
 	}
 	if x.FS == nil {
 		x.FS = cas.OS{}
@@ -124,14 +126,23 @@ func newIndex(dir string, o Options) *Index {
 	x.reserve = newReserve(x.FS, dir)
 	x.db = &database{x: x, path: filepath.Join(dir, "index.db")}
 	x.soft = newSoft(x.db, x.wake)
+	files := filepath.Join(dir, manifestsName)
+	x.manifests = &manifests{fs: x.FS, dir: files, incoming: filepath.Join(files, incomingName),
+		now: x.now, wake: x.wake, times: Table{soft: x.soft, bucket: bucketFolders}}
+	x.Memos = Memos{table: Table{x.soft, bucketMemo, maxMemos}, now: x.now}
+	x.Uses = Uses{table: Table{soft: x.soft, bucket: bucketUse}}
+	x.Counters = Counters{table: Table{x.soft, bucketCounters, 1024}, counts: make(map[string]uint64)}
+	x.Views = Table{soft: x.soft, bucket: bucketViews}
+	x.Failures, x.Wanted = Table{x.soft, bucketFailures, 1 << 14}, Table{x.soft, bucketWanted, 1 << 12}
+	x.Sketches, x.Shares = Table{soft: x.soft, bucket: bucketSketches}, Table{soft: x.soft, bucket: bucketShares}
 	return x
 }
 
 func openOnce(dir string, o Options) (*Index, error) {
 	x := newIndex(dir, o)
 	if err := x.open(); err != nil {
-		if x.journal != nil {
-			err = errors.Join(err, x.journal.close())
+		if x.Journal != nil {
+			err = errors.Join(err, x.Journal.close())
 		}
 		return nil, fmt.Errorf("open index %s: %w", dir, errors.Join(err, x.db.close()))
 	}
@@ -143,7 +154,7 @@ func openOnce(dir string, o Options) (*Index, error) {
 }
 
 func (x *Index) open() error {
-	_, err := os.Lstat(x.manifests)
+	_, err := os.Lstat(x.manifests.dir)
 	first := errors.Is(err, fs.ErrNotExist) // a new store: that it has no database is no loss
 	if err := x.makeFolders(); err != nil {
 		return err
@@ -152,11 +163,12 @@ func (x *Index) open() error {
 	if err := x.reserve.dropHollow(); err != nil {
 		return err
 	}
-	x.journal, damage, err = openJournal(x.FS, x.dir, x.reserve)
+	x.Journal, damage, err = openJournal(x.FS, x.dir, x.reserve)
 	if err != nil {
 		return err
 	}
-	x.journal.heard = x.Heard
+	x.Journal.heard, x.Journal.now, x.Journal.wake = x.Heard, x.now, x.wake
+	x.Journal.exists = x.exists
 	if damage != nil {
 		x.report(Finding{"damaged", "journal", damage.Error()})
 	}
@@ -175,11 +187,11 @@ func (x *Index) open() error {
 	if err != nil {
 		return err
 	}
-	x.journal.prune(func(id BuildID) bool {
-		_, err := os.Lstat(x.manifestPath(id))
+	x.Journal.prune(func(id BuildID) bool {
+		_, err := os.Lstat(x.manifests.path(id))
 		return !errors.Is(err, fs.ErrNotExist)
 	})
-	return x.loadCounters()
+	return x.Counters.load()
 }
 
 // makeFolders makes every folder that a manifest can ever need, and removes
@@ -188,10 +200,10 @@ func (x *Index) makeFolders() error {
 	if err := cas.MakeFolder(x.FS, x.dir); err != nil {
 		return err
 	}
-	if err := cas.MakeShards(x.FS, x.manifests); err != nil {
+	if err := cas.MakeShards(x.FS, x.manifests.dir); err != nil {
 		return err
 	}
-	if err := cas.RemoveLeftovers(x.FS, x.incoming); err != nil {
+	if err := cas.RemoveLeftovers(x.FS, x.manifests.incoming); err != nil {
 		return err
 	}
 	for _, name := range []string{"journal.new", "journal.damaged", "index.db.new"} {
@@ -202,26 +214,17 @@ func (x *Index) makeFolders() error {
 	return nil
 }
 
-func (x *Index) loadCounters() error {
-	rows, err := x.all(bucketCounters, 1024)
-	for name, v := range rows {
-		f := fields{b: v}
-		x.counts[name] = f.u64()
-	}
-	return err
-}
-
 // Close writes what is in memory and closes the files. Calls that are still
 // running may fail.
 func (x *Index) Close() (err error) {
 	x.closing.Do(func() {
 		x.stop()
 		if broken := x.db.isBroken(); broken != nil {
-			err = errors.Join(broken, x.journal.close()) // what waits for the database may do so forever
+			err = errors.Join(broken, x.Journal.close()) // what waits for the database may do so forever
 			return
 		}
 		x.stopped.Wait()
-		err = errors.Join(x.flush(), x.journal.close(), x.db.close())
+		err = errors.Join(x.flush(), x.Journal.close(), x.db.close())
 	})
 	return err
 }
@@ -253,9 +256,9 @@ func (x *Index) flushUntil(ctx context.Context) {
 			x.Log.Warn("what may be lost could not be written, and stays in memory", "store", x.dir, "error", err)
 			x.wake()
 		}
-		if x.memos.Load() > maxMemos/8 {
-			x.memos.Store(0)
-			if err := x.trimMemo(maxMemos); err != nil {
+		if x.Memos.saved.Load() > maxMemos/8 {
+			x.Memos.saved.Store(0)
+			if err := x.Memos.trim(maxMemos); err != nil {
 				x.Log.Warn("old memos could not be dropped", "store", x.dir, "error", err)
 			}
 		}
@@ -263,9 +266,23 @@ func (x *Index) flushUntil(ctx context.Context) {
 }
 
 func (x *Index) flush() error {
-	err := x.journal.flush()
-	x.settleFolders()
+	err := x.Journal.flush()
+	x.manifests.settle()
 	return errors.Join(err, x.soft.flush())
+}
+
+// Stamps remembers the stamps of blobs that package cas has verified.
+func (x *Index) Stamps() cas.StampBook { return stamps{Table{soft: x.soft, bucket: bucketStamps}} }
+
+// UnpackedStamps remembers those of unpacked copies, which are other files.
+func (x *Index) UnpackedStamps() cas.StampBook {
+	return stamps{Table{soft: x.soft, bucket: bucketUnpacked}}
+}
+
+// RecipeStamps remembers those of recipes that were found to rebuild their blobs, by the digests of
+// these.
+func (x *Index) RecipeStamps() cas.StampBook {
+	return stamps{Table{soft: x.soft, bucket: bucketProven}}
 }
 
 // Rebuilt returns why Open made the database again, or "".
@@ -305,6 +322,11 @@ func (x *Index) report(f Finding) {
 	x.Log.Error("store has a problem", "store", x.dir, "kind", f.Kind, "object", f.Object, "detail", f.Detail)
 }
 
+func (x *Index) exists(id BuildID) error {
+	_, err := x.Get(id)
+	return err
+}
+
 func (x *Index) isGone(id BuildID) bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()
@@ -316,58 +338,4 @@ func (x *Index) goneNow() map[BuildID]bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()
 	return maps.Clone(x.gone)
-}
-
-// SetState says whether a build may be served, durably when it returns.
-func (x *Index) SetState(id BuildID, s State) error {
-	switch s.Name {
-	case Current, Withheld, Damaged:
-	default:
-		return fmt.Errorf("build %s: no state is called %q", id, s.Name)
-	}
-	if _, err := x.Get(id); err != nil {
-		return fmt.Errorf("build %s: %w", id, err)
-	}
-	if s.At.IsZero() {
-		s.At = x.now()
-	}
-	s.At = trimTime(s.At)
-	if err := x.journal.state(id, s); err != nil {
-		return fmt.Errorf("note that build %s is %s: %w", id, s.Name, err)
-	}
-	return nil
-}
-
-// StateOf returns what is known against a build, from memory.
-func (x *Index) StateOf(id BuildID) State {
-	if s, ok := x.journal.stateOf(id); ok {
-		return s
-	}
-	return State{Name: Current}
-}
-
-// Note adds to the history of a request, or of the machine; written within
-// seconds. Texts are cut off at 4 KiB, names at 512 bytes. After an error the
-// event is known until Close.
-func (x *Index) Note(ctx context.Context, e Event) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if e.At.IsZero() {
-		e.At = x.now()
-	}
-	x.wake()
-	return x.journal.note(e)
-}
-
-// History returns what is still known of a request, oldest first.
-func (x *Index) History(k RequestKey) ([]Event, error) {
-	return x.journal.eventsThat(func(e *Event) bool { return e.RequestKey == k }), nil
-}
-
-// Events returns what is still known of that time and later, of all requests
-// and of the machine, oldest first: some 8,000 at least, and never more than
-// twice as many.
-func (x *Index) Events(since time.Time) []Event {
-	return x.journal.eventsThat(func(e *Event) bool { return !e.At.Before(since) }) // a clock may have been set back
 }

@@ -98,7 +98,7 @@ func TestEventsAreToldAndKept(t *testing.T) {
 	early := time.Now().Add(-time.Hour)
 	for i, e := range want[:2] {
 		e.At = early.Add(time.Duration(i) * time.Minute)
-		require.NoError(t, x.Note(context.Background(), e))
+		require.NoError(t, x.Journal.Note(context.Background(), e))
 	}
 	require.NoError(t, x.Retract(context.Background(), b.ID, "by hand"))
 	without := func(events []Event) (out []Event) {
@@ -111,12 +111,12 @@ func TestEventsAreToldAndKept(t *testing.T) {
 		return out
 	}
 	require.Equal(t, want, without(heard))
-	require.Equal(t, want, without(x.Events(time.Time{})))
-	require.Len(t, x.Events(early.Add(time.Second)), 2)
+	require.Equal(t, want, without(x.Journal.Events(time.Time{})))
+	require.Len(t, x.Journal.Events(early.Add(time.Second)), 2)
 	require.NoError(t, x.Close())
 
 	again := open(t, dir)
-	kept := again.Events(time.Time{})
+	kept := again.Journal.Events(time.Time{})
 	for i := range heard {
 		heard[i].Sequence = 0
 	}

@@ -2,6 +2,7 @@ package index
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,16 +20,20 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// journal is the file, and in memory what it says.
+// Journal has what is known of builds beside their manifests: states, pins, tombstones and events.
+// It is a file, and in memory what the file says; all reads are answered from memory.
 //
 // Readers never block on writers, and appends never block on fsync. Locks are taken in the order
 // syncing, appending, mu.
-type journal struct {
+type Journal struct {
 	fs   cas.FS
 	dir  string // the state folder
 	path string
 
-	reserve *reserve // of the disk, for what must not be missing
+	reserve *reserve            // of the disk, for what must not be missing
+	now     func() time.Time    // this and the next two are set by the index
+	wake    func()              // asks for a flush some seconds from now
+	exists  func(BuildID) error // nil: the index has the build
 
 	syncing sync.Mutex // one sync at a time
 
@@ -39,19 +44,19 @@ type journal struct {
 	written   uint64 // appends since the start
 	synced    uint64 // how many of them are durable
 
-	mu     sync.Mutex        // guards all below
-	states map[BuildID]State // never Current
-	pins   map[BuildID]Pin
-	ghosts []Ghost     // in the order in which their builds went
-	events []Event     // oldest first
-	last   uint64      // sequence of the latest event
-	heard  func(Event) // nil, or told of each new event, in order
+	mu         sync.Mutex        // guards all below
+	states     map[BuildID]State // never Current
+	pins       map[BuildID]Pin
+	tombstones []Tombstone // in the order in which their builds went
+	events     []Event     // oldest first
+	last       uint64      // sequence of the latest event
+	heard      func(Event) // nil, or told of each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with
 // it; what could still be read of it is kept then.
-func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *journal, damage error, err error) {
-	j = &journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve, states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
+func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *Journal, damage error, err error) {
+	j = &Journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve, states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
 	file, err := readFile(fsys, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil, j.rewrite()
@@ -84,7 +89,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *journal, damage 
 
 // keepDamaged puts the file into the quarantine under a further name: until the
 // new one takes its place, it is still the best journal there is.
-func (j *journal) keepDamaged(why string) error {
+func (j *Journal) keepDamaged(why string) error {
 	aside := j.path + ".damaged"
 	if err := remove(j.fs, aside); err != nil {
 		return err
@@ -96,7 +101,7 @@ func (j *journal) keepDamaged(why string) error {
 }
 
 // apply takes a record into memory.
-func (j *journal) apply(rec *manifestpb.Record) error {
+func (j *Journal) apply(rec *manifestpb.Record) error {
 	switch kind := rec.Kind.(type) {
 	case *manifestpb.Record_State:
 		var id BuildID
@@ -113,11 +118,11 @@ func (j *journal) apply(rec *manifestpb.Record) error {
 	case *manifestpb.Record_Pin:
 		return j.applyPin(kind.Pin)
 	case *manifestpb.Record_Ghost:
-		g, err := ghostOf(kind.Ghost)
+		t, err := tombstoneOf(kind.Ghost)
 		if err != nil {
 			return err
 		}
-		j.addGhost(g)
+		j.addTombstone(t)
 	}
 	return nil // of a kind that a newer epcached has added, and that may be ignored
 }
@@ -128,7 +133,7 @@ func eventOf(m *manifestpb.Event) (Event, error) {
 		optional("build_id", e.BuildID[:], m.BuildId), optional("build_key", e.BuildKey[:], m.BuildKey))
 }
 
-func (j *journal) setState(id BuildID, s State) {
+func (j *Journal) setState(id BuildID, s State) {
 	if s.Name == Current {
 		delete(j.states, id)
 	} else {
@@ -137,7 +142,7 @@ func (j *journal) setState(id BuildID, s State) {
 }
 
 // addEvent keeps memory within bounds without moving all events every time.
-func (j *journal) addEvent(e Event) {
+func (j *Journal) addEvent(e Event) {
 	if len(j.events) >= 2*maxEvents {
 		j.events = fairly(j.events, maxEvents, math.MaxInt)
 	}
@@ -172,16 +177,31 @@ func shorten(s string, limit int) string {
 	return strings.ToValidUTF8(s, "")
 }
 
-// state notes what is known of a build, durably when it returns. In memory it counts even if that
-// fails, because a build that may be bad must not be served.
-func (j *journal) state(id BuildID, s State) error {
-	return j.change(func() { j.setState(id, s) }, stateRecord(id, s))
+// SetState says whether a build may be served, durably when it returns. In memory it counts even if
+// that fails, because a build that may be bad must not be served.
+func (j *Journal) SetState(id BuildID, s State) error {
+	switch s.Name {
+	case Current, Withheld, Damaged:
+	default:
+		return fmt.Errorf("build %s: no state is called %q", id, s.Name)
+	}
+	if err := j.exists(id); err != nil {
+		return fmt.Errorf("build %s: %w", id, err)
+	}
+	if s.At.IsZero() {
+		s.At = j.now()
+	}
+	s.At = trimTime(s.At)
+	if err := j.change(func() { j.setState(id, s) }, stateRecord(id, s)); err != nil {
+		return fmt.Errorf("note that build %s is %s: %w", id, s.Name, err)
+	}
+	return nil
 }
 
 // change does something to what memory holds, and appends the records of it, durably when it
 // returns; on a full disk it takes of the reserve. After an error it is done in memory only, and the
 // next append writes all that memory holds.
-func (j *journal) change(do func(), records ...*manifestpb.Record) error {
+func (j *Journal) change(do func(), records ...*manifestpb.Record) error {
 	j.appending.Lock()
 	j.mu.Lock()
 	do()
@@ -201,7 +221,7 @@ func (j *journal) change(do func(), records ...*manifestpb.Record) error {
 
 // forget drops the state and the pin of a build that is gone. The file need not say so: a
 // build id is never used again.
-func (j *journal) forget(id BuildID) {
+func (j *Journal) forget(id BuildID) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.states, id)
@@ -209,26 +229,49 @@ func (j *journal) forget(id BuildID) {
 }
 
 // prune drops the states and pins of builds that are gone, which the file may
-// still have, and the ghosts of those that are there: a crash kept them from
+// still have, and the tombstones of those that are there: a crash kept them from
 // going.
-func (j *journal) prune(there func(BuildID) bool) {
+func (j *Journal) prune(there func(BuildID) bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	maps.DeleteFunc(j.states, func(id BuildID, _ State) bool { return !there(id) })
 	maps.DeleteFunc(j.pins, func(id BuildID, _ Pin) bool { return !there(id) })
-	j.ghosts = slices.DeleteFunc(j.ghosts, func(g Ghost) bool { return there(g.BuildID) })
+	j.tombstones = slices.DeleteFunc(j.tombstones, func(g Tombstone) bool { return there(g.BuildID) })
 }
 
-func (j *journal) stateOf(id BuildID) (State, bool) {
+// StateOf returns the state of a build.
+func (j *Journal) StateOf(id BuildID) State {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	s, ok := j.states[id]
-	return s, ok
+	if s, ok := j.states[id]; ok {
+		return s
+	}
+	return State{Name: Current}
+}
+
+// NotServed returns the builds whose state is another than Current.
+func (j *Journal) NotServed() []BuildID {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Keys(j.states))
+}
+
+// Note adds to the history of a request, or of the machine; written within seconds. Texts are cut
+// off at 4 KiB, names at 512 bytes. After an error the event is known until Close.
+func (j *Journal) Note(ctx context.Context, e Event) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if e.At.IsZero() {
+		e.At = j.now()
+	}
+	j.wake()
+	return j.note(e)
 }
 
 // note adds an event, durable at the next flush. In memory it counts even if
 // that fails.
-func (j *journal) note(e Event) error {
+func (j *Journal) note(e Event) error {
 	e.At, e.Text, e.Kind = trimTime(e.At), shorten(e.Text, maxText), shorten(e.Kind, 64)
 	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName), shorten(e.Scope, 64)
 	e.By = shorten(e.By, 64)
@@ -245,8 +288,19 @@ func (j *journal) note(e Event) error {
 	return j.append(eventRecord(e))
 }
 
+// History returns what is still known of a request, oldest first.
+func (j *Journal) History(k RequestKey) ([]Event, error) {
+	return j.eventsThat(func(e *Event) bool { return e.RequestKey == k }), nil
+}
+
+// Events returns what is still known of that time and later, of all requests and of the machine,
+// oldest first: some 8,000 at least, and never more than twice as many.
+func (j *Journal) Events(since time.Time) []Event {
+	return j.eventsThat(func(e *Event) bool { return !e.At.Before(since) }) // a clock may have been set back
+}
+
 // eventsThat returns the events that match, oldest first.
-func (j *journal) eventsThat(match func(*Event) bool) []Event {
+func (j *Journal) eventsThat(match func(*Event) bool) []Event {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var events []Event
@@ -260,7 +314,7 @@ func (j *journal) eventsThat(match func(*Event) bool) []Event {
 
 // append writes records, which memory holds already, all or none. If the file cannot be trusted any
 // more, it writes all that memory holds to a new one. appending is held.
-func (j *journal) append(records ...*manifestpb.Record) error {
+func (j *Journal) append(records ...*manifestpb.Record) error {
 	if j.file == nil || j.size >= j.limit {
 		return j.rewrite()
 	}
@@ -281,7 +335,7 @@ func (j *journal) append(records ...*manifestpb.Record) error {
 
 // sync makes so many records durable. Those who wait for the same sync have it
 // together, and nobody who reads or appends waits for it.
-func (j *journal) sync(upTo uint64) error {
+func (j *Journal) sync(upTo uint64) error {
 	j.syncing.Lock()
 	defer j.syncing.Unlock()
 	j.appending.Lock()
@@ -310,17 +364,17 @@ func (j *journal) sync(upTo uint64) error {
 	return nil
 }
 
-func (j *journal) flush() error {
+func (j *Journal) flush() error {
 	j.appending.Lock()
 	upTo := j.written
 	j.appending.Unlock()
 	return j.sync(upTo)
 }
 
-// rewrite makes a new journal of all states, pins and ghosts, and the latest events. The rename
+// rewrite makes a new journal of all states, pins and tombstones, and the latest events. The rename
 // is its commit point; before it the old file stands. On a full disk it takes of
 // the reserve. appending is held.
-func (j *journal) rewrite() error {
+func (j *Journal) rewrite() error {
 	if j.file != nil {
 		// Nothing more is written to it. What closing could report was lost
 		// or synced before.
@@ -335,7 +389,7 @@ func (j *journal) rewrite() error {
 }
 
 // replace puts a file with these bytes in the journal's place.
-func (j *journal) replace(b []byte) error {
+func (j *Journal) replace(b []byte) error {
 	temp := j.path + ".new"
 	if err := remove(j.fs, temp); err != nil {
 		return err
@@ -359,9 +413,9 @@ func (j *journal) replace(b []byte) error {
 }
 
 // image returns the bytes of a journal that says what memory holds: every
-// state, pin and ghost, and the latest events up to half the limit.
-func (j *journal) image() ([]byte, error) {
-	states, pins, ghosts, events := j.kept()
+// state, pin and tombstone, and the latest events up to half the limit.
+func (j *Journal) image() ([]byte, error) {
+	states, pins, tombstones, events := j.kept()
 	var records []*manifestpb.Record
 	for id, s := range states {
 		records = append(records, stateRecord(id, s))
@@ -369,8 +423,8 @@ func (j *journal) image() ([]byte, error) {
 	for id, p := range pins {
 		records = append(records, pinRecord(id, p, false))
 	}
-	for i := range ghosts {
-		records = append(records, ghostRecord(&ghosts[i]))
+	for i := range tombstones {
+		records = append(records, tombstoneRecord(&tombstones[i]))
 	}
 	for _, e := range events {
 		records = append(records, eventRecord(e))
@@ -380,15 +434,15 @@ func (j *journal) image() ([]byte, error) {
 
 // kept drops what is too old to be kept, and gives copies of the rest, so that
 // nobody waits while it is encoded.
-func (j *journal) kept() (map[BuildID]State, map[BuildID]Pin, []Ghost, []Event) {
+func (j *Journal) kept() (map[BuildID]State, map[BuildID]Pin, []Tombstone, []Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.ghosts = slices.Clone(j.ghosts[max(0, len(j.ghosts)-maxGhosts):])
+	j.tombstones = slices.Clone(j.tombstones[max(0, len(j.tombstones)-maxTombstones):])
 	j.events = fairly(j.events, maxEvents, maxJournal/2)
-	return maps.Clone(j.states), maps.Clone(j.pins), slices.Clone(j.ghosts), slices.Clone(j.events)
+	return maps.Clone(j.states), maps.Clone(j.pins), slices.Clone(j.tombstones), slices.Clone(j.events)
 }
 
-func (j *journal) close() error {
+func (j *Journal) close() error {
 	err := j.flush()
 	j.appending.Lock()
 	defer j.appending.Unlock()
@@ -402,23 +456,20 @@ func (j *journal) close() error {
 // trimTime takes off what no file keeps: monotonic reading and time zone.
 func trimTime(t time.Time) time.Time { return fromNanos(nanos(t)) }
 
-// RestoreJournal writes the journal anew, from memory, if somebody has deleted
-// it: the open file goes with the process, and with it what must not be served.
-// It tells whether that was so. The state folder has to be this index's still.
-func (x *Index) RestoreJournal() (restored bool, err error) {
-	if restored, err = x.journal.restore(); err != nil {
+// Restore writes the journal again, from memory, if it has been deleted: otherwise the marks of
+// builds that must not be served would end with the process. It reports whether that was so. The
+// state folder has to be this index's still.
+func (j *Journal) Restore() (restored bool, err error) {
+	j.appending.Lock()
+	defer j.appending.Unlock()
+	if _, err = os.Lstat(j.path); err == nil {
+		return false, nil
+	}
+	if restored = errors.Is(err, fs.ErrNotExist); restored {
+		err = j.rewrite()
+	}
+	if err != nil {
 		err = fmt.Errorf("restore journal: %w", err)
 	}
 	return restored, err
-}
-
-func (j *journal) restore() (restored bool, err error) {
-	j.appending.Lock()
-	defer j.appending.Unlock()
-	if _, err := os.Lstat(j.path); err == nil {
-		return false, nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	return true, j.rewrite()
 }

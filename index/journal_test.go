@@ -41,9 +41,9 @@ func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
 	j, damage, err := openJournal(disk, dir, newReserve(disk, dir))
 	require.NoError(t, errors.Join(damage, err))
 	for i := range byte(2) {
-		g := Ghost{BuildID: BuildID{i + 1}}
-		j.addGhost(g)
-		require.NoError(t, j.append(ghostRecord(&g)))
+		g := Tombstone{BuildID: BuildID{i + 1}}
+		j.addTombstone(g)
+		require.NoError(t, j.append(tombstoneRecord(&g)))
 	}
 	disk.broken = true
 	require.ErrorIs(t, j.sync(1), syscall.EIO)
@@ -53,6 +53,6 @@ func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
 	require.NoError(t, j.close())
 	j, damage, err = openJournal(disk, dir, newReserve(disk, dir))
 	require.NoError(t, errors.Join(damage, err))
-	require.Len(t, j.ghosts, 2)
+	require.Len(t, j.tombstones, 2)
 	require.NoError(t, j.close())
 }

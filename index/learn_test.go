@@ -19,7 +19,7 @@ import (
 // bucketRows reads a whole bucket.
 func bucketRows(t *testing.T, x *Index, bucket []byte) map[string]string {
 	out := make(map[string]string)
-	require.NoError(t, x.rows(context.Background(), bucket, func(key, value []byte) error {
+	require.NoError(t, x.db.rows(context.Background(), bucket, func(key, value []byte) error {
 		out[string(key)] = string(value)
 		return nil
 	}))
@@ -104,7 +104,7 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 		if from > 0 {
 			after = bigEndian(from - 1)
 		}
-		require.NoError(t, x.rowsFrom(context.Background(), bucketMemo, nil, after, func(key, value []byte) error {
+		require.NoError(t, x.db.rowsFrom(context.Background(), bucketMemo, nil, after, func(key, value []byte) error {
 			require.Equal(t, bigEndian(next), key)
 			require.Equal(t, numbers(next), value)
 			next++
@@ -113,14 +113,14 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 		require.EqualValues(t, rows, next)
 	}
 	n := 0
-	require.ErrorIs(t, x.rows(context.Background(), bucketMemo, func([]byte, []byte) error {
+	require.ErrorIs(t, x.db.rows(context.Background(), bucketMemo, func([]byte, []byte) error {
 		if n++; n == scanRows+3 {
 			return os.ErrExist
 		}
 		return nil
 	}), os.ErrExist)
 	ctx, stop := context.WithCancel(context.Background())
-	require.ErrorIs(t, x.rows(ctx, bucketMemo, func([]byte, []byte) error { stop(); return nil }), context.Canceled)
+	require.ErrorIs(t, x.db.rows(ctx, bucketMemo, func([]byte, []byte) error { stop(); return nil }), context.Canceled)
 	closeSound(t, x)
 }
 
@@ -153,8 +153,8 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 	goes := publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{7}, BuildKey{7} })
 	at := time.Unix(1e9, 0).UTC()
 	for _, b := range []Build{stays, goes} {
-		require.NoError(t, x.Use(b.ID, at, 3, 1))
-		require.NoError(t, x.SaveView(b.ID, "view of "+b.ID.String()))
+		require.NoError(t, x.Uses.Add(b.ID, at, 3, 1))
+		require.NoError(t, x.Views.Save(b.ID[:], []byte("view of "+b.ID.String())))
 	}
 	require.NoError(t, x.Close())
 	const few = learnPage + 7 // in two transactions
@@ -167,12 +167,12 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 	require.EqualValues(t, 1+few, space.Builds)
 	_, err = x.Get(last.ID)
 	require.NoError(t, err)
-	used, hits := x.LastUse(stays.ID)
+	used, hits := x.Uses.Last(stays.ID)
 	require.Equal(t, at, used)
 	require.EqualValues(t, 3, hits)
-	view, ok := x.View(stays.ID)
+	view, ok := x.Views.Get(stays.ID[:])
 	require.True(t, ok)
-	require.Equal(t, "view of "+stays.ID.String(), view)
+	require.Equal(t, "view of "+stays.ID.String(), string(view))
 	require.NotContains(t, bucketRows(t, x, bucketViews), string(goes.ID[:]))
 	publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{9}, BuildKey{9} }) // it can be written to
 	closeSound(t, x)

@@ -17,15 +17,15 @@ type Pin struct {
 
 // Pin keeps a build, durably when it returns. Pinning it again changes nothing
 // but who wished it, and when.
-func (x *Index) Pin(id BuildID, p Pin) error {
-	if _, err := x.Get(id); err != nil {
+func (j *Journal) Pin(id BuildID, p Pin) error {
+	if err := j.exists(id); err != nil {
 		return fmt.Errorf("pin build %s: %w", id, err)
 	}
 	if p.At.IsZero() {
-		p.At = x.now()
+		p.At = j.now()
 	}
 	p.At = trimTime(p.At)
-	if err := x.journal.pin(id, p, false); err != nil {
+	if err := j.pin(id, p, false); err != nil {
 		return fmt.Errorf("pin build %s: %w", id, err)
 	}
 	return nil
@@ -33,42 +33,35 @@ func (x *Index) Pin(id BuildID, p Pin) error {
 
 // Unpin takes that back, durably when it returns. It is no error if the build
 // was not pinned.
-func (x *Index) Unpin(id BuildID) error {
-	p, ok := x.Pinned(id)
+func (j *Journal) Unpin(id BuildID) error {
+	p, ok := j.Pinned(id)
 	if !ok {
 		return nil
 	}
-	if err := x.journal.pin(id, p, true); err != nil {
+	if err := j.pin(id, p, true); err != nil {
 		return fmt.Errorf("unpin build %s: %w", id, err)
 	}
 	return nil
 }
 
-// Pinned returns the build's pin, from memory.
-func (x *Index) Pinned(id BuildID) (Pin, bool) {
-	x.journal.mu.Lock()
-	defer x.journal.mu.Unlock()
-	p, ok := x.journal.pins[id]
+// Pinned returns the build's pin.
+func (j *Journal) Pinned(id BuildID) (Pin, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	p, ok := j.pins[id]
 	return p, ok
 }
 
 // PinnedBuilds returns the builds that are pinned.
-func (x *Index) PinnedBuilds() []BuildID {
-	x.journal.mu.Lock()
-	defer x.journal.mu.Unlock()
-	return slices.Collect(maps.Keys(x.journal.pins))
-}
-
-// NotServed returns the builds whose state is another than Current.
-func (x *Index) NotServed() []BuildID {
-	x.journal.mu.Lock()
-	defer x.journal.mu.Unlock()
-	return slices.Collect(maps.Keys(x.journal.states))
+func (j *Journal) PinnedBuilds() []BuildID {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Keys(j.pins))
 }
 
 // pin notes a wish, or takes it back, durably when it returns. After an error nothing has changed,
 // because the caller is told so.
-func (j *journal) pin(id BuildID, p Pin, off bool) error {
+func (j *Journal) pin(id BuildID, p Pin, off bool) error {
 	set := func(p Pin, pinned bool) {
 		if pinned {
 			j.pins[id] = p
@@ -90,7 +83,7 @@ func (j *journal) pin(id BuildID, p Pin, off bool) error {
 	return err
 }
 
-func (j *journal) applyPin(m *manifestpb.Pin) error {
+func (j *Journal) applyPin(m *manifestpb.Pin) error {
 	var id BuildID
 	if err := fixed("build_id", id[:], m.GetBuildId()); err != nil {
 		return err

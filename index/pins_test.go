@@ -17,20 +17,20 @@ func TestPinsAreKeptOverARestart(t *testing.T) {
 	kept, let, gone := publish(t, x), publish(t, x), publish(t, x)
 	at := time.Unix(1000, 5).UTC()
 	for _, b := range []Build{kept, let, gone} {
-		require.NoError(t, x.Pin(b.ID, Pin{At: at, UID: 7}))
+		require.NoError(t, x.Journal.Pin(b.ID, Pin{At: at, UID: 7}))
 	}
-	require.NoError(t, x.Unpin(let.ID))
-	require.NoError(t, x.Unpin(let.ID), "taking back twice")
+	require.NoError(t, x.Journal.Unpin(let.ID))
+	require.NoError(t, x.Journal.Unpin(let.ID), "taking back twice")
 	require.NoError(t, x.Retract(ctx, gone.ID, "a test"))
-	require.ErrorIs(t, x.Pin(gone.ID, Pin{}), ErrNotFound)
+	require.ErrorIs(t, x.Journal.Pin(gone.ID, Pin{}), ErrNotFound)
 	closeSound(t, x)
 
 	x = open(t, dir)
-	p, ok := x.Pinned(kept.ID)
+	p, ok := x.Journal.Pinned(kept.ID)
 	require.True(t, ok)
 	require.Equal(t, Pin{At: at, UID: 7}, p)
 	for _, b := range []Build{let, gone} {
-		_, ok := x.Pinned(b.ID)
+		_, ok := x.Journal.Pinned(b.ID)
 		require.False(t, ok)
 	}
 	closeSound(t, x)
@@ -41,36 +41,36 @@ func TestPinsAndGhostsOutliveANewJournal(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
-	require.NoError(t, x.Pin(b.ID, Pin{UID: 7}))
-	ghost := Ghost{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2}, BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
+	require.NoError(t, x.Journal.Pin(b.ID, Pin{UID: 7}))
+	ghost := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2}, BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
 		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5, LastUsed: time.Unix(1000, 0).UTC()}
-	require.NoError(t, x.Haunt(ctx, []Ghost{ghost}))
+	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{ghost}))
 	text := strings.Repeat("x", maxText)
 	for range maxJournal / maxText * 3 / 2 {
-		require.NoError(t, x.Note(ctx, Event{Kind: "failed", Text: text}))
+		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", Text: text}))
 	}
 	closeSound(t, x)
 	x = open(t, dir)
-	_, ok := x.Pinned(b.ID)
+	_, ok := x.Journal.Pinned(b.ID)
 	require.True(t, ok)
-	require.Equal(t, []Ghost{ghost}, x.Ghosts(nil))
+	require.Equal(t, []Tombstone{ghost}, x.Journal.Tombstones(nil))
 	closeSound(t, x)
 }
 
 func TestGhostsAreBounded(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
-	page := make([]Ghost, 512)
-	for n := 0; n < 3*maxGhosts; n += len(page) {
+	page := make([]Tombstone, 512)
+	for n := 0; n < 3*maxTombstones; n += len(page) {
 		for i := range page {
-			page[i] = Ghost{BuildID: BuildID{1, byte(n >> 16), byte(n >> 8), byte(i >> 8), byte(i)}, ModelName: fmt.Sprint(n + i), Reason: strings.Repeat("x", 200)}
+			page[i] = Tombstone{BuildID: BuildID{1, byte(n >> 16), byte(n >> 8), byte(i >> 8), byte(i)}, ModelName: fmt.Sprint(n + i), Reason: strings.Repeat("x", 200)}
 		}
-		require.NoError(t, x.Haunt(ctx, page))
+		require.NoError(t, x.Journal.AddTombstones(ctx, page))
 	}
-	left := x.Ghosts(nil)
-	require.GreaterOrEqual(t, len(left), maxGhosts)
-	require.LessOrEqual(t, len(left), 2*maxGhosts)
-	require.Equal(t, fmt.Sprint(3*maxGhosts-1), left[len(left)-1].ModelName, "the oldest went, not the newest")
+	left := x.Journal.Tombstones(nil)
+	require.GreaterOrEqual(t, len(left), maxTombstones)
+	require.LessOrEqual(t, len(left), 2*maxTombstones)
+	require.Equal(t, fmt.Sprint(3*maxTombstones-1), left[len(left)-1].ModelName, "the oldest went, not the newest")
 	info, err := os.Stat(filepath.Join(dir, "journal"))
 	require.NoError(t, err)
 	require.LessOrEqual(t, info.Size(), int64(2*maxJournal))
@@ -82,13 +82,13 @@ func TestTheGhostOfABuildThatIsThereMeansNothing(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
-	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: b.ID}, {BuildID: BuildID{1}}}))
+	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: b.ID}, {BuildID: BuildID{1}}}))
 	closeSound(t, x)
 	x = open(t, dir)
-	left := x.Ghosts(nil)
+	left := x.Journal.Tombstones(nil)
 	require.Len(t, left, 1)
 	require.Equal(t, BuildID{1}, left[0].BuildID)
-	x.Exorcise(BuildID{1})
-	require.Empty(t, x.Ghosts(nil))
+	x.Journal.DropTombstone(BuildID{1})
+	require.Empty(t, x.Journal.Tombstones(nil))
 	closeSound(t, x)
 }

@@ -13,7 +13,7 @@ import (
 
 // OpenReadOnly reads the manifests and the journal in the state folder dir, and
 // returns the builds with an index that has no database. The index answers
-// StateOf, Problems, History, Ghosts and BlobBytes, remembers memos and stamps
+// StateOf, Problems, History, Tombstones and BlobBytes, remembers memos and stamps
 // until the process ends, and fails where it needs the database. It need not be
 // closed.
 //
@@ -36,11 +36,11 @@ func OpenReadOnly(ctx context.Context, dir string) (*Index, []Build, error) {
 }
 
 func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
-	if _, err := x.FS.ReadDir(x.manifests); err != nil {
+	if _, err := x.FS.ReadDir(x.manifests.dir); err != nil {
 		return nil, err
 	}
-	for i := range x.folders {
-		ids, err := x.list(byte(i))
+	for i := range x.manifests.folders {
+		ids, err := x.manifests.list(byte(i))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -51,13 +51,13 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 			return nil, err
 		}
 		for _, id := range ids {
-			b, err := x.readManifest(id)
+			b, err := x.manifests.read(id)
 			switch {
 			case err == nil:
 				builds = append(builds, b)
 				maps.Copy(x.sizes, distinct(b))
 			case !errors.Is(err, fs.ErrNotExist): // not retracted since the folder was listed
-				x.report(findingOf(x.manifestPath(id), err))
+				x.report(findingOf(x.manifests.path(id), err))
 			}
 		}
 	}
@@ -66,13 +66,13 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 
 // readJournal reads as much of the journal as it can: an end within a record is what a crash leaves.
 func (x *Index) readJournal() error {
-	x.journal = &journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
+	x.Journal = &Journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin), exists: x.exists}
 	file, err := readFile(x.FS, filepath.Join(x.dir, "journal"), maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		_, err = parseJournal(file, x.journal.apply)
+		_, err = parseJournal(file, x.Journal.apply)
 	}
 	if err == nil || errors.As(err, new(*NewerError)) {
 		return err

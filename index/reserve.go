@@ -19,7 +19,7 @@ const ReserveBytes = maxJournal
 const reservePiece = ReserveBytes / 4
 
 // reserve is a file of blocks that hold nothing, for a disk that is full.
-// Without it nothing could be removed there: a ghost has to be durable before
+// Without it nothing could be removed there: a tombstone has to be durable before
 // its build goes, and the database writes new pages before it frees old ones.
 //
 // What it still has is told by its size alone, so nothing of it needs a sync:

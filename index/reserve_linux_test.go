@@ -66,20 +66,20 @@ func requireReserve(t *testing.T, full error) {
 	require.GreaterOrEqual(t, taken, int64(ReserveBytes))
 
 	disk.full = true
-	require.ErrorIs(t, x.Note(ctx, Event{Kind: "failed"}), full)
+	require.ErrorIs(t, x.Journal.Note(ctx, Event{Kind: "failed"}), full)
 	require.EqualValues(t, ReserveBytes, reserved(), "for what may be lost nothing is given up")
-	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{1}, Reason: "evicted"}}))
+	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
 	require.EqualValues(t, ReserveBytes-reservePiece, reserved())
 	disk.free = 0 // somebody else took the rest of that
-	require.NoError(t, x.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
+	require.NoError(t, x.Journal.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
 	require.EqualValues(t, ReserveBytes-2*reservePiece, reserved())
 	disk.free = 0
-	require.NoError(t, x.Pin(b.ID, Pin{}))
+	require.NoError(t, x.Journal.Pin(b.ID, Pin{}))
 	disk.free = 0
-	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{2}, Reason: "evicted"}}))
+	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: BuildID{2}, Reason: "evicted"}}))
 	require.Zero(t, reserved())
 	disk.free = 0
-	require.ErrorIs(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{3}}}), full)
+	require.ErrorIs(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: BuildID{3}}}), full)
 
 	disk.full = false
 	require.NoError(t, x.Replenish(2*ReserveBytes))
@@ -87,10 +87,10 @@ func requireReserve(t *testing.T, full error) {
 	require.NoError(t, x.Close())
 	x = open(t, dir)
 	require.EqualValues(t, ReserveBytes, reserved())
-	require.Equal(t, Withheld, x.StateOf(b.ID).Name)
-	_, pinned := x.Pinned(b.ID)
+	require.Equal(t, Withheld, x.Journal.StateOf(b.ID).Name)
+	_, pinned := x.Journal.Pinned(b.ID)
 	require.True(t, pinned)
-	require.GreaterOrEqual(t, len(x.Ghosts(nil)), 2)
+	require.GreaterOrEqual(t, len(x.Journal.Tombstones(nil)), 2)
 }
 
 // A full disk keeps no store from being opened whose journal has to be written anew.
@@ -98,7 +98,7 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	x := open(t, dir)
 	b := publish(t, x)
-	require.NoError(t, x.Pin(b.ID, Pin{}))
+	require.NoError(t, x.Journal.Pin(b.ID, Pin{}))
 	require.NoError(t, x.Replenish(2*ReserveBytes))
 	require.NoError(t, x.Close())
 	journal := filepath.Join(dir, "journal")
@@ -108,7 +108,7 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 
 	x, err = Open(dir, Options{FS: &fullDisk{full: true}})
 	require.NoError(t, err)
-	_, pinned := x.Pinned(b.ID)
+	_, pinned := x.Journal.Pinned(b.ID)
 	require.True(t, pinned)
 	require.EqualValues(t, ReserveBytes-reservePiece, x.reserve.size())
 	closeSound(t, x)

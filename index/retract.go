@@ -28,8 +28,8 @@ type Retraction struct {
 // each once, and that one transaction takes the rows of all of them. Who
 // publishes in one of the folders waits, so there should not be many at once.
 func (x *Index) RetractAll(list []Retraction) {
-	x.changing.Lock()
-	defer x.changing.Unlock()
+	x.manifests.changing.Lock()
+	defer x.manifests.changing.Unlock()
 	builds := make([]Build, len(list))
 	unlinked := make(map[byte][]int) // by folder
 	for i := range list {
@@ -41,7 +41,7 @@ func (x *Index) RetractAll(list []Retraction) {
 		case r.May != nil && !r.May():
 		default:
 			// One without a manifest was unlinked by an earlier Retract that failed to sync, or deleted by somebody: make that durable.
-			if err := remove(x.FS, x.manifestPath(r.ID)); err != nil {
+			if err := remove(x.FS, x.manifests.path(r.ID)); err != nil {
 				r.fail(err)
 			} else {
 				unlinked[r.ID[0]] = append(unlinked[r.ID[0]], i)
@@ -52,7 +52,7 @@ func (x *Index) RetractAll(list []Retraction) {
 	folders := slices.Sorted(maps.Keys(unlinked))
 	paths := make([]string, len(folders))
 	for k, folder := range folders {
-		paths[k] = x.folderPath(folder)
+		paths[k] = x.manifests.folder(folder)
 	}
 	for k, err := range cas.SyncDirs(x.FS, paths) { // the commit point of each one's builds
 		for _, i := range unlinked[folders[k]] {
@@ -74,7 +74,7 @@ func (x *Index) RetractAll(list []Retraction) {
 		b := &builds[i]
 		note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, Text: list[i].Why,
 			BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
-		if err := x.journal.note(note); err != nil {
+		if err := x.Journal.note(note); err != nil {
 			x.Log.Warn("history could not be written", "build", b.ID, "error", err)
 		}
 	}
@@ -91,7 +91,7 @@ func (x *Index) dropRows(builds []Build, gone []int) {
 		times[builds[i].ID[0]] = folderTimes{}
 	}
 	for i := range times {
-		times[i] = x.lookAt(i)
+		times[i] = x.manifests.lookAt(i)
 	}
 	err := x.reserve.use(func() error { // pages are taken before others are free
 		return x.db.write(func(tx *bbolt.Tx) error {
@@ -101,7 +101,7 @@ func (x *Index) dropRows(builds []Build, gone []int) {
 				}
 			}
 			for i, t := range times {
-				if err := x.noteFolder(tx, i, t); err != nil {
+				if err := x.manifests.note(tx, i, t); err != nil {
 					return err
 				}
 			}
@@ -113,7 +113,7 @@ func (x *Index) dropRows(builds []Build, gone []int) {
 		return
 	}
 	for i, t := range times {
-		x.touch(i, t)
+		x.manifests.touch(i, t)
 	}
 	for _, i := range gone {
 		// A look-up that read the rows before they went must not be kept once
@@ -133,5 +133,5 @@ func (x *Index) forget(b *Build) {
 	x.dropEntries(b)
 	x.soft.drop(bucketUse, b.ID[:])
 	x.soft.drop(bucketViews, b.ID[:])
-	x.journal.forget(b.ID)
+	x.Journal.forget(b.ID)
 }

@@ -137,7 +137,7 @@ func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
 
 // manifestBytes is what a manifest takes on the disk.
 func (x *Index) manifestBytes(id BuildID) int64 {
-	n, err := cas.DiskBytes(x.manifestPath(id))
+	n, err := cas.DiskBytes(x.manifests.path(id))
 	if err != nil {
 		return 0 // deleted behind our back; the next start drops the build
 	}

@@ -28,16 +28,16 @@ type scanned struct {
 
 // rows calls fn with every row of a bucket, in order, and stops at its first error, which it
 // returns. No transaction is open while fn runs, which must not keep its arguments.
-func (x *Index) rows(ctx context.Context, bucket []byte, fn func(key, value []byte) error) error {
-	return x.rowsFrom(ctx, bucket, nil, nil, fn)
+func (d *database) rows(ctx context.Context, bucket []byte, fn func(key, value []byte) error) error {
+	return d.rowsFrom(ctx, bucket, nil, nil, fn)
 }
 
 // rowsFrom is rows for those whose keys begin with prefix and follow after.
-func (x *Index) rowsFrom(
+func (d *database) rowsFrom(
 	ctx context.Context, bucket, prefix, after []byte, fn func(key, value []byte) error,
 ) error {
 	next := make(chan scanned, 1)
-	read := func(after []byte, into scanned) { next <- x.scan(bucket, prefix, after, into) }
+	read := func(after []byte, into scanned) { next <- d.scan(bucket, prefix, after, into) }
 	go read(after, scanned{})
 	for spare := (scanned{}); ; {
 		page := <-next
@@ -61,8 +61,8 @@ func (x *Index) rowsFrom(
 }
 
 // scan reads the page that follows a key, into the memory of another page.
-func (x *Index) scan(bucket, prefix, after []byte, into scanned) scanned {
-	p, err := read(x.db, func(tx *bbolt.Tx) (p scanned, err error) {
+func (d *database) scan(bucket, prefix, after []byte, into scanned) scanned {
+	p, err := read(d, func(tx *bbolt.Tx) (p scanned, err error) {
 		p.data, p.ends = into.data[:0], into.ends[:0]
 		var room []byte // for checksums
 		err = eachRow(tx, bucket, prefix, after, func(k, v []byte) (bool, error) {

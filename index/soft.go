@@ -2,16 +2,12 @@ package index
 
 import (
 	"bytes"
-	"cmp"
-	"context"
 	"errors"
 	"maps"
 	"slices"
 	"sync"
 
 	"go.etcd.io/bbolt"
-
-	"github.com/epcached/epcached/cas"
 )
 
 // soft holds the rows that may be lost: memo, stamps, views, use, counters,
@@ -168,61 +164,4 @@ func (s *soft) unwritten(bucket []byte) map[string][]byte {
 		}
 	}
 	return rows
-}
-
-// eachSoft calls fn with the rows of a bucket that may be lost, in the order of their keys; on a full
-// disk those that cannot be written come last. It stops at the first error of fn, which it returns.
-func (x *Index) eachSoft(ctx context.Context, bucket []byte, fn func(key, value []byte) error) error {
-	var unwritten map[string][]byte
-	if err := x.soft.flush(); cas.Full(err) {
-		unwritten = x.soft.unwritten(bucket)
-	} else if err != nil {
-		return err
-	}
-	err := x.rows(ctx, bucket, func(key, value []byte) error {
-		if newer, ok := unwritten[string(key)]; ok {
-			if delete(unwritten, string(key)); newer == nil {
-				return nil
-			}
-			value = newer
-		}
-		return fn(key, value)
-	})
-	for key, value := range unwritten {
-		if err == nil && value != nil {
-			err = fn([]byte(key), value)
-		}
-	}
-	return err
-}
-
-// all returns the rows of a bucket, at most so many, by their keys.
-func (x *Index) all(bucket []byte, most int) (map[string][]byte, error) {
-	rows := make(map[string][]byte)
-	err := x.eachSoft(context.Background(), bucket, func(key, value []byte) error {
-		if len(rows) < most {
-			rows[string(key)] = bytes.Clone(value)
-		}
-		return nil
-	})
-	return rows, err
-}
-
-// trimMemo drops memos, oldest first, until at most limit of them are left.
-func (x *Index) trimMemo(limit int) error {
-	type memo struct {
-		key []byte
-		at  int64
-	}
-	var memos []memo
-	err := x.rows(context.Background(), bucketMemo, func(key, value []byte) error {
-		f := fields{b: value}
-		memos = append(memos, memo{bytes.Clone(key), f.i64()})
-		return nil
-	})
-	slices.SortFunc(memos, func(a, b memo) int { return cmp.Compare(a.at, b.at) })
-	for _, m := range memos[:max(0, len(memos)-limit)] {
-		x.soft.drop(bucketMemo, m.key)
-	}
-	return err
 }

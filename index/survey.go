@@ -63,7 +63,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 	of := make(map[BuildID]uint32, n) // where each stands
 	texts := make(map[string]string)  // each is kept once
 	gone := x.goneNow()
-	err = x.rows(ctx, bucketBriefs, func(key, value []byte) error {
+	err = x.db.rows(ctx, bucketBriefs, func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
 		if err == nil && !gone[b.ID] {
 			of[b.ID] = uint32(len(s.Builds))
@@ -76,7 +76,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 		err = x.surveyBlobs(ctx, s, of, at, gone, told)
 	}
 	if err == nil {
-		err = x.rows(ctx, bucketUse, func(key, value []byte) error {
+		err = x.db.rows(ctx, bucketUse, func(key, value []byte) error {
 			id, err := idAtEnd(key)
 			if i, ok := of[id]; ok {
 				s.Builds[i].Use, _ = decodeUse(value) // what does not decode counts as lost
@@ -85,7 +85,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 		})
 	}
 	if err == nil {
-		err = x.rows(ctx, bucketViews, func(key, _ []byte) error {
+		err = x.db.rows(ctx, bucketViews, func(key, _ []byte) error {
 			id, err := idAtEnd(key)
 			if i, ok := of[id]; ok {
 				s.Builds[i].Viewed = true
@@ -104,7 +104,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 // returns. fn must not keep what it gets; it may call any method.
 func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) error) error {
 	texts := make(map[string]string)
-	return x.rowsFrom(ctx, bucketBriefs, nil, after[:], func(key, value []byte) error {
+	return x.db.rowsFrom(ctx, bucketBriefs, nil, after[:], func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
 		if err != nil || x.isGone(b.ID) {
 			return err
@@ -121,7 +121,7 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 	s.Blobs = make([]Blob, 0, cap(needs))
 	counts := make([]uint32, len(s.Builds)+1)
 	var last cas.Digest
-	err := x.rows(ctx, bucketBlobs, func(key, value []byte) error {
+	err := x.db.rows(ctx, bucketBlobs, func(key, value []byte) error {
 		n, err := decodeNeed(key, value)
 		if err != nil {
 			return err
@@ -282,7 +282,7 @@ func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
 // Users returns what each user takes.
 func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
 	out := make(map[uint32]UserSpace)
-	err := x.rows(ctx, bucketUsers, func(key, value []byte) error {
+	err := x.db.rows(ctx, bucketUsers, func(key, value []byte) error {
 		var u UserSpace
 		if len(key) != 4 || !decodeRow(value, &u) {
 			return &DamageError{"index.db", "a user's space that is none"}

@@ -37,7 +37,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 		require.NoError(t, x.Publish(ctx, b))
 		builds = append(builds, b)
 	}
-	require.NoError(t, x.Use(builds[1].ID, time.Unix(50, 0), 4, 2))
+	require.NoError(t, x.Uses.Add(builds[1].ID, time.Unix(50, 0), 4, 2))
 	check := func(want []Build, needs uint32) {
 		t.Helper()
 		s, err := x.Survey(ctx, map[cas.Digest]struct{}{shared: {}, {77}: {}}, nil)
@@ -54,7 +54,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 			require.Equal(t, Blob{9000, 12288, needs}, s.Blobs[b.Blobs[1]])
 			require.Equal(t, b.Blobs[1], s.At[shared])
 			require.Equal(t, w.ModelDigest, b.ModelDigest)
-			u := x.usage(w.ID)
+			u := x.Uses.of(w.ID)
 			require.Equal(t, u, b.Use)
 		}
 		space, err := x.Space()
@@ -71,7 +71,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 			users[w.UID] = u
 		}
 		require.Equal(t, disk, space.DiskBytes)
-		manifest, err := cas.DiskBytes(x.manifestPath(want[0].ID))
+		manifest, err := cas.DiskBytes(x.manifests.path(want[0].ID))
 		require.NoError(t, err)
 		require.Equal(t, manifest*int64(len(want)), space.ManifestBytes)
 		have, err := x.Users(ctx)
@@ -100,12 +100,14 @@ func TestNobodyWaitsForASyncWhoOnlyReads(t *testing.T) {
 	require.NoError(t, err)
 	slow.on.Store(true)
 	done := make(chan error, 1)
-	go func() { done <- x.Haunt(context.Background(), []Ghost{{BuildID: BuildID{1}, At: time.Unix(1, 0)}}) }()
+	go func() {
+		done <- x.Journal.AddTombstones(context.Background(), []Tombstone{{BuildID: BuildID{1}, At: time.Unix(1, 0)}})
+	}()
 	<-slow.begun
-	require.Equal(t, Current, x.StateOf(BuildID{1}).Name)
-	_, pinned := x.Pinned(BuildID{1})
+	require.Equal(t, Current, x.Journal.StateOf(BuildID{1}).Name)
+	_, pinned := x.Journal.Pinned(BuildID{1})
 	require.False(t, pinned)
-	require.NoError(t, x.Note(context.Background(), Event{Kind: "test"}), "nor who appends")
+	require.NoError(t, x.Journal.Note(context.Background(), Event{Kind: "test"}), "nor who appends")
 	select {
 	case err := <-done:
 		t.Fatal("it did not wait for the disk:", err)

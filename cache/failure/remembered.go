@@ -98,14 +98,14 @@ func doubled(first time.Duration, times int, longest time.Duration) time.Duratio
 func NewRemembered(now func() time.Time, x *index.Index, conditions string, log *slog.Logger) *Remembered {
 	fs := &Remembered{now: now, index: x, under: blake3.Sum256([]byte(conditions)), log: log,
 		known: make(map[Key]*entry), told: make(map[toldFailure]time.Time)}
-	rows, err := x.Failures()
+	rows, err := x.Failures.All()
 	if err != nil {
 		log.Warn("remembered failures not read", "error", err) // they are tried once more
 	}
 	for row, raw := range rows {
 		key, f, ok := fs.decode(row, raw)
 		if !ok || len(fs.known) >= maxFailures {
-			x.DropFailure([]byte(row))
+			x.Failures.Drop([]byte(row))
 			continue
 		}
 		fs.known[key] = &entry{Failure: f}
@@ -140,7 +140,7 @@ func (fs *Remembered) decode(row string, raw []byte) (Key, Failure, bool) {
 func (fs *Remembered) save(key Key, f *Failure) {
 	raw, err := json.Marshal(keptFailure{fs.under, key.Build, key.Scope, key.With, *f})
 	if err == nil {
-		err = fs.index.SaveFailure(key.row(), raw)
+		err = fs.index.Failures.Save(key.row(), raw)
 	}
 	if err != nil {
 		fs.log.Warn("failure not kept", "model", f.ModelName, "error", err) // it is tried once more after a restart
@@ -198,7 +198,7 @@ func (fs *Remembered) makeRoom(uid uint32) {
 // drop forgets one. The caller holds mu.
 func (fs *Remembered) drop(key Key) {
 	delete(fs.known, key)
-	fs.index.DropFailure(key.row())
+	fs.index.Failures.Drop(key.row())
 }
 
 // Forget drops what is known under the key: a compile succeeded, or who may asked for another.

@@ -20,10 +20,10 @@ type Costs struct {
 	log   *slog.Logger
 }
 
-// Memos keep small values by their keys, durably or not. *index.Index does.
+// Memos keep small values by their keys, durably or not. *index.Memos does.
 type Memos interface {
-	Memo(key []byte) ([]byte, bool)
-	SaveMemo(key, value []byte) error
+	Get(key []byte) ([]byte, bool)
+	Save(key, value []byte) error
 }
 
 // NewCosts gives what the memos know.
@@ -66,7 +66,7 @@ func costKey(k Kind, class int) []byte {
 
 func (cs *Costs) load(k Kind, class int) (cost, bool) {
 	var one cost
-	raw, ok := cs.memos.Memo(costKey(k, class))
+	raw, ok := cs.memos.Get(costKey(k, class))
 	ok = ok && json.Unmarshal(raw, &one) == nil && one.Count > 0 && one.Seconds >= 0 && one.Seconds < longestJob.Seconds() &&
 		one.Memory >= 0 && one.Memory < largestJob && one.Output >= 0 && one.Output < largestJob
 	return one, ok
@@ -129,7 +129,7 @@ func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bo
 	one.Count++
 	raw, err := json.Marshal(one)
 	if err == nil {
-		err = cs.memos.SaveMemo(costKey(k, class), raw)
+		err = cs.memos.Save(costKey(k, class), raw)
 	}
 	if err != nil {
 		cs.log.Warn("cost of a compile not kept", "error", err) // the next one tells as much

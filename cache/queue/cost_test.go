@@ -17,9 +17,9 @@ func ofSize(size int64) Kind { return Kind{[]string{ep}, size} }
 // notes are memos that last as long as the test.
 type notes map[string][]byte
 
-func (n notes) Memo(key []byte) ([]byte, bool) { value, ok := n[string(key)]; return value, ok }
+func (n notes) Get(key []byte) ([]byte, bool) { value, ok := n[string(key)]; return value, ok }
 
-func (n notes) SaveMemo(key, value []byte) error { n[string(key)] = value; return nil }
+func (n notes) Save(key, value []byte) error { n[string(key)] = value; return nil }
 
 func noCosts() (*Costs, notes) {
 	n := make(notes)
@@ -84,7 +84,7 @@ func TestDamagedCostCountsForNothing(t *testing.T) {
 		"more than any":   `{"Memory":9223372036854775807,"Count":1}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.NoError(t, notes.SaveMemo(costKey(ofSize(mib), sizeClass(mib)), []byte(row)))
+			require.NoError(t, notes.Save(costKey(ofSize(mib), sizeClass(mib)), []byte(row)))
 			memory, length := costs.Estimate(ofSize(mib))
 			require.EqualValues(t, 260*mib, memory)
 			require.Zero(t, length)

@@ -22,13 +22,6 @@ const Shared = "shared"
 // OwnScope returns the scope of the builds that only this user gets.
 func OwnScope(p Peer) string { return fmt.Sprintf("uid:%d", p.UID) }
 
-// Index is the part of an index that rights are read from.
-type Index interface {
-	Get(index.BuildID) (index.Build, error)
-	Memo(key []byte) ([]byte, bool)
-	SaveMemo(key, value []byte) error
-}
-
 // Privileged lists the users of the configuration that may do more than others.
 type Privileged struct {
 	Administrators []uint32 // besides root and the daemon's own user
@@ -38,14 +31,14 @@ type Privileged struct {
 // Rights decides by the builds of an index. Its methods may be called by several goroutines.
 type Rights struct {
 	uid        uint32
-	index      Index
+	index      *index.Index
 	privileged func() Privileged
 	log        *slog.Logger
 }
 
 // New returns the rights in the store of the daemon's user uid. It calls privileged for each
 // decision, because the configuration may change.
-func New(uid uint32, x Index, privileged func() Privileged, log *slog.Logger) *Rights {
+func New(uid uint32, x *index.Index, privileged func() Privileged, log *slog.Logger) *Rights {
 	return &Rights{uid, x, privileged, log}
 }
 
@@ -73,7 +66,7 @@ func (r *Rights) MaySee(p Peer, id index.BuildID, scope string) bool {
 	if scope != Shared {
 		return false
 	}
-	_, ok := r.index.Memo(seenKey(p, id))
+	_, ok := r.index.Memos.Get(seenKey(p, id))
 	return ok
 }
 
@@ -107,10 +100,10 @@ func (r *Rights) Saw(p Peer, b *index.Build) {
 		return
 	}
 	key := seenKey(p, b.ID)
-	if _, ok := r.index.Memo(key); ok {
+	if _, ok := r.index.Memos.Get(key); ok {
 		return
 	}
-	if err := r.index.SaveMemo(key, []byte{1}); err != nil {
+	if err := r.index.Memos.Save(key, []byte{1}); err != nil {
 		r.log.Warn("use by a user not kept", "error", err)
 	}
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/epcached/epcached/internal/witness"
 )
 
-// Book keeps what is remembered over restarts. The index is one.
+// Book keeps what is remembered over restarts. *index.Memos does.
 type Book interface {
-	Memo(key []byte) ([]byte, bool)
-	SaveMemo(key, value []byte) error
+	Get(key []byte) ([]byte, bool)
+	Save(key, value []byte) error
 }
 
 // Recall returns what Save kept under the key.
 func Recall[T any](book Book, key string) (v T, ok bool) {
-	raw, ok := book.Memo([]byte(key))
+	raw, ok := book.Get([]byte(key))
 	if !ok || json.Unmarshal(raw, &v) != nil {
 		return *new(T), false
 	}
@@ -32,7 +32,7 @@ func Save(book Book, key string, v any) error {
 	if err != nil {
 		return err
 	}
-	return book.SaveMemo([]byte(key), raw)
+	return book.Save([]byte(key), raw)
 }
 
 // ID is the digest of everything that must be unchanged for a remembered fact about files to hold:

@@ -17,7 +17,7 @@ func (t Thrashing) Counts() bool { return t.Back >= thrashAt && 4*t.Back >= t.Ev
 
 // Thrashes looks at ghosts, the oldest first: an entry has come back where there is a build of it, or a later ghost, from after it went. madeSince tells of a
 // ghost's entry whether there is such a build.
-func Thrashes(ghosts []index.Ghost, madeSince func(*index.Ghost) bool) (t Thrashing) {
+func Thrashes(ghosts []index.Tombstone, madeSince func(*index.Tombstone) bool) (t Thrashing) {
 	type entry struct {
 		key   index.RequestKey
 		scope string

@@ -329,8 +329,8 @@ func (c *crowd) requireNothingElse(when string) {
 	if len(c.needed) == 0 && space != (Space{}) {
 		say("%+v is accounted for", space)
 	}
-	if len(c.needed) == 0 && len(c.sketches)+len(c.shares) > 0 {
-		say("it is known of %v and %v what they share", slices.Collect(maps.Keys(c.sketches)), slices.Collect(maps.Keys(c.shares)))
+	if len(c.needed) == 0 && len(c.sketches.rows)+len(c.shares.rows) > 0 {
+		say("it is known of %x and %x what they share", slices.Collect(maps.Keys(c.sketches.rows)), slices.Collect(maps.Keys(c.shares.rows)))
 	}
 	what := c.take()
 	for line := range strings.Lines(what) {

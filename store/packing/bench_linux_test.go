@@ -39,7 +39,7 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	b.memory.user = b.user
 	whole, err := cas.Open(dir, cas.Options{Stamps: newStamps(), FS: fs})
 	require.NoError(t, err)
-	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, FS: fs, Memory: b.memory, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, FS: fs, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	require.NoError(t, err)
 	return b
 }
@@ -269,13 +269,19 @@ type memory struct {
 	remeasured      func(cas.Digest) // is called when the owner is to measure something; may be nil
 
 	mu       sync.Mutex
-	measured map[cas.Digest]int64  // bytes on disk; guarded by mu
-	sketches map[cas.Digest][]byte // guarded by mu
-	shares   map[cas.Digest][]byte // guarded by mu
+	measured map[cas.Digest]int64 // bytes on disk; guarded by mu
+
+	sketches, shares *table
+}
+
+// table is a Table.
+type table struct {
+	mu   sync.Mutex
+	rows map[string][]byte // guarded by mu
 }
 
 func newMemory(dir string) *memory {
-	return &memory{dir: dir, measured: make(map[cas.Digest]int64), unpacked: newStamps(), proof: newStamps(), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
+	return &memory{dir: dir, measured: make(map[cas.Digest]int64), unpacked: newStamps(), proof: newStamps(), sketches: &table{rows: make(map[string][]byte)}, shares: &table{rows: make(map[string][]byte)}}
 }
 
 func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {
@@ -293,58 +299,37 @@ func (m *memory) DiskBytes(d cas.Digest) (int64, bool, error) {
 func (m *memory) UnpackedStamps() cas.StampBook { return m.unpacked }
 func (m *memory) RecipeStamps() cas.StampBook   { return m.proof }
 
-func (m *memory) Sketch(d cas.Digest) ([]byte, bool) { return m.load(m.sketches, d) }
-func (m *memory) Share(d cas.Digest) ([]byte, bool)  { return m.load(m.shares, d) }
-
-func (m *memory) load(from map[cas.Digest][]byte, d cas.Digest) ([]byte, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	one, ok := from[d]
+func (t *table) Get(key []byte) ([]byte, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one, ok := t.rows[string(key)]
 	return one, ok
 }
 
-func (m *memory) SaveSketch(d cas.Digest, sketch []byte) error { return m.save(m.sketches, d, sketch) }
-func (m *memory) SaveShare(d cas.Digest, share []byte) error   { return m.save(m.shares, d, share) }
-
-func (m *memory) save(in map[cas.Digest][]byte, d cas.Digest, one []byte) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	in[d] = one
+func (t *table) Save(key, value []byte) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rows[string(key)] = value
 	return nil
 }
 
-func (m *memory) EachSketch(_ context.Context, fn func(cas.Digest, []byte) error) error {
-	return m.each(m.sketches, fn)
-}
-
-func (m *memory) EachShare(_ context.Context, fn func(cas.Digest, []byte) error) error {
-	return m.each(m.shares, fn)
-}
-
-// each calls fn with what there was when it began: fn may ask for more.
-func (m *memory) each(of map[cas.Digest][]byte, fn func(cas.Digest, []byte) error) error {
-	m.mu.Lock()
-	all := maps.Clone(of)
-	m.mu.Unlock()
-	for d, raw := range all {
-		if err := fn(d, raw); err != nil {
+// Each calls fn with what there was when it began: fn may ask for more.
+func (t *table) Each(_ context.Context, fn func(key, value []byte) error) error {
+	t.mu.Lock()
+	all := maps.Clone(t.rows)
+	t.mu.Unlock()
+	for key, value := range all {
+		if err := fn([]byte(key), value); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *memory) DropShare(d cas.Digest) { m.drop(m.shares, d) }
-
-func (m *memory) DropSharing(d cas.Digest) {
-	m.drop(m.shares, d)
-	m.drop(m.sketches, d)
-}
-
-func (m *memory) drop(from map[cas.Digest][]byte, d cas.Digest) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(from, d)
+func (t *table) Drop(key []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.rows, string(key))
 }
 
 func (m *memory) Remeasure(d cas.Digest) error {

@@ -111,7 +111,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 		if err := s.makeWhole(ctx, f.Hot, hold, gate); err != nil {
 			return anotherTime(err)
 		}
-		s.memory.DropShare(f.Hot) // it takes from no other any more
+		s.memory.dropShare(f.Hot) // it takes from no other any more
 		also = append(also, f.Hot)
 	}
 	if !f.Base.IsZero() {

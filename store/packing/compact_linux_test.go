@@ -42,7 +42,7 @@ func TestTheBlobThatIsUsedBecomesTheBase(t *testing.T) {
 	require.ErrorIs(t, b.Compact(ctx, found[0], nil), ErrInUse)
 	b.fits = nil
 	require.Equal(t, contents[2], b.read(all[2]))
-	b.memory.DropSharing(all[2]) // as the index does when it is lost
+	b.Store.memory.dropSharing(all[2]) // as the index does when it is lost
 	require.NoError(t, b.Compact(ctx, found[0], nil))
 	require.True(t, b.whole.Has(all[2]))
 	_, _, copied := b.Bytes(all[2])

@@ -155,10 +155,10 @@ func TestWhatAnEarlierVersionFoundIsLookedAtAgain(t *testing.T) {
 		raw    []byte
 		looked bool
 	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), false}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
-		b.shares[d] = c.raw
+		b.shares.rows[string(d[:])] = c.raw
 		require.Equal(t, c.looked, b.LookedAt(d), "%x", c.raw)
 	}
-	b.shares[d] = old(1, 0)
+	b.shares.rows[string(d[:])] = old(1, 0)
 	_, err := b.LookAt(context.Background(), d, nil)
 	require.NoError(t, err)
 	require.True(t, b.LookedAt(d))

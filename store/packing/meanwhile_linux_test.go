@@ -136,7 +136,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 				return nil
 			}
 			var err error
-			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.folder, FS: f, Whole: b.whole, Memory: b.memory, Owner: b.user, Log: b.log})
+			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.folder, FS: f, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 			require.NoError(t, err)
 			require.Equal(t, contents[1], b.read(all[1]))
 			require.Equal(t, contents[2], b.read(all[2]))
@@ -170,8 +170,8 @@ func TestNothingIsKnownOfWhatIsEvictedWhileItIsLookedAt(t *testing.T) {
 			require.ErrorIs(t, err, cas.ErrNotFound)
 		}
 		require.NotContains(t, b.objects(), d)
-		require.NotContains(t, b.sketches, d)
-		require.NotContains(t, b.shares, d)
+		require.NotContains(t, b.sketches.rows, string(d[:]))
+		require.NotContains(t, b.shares.rows, string(d[:]))
 	}
 	require.Equal(t, []cas.Digest{first}, b.objects())
 }

@@ -300,7 +300,7 @@ func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 		return false, err
 	}
 	s.account.changed()
-	s.memory.DropShare(d)
+	s.memory.dropShare(d)
 	if err := s.memory.Remeasure(d); err != nil {
 		s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
 	}

@@ -44,7 +44,7 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 	})
 	s.account.changed() // it may have been a container, or stays for who has come to hold it since
 	if removed {
-		s.memory.DropSharing(d)
+		s.memory.dropSharing(d)
 		freed += size
 	}
 	return freed, err
@@ -185,7 +185,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		if ignoreNotFound(err) != nil {
 			return 0, err
 		}
-		s.memory.DropSharing(d)
+		s.memory.dropSharing(d)
 		freed += p.Stored
 	}
 	if open := s.open.Load(); open != nil {

@@ -35,7 +35,7 @@ func (s *Store) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.S
 
 // knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
 func (s *Store) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
-	raw, ok := s.memory.Sketch(d)
+	raw, ok := s.memory.sketches.Get(d[:])
 	if !ok {
 		return dedupe.Sketch{}, false
 	}
@@ -49,18 +49,28 @@ func (s *Store) saveSketch(d cas.Digest, made dedupe.Sketch) error {
 		return err
 	}
 	defer s.forgetIfGone(d)
-	return s.memory.SaveSketch(d, raw)
+	return s.memory.sketches.Save(d[:], raw)
 }
 
 func (s *Store) saveShare(d cas.Digest, found Share) error {
 	defer s.forgetIfGone(d)
-	return s.memory.SaveShare(d, found.encode())
+	return s.memory.shares.Save(d[:], found.encode())
+}
+
+// eachBlob calls fn with every row of a table, and stops at its first error, which it returns.
+func eachBlob(ctx context.Context, t Table, fn func(d cas.Digest, raw []byte) error) error {
+	return t.Each(ctx, func(key, raw []byte) error {
+		if len(key) != len(cas.Digest{}) {
+			return nil
+		}
+		return fn(cas.Digest(key), raw)
+	})
 }
 
 // forgetIfGone forgets what was just found out of a blob that was removed meanwhile: who removed it has forgotten only what was known then.
 func (s *Store) forgetIfGone(d cas.Digest) {
 	if !s.whole.Has(d) && !s.shelf.Stands(d) {
-		s.memory.DropSharing(d)
+		s.memory.dropSharing(d)
 	}
 }
 
@@ -89,7 +99,7 @@ func (s *Store) near(
 	}
 	var failed error
 	known := func(yield func(cas.Digest, dedupe.Sketch) bool) {
-		failed = errors.Join(failed, s.memory.EachSketch(ctx, func(other cas.Digest, raw []byte) error {
+		failed = errors.Join(failed, eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
 			if theirs, err := dedupe.DecodeSketch(raw); err == nil { // else made again when it is looked at
 				yield(other, theirs)
 			}
@@ -133,7 +143,7 @@ func (s *Store) mayGo(d cas.Digest) bool {
 	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
-	raw, _ := s.memory.Share(d)
+	raw, _ := s.memory.shares.Get(d[:])
 	found, _ := decodeShare(raw)
 	return len(found.From) > 0 && !found.Little && len(s.shelf.Users(d)) == 0 && s.Saving(d) > 0
 }
@@ -181,7 +191,7 @@ func decodeShare(b []byte) (o Share, ok bool) {
 
 // share is what is known of a blob; false: nothing.
 func (s *Store) share(d cas.Digest) (Share, bool) {
-	raw, ok := s.memory.Share(d)
+	raw, ok := s.memory.shares.Get(d[:])
 	if !ok {
 		return Share{}, false
 	}
@@ -196,7 +206,7 @@ func (s *Store) LookedAt(d cas.Digest) bool {
 
 // EachShare calls fn for every blob that packing frees something of, as far as is known: some may have been packed, or removed, since.
 func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
-	return s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
+	return eachBlob(ctx, s.memory.shares, func(d cas.Digest, raw []byte) error {
 		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
 			return fn(d, found)
 		}
@@ -223,7 +233,7 @@ func (s *Store) DropStale(d cas.Digest, found Share) bool {
 	if !s.stale(found) || !s.whole.Has(d) {
 		return false
 	}
-	s.memory.DropShare(d)
+	s.memory.dropShare(d)
 	return true
 }
 
@@ -255,7 +265,7 @@ func (s *Store) smallerAgain(p *dedupe.Plan) {
 	}
 	for i, one := range p.Containers {
 		if found, known := s.share(one.Digest); known && !slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size && taken[i] >= Worth.of(one.Size) {
-			s.memory.DropShare(one.Digest)
+			s.memory.dropShare(one.Digest)
 		}
 	}
 }
@@ -274,7 +284,7 @@ func (s *Store) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
 // again. Containers that nobody needs but recipes are looked at by nobody else: theirs are made here.
 func (s *Store) Renew(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
-	err := s.memory.EachSketch(ctx, func(d cas.Digest, raw []byte) error {
+	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
 		if _, err := dedupe.DecodeSketch(raw); err != nil {
 			old = append(old, d)
 		}
@@ -284,7 +294,7 @@ func (s *Store) Renew(ctx context.Context, gate Gate) error {
 		return err
 	}
 	for _, d := range old {
-		s.memory.DropSharing(d)
+		s.memory.dropSharing(d)
 	}
 	for _, d := range s.shelf.Containers() {
 		if _, err := s.sketchOf(ctx, d, gate); err != nil && !Lost(err) {

@@ -55,7 +55,7 @@ type Owner interface {
 	Fits(folder, what string, size, instead int64) error
 }
 
-// Memory is what is remembered of blobs beside them. All of it but sizes may be lost, and is found out again then. *index.Index is one.
+// Memory is what is remembered of blobs beside them; stamps may be lost. *index.Index is one.
 type Memory interface {
 	BlobBytes(d cas.Digest) (size int64, needed bool, err error) // of the plain bytes, as those say who need it
 	DiskBytes(d cas.Digest) (disk int64, needed bool, err error) // as accounted for
@@ -63,15 +63,40 @@ type Memory interface {
 
 	UnpackedStamps() cas.StampBook // of copies
 	RecipeStamps() cas.StampBook   // of the files of recipes that were proven to give their blob
+}
 
-	Sketch(d cas.Digest) ([]byte, bool)
-	SaveSketch(d cas.Digest, sketch []byte) error
-	EachSketch(ctx context.Context, fn func(d cas.Digest, sketch []byte) error) error
-	Share(d cas.Digest) ([]byte, bool)
-	SaveShare(d cas.Digest, share []byte) error
-	EachShare(ctx context.Context, fn func(d cas.Digest, share []byte) error) error
-	DropShare(d cas.Digest)   // its share
-	DropSharing(d cas.Digest) // its share and its sketch
+// Table keeps values by the digests of blobs; all of them may be lost. An index.Table is one.
+type Table interface {
+	Get(d []byte) ([]byte, bool)
+	Save(d, value []byte) error
+	Drop(d []byte)
+	Each(ctx context.Context, fn func(d, value []byte) error) error
+}
+
+// notes are what is remembered of blobs.
+type notes struct {
+	Memory
+	sketches, shares Table
+	changed          func(cas.Digest) // may be nil: what a blob shares has to be found again
+}
+
+func (n *notes) Remeasure(d cas.Digest) error {
+	if n.changed != nil {
+		n.changed(d)
+	}
+	return n.Memory.Remeasure(d)
+}
+
+func (n *notes) dropShare(d cas.Digest) {
+	n.shares.Drop(d[:])
+	if n.changed != nil {
+		n.changed(d)
+	}
+}
+
+func (n *notes) dropSharing(d cas.Digest) {
+	n.sketches.Drop(d[:])
+	n.dropShare(d)
 }
 
 // Options say where a Store keeps what, and whom it asks.
@@ -84,6 +109,10 @@ type Options struct {
 	Memory Memory
 	Owner  Owner
 	Log    *slog.Logger
+
+	Sketches Table            // by which blobs with equal parts are found
+	Shares   Table            // what each blob was found to share
+	Changed  func(cas.Digest) // may be nil: the blob is whole again, or its share was dropped
 
 	// ReadOnly is for a store that is only read: Look, Check and CopyTo are all that may be called.
 	// Copies and Owner are not used.
@@ -98,7 +127,7 @@ type Store struct {
 	fs     cas.FS
 	whole  *cas.Store
 	shelf  *dedupe.Shelf
-	memory Memory
+	memory notes
 	owner  Owner
 	log    *slog.Logger
 
@@ -114,7 +143,7 @@ type Store struct {
 // Open reads the recipes, and removes what of the unpacked forms an earlier boot has left. Recipes that cannot be read are in the log, and in
 // Problems.
 func Open(o Options) (*Store, error) {
-	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: o.Memory, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
+	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: notes{o.Memory, o.Sketches, o.Shares, o.Changed}, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
 		account: newAccount()}
 	if o.ReadOnly {
 		s.shelf = dedupe.ReadShelf(s.dir)

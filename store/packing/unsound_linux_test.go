@@ -64,7 +64,7 @@ func TestNothingGoesWhileARecipeCannotBeRead(t *testing.T) {
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, newer, 0o444))
 	reopen := func() {
-		b.Store, err = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory, Owner: b.user, Log: b.log})
+		b.Store, err = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err)
 	}
 	reopen()
@@ -104,10 +104,10 @@ func TestWhatAnUnreadRecipeMayNeedStays(t *testing.T) {
 	for _, err := range []syscall.Errno{syscall.EIO, syscall.EMFILE} {
 		fs.err.Store(&err)
 		var err2 error
-		b.Store, err2 = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole, Memory: b.memory, Owner: b.user, Log: b.log})
+		b.Store, err2 = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err2)
 		require.False(t, b.Complete())
-		b.memory.DropShare(all[2]) // it is to be a container as well
+		b.shares.Drop(all[2][:]) // it is to be a container as well
 		require.Zero(t, b.pack(all[0]), "nobody knows that the unread one takes from it")
 		require.True(t, b.whole.Has(all[0]))
 		delete(b.needed, all[0])

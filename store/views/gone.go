@@ -29,7 +29,7 @@ const PathGrace = 10 * time.Minute
 // Drop takes a view out of use. It goes when nobody holds it, and not before the grace is over.
 func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
 	v.gone.Store(true)
-	vs.o.Index.DropView(id)
+	vs.o.Index.Views.Drop(id[:])
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	if vs.live[id] == v {
@@ -185,8 +185,8 @@ func (vs *Store) unlink(dir *os.File, file file) {
 // DoomStrangers marks for removal every view on disk that no build refers to and this process did not make.
 func (vs *Store) DoomStrangers(ctx context.Context) error {
 	known := make(map[string]bool)
-	err := vs.o.Index.EachView(ctx, func(_ index.BuildID, where string) error {
-		known[path.Dir(strings.TrimPrefix(where, viewsApart))] = true
+	err := vs.o.Index.Views.Each(ctx, func(_, where []byte) error {
+		known[path.Dir(strings.TrimPrefix(string(where), viewsApart))] = true
 		return nil
 	})
 	if err != nil {

@@ -86,7 +86,7 @@ func (vs *Store) Look(id index.BuildID) (v *View, done func()) {
 	if v = vs.Current(id); v != nil {
 		return v, func() {}
 	}
-	if _, there := vs.o.Index.View(id); !there {
+	if _, there := vs.o.Index.Views.Get(id[:]); !there {
 		return nil, nil
 	}
 	b, err := vs.o.Index.Get(id)

@@ -108,7 +108,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	if err != nil {
 		return nil, err
 	}
-	if err := vs.o.Index.SaveView(b.ID, vs.savedPath(v)); err != nil {
+	if err := vs.o.Index.Views.Save(b.ID[:], []byte(vs.savedPath(v))); err != nil {
 		vs.o.Log.Warn("view not remembered", "error", err) // it is made anew after a restart
 	}
 	vs.keep(b.ID, v)
@@ -136,11 +136,11 @@ func (vs *Store) keep(id index.BuildID, v *View) {
 
 // earlier opens the view that an earlier run made for the build, nil if there is none.
 func (vs *Store) earlier(b *index.Build) *View {
-	where, ok := vs.o.Index.View(b.ID)
+	saved, ok := vs.o.Index.Views.Get(b.ID[:])
 	if !ok {
 		return nil
 	}
-	where, apart := strings.CutPrefix(where, viewsApart)
+	where, apart := strings.CutPrefix(string(saved), viewsApart)
 	parts := strings.Split(where, "/")
 	if _, elsewhere := vs.o.Forms.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
 		return nil

@@ -1,0 +1,179 @@
+package index
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// difference is one thing that the database has to learn.
+type difference struct {
+	id   BuildID // of a build that it lacks, or has without a manifest
+	gone bool
+
+	folder byte
+	done   *folderTimes // no build: the database now has what the folder had at these times
+}
+
+// differences compares the database with every folder that has changed, and reads no name in the
+// others.
+func (x *Index) differences() (all []difference, err error) {
+	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
+		for i := range kept {
+			v, err := get(tx, bucketFolders, []byte{byte(i)})
+			if err != nil {
+				return kept, err
+			}
+			if t := (folderTimes{}); decodeRow(v, &t) {
+				kept[i] = t
+			}
+		}
+		return kept, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range x.manifests.folders {
+		if now := x.manifests.lookAt(byte(i)); !kept[i].same(now) {
+			if all, err = x.compare(all, byte(i), now); err != nil {
+				return nil, err
+			}
+			kept[i] = now
+		}
+		if kept[i].At-kept[i].Mtime < int64(fresh) {
+			x.manifests.touch(byte(i), kept[i])
+		}
+	}
+	return all, nil
+}
+
+// compare adds what the database has to learn of a folder.
+func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference, error) {
+	there, err := x.manifests.list(i)
+	if err != nil {
+		return nil, err
+	}
+	known, err := x.known(i)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range there {
+		if !known[id] {
+			all = append(all, difference{id: id})
+		}
+		delete(known, id)
+	}
+	for id := range known {
+		all = append(all, difference{id: id, gone: true})
+	}
+	return append(all, difference{folder: i, done: &now}), nil
+}
+
+const (
+	// learnPage bounds what is in one transaction of learn. Rows that begin with digests go to pages
+	// all over the file, so that a smaller transaction writes nearly as much.
+	learnPage = 1 << 12
+	tellLearn = 2 * time.Second // how often the progress is reported
+)
+
+// learn writes differences into the database, many in one transaction, because each costs a sync. A
+// folder's times follow its builds, so that they are noted only when the database has all of them.
+func (x *Index) learn(all []difference) error {
+	done, builds, told := 0, 0, x.now()
+	for part := range slices.Chunk(all, learnPage) {
+		var came []Build
+		for _, d := range part {
+			if d.done != nil || d.gone {
+				continue
+			}
+			if b, ok := x.loadManifest(d.id); ok {
+				came = append(came, b)
+			}
+		}
+		err := x.reserve.use(func() error {
+			return x.db.write(func(tx *bbolt.Tx) error { return x.learnPart(tx, part, came) })
+		})
+		if err != nil {
+			return err
+		}
+		done, builds = done+len(part), builds+len(came)
+		if now := x.now(); now.Sub(told) >= tellLearn {
+			told = now
+			x.Log.Info("index.db is being made from the manifests",
+				"store", x.dir, "builds", builds, "percent", done*100/len(all))
+			if x.Making != nil {
+				x.Making(uint64(builds), done*100/len(all))
+			}
+		}
+	}
+	return nil
+}
+
+func (x *Index) learnPart(tx *bbolt.Tx, part []difference, came []Build) error {
+	for _, b := range came {
+		if err := x.addBuild(tx, b); err != nil {
+			return err
+		}
+	}
+	for _, d := range part {
+		var err error
+		switch {
+		case d.done != nil:
+			err = x.manifests.note(tx, d.folder, *d.done)
+		case d.gone:
+			err = removeBuild(tx, d.id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Complete reports whether every manifest could be read. If not (some are of a
+// newer epcached, or the disk does not give them), there are builds that Needs
+// does not know of, and no blob may be removed because nobody needs it.
+func (x *Index) Complete() bool {
+	for i := range x.manifests.folders {
+		if x.manifests.folders[i].unread.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// loadManifest reads one manifest for the database. One that is no good never
+// takes the others down: it is reported, and moved away if it is damaged.
+func (x *Index) loadManifest(id BuildID) (Build, bool) {
+	b, err := x.manifests.read(id)
+	if err == nil || errors.Is(err, fs.ErrNotExist) { // retracted since the folder was listed
+		return b, err == nil
+	}
+	path := x.manifests.path(id)
+	x.report(findingOf(path, err))
+	if errors.As(err, new(*DamageError)) {
+		err := cas.SetAside(x.FS, x.dir, path, err.Error())
+		if err = errors.Join(err, x.FS.SyncDir(x.manifests.folder(id[0]))); err == nil {
+			return Build{}, false
+		}
+		x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})
+	}
+	x.manifests.folders[id[0]].unread.Store(true)
+	return Build{}, false
+}
+
+// findingOf returns what readManifest's error says of the manifest at path.
+func findingOf(path string, err error) Finding {
+	switch {
+	case errors.As(err, new(*NewerError)):
+		return Finding{"newer", path, err.Error()}
+	case errors.As(err, new(*DamageError)):
+		return Finding{"damaged", path, err.Error()}
+	}
+	return Finding{"damaged", path, "it cannot be read: " + err.Error()}
+}

@@ -1,0 +1,208 @@
+package index
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// maxMemos bounds the memo. A model's memo has a few hundred bytes.
+const maxMemos = 1 << 16
+
+// Memos keep small values by their keys. Old memos are dropped for new ones.
+type Memos struct {
+	table Table
+	now   func() time.Time
+	saved atomic.Int64 // since old memos were last dropped
+}
+
+// Get returns the value that Save saved under the key, unless it was lost.
+func (m *Memos) Get(key []byte) ([]byte, bool) {
+	v, ok := m.table.Get(key)
+	if !ok || len(v) < 8 {
+		return nil, false
+	}
+	return bytes.Clone(v[8:]), true
+}
+
+// Save keeps a value under a key, together at most some 60 KiB. It is written within seconds.
+func (m *Memos) Save(key, value []byte) error {
+	m.saved.Add(1)
+	return m.table.Save(key, append(numbers(uint64(m.now().Unix())), value...))
+}
+
+// Drop forgets a memo.
+func (m *Memos) Drop(key []byte) { m.table.Drop(key) }
+
+// trim drops memos, oldest first, until at most limit of them are left.
+func (m *Memos) trim(limit int) error {
+	type memo struct {
+		key []byte
+		at  int64
+	}
+	var memos []memo
+	err := m.table.soft.db.rows(context.Background(), bucketMemo, func(key, value []byte) error {
+		f := fields{b: value}
+		memos = append(memos, memo{bytes.Clone(key), f.i64()})
+		return nil
+	})
+	slices.SortFunc(memos, func(a, b memo) int { return cmp.Compare(a.at, b.at) })
+	for _, one := range memos[:max(0, len(memos)-limit)] {
+		m.Drop(one.key)
+	}
+	return err
+}
+
+// stamps are the rows of a bucket by the digests of blobs.
+type stamps struct{ table Table }
+
+func (s stamps) LoadStamp(d cas.Digest) (cas.Stamp, bool) {
+	v, ok := s.table.Get(d[:])
+	if !ok {
+		return cas.Stamp{}, false
+	}
+	return decodeStamp(v)
+}
+
+func (s stamps) SaveStamp(d cas.Digest, stamp cas.Stamp) error {
+	return s.table.Save(d[:], encodeStamp(stamp))
+}
+
+func (s stamps) ForgetStamp(d cas.Digest) error {
+	s.table.Drop(d[:])
+	return nil
+}
+
+// Uses count the hits of builds. None of its methods costs a transaction.
+type Uses struct {
+	table Table
+	mu    sync.Mutex // makes Add one step
+}
+
+// Add counts hits of a build, the latest at the time at, and the compile time that they saved.
+func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64) error {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	u := us.of(id)
+	if at.After(u.Last) {
+		u.Last = at
+	}
+	u.Hits += hits
+	u.SavedSeconds += savedSeconds
+	return us.table.Save(id[:], encodeUse(u))
+}
+
+// Last returns when the build was used last and how often; zero if never, or if it was lost.
+func (us *Uses) Last(id BuildID) (time.Time, uint64) {
+	u := us.of(id)
+	return u.Last, u.Hits
+}
+
+func (us *Uses) of(id BuildID) Usage {
+	v, ok := us.table.Get(id[:])
+	if !ok {
+		return Usage{}
+	}
+	u, _ := decodeUse(v) // what does not decode counts as lost
+	return u
+}
+
+// Counters are of the whole store, since the database was made.
+type Counters struct {
+	table  Table
+	mu     sync.Mutex // guards counts
+	counts map[string]uint64
+}
+
+// Add adds to a counter.
+func (cs *Counters) Add(name string, delta uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.counts[name] += delta
+	_ = cs.table.Save([]byte(name), numbers(cs.counts[name])) // a name is no large row
+}
+
+// All returns all counters.
+func (cs *Counters) All() map[string]uint64 {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return maps.Clone(cs.counts)
+}
+
+func (cs *Counters) load() error {
+	rows, err := cs.table.All()
+	for name, v := range rows {
+		f := fields{b: v}
+		cs.counts[name] = f.u64()
+	}
+	return err
+}
+
+// Table is a bucket of rows that may be lost. A key and its value have together at most some 60 KiB.
+type Table struct {
+	soft   *soft
+	bucket []byte
+	most   int // rows that All returns
+}
+
+// Get returns a value, which must not be changed.
+func (t Table) Get(key []byte) ([]byte, bool) { return t.soft.get(t.bucket, key) }
+
+// Save keeps a value under a key; it is written within seconds.
+func (t Table) Save(key, value []byte) error { return t.soft.put(t.bucket, key, value) }
+
+// SaveNow is Save, durably when it returns.
+func (t Table) SaveNow(key, value []byte) error {
+	return t.soft.db.write(func(tx *bbolt.Tx) error { return put(tx, t.bucket, key, value) })
+}
+
+// Drop forgets a row within seconds: after a crash it may be there again.
+func (t Table) Drop(key []byte) { t.soft.drop(t.bucket, key) }
+
+// Each calls fn with the rows, in the order of their keys; on a full disk those that cannot be
+// written come last. It stops at the first error of fn, which it returns. fn must not keep its
+// arguments; no transaction is open while it runs.
+func (t Table) Each(ctx context.Context, fn func(key, value []byte) error) error {
+	var unwritten map[string][]byte
+	if err := t.soft.flush(); cas.Full(err) {
+		unwritten = t.soft.unwritten(t.bucket)
+	} else if err != nil {
+		return err
+	}
+	err := t.soft.db.rows(ctx, t.bucket, func(key, value []byte) error {
+		if newer, ok := unwritten[string(key)]; ok {
+			if delete(unwritten, string(key)); newer == nil {
+				return nil
+			}
+			value = newer
+		}
+		return fn(key, value)
+	})
+	for key, value := range unwritten {
+		if err == nil && value != nil {
+			err = fn([]byte(key), value)
+		}
+	}
+	return err
+}
+
+// All returns the rows by their keys, at most as many as the table is meant to have.
+func (t Table) All() (map[string][]byte, error) {
+	rows := make(map[string][]byte)
+	err := t.Each(context.Background(), func(key, value []byte) error {
+		if len(rows) < t.most {
+			rows[string(key)] = bytes.Clone(value)
+		}
+		return nil
+	})
+	return rows, err
+}

@@ -1,0 +1,94 @@
+package index
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+// Tombstone is the record of a build that was collected: why, and what it costs to compile it again.
+type Tombstone struct {
+	BuildID        BuildID
+	RequestKey     RequestKey
+	BuildKey       BuildKey
+	ModelName      string
+	Scope          string // who may hear of it, as of the build
+	At             time.Time
+	Reason         string
+	Bytes          int64   // that it freed
+	CompileSeconds float64 // that it takes to have it back
+	LastUsed       time.Time
+	ForBudget      bool // it went to keep to the budget, and not as somebody asked or for another bound
+}
+
+// maxTombstones bounds what is remembered; the oldest go. One takes some 400 bytes.
+const maxTombstones = 4 << 10
+
+// addTombstone keeps memory within bounds without moving all tombstones every time.
+func (j *Journal) addTombstone(one Tombstone) {
+	if len(j.tombstones) >= 2*maxTombstones {
+		j.tombstones = j.tombstones[len(j.tombstones)-maxTombstones:]
+	}
+	j.tombstones = append(j.tombstones, one)
+}
+
+// AddTombstones records builds that are about to be retracted, durably when it returns: a crash
+// between the two leaves tombstones of builds that are there, which the next Open drops. After an
+// error (a full disk) they are known until Close, and written as soon as the journal can be written
+// again.
+func (j *Journal) AddTombstones(ctx context.Context, list []Tombstone) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	records := make([]*manifestpb.Record, len(list))
+	for i := range list {
+		t := &list[i]
+		t.At, t.LastUsed, t.Reason = trimTime(t.At), trimTime(t.LastUsed), shorten(t.Reason, maxText)
+		t.ModelName, t.Scope = shorten(t.ModelName, maxName), shorten(t.Scope, 64)
+		records[i] = tombstoneRecord(t)
+	}
+	return j.change(func() {
+		for _, t := range list {
+			j.addTombstone(t)
+		}
+	}, records...)
+}
+
+// DropTombstone forgets the tombstone of a build that stays after all. The file need not say so: the
+// tombstone of a build that is there means nothing.
+func (j *Journal) DropTombstone(id BuildID) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.tombstones = slices.DeleteFunc(j.tombstones, func(t Tombstone) bool { return t.BuildID == id })
+}
+
+// Tombstones returns what is still known of builds that were collected, oldest first: some 4,000 at
+// least, and never more than twice as many. match may be nil.
+func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []Tombstone
+	for i := range j.tombstones {
+		if one := &j.tombstones[i]; match == nil || match(one) {
+			out = append(out, *one)
+		}
+	}
+	return out
+}
+
+func tombstoneOf(m *manifestpb.Ghost) (Tombstone, error) {
+	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
+		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
+	return t, cmp.Or(fixed("build_id", t.BuildID[:], m.GetBuildId()),
+		fixed("request_key", t.RequestKey[:], m.GetRequestKey()), fixed("build_key", t.BuildKey[:], m.GetBuildKey()))
+}
+
+func tombstoneRecord(t *Tombstone) *manifestpb.Record {
+	return &manifestpb.Record{Kind: &manifestpb.Record_Ghost{Ghost: &manifestpb.Ghost{
+		BuildId: t.BuildID[:], RequestKey: t.RequestKey[:], BuildKey: t.BuildKey[:], ModelName: t.ModelName, Scope: t.Scope,
+		At: nanos(t.At), Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds, LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
+	}}}
+}
