@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
@@ -92,7 +93,7 @@ func (c *Cache) summary(facts *RuntimeFacts) probed {
 		if one.Error == "" {
 			one.Error = facts.MarkErrors[ep.Name]
 		}
-		one.Driver, _ = c.machine.driver(ep.Name, mark)
+		one.Driver, _ = c.machine.Driver(ep.Name, mark)
 		for _, d := range ep.Devices {
 			one.Devices = append(one.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
 		}
@@ -320,7 +321,7 @@ func (c *Cache) judgeLot(ctx context.Context, rt *runtime, rc *runtimeContent, b
 func (c *Cache) refresh(ctx context.Context, rt *runtime) RuntimeFacts {
 	before := c.probeRuntime(ctx, rt, false)
 	after := c.probeRuntime(ctx, rt, true)
-	seen := machine(after.likeness(&before))
+	seen := runtimes.MachineID(after.likeness(&before))
 	if ctx.Err() != nil || after.unsettled || before.unsettled || seen == before.likeness(&after) {
 		return after
 	}
@@ -335,8 +336,8 @@ func noticedKey(rt *runtime) []byte { return []byte("noticed:" + rt.subject) }
 // recallNoticed is for a runtime that this process has not looked at yet.
 func (c *Cache) recallNoticed(rt *runtime) {
 	raw, ok := c.probes.book.Get(noticedKey(rt))
-	if ok && len(raw) == len(machine{}) && rt.noticed.Load() == nil {
-		seen := machine(raw)
+	if ok && len(raw) == len(runtimes.MachineID{}) && rt.noticed.Load() == nil {
+		seen := runtimes.MachineID(raw)
 		rt.noticed.Store(&seen)
 	}
 }

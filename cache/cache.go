@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -39,7 +40,7 @@ type Options struct {
 	Administrators []uint32            // besides root and the daemon's own user
 
 	Rules            *rules.Set // how builds of other libraries suit a runtime; nil: the shipped ones
-	Drivers          []DriverSource
+	Drivers          []runtimes.DriverSource
 	Quiet            time.Duration     // how long a runtime's files must be at rest after a change; 0: 1 s
 	Poll             time.Duration     // how often files are looked at that cannot be watched; 0: 2 s
 	Policies         map[string]Policy // by execution provider; "" for those that have none of their own
@@ -94,8 +95,8 @@ type Cache struct {
 	memo     *modelMemo
 	probes   *probes
 	compiler compilers.Compiler
-	runtimes runtimes
-	machine  *machineState
+	runtimes register
+	machine  *runtimes.Machine
 	watcher  *watch.Watcher
 	rights   *rights.Rights
 	changes  *changes
@@ -200,7 +201,7 @@ func (c *Cache) open() error {
 	c.ctx, c.stop = ctx, cancel
 	c.probes = newProbes(c.compiler, &c.index.Memos, c.now, &c.flights)
 	c.changes = newChanges()
-	c.machine = newMachine(c.options.Drivers)
+	c.machine = runtimes.NewMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, c.later)
@@ -210,7 +211,7 @@ func (c *Cache) open() error {
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
 	c.flights.began, c.flights.ended = c.gains.disturb, c.rebuilds.wake
-	c.work.Go(func() { c.machine.look(ctx) })
+	c.work.Go(func() { c.machine.Look(ctx) })
 	c.gains.start(ctx, c)
 	c.sharing.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something
@@ -231,7 +232,7 @@ func (c *Cache) indexMaking(builds uint64, percent int) {
 // background does what nobody waits for: looks at the runtimes so that the first request need not, removes what
 // crashes left behind, takes up what was queued before, and writes down what is counted in memory.
 func (c *Cache) background(ctx context.Context, before map[string][]byte) {
-	c.watcher.Set(watchedDrivers, c.machine.files())
+	c.watcher.Set(watchedDrivers, c.machine.Files())
 	strangers := alongside(func() error { return c.views.DoomStrangers(ctx) }) // soon: what clients of an earlier run have open counts from then on
 	for _, rt := range c.runtimes.all() {
 		c.watchRuntime(rt, nil)

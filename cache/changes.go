@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
@@ -59,9 +60,12 @@ func (c *Cache) assessChanges(ctx context.Context) {
 	}
 }
 
+// machineEvery is how often the machine is looked at where nothing tells of a change.
+const machineEvery = time.Minute
+
 // lookAtMachine reads the drivers' versions anew. When they are other ones, every runtime is looked at again.
 func (c *Cache) lookAtMachine(ctx context.Context) {
-	lines := c.machine.look(ctx)
+	lines := c.machine.Look(ctx)
 	for _, line := range lines {
 		c.log.Info("machine changed", "what", line)
 		c.happened(Event{Kind: event.Changed, Text: line})

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
@@ -397,8 +398,10 @@ func TestAnotherMachine(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	app.put(app.compile(r, app.claim(r).Claim))
-	b.cache.machine.now()
-	b.cache.machine.current.Store(&machine{1})
+	version := filepath.Join(t.TempDir(), "version")
+	require.NoError(t, os.WriteFile(version, []byte("1.0\n"), 0o644))
+	b.reload(func(o *Options) { o.Drivers = []runtimes.DriverSource{{File: version}} })
+	b.cache.lookAtMachine(t.Context())
 	r.OnMiss = Fail
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 }

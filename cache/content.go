@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -24,8 +25,8 @@ import (
 type runtimeContent struct {
 	spec    compilers.Runtime
 	find    func() (compilers.Runtime, error)
-	machine machine // that it was looked at on
-	now     func() machine
+	machine runtimes.MachineID // that it was looked at on
+	now     func() runtimes.MachineID
 	files   []stampedFile
 	folders []stampedFolder       // the same files, for looking often
 	ort     cas.Digest            // of libonnxruntime; in no build key, for builds do not depend on it
@@ -185,7 +186,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		return nil, err
 	}
 	c.recallNoticed(rt)
-	now := func() machine { return rt.on(c.machine.now()) }
+	now := func() runtimes.MachineID { return rt.on(c.machine.Now()) }
 	rc := &runtimeContent{spec: spec, find: find, machine: now(), now: now,
 		digests: make(map[string]cas.Digest), shown: make(map[string]contents)}
 	seen := make(map[string]bool)

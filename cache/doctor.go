@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -78,7 +79,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 // adviseDrivers tells of drivers whose version is not known now, and of nothing where none is configured.
 func (c *Cache) adviseDrivers() []Advice {
 	var out []Advice
-	for _, err := range c.machine.unreadable() {
+	for _, err := range c.machine.Unreadable() {
 		out = append(out, warning("driver version", "cannot be read: %v", err).
 			hint("the version that was read last holds until then; see [[driver]] in the daemon's configuration"))
 	}
@@ -176,7 +177,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark 
 	}
 	switch {
 	case ep.Error == "" && len(ep.Devices) == 0:
-		return problem(subject, "it loads, and lists no device on this machine%s", whyNoDevice(ep.Name, processorVendor())).
+		return problem(subject, "it loads, and lists no device on this machine%s", whyNoDevice(ep.Name, runtimes.ProcessorVendor())).
 			hint("models cannot be compiled with it here; for a GPU or NPU see that its driver is installed, and that the daemon's user may open its device")
 	case cause == "":
 		var devices []string

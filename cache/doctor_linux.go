@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -50,16 +49,6 @@ func ownerOf(path string) (owner, error) {
 		return owner{}, errors.ErrUnsupported
 	}
 	return owner{uid: st.Uid, mode: info.Mode()}, nil
-}
-
-// processorVendor is "GenuineIntel", "AuthenticAMD", or nothing where the processor does not say.
-func processorVendor() string {
-	for _, line := range bytes.Split(processor(), []byte("\n")) {
-		if key, value, ok := strings.Cut(string(line), ":"); ok && strings.TrimSpace(key) == "vendor_id" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }
 
 // watchLimits says what the kernel lets one user watch.

@@ -433,7 +433,7 @@ func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) Runti
 			continue
 		}
 		out.Marks[ep.Name] = mark
-		if v, source := c.machine.driver(ep.Name, mark); v != "" {
+		if v, source := c.machine.Driver(ep.Name, mark); v != "" {
 			out.Drivers[ep.Name] = Driver{v, source}
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
@@ -291,7 +292,7 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	b.close()
 	file := filepath.Join(t.TempDir(), "version")
 	require.NoError(t, os.WriteFile(file, []byte("31.0.1\nmore\n"), 0o644))
-	b.drivers = []DriverSource{{EP: standin.EP, File: file}}
+	b.drivers = []runtimes.DriverSource{{EP: standin.EP, File: file}}
 	b.open()
 	first := b.acquire(b.request(b.model(1)))
 	require.Equal(t, "31.0.1", first.Build.EPs[0].DriverVersion)

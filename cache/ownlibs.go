@@ -132,7 +132,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 		}
 		p.eps, p.facts = append(p.eps, one), append(p.facts, facts)
 	}
-	p.buildKey = identity.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
+	p.buildKey = identity.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.Now())
 	return p, nil
 }
 

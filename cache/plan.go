@@ -177,7 +177,7 @@ func (r *Request) options() string {
 func (c *Cache) name(p *plan, rc *runtimeContent) {
 	p.facts = rc.epFacts(p.eps, p.marks)
 	for i := range p.facts {
-		p.facts[i].DriverVersion, _ = c.machine.driver(p.facts[i].Name, p.marks[i])
+		p.facts[i].DriverVersion, _ = c.machine.Driver(p.facts[i].Name, p.marks[i])
 	}
 	p.buildKey = identity.BuildKey(p.requestKey, p.facts, p.canonical.Route)
 	p.seen = p.marks.digest(p.facts)

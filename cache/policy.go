@@ -8,15 +8,6 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// DriverSource tells where the version of an execution provider's driver can be read when its devices do not say it.
-// One of File, Module and Command is set.
-type DriverSource struct {
-	EP      string   // "" for all
-	File    string   // its first line is the version
-	Module  string   // a kernel module: /sys/module/MODULE/version
-	Command []string // what it prints on its first line is the version
-}
-
 // Policy says what to do with builds that are not the best for a runtime. The zero value is the default.
 type Policy struct {
 	Unknown             string        // "load_check" (default): serve what loads; "serve"; "refuse"

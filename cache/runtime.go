@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -28,12 +29,12 @@ type runtime struct {
 	looking chan struct{}                  // holds one token while the files are looked at anew
 	facts   atomic.Pointer[runtimeContent] // nil until looked at
 	state   atomic.Pointer[string]
-	due     atomic.Bool             // an assessment of what was found began, and none has come to its end since
-	noticed atomic.Pointer[machine] // what a probe found changed last, though neither files nor machine did; nil: nothing
+	due     atomic.Bool                        // an assessment of what was found began, and none has come to its end since
+	noticed atomic.Pointer[runtimes.MachineID] // what a probe found changed last, though neither files nor machine did; nil: nothing
 }
 
 // on is the machine as it counts for this runtime: with what only a probe notices.
-func (rt *runtime) on(m machine) machine {
+func (rt *runtime) on(m runtimes.MachineID) runtimes.MachineID {
 	if seen := rt.noticed.Load(); seen != nil {
 		return digestOf(append(m[:], seen[:]...))
 	}
@@ -173,8 +174,8 @@ func (c *Cache) unrest(rc, before *runtimeContent) time.Duration {
 	return c.options.Quiet - since
 }
 
-// runtimes is the register: what the administrator named, in order, and what own clients brought.
-type runtimes struct {
+// register is what the administrator named, in order, and what own clients brought.
+type register struct {
 	mu   sync.Mutex
 	list []*runtime // registered ones first; guarded by mu
 }
@@ -209,7 +210,7 @@ func registeredRuntime(spec compilers.Runtime) *runtime {
 
 // register makes these the registered runtimes, in this order. Those that are registered already stay what they are. It
 // gives the new ones, and the subjects that are none any more.
-func (rs *runtimes) register(specs []compilers.Runtime) (added []*runtime, gone []string) {
+func (rs *register) register(specs []compilers.Runtime) (added []*runtime, gone []string) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	before := rs.list
@@ -242,16 +243,16 @@ func (rs *runtimes) register(specs []compilers.Runtime) (added []*runtime, gone 
 }
 
 // has tells whether the runtime may still be used: it was not taken out of the register.
-func (rs *runtimes) has(rt *runtime) bool { return slices.Contains(rs.all(), rt) }
+func (rs *register) has(rt *runtime) bool { return slices.Contains(rs.all(), rt) }
 
-func (rs *runtimes) all() []*runtime {
+func (rs *register) all() []*runtime {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	return slices.Clone(rs.list)
 }
 
 // named is the runtime of that name that has the build's execution providers, as far as is known; nil if none is.
-func (rs *runtimes) named(name string, b *index.Build) *runtime {
+func (rs *register) named(name string, b *index.Build) *runtime {
 	for _, rt := range rs.all() {
 		if rc := rt.facts.Load(); rt.name == name && rc != nil && rc.hasEvery(b) {
 			return rt
@@ -260,14 +261,14 @@ func (rs *runtimes) named(name string, b *index.Build) *runtime {
 	return nil
 }
 
-func (rs *runtimes) forget(rt *runtime) {
+func (rs *register) forget(rt *runtime) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	rs.list = slices.DeleteFunc(rs.list, func(old *runtime) bool { return old == rt })
 }
 
 // add gives the runtime that is the same, or else registers this one; evicted is one that went for it.
-func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) (added, evicted *runtime) {
+func (rs *register) add(rt *runtime, same func(*runtime) bool) (added, evicted *runtime) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if i := slices.IndexFunc(rs.list, same); i >= 0 {

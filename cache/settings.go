@@ -84,8 +84,8 @@ func (c *Cache) Reload(o Options) error {
 	c.sharing.wake()
 	c.places.want()
 	c.setRuntimes(o.Runtimes)
-	if c.machine.setSources(o.Drivers) {
-		c.watcher.Set(watchedDrivers, c.machine.files())
+	if c.machine.SetSources(o.Drivers) {
+		c.watcher.Set(watchedDrivers, c.machine.Files())
 		c.later(c.lookAtMachine) // a driver's version may come from a command
 	}
 	if judging {

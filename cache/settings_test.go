@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -175,7 +176,7 @@ func TestDriversFollow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "version")
 	require.NoError(t, os.WriteFile(file, []byte("31.0.1\n"), 0o644))
 	require.Empty(t, b.acquire(b.request(b.model(1))).Build.EPs[0].DriverVersion)
-	b.reload(func(o *Options) { o.Drivers = []DriverSource{{EP: standin.EP, File: file}} })
+	b.reload(func(o *Options) { o.Drivers = []runtimes.DriverSource{{EP: standin.EP, File: file}} })
 	version := func() string {
 		return b.probed().Drivers[standin.EP].Version
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/compilers"
@@ -35,7 +36,7 @@ type bench struct {
 	state    string
 	runtime  string
 	policies map[string]Policy
-	drivers  []DriverSource
+	drivers  []runtimes.DriverSource
 	later    atomic.Int64 // nanoseconds, added to the cache's clock
 	change   func(*Options)
 }

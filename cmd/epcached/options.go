@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
 )
@@ -27,7 +28,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Failures: failureOptions(s.Failures), Conditions: conditions(s),
 	}
 	for _, d := range s.Drivers {
-		o.Drivers = append(o.Drivers, cache.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
+		o.Drivers = append(o.Drivers, runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
 	}
 	for ep, p := range s.Policies {
 		o.Policies[ep] = cache.Policy{

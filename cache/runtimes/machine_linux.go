@@ -1,22 +1,21 @@
-package cache
+package runtimes
 
 import (
 	"bytes"
 	"os"
 	"path/filepath"
 	"sort"
-	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers"
 )
 
-// machineStamp digests what a device list and a fingerprint depend on besides the libraries: the
+// readMachine digests what a device list and a fingerprint depend on besides the libraries: the
 // processor with the limits of its instruction sets, the accelerators on the bus, the versions of
 // kernel modules that say theirs, and the kernel.
-func machineStamp() [32]byte {
+func readMachine() [32]byte {
 	var b bytes.Buffer
 	b.Write(processor())
 	b.WriteString(strings.Join(compilers.InstructionLimits(), "\n"))
@@ -39,7 +38,7 @@ func machineStamp() [32]byte {
 	add("/sys/class/accel/*/device/modalias")
 	add("/sys/module/*/version")
 	add("/proc/sys/kernel/osrelease")
-	return digestOf(b.Bytes())
+	return blake3.Sum256(b.Bytes())
 }
 
 // processor gives the lines that name the first processor and what it can do: no frequencies, they change.
@@ -60,32 +59,12 @@ func processor() []byte {
 	return out
 }
 
-// machineMemory is how many bytes of memory this process may have the use of: the machine's, or what its cgroups leave of that.
-// 0: it cannot be told.
-func machineMemory() int64 {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return 0 // it fails for no reason that there is here
-	}
-	least := int64(info.Totalram) * int64(info.Unit)
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return least
-	}
-	for line := range strings.Lines(string(text)) {
-		own, found := strings.CutPrefix(strings.TrimSpace(line), "0::/")
-		if !found {
-			continue // version 1
-		}
-		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir, "/sys/fs/cgroup"); dir = filepath.Dir(dir) {
-			bound, err := os.ReadFile(filepath.Join(dir, "memory.max"))
-			if err != nil {
-				continue // the root has none
-			}
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil && n > 0 { // else it is "max"
-				least = min(least, n)
-			}
+// ProcessorVendor returns "GenuineIntel", "AuthenticAMD", or "" where the processor does not say.
+func ProcessorVendor() string {
+	for _, line := range bytes.Split(processor(), []byte("\n")) {
+		if key, value, ok := strings.Cut(string(line), ":"); ok && strings.TrimSpace(key) == "vendor_id" {
+			return strings.TrimSpace(value)
 		}
 	}
-	return least
+	return ""
 }

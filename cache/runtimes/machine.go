@@ -1,4 +1,4 @@
-package cache
+package runtimes
 
 import (
 	"bytes"
@@ -15,22 +15,34 @@ import (
 	"sync/atomic"
 	"time"
 
+	"lukechampine.com/blake3"
+
 	"github.com/epcached/epcached/compilers"
 )
 
-// machine stands for what a device list and a fingerprint depend on besides the libraries: processor, devices and
+// MachineID stands for what a device list and a fingerprint depend on besides the libraries: processor, devices and
 // drivers.
-type machine [32]byte
+type MachineID [32]byte
 
-// machineState is the machine as it was last looked at.
-type machineState struct {
-	current atomic.Pointer[machine] // nil before the first look
-	seen    chan struct{}           // closed by the first look
+// Machine is the processor with its devices and drivers, as they were last looked at.
+type Machine struct {
+	current atomic.Pointer[MachineID] // nil before the first look
+	seen    chan struct{}             // closed by the first look
 
 	looking sync.Mutex // held for a whole look; taken before mu
 
 	mu      sync.Mutex
 	drivers []driver // replaced as a whole; guarded by mu
+}
+
+// DriverSource tells where the version of an execution provider's driver can be read when its devices
+// do not say it.
+// One of File, Module and Command is set.
+type DriverSource struct {
+	EP      string   // "" for all
+	File    string   // its first line is the version
+	Module  string   // a kernel module: /sys/module/MODULE/version
+	Command []string // what it prints on its first line is the version
 }
 
 // driver is a source of a driver's version as it was last read.
@@ -40,17 +52,17 @@ type driver struct {
 	err     error  // why it could not be read at the last look
 }
 
-// machineEvery is how often the machine is looked at where nothing tells of a change.
-const machineEvery = time.Minute
-
-func newMachine(sources []DriverSource) *machineState {
-	m := &machineState{seen: make(chan struct{})}
-	m.setSources(sources)
+// NewMachine returns a machine that has not been looked at. Now and Driver block until Look has
+// returned once.
+func NewMachine(sources []DriverSource) *Machine {
+	m := &Machine{seen: make(chan struct{})}
+	m.SetSources(sources)
 	return m
 }
 
-// now waits for the first look: a command that tells a driver's version may take its time.
-func (m *machineState) now() machine {
+// Now returns the identity that the last look found. It blocks until the first look ends, because a
+// command that prints a driver's version may be slow.
+func (m *Machine) Now() MachineID {
 	if known := m.current.Load(); known != nil {
 		return *known
 	}
@@ -58,8 +70,9 @@ func (m *machineState) now() machine {
 	return *m.current.Load()
 }
 
-// setSources has drivers' versions read elsewhere from the next look on, and tells whether that is anything new.
-func (m *machineState) setSources(sources []DriverSource) bool {
+// SetSources has drivers' versions read elsewhere from the next look on. It reports whether the sources
+// are other ones than before.
+func (m *Machine) SetSources(sources []DriverSource) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if slices.EqualFunc(m.drivers, sources, driver.isOf) {
@@ -80,15 +93,16 @@ func (d driver) isOf(s DriverSource) bool {
 	return d.EP == s.EP && d.File == s.File && d.Module == s.Module && slices.Equal(d.Command, s.Command)
 }
 
-func (m *machineState) known() []driver {
+func (m *Machine) known() []driver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.drivers
 }
 
-// look reads the drivers' versions and the machine's stamp, and says what is different from the last time. A source that
-// cannot be read keeps the version that it told last: that a command fails does not make the driver another one.
-func (m *machineState) look(ctx context.Context) (changes []string) {
+// Look reads the drivers' versions and the machine's stamp, and returns what is different from the last
+// time, a line each. A source that cannot be read keeps its last version, because a command that fails
+// does not make the driver another one.
+func (m *Machine) Look(ctx context.Context) (changes []string) {
 	m.looking.Lock() // so that the later reading is kept
 	defer m.looking.Unlock()
 	drivers := slices.Clone(m.known())
@@ -128,22 +142,22 @@ func (m *machineState) look(ctx context.Context) (changes []string) {
 }
 
 // stamp is called with mu held.
-func (m *machineState) stamp() machine {
-	own := machineStamp()
+func (m *Machine) stamp() MachineID {
+	own := readMachine()
 	b := bytes.NewBuffer(own[:])
 	for _, d := range m.drivers {
 		fmt.Fprintf(b, "%s\x00%s\x00", d, d.version)
 	}
-	return digestOf(b.Bytes())
+	return blake3.Sum256(b.Bytes())
 }
 
-func (m *machineState) first(now machine) {
+func (m *Machine) first(now MachineID) {
 	m.current.Store(&now)
 	close(m.seen)
 }
 
-// unreadable tells which sources could not be read at the last look.
-func (m *machineState) unreadable() (errs []error) {
+// Unreadable lists the sources that the last look could not read.
+func (m *Machine) Unreadable() (errs []error) {
 	for _, d := range m.known() {
 		if d.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", d, d.err))
@@ -152,9 +166,9 @@ func (m *machineState) unreadable() (errs []error) {
 	return errs
 }
 
-// driver gives the version of an execution provider's driver, and where it is from: the device's own metadata come
-// first.
-func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, source string) {
+// Driver returns the version of an execution provider's driver and where it is from. The metadata of
+// its device come first.
+func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source string) {
 	if mark.DriverVersion != "" {
 		return mark.DriverVersion, "device metadata"
 	}
@@ -167,8 +181,8 @@ func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, s
 	return "", ""
 }
 
-// files are what can be watched for a change of a driver.
-func (m *machineState) files() []string {
+// Files lists what can be watched for a change of a driver.
+func (m *Machine) Files() []string {
 	var out []string
 	for _, s := range m.known() {
 		if p := s.path(); p != "" {
