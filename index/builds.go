@@ -65,6 +65,13 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	return builds, nil
 }
 
+// dropEntries forgets the look-ups that found the build, or will find it now.
+func (x *Index) dropEntries(b *Build) {
+	for _, k := range b.keys() {
+		x.entries.drop(lookupKey{k, b.Scope})
+	}
+}
+
 func buildsOf(tx *bbolt.Tx, k lookupKey) ([]Build, error) {
 	prefix := requestPrefix(k.request, k.scope)
 	// An entry's builds are few: one for each EP library that was ever in use.

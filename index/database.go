@@ -31,8 +31,14 @@ const lockWait = time.Second
 // later call fails with a *BrokenError, and a mark beside the file has the next Open make a new one
 // from the manifests.
 type database struct {
-	x    *Index
-	path string
+	fs      cas.FS
+	dir     string // the state folder
+	path    string
+	reserve *reserve
+
+	// givenUp is called once, when the database is given up. unmarked is why the next Open may use it
+	// again; nil: it will not.
+	givenUp func(why *BrokenError, unmarked error)
 
 	// writing has one write at a time, so that none blocks on a lock of bbolt's that a damaged
 	// database keeps.
@@ -137,8 +143,8 @@ func (d *database) fail(cause error) error {
 	}
 	d.mu.Unlock()
 	if first {
-		err := d.x.reserve.use(func() error { return d.putMark(cause.Error()) })
-		d.x.isBroken(broken, err)
+		err := d.reserve.use(func() error { return d.putMark(cause.Error()) })
+		d.givenUp(broken, err)
 	}
 	return broken
 }
@@ -217,18 +223,18 @@ const maxMark = 4 << 10
 
 // putMark durably notes beside the database that it is damaged, and why.
 func (d *database) putMark(why string) error {
-	if err := remove(d.x.FS, d.markPath()); err != nil {
+	if err := remove(d.fs, d.markPath()); err != nil {
 		return err
 	}
-	if err := cas.WriteFile(d.x.FS, d.markPath(), []byte(shorten(why, maxMark))); err != nil {
+	if err := cas.WriteFile(d.fs, d.markPath(), []byte(shorten(why, maxMark))); err != nil {
 		return err
 	}
-	return d.x.FS.SyncDir(d.x.dir)
+	return d.fs.SyncDir(d.dir)
 }
 
 // mark returns what putMark noted; "": nothing.
 func (d *database) mark() string {
-	b, err := readFile(d.x.FS, d.markPath(), maxMark)
+	b, err := readFile(d.fs, d.markPath(), maxMark)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
@@ -239,18 +245,18 @@ func (d *database) mark() string {
 // before the mark is removed has the next start do this again; one afterwards leaves a database that
 // lacks builds, which a start takes in.
 func (d *database) remake(why string) error {
-	err := d.x.reserve.use(func() error {
-		err := cas.SetAside(d.x.FS, d.x.dir, d.path, why)
+	err := d.reserve.use(func() error {
+		err := cas.SetAside(d.fs, d.dir, d.path, why)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return guard(d.make)
 	})
 	if err == nil {
-		err = d.x.FS.SyncDir(d.x.dir)
+		err = d.fs.SyncDir(d.dir)
 	}
 	if err == nil {
-		err = remove(d.x.FS, d.markPath())
+		err = remove(d.fs, d.markPath())
 	}
 	if err != nil {
 		return fmt.Errorf("make index.db: %w", err)
@@ -264,7 +270,7 @@ func (d *database) make() error {
 	incomplete := d.path + ".new" // a crash leaves it to makeFolders
 	db, err := openBolt(incomplete)
 	if err != nil {
-		return errors.Join(err, remove(d.x.FS, incomplete))
+		return errors.Join(err, remove(d.fs, incomplete))
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for _, name := range buckets {
@@ -276,10 +282,10 @@ func (d *database) make() error {
 		return cmp.Or(put(tx, bucketMeta, []byte("schema"), schema), writeSpace(tx, Space{}))
 	})
 	if err == nil {
-		err = d.x.FS.Rename(incomplete, d.path)
+		err = d.fs.Rename(incomplete, d.path)
 	}
 	if err != nil {
-		return errors.Join(err, db.Close(), d.x.FS.Remove(incomplete))
+		return errors.Join(err, db.Close(), d.fs.Remove(incomplete))
 	}
 	d.handle = db
 	return nil

@@ -124,7 +124,8 @@ func newIndex(dir string, o Options) *Index {
 		x.now = time.Now
 	}
 	x.reserve = newReserve(x.FS, dir)
-	x.db = &database{x: x, path: filepath.Join(dir, "index.db")}
+	x.db = &database{fs: x.FS, dir: dir, path: filepath.Join(dir, "index.db"), reserve: x.reserve,
+		givenUp: x.isBroken}
 	x.soft = newSoft(x.db, x.wake)
 	files := filepath.Join(dir, manifestsName)
 	x.manifests = &manifests{fs: x.FS, dir: files, incoming: filepath.Join(files, incomingName),
@@ -287,6 +288,16 @@ func (x *Index) RecipeStamps() cas.StampBook {
 
 // Rebuilt returns why Open made the database again, or "".
 func (x *Index) Rebuilt() string { return x.rebuilt }
+
+// Replenish makes the reserve whole again, of which collecting on a full disk
+// has taken, if free bytes of the disk are enough for that and as much again.
+// After an error the next one tries again, and gives no error for the same.
+func (x *Index) Replenish(free int64) error {
+	if free < 2*ReserveBytes {
+		return nil
+	}
+	return x.reserve.fill()
+}
 
 // Problems returns what was found wrong with manifests and journal at Open and
 // since: damaged ones are in the quarantine, newer ones where they were.

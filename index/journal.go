@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -167,14 +166,6 @@ func eventRecord(e Event) *manifestpb.Record {
 		m.BuildKey = e.BuildKey[:]
 	}
 	return &manifestpb.Record{Kind: &manifestpb.Record_Event{Event: m}}
-}
-
-// shorten makes s valid and not longer than limit: it may be a vendor's message.
-func shorten(s string, limit int) string {
-	if len(s) > limit {
-		s = s[:limit]
-	}
-	return strings.ToValidUTF8(s, "")
 }
 
 // SetState says whether a build may be served, durably when it returns. In memory it counts even if

@@ -263,3 +263,11 @@ func distinct(b Build) map[cas.Digest]int64 {
 	}
 	return blobs
 }
+
+// shorten makes s valid and not longer than limit: it may be a vendor's message.
+func shorten(s string, limit int) string {
+	if len(s) > limit {
+		s = s[:limit]
+	}
+	return strings.ToValidUTF8(s, "")
+}

@@ -43,13 +43,6 @@ func requestRow(b *Build, k RequestKey) []byte {
 	return append(requestPrefix(k, b.Scope), b.ID[:]...)
 }
 
-// dropEntries forgets the look-ups that found the build, or will find it now.
-func (x *Index) dropEntries(b *Build) {
-	for _, k := range b.keys() {
-		x.entries.drop(lookupKey{k, b.Scope})
-	}
-}
-
 func marshalMembers(members []Member) []*manifestpb.Member {
 	var out []*manifestpb.Member
 	for i := range members {

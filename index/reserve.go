@@ -118,13 +118,3 @@ func (r *reserve) make() error {
 	}
 	return err
 }
-
-// Replenish makes the reserve whole again, of which collecting on a full disk
-// has taken, if free bytes of the disk are enough for that and as much again.
-// After an error the next one tries again, and gives no error for the same.
-func (x *Index) Replenish(free int64) error {
-	if free < 2*ReserveBytes {
-		return nil
-	}
-	return x.reserve.fill()
-}
