@@ -20,6 +20,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/program"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -233,7 +234,7 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if len(g.program) > 0 && g.app.JSON {
 		return 0, exit.Usage(errors.New("get: --json cannot go with a program, whose output standard output is"))
 	}
-	if err := checkPlaces(g.program, len(models)); err != nil {
+	if err := program.CheckPlaces(g.program, len(models)); err != nil {
 		return 0, err
 	}
 	complete := g.request.completeOrEP
@@ -459,11 +460,7 @@ func (g *getCall) report(results []got) error {
 		}
 	}
 	if g.app.JSON {
-		list := make([]any, len(results))
-		for i, r := range results {
-			list[i] = r.json(g.dryRun)
-		}
-		return errors.Join(failed, g.app.Print.JSON(list))
+		return errors.Join(failed, g.app.Print.JSON(objects(results, g.dryRun)))
 	}
 	return failed
 }
@@ -572,4 +569,37 @@ func (g *getCall) fate(last *wire.Progress) (text, hint string) {
 		return during + ": the compile goes on, for others wait for it too", "wait for it: " + follow
 	}
 	return during + ": the compile ends, unless somebody else wants it", "with --keep-going it is finished all the same, and with --on-miss background it is not waited for"
+}
+
+// become runs the program in the place of this process: so it has the descriptor of the view under the same
+// number, gets its signals itself, and its exit status needs no passing on. The build is held until it ends, for the
+// descriptor is the lease.
+func (g *getCall) become(results []got) error {
+	paths := make([]string, len(results))
+	var views []*os.File
+	for i := range results {
+		graph, err := results[i].graphPath()
+		if err != nil {
+			return exit.Failing("get", results[i].path, err)
+		}
+		paths[i] = graph
+		if results[i].view != nil && !results[i].told() {
+			views = append(views, results[i].view)
+		}
+	}
+	path, err := program.Find(g.program[0])
+	if err != nil {
+		return exit.Failing("run", g.program[0], err)
+	}
+	argv := program.FillPlaces(g.program, paths)
+	g.app.Print.Clear()
+	if told, err := program.Tell(objects(results, false)); err != nil {
+		return exit.Failing("run", path, err)
+	} else if !told {
+		g.app.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", path, program.ToldVariable, program.MaxTold))
+	}
+	if err := program.Replace(path, argv, views); err != nil {
+		return exit.Failing("run", path, err)
+	}
+	return nil
 }

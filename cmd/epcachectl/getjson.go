@@ -10,6 +10,15 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
+// objects are the elements of what get --json prints.
+func objects(results []got, dryRun bool) []any {
+	list := make([]any, len(results))
+	for i := range results {
+		list[i] = results[i].json(dryRun)
+	}
+	return list
+}
+
 // json is one element of what get --json prints. That of a model that failed stands in the list, so
 // that the others keep their places.
 func (r *got) json(dryRun bool) jsonout.Object {

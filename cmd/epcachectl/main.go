@@ -1,6 +1,6 @@
 // Command epcachectl asks the daemon for compiled models, and shows and changes what it keeps.
 //
-// Each verb has a file with its help, flags and code. They share run.go (the program without its process), request.go
+// Each verb has a file with its help, flags and code. They share root.go (the program without its process), request.go
 // (what is asked for), model.go (opening models with the caller's own rights), print.go (the only place that
 // prints messages) and exit.go (the exit codes). Verbs that look at more than one side have several files of one name.
 package main

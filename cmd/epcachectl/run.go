@@ -4,84 +4,168 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"os/exec"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/program"
 )
 
-// app has the verbs of one call of the program.
-type app struct {
-	cli.Call
+// runCall is one call of run.
+type runCall struct {
+	app     *app
+	request request // only --ep, --option and --runtime
+	onMiss  string
+	report  string // where the summary goes; "-": standard error
+	program []string
 }
 
-// run is the program without its process, for main and for tests.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{cli.Call{Print: term.NewPrinter(stdout, stderr), Stdin: stdin,
-		Finder: daemon.Finder{Client: "epcachectl " + version}}}
-	return a.run(ctx, args)
-}
+// sentTolerance tells rounding from another result, such as quantised models have on processors that their kernels saturate on.
+const sentTolerance = 0.01
 
-func (a *app) run(ctx context.Context, args []string) int {
-	root := a.root()
-	root.SetArgs(args)
-	root.SetIn(a.Stdin)
-	root.SetOut(a.Print.Out)
-	root.SetErr(a.Print.Err)
-	err := root.ExecuteContext(ctx)
-	var reported exit.Status
-	if err != nil && !errors.As(err, &reported) {
-		a.Print.Failure(err)
+// toStderr is what --report without a file stands for.
+const toStderr = "-"
+
+func (a *app) runCommand() *cobra.Command {
+	r := &runCall{app: a}
+	cmd := &cobra.Command{
+		Use:   "run [--ep EP[:DEVICE]]... [--runtime DIR] [--report[=FILE]] -- PROGRAM ARGS",
+		Short: "run a Python program unchanged, with its ONNX Runtime sessions from the cache",
+		Long: `run starts PROGRAM with epcache's classes in the place of onnxruntime.InferenceSession and SessionOptions, in it and in
+all Python programs that it starts: scripts, "python -m", what pip installed as a command. They need not be changed, nor know of epcache,
+which comes from beside epcachectl.
+
+A session that names a compiled execution provider, or devices of one, is made from the cache. With --ep, a session that asks for the
+CPU is sent to EP as well, computing in the same precision where the execution provider leaves a choice, unless the model is found to compute
+something else there (--verify-output). Where that fails, or no daemon answers, the session is what it would have been without, on the CPU, and run says so at the end.
+
+--runtime DIR is a folder of Python packages ("pip install --target DIR") whose onnxruntime and execution providers come before the
+program's own; nothing else in it does. An onnxruntime there for another Python is left out, and the program keeps its own.
+
+Signals go on to PROGRAM, and run ends as PROGRAM does: with its exit status, or by the same signal. At the end it says on standard
+error which sessions were not made from the cache, and why; nothing, if all were. --report adds all others with what they gained,
+--report=FILE writes that to FILE instead, and --json makes it JSON.
+
+What run does not reach, and says nothing of unless it notices: programs in other languages, C and C++ libraries that use ONNX
+Runtime themselves (it notices a second libonnxruntime in a Python process), Python that ignores its environment ("python -I", "-E", frozen
+programs), onnxruntime before 1.24, ORTModule and onnxruntime_genai. See "epcachectl get --help" for programs that take the path of a model.
+
+Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
+		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
+  epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
+  epcachectl run --report=run.json --json -- python serve.py`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.program = args
+			return r.run(cmd.Context())
+		},
 	}
-	a.Print.Clear()
-	return exit.Code(err)
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what stands behind the program is the program's
+	f.Var(cli.Each(r.request.addEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(cli.Each(r.request.addOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.StringVar(&r.request.runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
+	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
+	f.Float64Var(&r.request.verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
+	f.StringVar(&r.report, "report", "", "at the end tell of every session, on standard error or into `FILE`")
+	f.Lookup("report").NoOptDefVal = toStderr
+	return cmd
 }
 
-func (a *app) root() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "epcachectl",
-		Short: "ask for compiled ONNX models, and see what is kept",
-		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
-daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
-or the system's. Where there is neither, every verb but status, doctor and stop has the user's own started, if epcached stands beside this
-program or in PATH, or EPCACHE_DAEMON names it; EPCACHE_AUTOSTART=0 keeps it from that.
-
-Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
-		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
-  epcachectl list`,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args:          cli.UsageArgs(cobra.NoArgs),
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+func (r *runCall) run(ctx context.Context) error {
+	if err := r.check(); err != nil {
+		return err
 	}
-	flags := root.PersistentFlags()
-	flags.StringVar(&a.Socket, "socket", "", "the daemon's socket `PATH`")
-	flags.BoolVar(&a.JSON, "json", false, "print the result as JSON")
-	flags.DurationVar(&a.Timeout, "timeout", 0, "give up after `DURATION`, such as 30s or 5m")
-	flags.DurationVar(&a.Wait, "wait", daemon.DefaultWait, "wait `DURATION` for a daemon that is starting, at most 10s")
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		a.WaitSet = cmd.Flags().Changed("wait")
-		if a.Timeout < 0 || a.Wait < 0 || a.Wait > daemon.MaxWait {
-			return exit.Usage(fmt.Errorf("--timeout must not be negative, and --wait be 0 to %v", daemon.MaxWait))
-		}
+	name := r.program[0]
+	path, err := program.Find(name)
+	if err != nil {
+		return exit.Failing("run", name, err)
+	}
+	log, err := program.NewLog()
+	if err != nil {
+		return exit.Failing("run", name, err)
+	}
+	defer log.Remove()
+	settings, err := r.settings()
+	if err != nil {
+		return exit.Failing("run", name, err)
+	}
+	environment, err := program.Environment(settings, log.Path, r.app.Socket)
+	if err != nil {
+		return exit.Failing("run", name, err)
+	}
+	r.app.Print.Clear()
+	status, err := program.Run(&exec.Cmd{
+		Path: path, Args: r.program, Env: environment,
+		Stdin: r.app.Stdin, Stdout: r.app.Print.Out, Stderr: r.app.Print.Err,
+	})
+	if err != nil {
+		return exit.Failing("run", path, err)
+	}
+	if err := r.summarise(log); err != nil {
+		r.app.Print.Failure(exit.Failing("run", path, err)) // and yet the program's own status counts
+	}
+	status.Repeat()
+	if status.Code == 0 {
 		return nil
 	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		var wrong *pflag.InvalidValueError
-		if errors.As(err, &wrong) && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
-			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
+	return exit.Status(status.Code)
+}
+
+// settings are those for the Python side.
+func (r *runCall) settings() (s program.Settings, err error) {
+	s.OnMiss, s.VerifyOutput = r.onMiss, r.request.verify
+	for _, ep := range r.request.eps {
+		s.Send(ep)
+	}
+	if r.request.runtime != "" {
+		s.Runtime, err = filepath.Abs(r.request.runtime)
+	}
+	return s, err
+}
+
+func (r *runCall) check() error {
+	if len(r.program) == 0 {
+		return exit.Usage(exit.Hint(errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"))
+	}
+	if len(r.request.eps) > 0 {
+		if err := r.request.complete(); err != nil {
+			return err
 		}
-		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
-	})
-	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
-		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.stopCommand(), a.versionCommand())
-	root.AddCommand(a.runCommand())
-	root.SetOut(a.Print.Out) // which cobra's completion keeps
-	addCompletion(root)
-	return root
+	} else if len(r.request.early)+len(r.request.named) > 0 {
+		return exit.Usage(errors.New("run: --option is for an --ep, and there is none"))
+	}
+	switch r.onMiss {
+	case "wait", "background", "claim", "fail":
+	default:
+		return exit.Usage(fmt.Errorf("run: --on-miss %q: it is wait, background, claim or fail", r.onMiss))
+	}
+	if r.request.runtime == "" {
+		return nil
+	}
+	if found, err := filepath.Glob(filepath.Join(r.request.runtime, "onnxruntime*")); err != nil || len(found) == 0 {
+		return exit.Usage(fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.runtime))
+	}
+	return nil
+}
+
+// summarise says at the end what is to be said.
+func (r *runCall) summarise(log *program.Log) error {
+	s, err := log.Summary()
+	if err != nil {
+		return err
+	}
+	p := r.app.Print
+	if r.report != "" && r.report != toStderr {
+		return s.WriteFile(r.report, r.app.JSON)
+	}
+	if r.app.JSON {
+		return s.WriteJSON(p.Err)
+	}
+	for _, line := range s.Lines(r.report != "") {
+		p.Note("run: " + line)
+	}
+	return nil
 }

@@ -1,4 +1,4 @@
-package main
+package program
 
 import (
 	"syscall"
@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// repeat ends this process by the signal that the program died by, so that whoever waits for it sees the same. It returns
+// Repeat ends this process by the signal that the program died by, so that whoever waits for it sees the same. It returns
 // where there was none.
-func (s childStatus) repeat() {
+func (s Status) Repeat() {
 	number, ok := s.signal.(syscall.Signal)
 	if !ok {
 		return

@@ -1,8 +1,7 @@
-package main
+package program
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -11,31 +10,32 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
-// runSummary is what run --json prints. The names are a contract for scripts.
-type runSummary struct {
-	Sessions []runEvent `json:"sessions"`
-	Notes    []string   `json:"notes"`    // what was not reached, and why
-	Outcomes runCounts  `json:"outcomes"` // sessions by outcome
-	Pythons  int        `json:"pythons"`  // Python processes that were reached
+// Summary is what run --json prints. The names are a contract for scripts.
+type Summary struct {
+	Sessions []Event  `json:"sessions"`
+	Notes    []string `json:"notes"`    // what was not reached, and why
+	Outcomes counts   `json:"outcomes"` // sessions by outcome
+	Pythons  int      `json:"pythons"`  // Python processes that were reached
 	// What the compiles of the hits took when they were made, less what the hits took.
 	SavedSeconds float64 `json:"saved_seconds"`
 }
 
-type runCounts map[string]int
+type counts map[string]int
 
 // cachedOutcomes are those of a session that was made from the cache.
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
-func (e *runEvent) cached() bool { return slices.Contains(cachedOutcomes, e.Outcome) }
+func (e *Event) cached() bool { return slices.Contains(cachedOutcomes, e.Outcome) }
 
 // inPlace tells whether a session is as it should be: from the cache, or compiled already.
-func (e *runEvent) inPlace() bool { return e.cached() || e.Outcome == "passthrough" }
+func (e *Event) inPlace() bool { return e.cached() || e.Outcome == "passthrough" }
 
-func summaryOf(events []runEvent, more bool) *runSummary {
-	s := &runSummary{Sessions: []runEvent{}, Notes: []string{}, Outcomes: runCounts{}}
+func summaryOf(events []Event, more bool) *Summary {
+	s := &Summary{Sessions: []Event{}, Notes: []string{}, Outcomes: counts{}}
 	var imported bool
 	for _, e := range events {
 		switch e.Kind {
@@ -73,14 +73,23 @@ func summaryOf(events []runEvent, more bool) *runSummary {
 	return s
 }
 
+// Summary sums up what happened.
+func (l *Log) Summary() (*Summary, error) {
+	events, more, err := l.read()
+	if err != nil {
+		return nil, err
+	}
+	return summaryOf(events, more), nil
+}
+
 // note adds what is worth saying once.
-func (s *runSummary) note(text string) {
+func (s *Summary) note(text string) {
 	if text != "" && !slices.Contains(s.Notes, text) {
 		s.Notes = append(s.Notes, text)
 	}
 }
 
-func (s *runSummary) add(e runEvent) {
+func (s *Summary) add(e Event) {
 	s.Sessions = append(s.Sessions, e)
 	s.Outcomes[e.Outcome]++
 	if e.Outcome == "hit" {
@@ -88,48 +97,31 @@ func (s *runSummary) add(e runEvent) {
 	}
 }
 
-// summarise says at the end what is to be said.
-func (r *runCall) summarise(log *runLog) error {
-	events, more, err := log.read()
-	if err != nil {
-		return err
-	}
-	s := summaryOf(events, more)
-	p := r.app.Print
-	if r.report != "" && r.report != toStderr {
-		return s.writeFile(r.report, r.app.JSON)
-	}
-	if r.app.JSON {
-		return s.writeJSON(p.Err)
-	}
-	for _, line := range s.lines(r.report != "") {
-		p.Note("run: " + line)
-	}
-	return nil
-}
-
-func (s *runSummary) writeFile(path string, asJSON bool) error {
+// WriteFile writes the summary, for people or for scripts, into a file.
+func (s *Summary) WriteFile(path string, asJSON bool) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
 	if asJSON {
-		err = s.writeJSON(f)
+		err = s.WriteJSON(f)
 	} else {
-		_, err = io.WriteString(f, strings.Join(s.lines(true), "\n")+"\n")
+		_, err = io.WriteString(f, strings.Join(s.Lines(true), "\n")+"\n")
 	}
 	return cmp.Or(err, f.Close())
 }
 
-func (s *runSummary) writeJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(s)
+// WriteJSON writes the summary for scripts.
+func (s *Summary) WriteJSON(w io.Writer) error {
+	text, err := jsonout.Indented("", s)
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	return err
 }
 
-// lines is the summary for people: with all, every session; else what was not served.
-func (s *runSummary) lines(all bool) []string {
+// Lines is the summary for people: with all, every session; else what was not served.
+func (s *Summary) Lines(all bool) []string {
 	var lines []string
 	if all && len(s.Sessions) > 0 {
 		lines = append(lines, s.total())
@@ -142,7 +134,7 @@ func (s *runSummary) lines(all bool) []string {
 	return append(lines, s.Notes...)
 }
 
-func (s *runSummary) total() string {
+func (s *Summary) total() string {
 	var parts []string
 	for _, outcome := range slices.Sorted(maps.Keys(s.Outcomes)) {
 		parts = append(parts, fmt.Sprintf("%d %s", s.Outcomes[outcome], outcome))
@@ -156,12 +148,12 @@ func (s *runSummary) total() string {
 
 // sameSessions are sessions of one model that came to the same.
 type sameSessions struct {
-	runEvent
+	Event
 	count int
 }
 
 // grouped puts together what differs in times only: programs make many sessions of one model.
-func grouped(sessions []runEvent) []*sameSessions {
+func grouped(sessions []Event) []*sameSessions {
 	var groups []*sameSessions
 	for _, e := range sessions {
 		same := func(g *sameSessions) bool {

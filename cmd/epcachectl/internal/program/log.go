@@ -1,4 +1,4 @@
-package main
+package program
 
 import (
 	"bufio"
@@ -8,13 +8,13 @@ import (
 	"path/filepath"
 )
 
-// runLog is the file that the processes of a program append to: a line of JSON for each thing that happened.
-type runLog struct {
-	dir, path string
+// Log is the file that the processes of a program append to: a line of JSON for each thing that happened.
+type Log struct {
+	dir, Path string
 }
 
-// runEvent is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes them.
-type runEvent struct {
+// Event is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes them.
+type Event struct {
 	Kind    string `json:"kind"` // python, onnxruntime, session, raised (what would be one), other, failed
 	PID     int    `json:"pid"`
 	Why     string `json:"why,omitempty"`
@@ -37,41 +37,42 @@ type runEvent struct {
 
 // Bounds on what a program can make its report: it is written by the program's processes.
 const (
-	runLineLimit  = 64 << 10
-	runEventLimit = 10000
+	lineLimit  = 64 << 10
+	eventLimit = 10000
 )
 
-func newRunLog() (*runLog, error) {
+// NewLog makes the file, in a folder of its own.
+func NewLog() (*Log, error) {
 	dir, err := os.MkdirTemp("", "epcachectl-run-")
 	if err != nil {
 		return nil, err
 	}
-	log := &runLog{dir, filepath.Join(dir, "report")}
-	if err := os.WriteFile(log.path, nil, 0o600); err != nil {
+	log := &Log{dir, filepath.Join(dir, "report")}
+	if err := os.WriteFile(log.Path, nil, 0o600); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	return log, nil
 }
 
-// remove leaves processes that outlive the program without a report, which they bear.
-func (l *runLog) remove() {
+// Remove leaves processes that outlive the program without a report, which they bear.
+func (l *Log) Remove() {
 	os.RemoveAll(l.dir) // in the folder for what is temporary
 }
 
 // read returns what happened, oldest first, and whether there was more than it took.
-func (l *runLog) read() (events []runEvent, more bool, err error) {
-	f, err := os.Open(l.path)
+func (l *Log) read() (events []Event, more bool, err error) {
+	f, err := os.Open(l.Path)
 	if err != nil {
 		return nil, false, err
 	}
 	defer f.Close() // only read
 	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, runLineLimit)
+	lines.Buffer(nil, lineLimit)
 	for lines.Scan() {
-		if len(events) == runEventLimit {
+		if len(events) == eventLimit {
 			return events, true, nil
 		}
-		var e runEvent
+		var e Event
 		if json.Unmarshal(lines.Bytes(), &e) == nil { // a process may have been killed within a line
 			events = append(events, e)
 		}

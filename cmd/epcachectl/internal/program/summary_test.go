@@ -1,4 +1,4 @@
-package main
+package program
 
 import (
 	"strings"
@@ -24,7 +24,7 @@ Summary:
 		"nothing":                {"", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := sameSessions{runEvent{Outcome: "failed", Model: "/m/vad.onnx", Providers: []string{"CPUExecutionProvider"}, Why: c.why}, 2}
+			g := sameSessions{Event{Outcome: "failed", Model: "/m/vad.onnx", Providers: []string{"CPUExecutionProvider"}, Why: c.why}, 2}
 			require.Equal(t, "failed vad.onnx on CPUExecutionProvider (2 sessions): "+c.want, g.line())
 		})
 	}
@@ -32,19 +32,10 @@ Summary:
 
 // A session that ONNX Runtime refuses is not one that nobody asked for.
 func TestRunTellsOfASessionThatCouldNotBeMade(t *testing.T) {
-	python := runEvent{Kind: "python"}
-	imported := runEvent{Kind: "onnxruntime"}
-	raised := runEvent{Kind: "raised", Model: "/m/bad.onnx", Why: "InvalidArgument: No graph was found in the protobuf."}
-	require.Equal(t, []string{"no session was made with onnxruntime"}, summaryOf([]runEvent{python, imported}, false).Notes)
+	python := Event{Kind: "python"}
+	imported := Event{Kind: "onnxruntime"}
+	raised := Event{Kind: "raised", Model: "/m/bad.onnx", Why: "InvalidArgument: No graph was found in the protobuf."}
+	require.Equal(t, []string{"no session was made with onnxruntime"}, summaryOf([]Event{python, imported}, false).Notes)
 	require.Equal(t, []string{"bad.onnx could not be loaded, with or without epcached: InvalidArgument: No graph was found in the protobuf."},
-		summaryOf([]runEvent{python, imported, raised, raised}, false).Notes)
-}
-
-func TestRunHandsDevicesOnWithTheirIds(t *testing.T) {
-	r := &runCall{app: &app{}}
-	require.NoError(t, r.request.addEP("A:NPU,vendor=0x8086,device=0x643e,is_virtual=1"))
-	environment, err := r.environment("hook", "report")
-	require.NoError(t, err)
-	require.Contains(t, environment, `EPCACHE_RUN={"eps":[{"name":"A","devices":[{"type":"NPU","vendor_id":32902,"device_id":25662,`+
-		`"metadata":{"is_virtual":"1"}}]}],"on_miss":""}`)
+		summaryOf([]Event{python, imported, raised, raised}, false).Notes)
 }

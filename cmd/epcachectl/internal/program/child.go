@@ -1,13 +1,47 @@
-package main
+package program
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"os/signal"
 	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
+
+// Status is how a program ended.
+type Status struct {
+	Code   int       // what a shell would say: 128 and more after a signal
+	signal os.Signal // what it died by, or nil
+}
+
+// Run runs a program to its end, and passes the signals on to it that this process gets meanwhile.
+func Run(cmd *exec.Cmd) (Status, error) {
+	caught := make(chan os.Signal, 16)
+	signal.Notify(caught, passedOn()...)
+	defer signal.Stop(caught)
+	if err := cmd.Start(); err != nil {
+		return Status{}, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case s := <-caught:
+			if !sentToBoth(s) {
+				cmd.Process.Signal(s) // it may have ended this moment, which Wait tells
+			}
+		case err := <-ended:
+			var failed *exec.ExitError
+			if err != nil && !errors.As(err, &failed) {
+				return Status{}, err
+			}
+			return childStatusOf(cmd.ProcessState), nil
+		}
+	}
+}
 
 // passedOn lists the signals that the program gets when this process does. What was ignored when this process began stays
 // so, in the program too: nohup means it.
@@ -31,9 +65,9 @@ func sentToBoth(s os.Signal) bool {
 	return err == nil && foreground == unix.Getpgrp()
 }
 
-func childStatusOf(state *os.ProcessState) childStatus {
+func childStatusOf(state *os.ProcessState) Status {
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return childStatus{128 + int(status.Signal()), status.Signal()}
+		return Status{128 + int(status.Signal()), status.Signal()}
 	}
-	return childStatus{code: state.ExitCode()}
+	return Status{Code: state.ExitCode()}
 }

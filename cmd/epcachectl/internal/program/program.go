@@ -1,0 +1,110 @@
+// Package program starts programs with an artefact: in the place of this process, or as a child whose
+// ONNX Runtime sessions come from the cache.
+package program
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+)
+
+// Find finds what is to be run as a shell does. One that is not in PATH is not there: errors.Is(err, fs.ErrNotExist) holds.
+func Find(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", exit.Missing("there is no such program in PATH")
+	}
+	if err != nil {
+		return "", cmp.Or(errors.Unwrap(err), err)
+	}
+	return path, nil
+}
+
+// ToldVariable has for the program what get --json prints: a graph is to be loaded with exactly the options that stand there.
+const ToldVariable = "EPCACHE_GET"
+
+// MaxTold bounds it, in bytes: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no program.
+const MaxTold = 128<<10 - len(ToldVariable) - len("=\x00")
+
+// Tell sets the variable, and tells whether there is space for all of it: a part would be read as the whole.
+func Tell(results []any) (told bool, err error) {
+	text, err := json.Marshal(results)
+	if err != nil {
+		return false, err
+	}
+	if len(text) > MaxTold {
+		return false, os.Unsetenv(ToldVariable) // what the caller's own caller was told is not about these models
+	}
+	return true, os.Setenv(ToldVariable, string(text))
+}
+
+// CheckPlaces holds the places in a program's arguments against the number of models, before anything is compiled.
+func CheckPlaces(program []string, models int) error {
+	if len(program) == 0 {
+		return nil
+	}
+	found, other := false, ""
+	for _, arg := range program[1:] {
+		if strings.Contains(arg, "{}") {
+			found = true
+			if models > 1 && arg != "{}" {
+				return exit.Usage(exit.Hint(fmt.Errorf("argument %q: of %d models, which one?", arg, models), "write {1}, {2}, ... or give {} as an argument of its own"))
+			}
+		}
+		for i := range models {
+			found = found || strings.Contains(arg, place(i))
+		}
+		if other == "" {
+			other = numbered.FindString(arg)
+		}
+	}
+	if !found && other != "" {
+		return exit.Usage(fmt.Errorf("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models))
+	}
+	if !found {
+		return exit.Usage(exit.Hint(errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"))
+	}
+	return nil
+}
+
+// numbered is a place for the path of one of several graphs.
+var numbered = regexp.MustCompile(`\{[0-9]+\}`)
+
+func place(i int) string { return "{" + strconv.Itoa(i+1) + "}" }
+
+// FillPlaces returns the program with its arguments, with the paths in their places.
+func FillPlaces(program, paths []string) []string {
+	argv := []string{program[0]}
+	for _, arg := range program[1:] {
+		if arg == "{}" {
+			argv = append(argv, paths...)
+			continue
+		}
+		for i, path := range paths {
+			arg = strings.ReplaceAll(arg, place(i), path)
+		}
+		argv = append(argv, strings.ReplaceAll(arg, "{}", paths[0]))
+	}
+	return argv
+}
+
+// Replace becomes another program, which inherits the files under their numbers. It returns only if it fails.
+func Replace(path string, argv []string, files []*os.File) error {
+	for _, f := range files {
+		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
+			return fmt.Errorf("pass the view on: %w", err)
+		}
+	}
+	return syscall.Exec(path, argv, os.Environ())
+}
