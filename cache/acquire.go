@@ -67,21 +67,29 @@ type Answer struct {
 // Acquire answers one request: with the build that there is, or with one that is compiled now. progress is called
 // at each change of phase, from any goroutine, and not after Acquire returned.
 func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)) (*Answer, error) {
+	return c.acquireResumed(ctx, r, resumedJob{}, progress)
+}
+
+// acquireResumed is Acquire for a job that an earlier daemon did not finish.
+func (c *Cache) acquireResumed(ctx context.Context, r *Request, resumed resumedJob,
+	progress func(Progress)) (*Answer, error) {
 	t := newTelling(progress, c.now())
 	defer t.end()
 	defer c.sharing.asking()()
 	ctx = withTelling(ctx, t)
-	if err := r.check(); err != nil {
+	at, err := newAttempt(r, t)
+	if err != nil {
 		return nil, err
 	}
-	for attempt := 1; ; attempt++ {
-		a, err := c.acquire(ctx, r, t)
+	at.resumed = resumed
+	for tries := 1; ; tries++ {
+		a, err := c.acquire(ctx, at)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
 		most := acquireAttempts
 		if errors.Is(err, errGone) {
 			moved, most = true, goneAttempts
 		}
-		if !moved || attempt >= most || ctx.Err() != nil {
+		if !moved || tries >= most || ctx.Err() != nil {
 			if err == nil && a.view != nil && !r.HoldsView {
 				c.views.Told(a.view)
 			}
@@ -98,34 +106,32 @@ const (
 	goneAttempts    = 10
 )
 
-func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, error) {
-	if err := c.boundAdoption(r); err != nil {
-		return nil, err
-	}
-	id, r, err := c.identifyAll(ctx, r, t.phase)
+func (c *Cache) acquire(ctx context.Context, at *attempt) (*Answer, error) {
+	at, err := c.identified(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := c.resolve(ctx, r, t.phase)
-	if err != nil && c.bringsLibraries(r, err) {
-		a, err := c.answerOwn(ctx, r, id, err, t)
-		return withoutVerifying(a, r), err
+	rt, rc, err := c.resolve(ctx, at.Request, at.phase)
+	if err != nil && c.bringsLibraries(at.Request, err) {
+		a, err := c.answerOwn(ctx, at, err)
+		return withoutVerifying(a, at), err
 	}
 	if err != nil {
 		return nil, err
 	}
 	var slow atomic.Bool
-	a, err := c.answer(ctx, r, id, rt, rc, t, func(name string) {
+	at = at.withRuntime(rt.name, rc)
+	a, err := c.answer(ctx, at.withPhase(func(name string) {
 		slow.Store(true)
-		t.phase(name)
-	})
-	if err == nil && r.VerifyOutput > 0 {
-		if err = c.verifyOutput(ctx, r, id, rc, a, t.phase); err != nil && a.View != nil {
+		at.phase(name)
+	}))
+	if err == nil && at.VerifyOutput > 0 {
+		if err = c.verifyOutput(ctx, at, a); err != nil && a.View != nil {
 			err = errors.Join(err, a.View.Close())
 		}
 	}
 	if err == nil && slow.Load() {
-		err = c.unmoved(a, r, rc)
+		err = c.unmoved(a, at)
 	}
 	if err != nil {
 		return nil, err
@@ -135,114 +141,103 @@ func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, e
 
 // unmoved refuses an answer that took its time, to verify, to load or to compile something, and is for libraries that
 // were replaced meanwhile. One that took none was compared with the files just before.
-func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
-	if a.View == nil || rc.stands() {
+func (c *Cache) unmoved(a *Answer, at *attempt) error {
+	if a.View == nil || at.rc.stands() {
 		return nil
 	}
-	return errors.Join(apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).WithHint("ask again when the update is done"), a.View.Close())
+	return errors.Join(apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", at.Name).WithHint("ask again when the update is done"), a.View.Close())
 }
 
-func (c *Cache) answer(ctx context.Context, r *Request, id modelIdentity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
-	if id.Compiled {
-		return c.answerCompiled(ctx, ownArtefact{r, id, rt, rc, t, phase})
+func (c *Cache) answer(ctx context.Context, at *attempt) (*Answer, error) {
+	if at.model.Compiled {
+		return c.answerCompiled(ctx, at)
 	}
-	p, err := c.plan(ctx, r, id.Digest, rc, phase)
+	at, err := c.planned(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	if r.OnMiss == KeyOnly {
-		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name}, nil
+	if at.OnMiss == KeyOnly {
+		return at.answer(Key), nil
 	}
-	if r.OnMiss == Explain {
-		return c.explain(ctx, r, id, p, rt, rc)
+	if at.OnMiss == Explain {
+		return c.explain(ctx, at)
 	}
 	var found search
-	if r.OnMiss != Refresh && r.OnMiss != Bypass {
-		if found, err = c.lookUp(ctx, r, p, rt, rc, phase); found.answer != nil || err != nil {
-			return c.finish(found.answer, r, id, p, rt), err
+	if at.OnMiss != Refresh && at.OnMiss != Bypass {
+		if found, err = c.lookUp(ctx, at); found.answer != nil || err != nil {
+			return c.finish(found.answer, at), err
 		}
-		if a, err := c.lookUpMember(ctx, r, id, p, rt, rc, phase); a != nil || err != nil {
+		if a, err := c.lookUpMember(ctx, at); a != nil || err != nil {
 			return a, err
 		}
 		if found.doubted == 0 {
-			if a, err := c.otherForm(ctx, r, id, p, rt, rc, phase); a != nil || err != nil {
-				return c.finish(a, r, id, p, rt), err
+			if a, err := c.otherForm(ctx, at); a != nil || err != nil {
+				return c.finish(a, at), err
 			}
 		}
 		c.index.Counters.Add("misses", 1)
 	}
-	if r.OnMiss == Fail && !found.stale {
-		if f := c.failedBefore(r, id, p, rc); f != nil {
-			return nil, f.Missing(r.Name)
+	if at.OnMiss == Fail && !found.stale {
+		if f := c.failedBefore(at); f != nil {
+			return nil, f.Missing(at.Name)
 		}
 	}
-	if r.OnMiss == Fail {
-		if found.flight = c.underWay(r, id, p); found.flight != nil && found.stale {
+	if at.OnMiss == Fail {
+		if found.flight = c.underWay(at); found.flight != nil && found.stale {
 			found.why += "; it is being compiled now"
 		}
 	}
-	if err := c.mayCompile(r, p, rc, &found); err != nil {
+	if err := c.mayCompile(at, &found); err != nil {
 		return nil, err
 	}
 	if found.doubted > 0 {
-		r = r.apart()
+		at = at.apart()
 	}
-	if err := c.mayReplace(r, id, p); err != nil {
+	if err := c.mayReplace(at); err != nil {
 		return nil, err
 	}
-	if r.OnMiss == ForClaim {
-		a, err := c.claimOrWait(ctx, r, id, p, rc, found.why, t, phase)
-		return c.finish(a, r, id, p, rt), err
+	if at.OnMiss == ForClaim {
+		a, err := c.claimOrWait(ctx, at, found.why)
+		return c.finish(a, at), err
 	}
-	if r.OnMiss == Background {
-		return c.compileLater(ctx, r, id, p, rt, rc, found.why)
+	if at.OnMiss == Background {
+		return c.compileLater(ctx, at, found.why)
 	}
-	a, err := c.compileOnce(ctx, r, id, p, rc, found.why, t, phase)
+	a, err := c.compileOnce(ctx, at, found.why)
 	if a != nil && a.Compatibility.Source == "" {
-		a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now(), Runtime: rt.name}
+		a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now(), Runtime: at.runtime}
 	}
-	return c.finish(a, r, id, p, rt), err
+	return c.finish(a, at), err
 }
 
 // mayCompile says why a miss is not made good by compiling, if it is not.
-func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *search) error {
+func (c *Cache) mayCompile(at *attempt, found *search) error {
 	switch {
 	case found.doubted >= maxRounds:
-		return errDoubted(r, p)
-	case found.stale && (r.OnMiss == Fail || c.policyOf(p.eps).Unsupported == PolicyFail && r.OnMiss != Refresh):
-		return apierr.New(apierr.Stale, nil, "model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+		return errDoubted(at)
+	case found.stale && (at.OnMiss == Fail || c.policyOf(at.plan.eps).Unsupported == PolicyFail && at.OnMiss != Refresh):
+		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.why).WithFact("request_key", at.plan.requestKey.String()).
 			WithHint("compile it for what is here now: ask with on_miss refresh")
-	case r.OnMiss == Fail && found.flight != nil:
-		return c.notYet(r, p, found)
-	case r.OnMiss == Fail:
-		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+	case at.OnMiss == Fail && found.flight != nil:
+		return c.notYet(at, found)
+	case at.OnMiss == Fail:
+		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", at.plan.requestKey.String()).
 			WithHint("compile it: ask again with on_miss wait")
 	}
 	return nil
 }
 
-// apart is the request of a user who says that the build which all share does not load: what is compiled now is that
-// user's own, and the others keep theirs.
-func (r *Request) apart() *Request {
-	own := *r
-	if own.Store != "none" {
-		own.Store = "user"
-	}
-	return &own
-}
-
 // mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
-func (c *Cache) mayReplace(r *Request, id modelIdentity, p *plan) error {
-	scope, _ := c.scopes(r, id)
-	if r.OnMiss != Refresh || scope != "shared" || c.rights.Administrator(r.Peer) {
+func (c *Cache) mayReplace(at *attempt) error {
+	if at.OnMiss != Refresh || at.store != "shared" || c.rights.Administrator(at.Peer) {
 		return nil
 	}
-	for b, err := range c.stored(p, []string{scope}) {
+	for b, err := range c.stored(at.plan, []string{at.store}) {
 		if err != nil {
 			return err
 		}
-		if b.BuildKey == p.buildKey && c.index.Journal.StateOf(b.ID).Name != index.Damaged {
-			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
+		if b.BuildKey == at.plan.buildKey && c.index.Journal.StateOf(b.ID).Name != index.Damaged {
+			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: replacing it is for administrators", at.plan.buildKey).
 				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
 		}
 	}
@@ -255,7 +250,7 @@ const (
 	maxOptions = 1024
 )
 
-// check refuses what no request may have, and brings the rest into its one spelling.
+// check refuses what no request may have.
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
@@ -294,12 +289,12 @@ func (r *Request) check() error {
 			return apierr.New(apierr.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
 		}
 	}
-	return r.fold()
+	return nil
 }
 
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
-// A model that every local user can read may be shared; what is private stays its user's.
-func (c *Cache) scopes(r *Request, id modelIdentity) (store string, look []string) {
+// A model that every local user can read may be shared; what is private stays its user's. wish is the model's own.
+func (r *Request) scopes(wish string) (store string, look []string) {
 	own := rights.OwnScope(r.Peer)
 	store = "shared"
 	for _, f := range r.files() {
@@ -307,7 +302,7 @@ func (c *Cache) scopes(r *Request, id modelIdentity) (store string, look []strin
 			store = own
 		}
 	}
-	for _, wish := range []string{id.Store, r.Store} {
+	for _, wish := range []string{wish, r.Store} {
 		switch {
 		case wish == "none":
 			store = ""
@@ -322,29 +317,29 @@ func (c *Cache) scopes(r *Request, id modelIdentity) (store string, look []strin
 }
 
 // finish fills in what every answer with a build says.
-func (c *Cache) finish(a *Answer, r *Request, id modelIdentity, p *plan, rt *runtime) *Answer {
+func (c *Cache) finish(a *Answer, at *attempt) *Answer {
 	if a == nil {
 		return nil
 	}
-	a.RequestKey, a.ModelDigest, a.Record = p.requestKey, p.canonical.Model, p.recordJSON
-	a.Runtime = rt.name
-	a.SessionOptions, a.GraphOptimizationLevel = r.SessionOptions, p.canonical.GraphOptimizationLevel // of a claim: to compile with
+	a.RequestKey, a.ModelDigest, a.Record = at.plan.requestKey, at.plan.canonical.Model, at.plan.recordJSON
+	a.Runtime = at.runtime
+	a.SessionOptions, a.GraphOptimizationLevel = at.SessionOptions, at.plan.canonical.GraphOptimizationLevel // of a claim: to compile with
 	if a.Build != nil {
 		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 		a.Warnings = append(a.Warnings, a.Build.Warnings...)
 		if !c.readOnly {
 			a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
 		}
-		a.tellMembers(r, p.canonical.Model)
-		c.rights.Saw(r.Peer, a.Build)
+		a.tellMembers(at.Request, at.plan.canonical.Model)
+		c.rights.Saw(at.Peer, a.Build)
 	}
-	for _, name := range sortedKeys(r.FreeDimensions) {
-		if !slices.Contains(id.FreeDims, name) {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s", name, namedDimensions(id.FreeDims)))
+	for _, name := range sortedKeys(at.FreeDimensions) {
+		if !slices.Contains(at.model.FreeDims, name) {
+			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s", name, namedDimensions(at.model.FreeDims)))
 		}
 	}
-	a.ProviderOptions = make(map[string]map[string]string, len(r.EPs))
-	for _, ep := range p.eps {
+	a.ProviderOptions = make(map[string]map[string]string, len(at.EPs))
+	for _, ep := range at.plan.eps {
 		a.ProviderOptions[ep.Name] = ep.Options
 	}
 	return a
@@ -363,9 +358,9 @@ func namedDimensions(names []string) string {
 }
 
 // contextError is the error of a caller that went away, or whose time is over.
-func contextError(ctx context.Context, r *Request) error {
+func contextError(ctx context.Context, model string) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return apierr.New(apierr.Deadline, ctx.Err(), "model %q", r.Name)
+		return apierr.New(apierr.Deadline, ctx.Err(), "model %q", model)
 	}
-	return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", r.Name)
+	return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", model)
 }

@@ -25,10 +25,10 @@ func (c *Cache) compileAnew(ctx context.Context, t *task) (time.Duration, error)
 	}
 	// The build that was wished for may have been made anew meanwhile, but its request is that of all of them.
 	b := &builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.build }))]
-	p, rc, err := c.planAnew(ctx, t, b)
+	at, err := c.planAnew(ctx, t, b)
 	if err == nil {
-		t.rc = rc
-		err = c.needed(t, builds, p)
+		t.rc = at.rc
+		err = c.needed(t, builds, at.plan)
 	}
 	var m *kept
 	if err == nil {
@@ -37,24 +37,24 @@ func (c *Cache) compileAnew(ctx context.Context, t *task) (time.Duration, error)
 	var cpu time.Duration
 	if err == nil {
 		defer m.request.close()
-		cpu, err = c.flyAnew(ctx, t, b, m, p, rc)
+		cpu, err = c.flyAnew(ctx, t, b, m, at.withRequest(m.request))
 	}
 	c.tellUnmade(ctx, b, err)
 	return cpu, err
 }
 
 // flyAnew runs the compile, or waits for that of a request for the same.
-func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p *plan, rc *runtimeContent) (time.Duration, error) {
+func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, at *attempt) (time.Duration, error) {
 	c.happened(event.Of(b, event.Rebuild, "%s", t.why))
 	var own *job
-	key := flightKey{build: p.buildKey, scope: b.Scope}
+	key := flightKey{build: at.plan.buildKey, scope: b.Scope}
 	result, _, err := c.flights.join(ctx, key, asking{idle: true}, func() (runner, error) {
-		j, err := c.newJob(m.request, p, rc, b.Scope)
+		j, err := c.newJob(at, b.Scope)
 		if err != nil {
 			return nil, err
 		}
 		own = j
-		j.id, j.anew, j.sources, j.replaces = t.id, t.why, m.sources, b.ID
+		j.id, j.anew, j.sources, j.replaces, j.foreign = t.id, t.why, m.sources, b.ID, m.foreign
 		return j, nil
 	})
 	var cpu time.Duration
@@ -71,23 +71,22 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p
 }
 
 // planAnew thinks the build's request through for the runtime that it is to be made for.
-func (c *Cache) planAnew(ctx context.Context, t *task, b *index.Build) (*plan, *runtimeContent, error) {
-	r, err := c.requestOf(b)
+func (c *Cache) planAnew(ctx context.Context, t *task, b *index.Build) (*attempt, error) {
+	at, err := c.attemptOf(b)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	rc, err := c.runtimeAnew(ctx, t, b, r)
+	rc, err := c.runtimeAnew(ctx, t, b, at.Request)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	p, err := c.plan(ctx, r, b.ModelDigest, rc, func(string) {})
-	if err != nil {
-		return nil, nil, err
+	if at, err = c.planned(ctx, at.withRuntime("", rc)); err != nil {
+		return nil, err
 	}
-	if p.requestKey != b.RequestKey {
-		return nil, nil, fmt.Errorf("request %s means another one now, %s", b.RequestKey, p.requestKey)
+	if now := at.plan.requestKey; now != b.RequestKey {
+		return nil, fmt.Errorf("request %s means another one now, %s", b.RequestKey, now)
 	}
-	return p, rc, nil
+	return at, nil
 }
 
 func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Request) (*runtimeContent, error) {
@@ -171,6 +170,7 @@ func (c *Cache) healAll(ctx context.Context) error {
 type kept struct {
 	request *Request
 	sources []index.Source // where its models are from; none: from a request
+	foreign bool           // the files came from another user than the build's
 }
 
 // modelFor opens the model: the files of the request that asked, or else a source that one of the request's builds
@@ -178,21 +178,21 @@ type kept struct {
 func (c *Cache) modelFor(ctx context.Context, t *task, b *index.Build, builds []index.Build) (*kept, error) {
 	if t.request != nil {
 		if r, err := c.askedWith(ctx, t.request, b); err == nil {
-			return &kept{request: r}, nil
+			return &kept{request: r, foreign: t.request.Peer.UID != r.Peer.UID}, nil
 		} else if ctx.Err() != nil {
 			return nil, err
 		}
 	}
 	r, first := c.sourceRequest(ctx, b)
 	if first == nil {
-		return &kept{r, sourcesOf(b)}, nil
+		return &kept{request: r, sources: sourcesOf(b)}, nil
 	}
 	for i := range builds {
 		if builds[i].ID == b.ID || builds[i].Source.Kind == "" || ctx.Err() != nil {
 			continue
 		}
 		if r, err := c.sourceRequest(ctx, &builds[i]); err == nil {
-			return &kept{r, sourcesOf(&builds[i])}, nil
+			return &kept{request: r, sources: sourcesOf(&builds[i])}, nil
 		}
 	}
 	return nil, first
@@ -209,17 +209,17 @@ func sourcesOf(b *index.Build) []index.Source {
 
 // askedWith gives the build's request with the files of another that means the same, if they are what they were then.
 func (c *Cache) askedWith(ctx context.Context, asked *Request, b *index.Build) (*Request, error) {
-	r, err := c.requestOf(b)
+	at, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
 	}
+	r := at.Request
 	files, err := asked.own()
 	if err != nil {
 		return nil, err
 	}
 	r.Graph, r.External, r.Group = files.Graph, files.External, files.Group
-	r.foreign = asked.Peer.UID != r.Peer.UID
-	return r, c.sameModel(ctx, r, b)
+	return r, c.sameModel(ctx, r, at.model)
 }
 
 // tellUnmade writes into the history why a build was not made anew, where that is not how things are anyway: a source

@@ -302,11 +302,10 @@ func madeBy(b *index.Build, libraries map[string]string) bool {
 // judgeLot judges one build for all of its maker, with the fingerprint that its own request would give now. Where nothing
 // can be compiled nothing can be loaded either, and so nothing is said.
 func (c *Cache) judgeLot(ctx context.Context, rt *runtime, rc *runtimeContent, b *index.Build) (Judgement, error) {
-	r, err := c.requestOf(b)
+	at, err := c.attemptOf(b)
 	if err == nil {
-		var p *plan
-		if p, err = c.plan(ctx, r, b.ModelDigest, rc, func(string) {}); err == nil {
-			return c.glance(ctx, p.against(rt.name, rc), b)
+		if at, err = c.planned(ctx, at.withRuntime(rt.name, rc)); err == nil {
+			return c.glance(ctx, at.plan.against(rt.name, rc), b)
 		}
 	}
 	if unsettled(ctx, err) {

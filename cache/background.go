@@ -50,24 +50,26 @@ func (fs *flights) mayKeep(f *flight, who *asking) error {
 }
 
 // compileLater has the model compiled, and answers at once with the job.
-func (c *Cache) compileLater(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent, why string) (*Answer, error) {
-	key, scope := c.flightKey(r, id, p)
+func (c *Cache) compileLater(ctx context.Context, at *attempt, why string) (*Answer, error) {
+	key, scope := at.flightKey()
 	if scope == "" {
-		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
+		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", at.Name).
 			WithHint("ask with on_miss wait")
 	}
-	f, first, err := c.flights.send(key, c.asking(r, nil), c.begin(r, id, p, rc, scope))
+	f, first, err := c.flights.send(key, c.asking(at.untold()), c.begin(at, scope))
 	if err != nil {
-		return nil, flightError(ctx, r, err)
+		return nil, flightError(ctx, at.Name, err)
 	}
 	if !first {
 		why = "it is being compiled already"
-		if err := c.inherit(f, key, r, id, p, rc); err != nil {
-			return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
+		if err := c.inherit(f, key, at); err != nil {
+			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 		}
 	}
-	c.keepWanted(f, r, p)
-	return &Answer{Outcome: Later, Job: f.id, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name, Why: why}, nil
+	c.keepWanted(f, at)
+	a := at.answer(Later)
+	a.Job, a.Why = f.id, why
+	return a, nil
 }
 
 // heir is for whom a job is done here after all. Who is strict may need it where the same user's other request does not.
@@ -80,38 +82,39 @@ func heirOf(r *Request) heir { return heir{r.Peer.UID, r.StrictORT} }
 
 // inherit has the job done here if what is under way may not do: an application's, which may bring nothing, and for a request
 // that is strict about ONNX Runtime another's. For each user that goes on without it a request is kept until then.
-func (c *Cache) inherit(f *flight, key flightKey, r *Request, id modelIdentity, p *plan, rc *runtimeContent) error {
+func (c *Cache) inherit(f *flight, key flightKey, at *attempt) error {
 	f.mu.Lock()
-	_, there := f.heirs[heirOf(r)]
-	stays := (f.about.claim || r.StrictORT) && !there
+	_, there := f.heirs[heirOf(at.Request)]
+	stays := (f.about.claim || at.StrictORT) && !there
 	if stays {
 		if f.heirs == nil {
 			f.heirs = make(map[heir]int)
 		}
-		f.heirs[heirOf(r)] = len(r.descriptors())
+		f.heirs[heirOf(at.Request)] = len(at.descriptors())
 	}
 	f.mu.Unlock()
 	if !stays {
 		return nil
 	}
-	own, err := r.own()
+	files, err := at.own()
 	if err != nil {
 		return err
 	}
+	own := at.withRequest(files).untold()
 	c.later(func(ctx context.Context) {
-		defer own.close()
+		defer files.close()
 		select {
 		case <-f.done:
 		case <-ctx.Done():
 			return
 		}
-		if !errors.As(f.err, new(*claimEnd)) && (f.err != nil || !own.otherORT(rc, f.result.build.ORTVersion)) {
+		if !errors.As(f.err, new(*claimEnd)) && (f.err != nil || !own.otherORT(f.result.build.ORTVersion)) {
 			return
 		}
-		next, _, err := c.flights.send(key, c.asking(own, nil), c.begin(own, id, p, rc, key.scope))
+		next, _, err := c.flights.send(key, c.asking(own), c.begin(own, key.scope))
 		switch {
 		case err == nil:
-			c.keepWanted(next, own, p)
+			c.keepWanted(next, own)
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			c.log.Info("not compiled after a claim that ended without a result", "model", own.Name, "error", err)
 			c.happened(event.For(event.About{Peer: own.Peer, Key: f.about.RequestKey, Model: own.Name},
@@ -122,23 +125,22 @@ func (c *Cache) inherit(f *flight, key flightKey, r *Request, id modelIdentity, 
 }
 
 // asking says how the request takes part in a job.
-func (c *Cache) asking(r *Request, t *telling) asking {
-	who := asking{uid: r.Peer.UID, name: r.Name, keep: r.KeepGoing && r.OnMiss != Bypass && r.Store != "none"} // else nobody would have it
-	if who.keep || r.OnMiss == Background {
-		who.owner = c.reports.owners.of(r.Peer.UID)
+func (c *Cache) asking(at *attempt) asking {
+	who := asking{uid: at.Peer.UID, name: at.Name, keep: at.KeepGoing && at.OnMiss != Bypass && at.Store != "none"} // else nobody would have it
+	if who.keep || at.OnMiss == Background {
+		who.owner = c.reports.owners.of(at.Peer.UID)
 	}
-	if t != nil {
-		who.since, who.tell = t.since, t.tell
+	if at.told != nil {
+		who.since, who.tell = at.told.since, at.told.tell
 	}
 	return who
 }
 
 // flightKey says which job the request is for, and in which scope its build goes; "": it is not kept, and the job is shared
 // with nobody.
-func (c *Cache) flightKey(r *Request, id modelIdentity, p *plan) (key flightKey, scope string) {
-	scope, _ = c.scopes(r, id)
-	if scope == "" || r.OnMiss == Bypass {
-		return flightKey{build: p.buildKey, alone: newID()}, ""
+func (at *attempt) flightKey() (key flightKey, scope string) {
+	if at.store == "" || at.OnMiss == Bypass {
+		return flightKey{build: at.plan.buildKey, alone: newID()}, ""
 	}
-	return flightKey{build: p.buildKey, scope: scope}, scope
+	return flightKey{build: at.plan.buildKey, scope: at.store}, at.store
 }

@@ -44,10 +44,7 @@ type claim struct {
 	Claim
 	outsider  *outsider
 	flight    *flight
-	request   *Request // whose it is; its files are those of libraries only, and the claim's own
-	plan      *plan
-	rc        *runtimeContent // nil: for libraries that are not run here
-	id        modelIdentity
+	*attempt                       // whose it is; its files are those of libraries only, and the claim's own
 	libraries map[string]cas.Stamp // by EP: of those that are not run here, as they were hashed
 	owner     uint32
 	began     time.Time
@@ -100,7 +97,7 @@ func (cl *claim) finish(text string, code int32) bool { return cl.finishUpTo(cla
 func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	end := &claimEnd{uid: cl.request.Peer.UID, text: text, code: code}
+	end := &claimEnd{uid: cl.Peer.UID, text: text, code: code}
 	if cl.state > latest {
 		if cl.due == nil {
 			cl.due = end
@@ -190,10 +187,7 @@ type pastClaim struct {
 
 // claimer is a request that wants a claim.
 type claimer struct {
-	request *Request
-	plan    *plan
-	rc      *runtimeContent
-	id      modelIdentity
+	*attempt
 	owner   uint32
 	takes   signature
 	why     string // what the look-up found
@@ -273,7 +267,7 @@ func (cs *claims) remove(cl *claim) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.open, cl.ID)
-	cs.past.Save(cl.ID, pastClaim{why, cl.request.Peer.UID}, maxPastClaims)
+	cs.past.Save(cl.ID, pastClaim{why, cl.Peer.UID}, maxPastClaims)
 }
 
 // find gives a claim to the user whose it is. Others are not told that there is one.
@@ -281,7 +275,7 @@ func (cs *claims) find(p Peer, id string) (*claim, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cl, why := cs.open[id], ""
-	if cl != nil && cl.request.Peer.UID == p.UID {
+	if cl != nil && cl.Peer.UID == p.UID {
 		if why = cl.overWhy(); why == "" {
 			return cl, nil
 		}

@@ -19,11 +19,10 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
-	id, err := b.cache.identify(t.Context(), r, func(string) {})
+	at := b.identified(r)
+	p, err := b.cache.planOwn(t.Context(), at)
 	require.NoError(t, err)
-	p, err := b.cache.planOwn(t.Context(), r, id.Digest, func(string) {})
-	require.NoError(t, err)
-	a := &claimer{request: r, plan: p, owner: stranger, wake: func() {}}
+	a := &claimer{attempt: at.withPlan(p), owner: stranger, wake: func() {}}
 	key := flightKey{build: p.buildKey, scope: rights.OwnScope(r.Peer)}
 	require.NoError(t, b.cache.claims.enter(key, a, 16))
 	o := b.cache.newOutsider(key, a)
@@ -48,9 +47,9 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 		"and so did all who asked": func(cl *claim) error { cl.finish(jobCancelled, 0); return context.Canceled },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &Request{Name: "m.onnx"}
-			cl := &claim{request: r, timer: time.NewTimer(time.Hour), ends: func() {}}
-			a, err := (&claimer{}).handed(context.Background(), r, cl, cross(cl))
+			at := &attempt{Request: &Request{Name: "m.onnx"}}
+			cl := &claim{attempt: at, timer: time.NewTimer(time.Hour), ends: func() {}}
+			a, err := (&claimer{attempt: at}).handed(context.Background(), cl, cross(cl))
 			require.Nil(t, a)
 			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 			require.ErrorContains(t, err, "cancelled")

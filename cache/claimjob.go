@@ -43,8 +43,8 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 		if cl == nil {
 			return nil, claimFailed(o.first.ModelName, last)
 		}
-		o.c.happened(event.For(event.About{Peer: cl.request.Peer, Key: cl.plan.requestKey, Model: cl.request.Name},
-			event.Claimed, "by uid %d, until %s", cl.request.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
+		o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.plan.requestKey, Model: cl.Name},
+			event.Claimed, "by uid %d, until %s", cl.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
 		f.tell("claimed")
 		result, end := o.await(ctx, cl)
 		f.release(cl)
@@ -65,7 +65,7 @@ const jobCancelled = "its job was cancelled"
 func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
 	cl := &claim{Claim: Claim{ID: newID(), Output: a.plan.output(), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, flight: f, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes}
+		outsider: o, flight: f, attempt: a.attempt, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes}
 	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
@@ -76,8 +76,8 @@ func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 		return nil
 	}
 	cl.timer = time.AfterFunc(most, func() { cl.finish(fmt.Sprintf("its deadline of %s passed", most), 0) })
-	if a.request.Connection != nil {
-		cl.leave = context.AfterFunc(a.request.Connection, func() { cl.finish("its connection ended", 0) })
+	if a.Connection != nil {
+		cl.leave = context.AfterFunc(a.Connection, func() { cl.finish("its connection ended", 0) })
 	}
 	return cl
 }
@@ -97,13 +97,13 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	cl.mu.Lock()
 	result, end := cl.result, cl.end
 	cl.mu.Unlock()
-	cl.request.Runtime.close()
+	cl.Runtime.close()
 	o.c.claims.remove(cl)
 	if end == nil {
 		return result, nil
 	}
 	o.c.index.Counters.Add("claims_without_result", 1)
-	o.c.happened(event.For(event.About{Peer: cl.request.Peer, Key: cl.plan.requestKey, Model: cl.request.Name},
+	o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.plan.requestKey, Model: cl.Name},
 		event.ClaimEnded, "%s", end.Error()))
 	return nil, end
 }
@@ -117,7 +117,7 @@ func (f *flight) hold(cl *claim) bool {
 		return false
 	}
 	f.state, f.started, f.held = JobClaimed, f.flights.now(), cl
-	f.kept[cl.request.Peer.UID] = cl.owner
+	f.kept[cl.Peer.UID] = cl.owner
 	return true
 }
 
@@ -125,7 +125,7 @@ func (f *flight) release(cl *claim) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held = nil
-	delete(f.kept, cl.request.Peer.UID)
+	delete(f.kept, cl.Peer.UID)
 }
 
 // maxHandOvers bounds how often a request waits for yet another claim.
@@ -133,21 +133,21 @@ const maxHandOvers = 16
 
 // claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
 // not run here.
-func (c *Cache) claimOrWait(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
-	if compilers.Weightless(r.SessionOptions) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", r.Name).
+func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answer, error) {
+	if compilers.Weightless(at.SessionOptions) {
+		return nil, apierr.New(apierr.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", at.Name).
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
-	if rc != nil { // else what is known of failures is of other libraries
-		if f := c.failedBefore(r, id, p, rc); f != nil && f.Reason.OfProvider() {
-			return nil, f.FromMemory(r.Name)
+	if at.rc != nil { // else what is known of failures is of other libraries
+		if f := c.failedBefore(at); f != nil && f.Reason.OfProvider() {
+			return nil, f.FromMemory(at.Name)
 		}
 	}
-	key, err := c.claimKey(r, id, p)
+	key, err := c.claimKey(at)
 	if err != nil {
 		return nil, err
 	}
-	a, err := c.newClaimer(ctx, r, id, p, rc, why)
+	a, err := c.newClaimer(ctx, at, why)
 	if err != nil {
 		return nil, err
 	}
@@ -155,20 +155,20 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id modelIdentity, p
 	defer wake()
 	a.wake = wake
 	if err := c.claims.enter(key, a, c.settings.Load().claims.Open); err != nil {
-		a.request.Runtime.close()
+		a.Runtime.close()
 		return nil, err
 	}
 	var result *compiled
 	for range maxHandOvers {
-		result, _, err = c.flights.join(waiting, key, c.asking(r, t), func() (runner, error) {
-			if m := c.madeMeanwhile(r, p, rc, key.scope); m != nil {
+		result, _, err = c.flights.join(waiting, key, c.asking(at), func() (runner, error) {
+			if m := c.madeMeanwhile(at, key.scope); m != nil {
 				return m, nil
 			}
 			return c.newOutsider(key, a), nil
 		})
-		if err == nil && rc != nil && r.otherORT(rc, result.build.ORTVersion) {
+		if err == nil && at.rc != nil && at.otherORT(result.build.ORTVersion) {
 			c.attend.taken(result.build.ID) // or rather, not taken
-			err = errOtherORT(r, result.build)
+			err = errOtherORT(at, result.build)
 			continue // for the next claim, which may be its own
 		}
 		if !errors.As(err, new(*claimEnd)) {
@@ -176,28 +176,28 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id modelIdentity, p
 		}
 	}
 	if cl := c.claims.withdraw(key, a); cl != nil {
-		return a.handed(ctx, r, cl, err)
+		return a.handed(ctx, cl, err)
 	}
-	a.request.Runtime.close()
+	a.Runtime.close()
 	if err != nil {
-		return nil, flightError(ctx, r, err)
+		return nil, flightError(ctx, at.Name, err)
 	}
-	return c.waited(ctx, r, p, result, phase)
+	return c.waited(ctx, at, result)
 }
 
 // handed answers a request that was given the claim. err is how its wait ended: who gave the job up at that moment has given the claim
 // up as well, and the next who asked for it gets it.
-func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) (*Answer, error) {
+func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*Answer, error) {
 	switch {
 	case ctx.Err() != nil:
 		cl.finish("who asked for it left", 0)
-		return nil, contextError(ctx, r)
+		return nil, contextError(ctx, a.Name)
 	case errors.Is(err, errGivenUp):
 		cl.finish(jobCancelled, 0)
-		return nil, flightError(ctx, r, err)
+		return nil, flightError(ctx, a.Name, err)
 	}
 	if why := cl.overWhy(); why != "" {
-		return nil, apierr.New(apierr.Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", r.Name, why)
+		return nil, apierr.New(apierr.Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", a.Name, why)
 	}
 	given := cl.Claim
 	return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
@@ -205,36 +205,35 @@ func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) 
 
 // claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
 // but where the daemon compiles for all already they wait for that.
-func (c *Cache) claimKey(r *Request, id modelIdentity, p *plan) (flightKey, error) {
-	scope, _ := c.scopes(r, id)
-	if scope == "" {
-		return flightKey{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
+func (c *Cache) claimKey(at *attempt) (flightKey, error) {
+	if at.store == "" {
+		return flightKey{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
 	}
-	if shared := (flightKey{build: p.buildKey, scope: scope}); scope == "shared" && (c.rights.Publisher(r.Peer) || c.flights.has(shared)) {
+	if shared := (flightKey{build: at.plan.buildKey, scope: at.store}); at.store == "shared" && (c.rights.Publisher(at.Peer) || c.flights.has(shared)) {
 		return shared, nil
 	}
-	return flightKey{build: p.buildKey, scope: rights.OwnScope(r.Peer)}, nil
+	return flightKey{build: at.plan.buildKey, scope: rights.OwnScope(at.Peer)}, nil
 }
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
 // what they are; the model's own are read now.
-func (c *Cache) newClaimer(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, why string) (*claimer, error) {
-	takes, err := readSignature(ctx, r)
+func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claimer, error) {
+	takes, err := readSignature(ctx, at.Request)
 	if err != nil {
 		return nil, err
 	}
-	own := *r
+	own := *at.Request
 	own.Graph, own.External = nil, nil
-	own.EPs = make([]identity.EP, len(r.EPs))
-	for i := range r.EPs {
-		own.EPs[i] = r.EPs[i]
+	own.EPs = make([]identity.EP, len(at.EPs))
+	for i := range at.EPs {
+		own.EPs[i] = at.EPs[i]
 		own.EPs[i].Files = nil
 	}
-	if own.Runtime, err = r.Runtime.keepLibraries(p.outside); err != nil {
-		return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
+	if own.Runtime, err = at.Runtime.keepLibraries(at.plan.outside); err != nil {
+		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	return &claimer{request: &own, plan: p, rc: rc, id: id, owner: c.reports.owners.of(r.Peer.UID), takes: takes, why: why}, nil
+	return &claimer{attempt: at.withRequest(&own), owner: c.reports.owners.of(at.Peer.UID), takes: takes, why: why}, nil
 }
 
 // keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing
@@ -265,36 +264,35 @@ func (ref *RuntimeRef) close() {
 }
 
 func (c *Cache) newOutsider(key flightKey, a *claimer) *outsider {
-	o := &outsider{c: c, key: key, first: a.plan.job(a.request, key.scope, "claimed by an application that compiles it itself")}
+	o := &outsider{c: c, key: key, first: a.about(key.scope, "claimed by an application that compiles it itself")}
 	o.first.claim = true
 	return o
 }
 
 // awaitClaim waits for whoever holds the claim. Where nobody does there is nothing to wait for, and missing is the error.
-func (c *Cache) awaitClaim(ctx context.Context, r *Request, id modelIdentity, p *plan, missing error, t *telling, phase func(string)) (*Answer, error) {
-	key, err := c.claimKey(r, id, p)
+func (c *Cache) awaitClaim(ctx context.Context, at *attempt, missing error) (*Answer, error) {
+	key, err := c.claimKey(at)
 	if err != nil {
 		return nil, missing
 	}
 	nobody := func() (runner, error) { return nil, missing }
-	result, _, err := c.flights.join(ctx, key, c.asking(r, t), nobody)
+	result, _, err := c.flights.join(ctx, key, c.asking(at), nobody)
 	if err != nil {
-		return nil, flightError(ctx, r, err)
+		return nil, flightError(ctx, at.Name, err)
 	}
-	return c.waited(ctx, r, p, result, phase)
+	return c.waited(ctx, at, result)
 }
 
 // waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, r *Request, p *plan, result *compiled,
-	phase func(string)) (*Answer, error) {
+func (c *Cache) waited(ctx context.Context, at *attempt, result *compiled) (*Answer, error) {
 	defer c.attend.taken(result.build.ID)
-	if result.build.Put && !p.outside && p.marks.elsewhere(result.build) {
+	if result.build.Put && !at.plan.outside && at.plan.marks.elsewhere(result.build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, errGone
 	}
-	a, err := c.serveCompiled(ctx, result, phase)
+	a, err := c.serveCompiled(ctx, result, at.phase)
 	if err != nil {
-		return nil, unservable(err, r.Name, "compiled")
+		return nil, unservable(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
 	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now()}
@@ -328,7 +326,7 @@ func cleanText(text string) string {
 
 // stillOpen tells whether the libraries that the claim was given for are in their places.
 func (cl *claim) stillOpen() error {
-	for _, l := range cl.request.Runtime.EPLibraries {
+	for _, l := range cl.Runtime.EPLibraries {
 		if l.File == nil {
 			continue
 		}

@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/rights"
@@ -22,19 +21,19 @@ type compiled struct {
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
-func (c *Cache) compileOnce(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+func (c *Cache) compileOnce(ctx context.Context, at *attempt, why string) (*Answer, error) {
 	var result *compiled
 	var first bool
 	var err error
 	for range maxHandOvers {
-		key, scope := c.flightKey(r, id, p)
-		if own := (flightKey{build: key.build, scope: rights.OwnScope(r.Peer)}); r.OnMiss == Wait && scope != "" && c.flights.has(own) {
+		key, scope := at.flightKey()
+		if own := (flightKey{build: key.build, scope: rights.OwnScope(at.Peer)}); at.OnMiss == Wait && scope != "" && c.flights.has(own) {
 			key, scope = own, own.scope // an application of the same user's holds the claim
 		}
-		result, first, err = c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))
-		if err == nil && !first && r.otherORT(rc, result.build.ORTVersion) {
+		result, first, err = c.flights.join(ctx, key, c.asking(at), c.begin(at, scope))
+		if err == nil && !first && at.otherORT(result.build.ORTVersion) {
 			c.attend.taken(result.build.ID) // or rather, not taken
-			err = errOtherORT(r, result.build)
+			err = errOtherORT(at, result.build)
 			continue
 		}
 		var end *claimEnd
@@ -44,18 +43,18 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id modelIdentity, p
 		why = end.Error()
 	}
 	if err != nil {
-		return nil, flightError(ctx, r, err)
+		return nil, flightError(ctx, at.Name, err)
 	}
 	if !first && result.build.Put {
-		return c.waited(ctx, r, p, result, phase)
+		return c.waited(ctx, at, result)
 	}
 	defer c.attend.taken(result.build.ID)
-	a, err := c.serveCompiled(ctx, result, phase)
+	a, err := c.serveCompiled(ctx, result, at.phase)
 	if errors.Is(err, errGone) {
-		r.unserved = append(r.unserved, result.build.ID)
+		at.unserved.add(result.build.ID)
 	}
 	if err != nil {
-		return nil, unservable(err, r.Name, "compiled")
+		return nil, unservable(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
 	if first && !result.found {
@@ -68,25 +67,25 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id modelIdentity, p
 }
 
 // errOtherORT is for who waited for a build, time and again, and may not have what came.
-func errOtherORT(r *Request, b *index.Build) error {
-	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, b.ORTVersion).WithHint("ask again")
+func errOtherORT(at *attempt, b *index.Build) error {
+	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", at.Name, b.ORTVersion).WithHint("ask again")
 }
 
 // flightError is what a request is told of a flight that brought nothing.
-func flightError(ctx context.Context, r *Request, err error) error {
+func flightError(ctx context.Context, model string, err error) error {
 	var known *apierr.Error
 	var end *claimEnd
 	switch {
 	case ctx.Err() != nil:
-		return contextError(ctx, r)
+		return contextError(ctx, model)
 	case errors.As(err, &end):
-		return claimFailed(r.Name, end)
+		return claimFailed(model, end)
 	case errors.As(err, &known) && failure.In(known) != nil:
-		return failure.Retold(known, r.Name)
+		return failure.Retold(known, model)
 	case known != nil:
 		return err
 	}
-	return apierr.New(apierr.Cancelled, err, "model %q", r.Name)
+	return apierr.New(apierr.Cancelled, err, "model %q", model)
 }
 
 func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(string)) (*Answer, error) {
@@ -115,19 +114,16 @@ func (m *meanwhile) run(context.Context, *flight) (*compiled, error) {
 
 // madeMeanwhile looks once more for the build that a job in this scope would make, nil if it is still to be made. Jobs
 // store their builds before they are taken from those that can be joined, so under flights.mu nothing is overlooked.
-func (c *Cache) madeMeanwhile(r *Request, p *plan, rc *runtimeContent, scope string) *meanwhile {
-	if r.OnMiss == Refresh || r.OnMiss == Bypass || scope == "" {
+func (c *Cache) madeMeanwhile(at *attempt, scope string) *meanwhile {
+	if at.OnMiss == Refresh || at.OnMiss == Bypass || scope == "" {
 		return nil
 	}
-	if rc == nil {
-		rc = statedRuntime(r)
-	}
-	for b, err := range c.stored(p, []string{scope}) {
+	for b, err := range c.stored(at.plan, []string{scope}) {
 		if err != nil {
 			return nil // whoever makes it will say so
 		}
-		if p.exactly(b) && !slices.Contains(r.unserved, b.ID) && c.barred(r, rc, b) == "" {
-			return &meanwhile{result: &compiled{build: b, found: true}, about: p.job(r, scope, "asked for")}
+		if at.plan.exactly(b) && !at.unserved.has(b.ID) && c.barred(at, b) == "" {
+			return &meanwhile{result: &compiled{build: b, found: true}, about: at.about(scope, "asked for")}
 		}
 	}
 	return nil

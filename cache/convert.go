@@ -20,37 +20,35 @@ import (
 
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
 // the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
-func (c *Cache) otherForm(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
-	if len(r.Group) > 0 || r.member {
+func (c *Cache) otherForm(ctx context.Context, at *attempt) (*Answer, error) {
+	if len(at.Group) > 0 || at.member {
 		return nil, nil // a group's context is all its members'
 	}
-	other, as := c.inOtherForm(p, rc), *r
-	as.Embed = !r.Embed
-	found, err := c.lookUp(ctx, &as, other, rt, rc, phase)
+	found, err := c.lookUp(ctx, c.inOtherForm(at))
 	if err != nil || found.answer == nil {
 		return nil, err
 	}
-	if len(found.answer.Build.Members) > 0 || c.withheldWith(r, p, found.answer.Build) {
+	if len(found.answer.Build.Members) > 0 || c.withheldWith(at, found.answer.Build) {
 		return nil, found.answer.View.Close()
 	}
 	from, judgement := found.answer.Build, found.answer.Compatibility
 	defer found.answer.View.Close()
-	phase("converting")
-	result, err := c.convertOnce(ctx, r, id, p, rc, from)
+	at.phase("converting")
+	result, err := c.convertOnce(ctx, at, from)
 	var large *epmodel.TooLargeError
 	switch {
 	case ctx.Err() != nil:
-		return nil, contextError(ctx, r)
+		return nil, contextError(ctx, at.Name)
 	case errors.As(err, &large):
-		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", r.Name).WithFact("reason", "too large").
+		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).WithFact("reason", "too large").
 			WithHint("ask for it without embedding: its context stays in a file beside the graph")
 	case err != nil:
-		c.log.Info("build not converted", "model", r.Name, "build", from.BuildKey.String(), "why", err)
+		c.log.Info("build not converted", "model", at.Name, "build", from.BuildKey.String(), "why", err)
 		return nil, nil // it is compiled instead
 	}
-	a, err := c.serveCompiled(ctx, result, phase)
+	a, err := c.serveCompiled(ctx, result, at.phase)
 	if err != nil {
-		return nil, unservable(err, r.Name, "converted")
+		return nil, unservable(err, at.Name, "converted")
 	}
 	judgement.Reason += "; " + origin(result.build)
 	a.Outcome, a.Compatibility, a.Why = Hit, judgement, origin(result.build)
@@ -59,9 +57,8 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id modelIdentity, p *
 
 // withheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
 // form: a conversion would bring back the very context that is withheld.
-func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
-	_, look := c.scopes(r, modelIdentity{})
-	for b, err := range c.stored(p, look) {
+func (c *Cache) withheldWith(at *attempt, from *index.Build) bool {
+	for b, err := range c.stored(at.plan, at.look) {
 		if err != nil { // whoever compiles will say so
 			return true
 		}
@@ -72,28 +69,28 @@ func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
 	return false
 }
 
-// inOtherForm is the plan for the same but for where the context stands.
-func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
-	out := *p
-	out.canonical.Embed = !p.canonical.Embed
+// inOtherForm is the attempt for the same but for where the context stands.
+func (c *Cache) inOtherForm(at *attempt) *attempt {
+	r, out := *at.Request, *at.plan
+	r.Embed = !at.Embed
+	out.canonical.Embed = !at.plan.canonical.Embed
 	out.requestKey, out.record = out.canonical.Key()
 	out.recordJSON = out.canonical.JSON()
-	c.name(&out, rc)
-	return &out
+	c.name(&out, at.rc)
+	return at.withRequest(&r).withPlan(&out)
 }
 
 // explainOtherForm says of a miss that it would be answered by a conversion, if it would.
-func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, r *Request,
-	id modelIdentity, p *plan, rt *runtime, rc *runtimeContent) error {
-	if len(r.Group) > 0 {
+func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, at *attempt) error {
+	if len(at.Group) > 0 {
 		return nil
 	}
-	order, err := c.order(ctx, r, id, c.inOtherForm(p, rc), rt, rc)
+	order, err := c.order(ctx, c.inOtherForm(at))
 	if err != nil {
 		return err
 	}
 	for _, o := range order {
-		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(r, p, o.build) && c.unsound(ctx, o.build) == "" {
+		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(at, o.build) && c.unsound(ctx, o.build) == "" {
 			out.Reason = fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
 				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339))
 			return nil
@@ -119,28 +116,26 @@ func origin(b *index.Build) string {
 
 // conversion makes the other form of a build.
 type conversion struct {
-	c       *Cache
-	request *Request // of whoever asked first; its files are not touched
-	plan    *plan
-	rc      *runtimeContent
-	from    *index.Build
-	scope   string // "" to keep nothing
-	folder  string
+	c        *Cache
+	*attempt // of whoever asked first; its files are not touched
+	from     *index.Build
+	scope    string // "" to keep nothing
+	folder   string
 }
 
-func (c *Cache) convertOnce(ctx context.Context, r *Request, id modelIdentity, p *plan, rc *runtimeContent, from *index.Build) (*compiled, error) {
-	scope, _ := c.scopes(r, id)
+func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build) (*compiled, error) {
+	scope := at.store
 	if scope != "" && from.Scope != "shared" {
 		scope = from.Scope // what came to one user alone does not come to all by way of another form
 	}
-	key := p.buildKey.String() + scope + from.ID.String()
+	key := at.plan.buildKey.String() + scope + from.ID.String()
 	if scope == "" {
 		key += newID()
 	}
 	return c.conversions.Do(ctx, c.later, key, func(ctx context.Context) (*compiled, error) {
 		c.checks <- struct{}{}
 		defer func() { <-c.checks }()
-		return (&conversion{c: c, request: r, plan: p, rc: rc, from: from, scope: scope}).run(ctx)
+		return (&conversion{c: c, attempt: at, from: from, scope: scope}).run(ctx)
 	})
 }
 
@@ -162,7 +157,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	}
 	defer remove()
 	if noRoom == nil && v.from.Put {
-		_, noRoom = c.mayPut(ctx, c.reports.owners.of(v.from.UID), v.request.Name, sizesOf(v.from.Files))
+		_, noRoom = c.mayPut(ctx, c.reports.owners.of(v.from.UID), v.Name, sizesOf(v.from.Files))
 	}
 	view, _, _ := strings.Cut(source.Graph, "/")
 	files, err := v.write(ctx, filepath.Join(source.Path, view))
@@ -184,7 +179,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: whyFailed}
 	}
-	err = c.publish(ctx, made{build: b, folder: v.folder, peer: v.request.Peer, room: room,
+	err = c.publish(ctx, made{build: b, folder: v.folder, peer: v.Peer, room: room,
 		kind: event.Converted, text: origin(b), counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -242,15 +237,15 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, v.plan.buildKey
-	if v.c.inOtherForm(v.plan, v.rc).buildKey != v.from.BuildKey {
+	if v.c.inOtherForm(v.attempt).plan.buildKey != v.from.BuildKey {
 		// Other libraries made it, or another machine.
 		b.BuildKey = identity.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
 	}
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.plan.output(), m.IRVersion, v.c.now()
-	b.ModelName = v.request.Name
+	b.ModelName = v.Name
 	if !b.Put { // else whoever compiled it with libraries of its own stays responsible
-		b.UID = v.request.Peer.UID
+		b.UID = v.Peer.UID
 	}
 	if b.UID != v.from.UID && b.Source.Kind == index.SourceReference {
 		b.Source = index.Source{Why: whyAnothers}

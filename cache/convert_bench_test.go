@@ -54,7 +54,7 @@ func (s *bench) convert(to, from *Answer, folder string) error {
 	if err != nil {
 		return err
 	}
-	v := &conversion{c: s.cache, from: from.Build, plan: &plan{buildKey: to.Build.BuildKey}, folder: staged}
+	v := &conversion{c: s.cache, from: from.Build, attempt: &attempt{plan: &plan{buildKey: to.Build.BuildKey}}, folder: staged}
 	v.plan.canonical.Embed = to.Build.Embed
 	_, err = v.write(context.Background(), folder)
 	return errors.Join(err, os.RemoveAll(staged))

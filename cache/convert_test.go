@@ -160,14 +160,7 @@ func TestConversionIsNotDoneAgain(t *testing.T) {
 	b := newBench(t)
 	made := b.acquire(b.form(false))
 	first := b.acquire(b.form(true))
-	ctx, r, quiet := context.Background(), b.form(true), func(string) {}
-	id, err := b.cache.identify(ctx, r, quiet)
-	require.NoError(t, err)
-	_, rc, err := b.cache.resolve(ctx, r, quiet)
-	require.NoError(t, err)
-	p, err := b.cache.plan(ctx, r, id.Digest, rc, quiet)
-	require.NoError(t, err)
-	again, err := b.cache.convertOnce(ctx, r, id, p, rc, made.Build)
+	again, err := b.cache.convertOnce(context.Background(), b.planned(b.form(true)), made.Build)
 	require.NoError(t, err)
 	require.Equal(t, first.Build.ID, again.build.ID)
 }

@@ -74,19 +74,19 @@ func dimensionsHint(open []openDimension) string {
 }
 
 // addDimensions notes what the inputs of one of the job's models have; what another leaves open too is the same to whoever fixes it.
-func (j *job) addDimensions(r *Request, m *epmodel.Model) {
-	for _, d := range r.openDimensions(m) {
-		if !slices.ContainsFunc(j.open, func(o openDimension) bool { return o.name == d.name && o.denotation == d.denotation }) {
-			j.open = append(j.open, d)
+func (w *workspace) addDimensions(m *epmodel.Model) {
+	for _, d := range w.of.openDimensions(m) {
+		if !slices.ContainsFunc(w.open, func(o openDimension) bool { return o.name == d.name && o.denotation == d.denotation }) {
+			w.open = append(w.open, d)
 		}
 	}
-	j.dimensions = append(j.dimensions, freeDimensions(m)...)
+	w.dimensions = append(w.dimensions, freeDimensions(m)...)
 }
 
 // fixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime says nothing of them.
-func (j *job) fixedInVain() (names []string) {
-	for _, name := range sortedKeys(j.request.FreeDimensions) {
-		if !slices.Contains(j.dimensions, name) {
+func (w *workspace) fixedInVain() (names []string) {
+	for _, name := range sortedKeys(w.of.FreeDimensions) {
+		if !slices.Contains(w.dimensions, name) {
 			names = append(names, name)
 		}
 	}

@@ -29,7 +29,7 @@ const compilesFor = 20 * time.Millisecond
 func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *early {
 	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
 	e.tell = sync.OnceFunc(func() { close(e.made) })
-	if j.request.models() > 1 {
+	if j.Request.models() > 1 {
 		return e
 	}
 	ctx, e.cancel = context.WithCancel(ctx)

@@ -94,7 +94,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 	if err != nil {
 		return examined{verdict: damagedNow, text: c.withhold(ctx, b, err)}, nil
 	}
-	pl, rt, rc, err := c.planReported(ctx, p, r, b)
+	at, err := c.planReported(ctx, p, r, b)
 	if ctx.Err() != nil {
 		return examined{}, ctx.Err()
 	}
@@ -104,7 +104,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 	if err != nil {
 		return examined{text: "it could not be tried with your runtime: " + err.Error()}, nil
 	}
-	out := examined{against: pl.against(rt.name, rc), exactly: pl.exactly(b)}
+	out := examined{against: at.plan.against(at.runtime, at.rc), exactly: at.plan.exactly(b)}
 	t, err := c.tryReported(ctx, out.against, b)
 	switch {
 	case ctx.Err() != nil:
@@ -112,7 +112,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 	case err != nil:
 		out.text = "it could not be tried here: " + err.Error()
 	case t.result.Outcome == compilers.Passed:
-		out.verdict, out.text, out.level = loads, "it loads here, in a process of its own, with "+rt.name, t.result.GraphOptimizationLevel
+		out.verdict, out.text, out.level = loads, "it loads here, in a process of its own, with "+at.runtime, t.result.GraphOptimizationLevel
 	case t.result.Outcome == compilers.NotCheckable:
 		out.verdict, out.text = unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
 	case t.control != "":
@@ -139,18 +139,18 @@ func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 var errElsewhere = errors.New("the device that it is for is not in this machine")
 
 // planReported thinks the build's request through for the runtime that the reporter used.
-func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Build) (*plan, *runtime, *runtimeContent, error) {
-	again, err := c.requestOf(b)
+func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Build) (*attempt, error) {
+	again, err := c.attemptOf(b)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	rt, rc, err := c.runtimeReported(ctx, p, r, b, again.EPs)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	facts, err := c.probes.facts(ctx, byItself(), rc, false)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	for _, probe := range facts.EPs {
 		for _, ep := range again.EPs {
@@ -158,12 +158,11 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 				continue
 			}
 			if _, err := resolveDevices(facts, ep); err != nil {
-				return nil, nil, nil, fmt.Errorf("%w: %w", errElsewhere, err)
+				return nil, fmt.Errorf("%w: %w", errElsewhere, err)
 			}
 		}
 	}
-	pl, err := c.plan(ctx, again, b.ModelDigest, rc, func(string) {})
-	return pl, rt, rc, err
+	return c.planned(ctx, again.withRuntime(rt.name, rc))
 }
 
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and

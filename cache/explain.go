@@ -41,92 +41,91 @@ const maxExplaining = 4
 
 func newExplaining() explaining { return explaining{tokens: make(chan struct{}, maxExplaining)} }
 
-// enter waits for the turn of one of the peer's explanations. What it gives ends that.
-func (e *explaining) enter(ctx context.Context, c *Cache, r *Request) (leave func(), err error) {
-	turn, err := e.users.Lock(ctx, c.reports.owners.of(r.Peer.UID))
+// enter waits for the turn of one of the owner's explanations. What it gives ends that.
+func (e *explaining) enter(ctx context.Context, owner uint32, name string) (leave func(), err error) {
+	turn, err := e.users.Lock(ctx, owner)
 	if err != nil {
-		return nil, contextError(ctx, r)
+		return nil, contextError(ctx, name)
 	}
 	select {
 	case e.tokens <- struct{}{}:
 		return func() { <-e.tokens; turn() }, nil
 	case <-ctx.Done():
 		turn()
-		return nil, contextError(ctx, r)
+		return nil, contextError(ctx, name)
 	}
 }
 
 // explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
-func (c *Cache) explain(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent) (*Answer, error) {
-	leave, err := c.explaining.enter(ctx, c, r)
+func (c *Cache) explain(ctx context.Context, at *attempt) (*Answer, error) {
+	leave, err := c.explaining.enter(ctx, c.reports.owners.of(at.Peer.UID), at.Name)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	out := &wire.Explanation{Decision: decidedMiss, Reason: "never compiled for this request",
-		RequestKey: p.requestKey.String(), Record: p.recordJSON, Runtime: rt.name}
-	order, err := c.order(ctx, r, id, p, rt, rc)
+		RequestKey: at.plan.requestKey.String(), Record: at.plan.recordJSON, Runtime: at.runtime}
+	order, err := c.order(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.consider(ctx, out, r, p, rc, order); err != nil {
+	if err := c.consider(ctx, out, at, order); err != nil {
 		return nil, err
 	}
-	record, err := identity.ParseFields(p.recordJSON)
+	record, err := identity.ParseFields(at.plan.recordJSON)
 	if err != nil {
-		return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	out.Neighbours, err = c.neighbours(ctx, r.Peer, wanted{key: p.requestKey, model: p.canonical.Model, name: r.Name, record: record})
+	out.Neighbours, err = c.neighbours(ctx, at.Peer, wanted{key: at.plan.requestKey, model: at.plan.canonical.Model, name: at.Name, record: record})
 	if err != nil {
 		return nil, searchError(ctx, err)
 	}
 	if len(out.Candidates) == 0 {
-		if gone := c.whyNone(r.Peer, p.requestKey); gone != "" {
+		if gone := c.whyNone(at.Peer, at.plan.requestKey); gone != "" {
 			out.Reason = gone
 		} else if len(out.Neighbours) > 0 {
 			out.Reason = missedBy(out.Neighbours[0])
 		}
 	}
-	if out.Decision != decidedHit && !p.outside { // with libraries that are not run here nothing is compiled or converted
-		if f := c.failedBefore(r, id, p, rc); f != nil {
+	if out.Decision != decidedHit && !at.plan.outside { // with libraries that are not run here nothing is compiled or converted
+		if f := c.failedBefore(at); f != nil {
 			if out.Decision == decidedMiss {
 				out.Decision, out.Reason = decidedFailed, f.Said()
 			} else {
 				out.Reason += "; " + f.Said()
 			}
 		}
-		if err := c.explainOtherForm(ctx, out, r, id, p, rt, rc); err != nil {
+		if err := c.explainOtherForm(ctx, out, at); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.tellHistory(r.Peer, p.requestKey, out); err != nil {
+	if err := c.tellHistory(at.Peer, at.plan.requestKey, out); err != nil {
 		return nil, err
 	}
-	return &Answer{Outcome: Explained, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name,
-		Why: out.Reason, Explanation: out}, nil
+	a := at.answer(Explained)
+	a.Why, a.Explanation = out.Reason, out
+	return a, nil
 }
 
 // order gives the entry's builds as a look-up goes through them.
-func (c *Cache) order(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent) ([]considered, error) {
-	_, look := c.scopes(r, id)
-	out, err := c.arrange(ctx, r, p, rt, rc, c.stored(p, look))
-	if err != nil || p.outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
+func (c *Cache) order(ctx context.Context, at *attempt) ([]considered, error) {
+	out, err := c.arrange(ctx, at, c.stored(at.plan, at.look))
+	if err != nil || at.plan.outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
 		return out, err
 	}
-	groups, err := c.orderGroups(ctx, r, id, rt, rc)
+	groups, err := c.orderGroups(ctx, at)
 	return append(out, groups...), err
 }
 
 // orderGroups is order for the groups that have the request's model among their members.
-func (c *Cache) orderGroups(ctx context.Context, r *Request, id modelIdentity, rt *runtime, rc *runtimeContent) ([]considered, error) {
-	member, p, err := c.planMember(ctx, r, id, rc, func(string) {})
-	if p == nil || err != nil {
+func (c *Cache) orderGroups(ctx context.Context, at *attempt) ([]considered, error) {
+	member, err := c.planMember(ctx, at.withPhase(func(string) {}))
+	if member == nil || err != nil {
 		return nil, err
 	}
-	_, look := c.scopes(r, id)
-	return c.arrange(ctx, member, p, rt, rc, func(yield func(*index.Build, error) bool) {
-		for b, err := range c.stored(p, look) {
-			if (err != nil || c.rights.MaySee(r.Peer, b.ID, b.Scope)) && !yield(b, err) { // of the others one does not hear
+	return c.arrange(ctx, member, func(yield func(*index.Build, error) bool) {
+		for b, err := range c.stored(member.plan, at.look) {
+			if (err != nil || c.rights.MaySee(at.Peer, b.ID, b.Scope)) && !yield(b, err) { // of the others one does not hear
 				return
 			}
 		}
@@ -134,25 +133,24 @@ func (c *Cache) orderGroups(ctx context.Context, r *Request, id modelIdentity, r
 }
 
 // consider says of each build whether it is served.
-func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request, p *plan,
-	rc *runtimeContent, order []considered) error {
+func (c *Cache) consider(ctx context.Context, out *wire.Explanation, at *attempt, order []considered) error {
 	for _, o := range order {
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
-		differences := identity.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)
-		if p.outside { // of libraries that are not run here little is known
+		differences := identity.MakerDifferences(at.plan.expected(o.build), at.ortVersion(), o.build)
+		if at.plan.outside { // of libraries that are not run here little is known
 			differences = slices.DeleteFunc(differences,
 				func(d identity.Difference) bool { return d.Asked == "" })
 		}
-		one, err := c.candidate(r.Peer, o.build, o.refused)
+		one, err := c.candidate(at.Peer, o.build, o.refused)
 		if err != nil {
 			return err
 		}
 		one.Differences = differencesReply(differences)
-		if !c.rights.MaySee(r.Peer, o.build.ID, o.build.Scope) {
-			one.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
-			one.Build.Members = membersReply(r.named(o.build.Members))
+		if !c.rights.MaySee(at.Peer, o.build.ID, o.build.Scope) {
+			one.Build.ModelName = at.Name // whoever has the model may know of the build, and not what others call it
+			one.Build.Members = membersReply(at.named(o.build.Members))
 		}
 		if o.judgement.Runtime != "" {
 			setJudgement(one.Build, o.judgement)
@@ -161,7 +159,7 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 			one.Reason = wire.Valid(c.unsound(ctx, o.build))
 		}
 		if err := ctx.Err(); err != nil {
-			return contextError(ctx, r)
+			return contextError(ctx, at.Name)
 		}
 		switch {
 		case one.Reason != "":

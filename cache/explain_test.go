@@ -378,15 +378,14 @@ func TestFewExplanationsAtATime(t *testing.T) {
 			}
 			var ends []func()
 			for uid := range uint32(maxExplaining) {
-				waiting := Request{Peer: Peer{UID: 5000 + uid}}
-				end, err := b.cache.explaining.enter(context.Background(), b.cache, &waiting)
+				end, err := b.cache.explaining.enter(context.Background(), 5000+uid, "m.onnx")
 				require.NoError(t, err)
 				ends = append(ends, end)
 			}
 			waits(b.cache.uid)
 			ends[0]()
 			require.NoError(t, ask(context.Background(), b, b.cache.uid))
-			busy, err := b.cache.explaining.enter(context.Background(), b.cache, &Request{Peer: b.self()})
+			busy, err := b.cache.explaining.enter(context.Background(), b.cache.reports.owners.of(b.cache.uid), "m.onnx")
 			require.NoError(t, err)
 			for _, end := range ends[1:] {
 				end()

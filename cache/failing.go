@@ -24,30 +24,29 @@ func (p *plan) failureKey(rc *runtimeContent, scope string) failure.Key {
 }
 
 // memoryScope is where a request's failure is remembered: what is not kept for anybody is its user's own. "" is nowhere.
-func memoryScope(r *Request, scope string) string {
+func (at *attempt) memoryScope(scope string) string {
 	switch {
-	case r.OnMiss == Bypass:
+	case at.OnMiss == Bypass:
 		return ""
 	case scope == "":
-		return rights.OwnScope(r.Peer)
+		return rights.OwnScope(at.Peer)
 	}
 	return scope
 }
 
 // failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
 // users' failures count only where what they compiled is everybody's.
-func (c *Cache) failedBefore(r *Request, id modelIdentity, p *plan, rc *runtimeContent) *failure.Failure {
-	if r.OnMiss == Bypass || c.settings.Load().failures.Off {
+func (c *Cache) failedBefore(at *attempt) *failure.Failure {
+	if at.OnMiss == Bypass || c.settings.Load().failures.Off {
 		return nil
 	}
-	_, look := c.scopes(r, id)
-	for _, scope := range look {
-		key := p.failureKey(rc, scope)
-		f := c.failures.Holds(key, r.Peer.UID, r.Name)
+	for _, scope := range at.look {
+		key := at.plan.failureKey(at.rc, scope)
+		f := c.failures.Holds(key, at.Peer.UID, at.Name)
 		if f == nil {
 			continue
 		}
-		if r.OnMiss == Refresh && (c.rights.Administrator(r.Peer) || f.UID == r.Peer.UID || scope == rights.OwnScope(r.Peer)) {
+		if at.OnMiss == Refresh && (c.rights.Administrator(at.Peer) || f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)) {
 			c.failures.Forget(key)
 			continue
 		}
@@ -57,15 +56,15 @@ func (c *Cache) failedBefore(r *Request, id modelIdentity, p *plan, rc *runtimeC
 }
 
 // begin gives what starts the request's compile, unless that is answered from memory.
-func (c *Cache) begin(r *Request, id modelIdentity, p *plan, rc *runtimeContent, scope string) func() (runner, error) {
+func (c *Cache) begin(at *attempt, scope string) func() (runner, error) {
 	return func() (runner, error) {
-		if m := c.madeMeanwhile(r, p, rc, scope); m != nil {
+		if m := c.madeMeanwhile(at, scope); m != nil {
 			return m, nil
 		}
-		if f := c.failedBefore(r, id, p, rc); f != nil {
-			return nil, f.FromMemory(r.Name)
+		if f := c.failedBefore(at); f != nil {
+			return nil, f.FromMemory(at.Name)
 		}
-		return c.newJob(r, p, rc, scope)
+		return c.newJob(at, scope)
 	}
 }
 
@@ -77,7 +76,7 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() || j.died || j.c.leaving.Load() {
 		return result, err
 	}
-	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.request.Name, "error", err)
+	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.Request.Name, "error", err)
 	if j.died = true; spec.ModelFile != nil {
 		return result, err // that is tried with a copy
 	}
@@ -119,7 +118,7 @@ func (j *job) failed(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
 	case errors.Is(err, errMoving):
-		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.request.Name)
+		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.Request.Name)
 		return err // that is no failure: it is asked for again
 	case !errors.As(err, &e) || failure.In(e) == nil:
 		return j.tellFailed("", err)
@@ -127,26 +126,26 @@ func (j *job) failed(ctx context.Context, err error) error {
 	j.plain(e)
 	f := failure.In(e)
 	if c.leaving.Load() && f.Reason == failure.WorkerDied { // systemd may end all processes of the service at once
-		return apierr.New(apierr.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.request.Name)
+		return apierr.New(apierr.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.Request.Name)
 	}
 	if f.Reason.OfModel() {
 		broken, err2 := j.control(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.request.Name)
+			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.Request.Name)
 		case err2 != nil && unsettled(ctx, err2):
 			return j.moved()
 		case err2 != nil:
 			c.log.Warn("whether anything compiles here could not be tried", "error", err2)
 			return j.tellFailed(f.Reason, err) // then nothing is remembered either
 		case broken != "":
-			here := failure.OfMachine(f.Text+"; but the smallest model there is fails as well: "+broken).Refusal(err, "model %q cannot be compiled here", j.request.Name)
+			here := failure.OfMachine(f.Text+"; but the smallest model there is fails as well: "+broken).Refusal(err, "model %q cannot be compiled here", j.Request.Name)
 			j.plain(here)
 			return j.tellFailed(failure.Sandbox, here)
 		}
 	}
 	f.RequestKey, f.BuildKey, f.ModelDigest = j.plan.requestKey, j.plan.buildKey, j.plan.canonical.Model
-	f.UID, f.Scope, f.EP = j.request.Peer.UID, memoryScope(j.request, j.scope), j.plan.eps[0].Name
+	f.UID, f.Scope, f.EP = j.Peer.UID, j.memoryScope(j.scope), j.plan.eps[0].Name
 	if f.Scope != "" {
 		c.failures.Remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
 	}
@@ -172,9 +171,9 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 		return err
 	}
 	c.index.Counters.Add("failures", 1)
-	c.log.Info("compile failed", "model", j.request.Name, "error", err)
-	if c.failures.News(j.plan.requestKey, j.request.Peer.UID, reason) {
-		c.happened(event.For(event.About{Peer: j.request.Peer, Key: j.plan.requestKey, Model: j.request.Name},
+	c.log.Info("compile failed", "model", j.Request.Name, "error", err)
+	if c.failures.News(j.plan.requestKey, j.Peer.UID, reason) {
+		c.happened(event.For(event.About{Peer: j.Peer, Key: j.plan.requestKey, Model: j.Request.Name},
 			event.Failed, "%v", err))
 	}
 	return err
@@ -182,7 +181,7 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 
 // succeeded forgets that the job's compile ever failed.
 func (j *job) succeeded() {
-	for _, scope := range []string{j.scope, memoryScope(j.request, j.scope)} {
+	for _, scope := range []string{j.scope, j.memoryScope(j.scope)} {
 		j.c.failures.Forget(j.plan.failureKey(j.rc, scope))
 	}
 }

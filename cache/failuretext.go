@@ -18,9 +18,9 @@ import (
 func (j *job) neutral(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.folder, outFolder)
-	for i := range j.request.models() {
+	for i := range j.Request.models() {
 		name := failure.ItsModel
-		if j.request.models() > 1 {
+		if j.Request.models() > 1 {
 			name = fmt.Sprintf("model %d of the group", i+1)
 		}
 		if i < len(j.copies) {
@@ -48,7 +48,7 @@ func (j *job) plain(e *apierr.Error) {
 	f := failure.In(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)
 	j.neutral(f)
-	f.ModelName = j.request.Name
+	f.ModelName = j.Request.Name
 	told := f.As(f.ModelName)
 	e.Text = head + told.Text
 	maps.Copy(e.Facts, told.Facts)

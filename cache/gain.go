@@ -96,7 +96,7 @@ func (gs *gains) after(j *job, b *index.Build) {
 	if measure := gs.c.policyOf(j.plan.eps).MeasureGain; measure != nil && !*measure {
 		return
 	}
-	own, err := j.request.own()
+	own, err := j.Request.own()
 	if err != nil {
 		gs.tell("gain not measured", b, "error", err)
 		return

@@ -34,15 +34,12 @@ const maxGroup = 64
 
 func (r *Request) models() int { return 1 + len(r.Group) }
 
-// model gives the request for one of its models alone, with the same files. 0 is the first.
-func (r *Request) model(i int) *Request {
-	one := *r
-	one.Group, one.group = nil, nil
-	if i > 0 {
-		m := r.Group[i-1]
-		one.Name, one.Graph, one.External = m.Name, m.Graph, m.External
+// model gives the files of one of the models. 0 is the first.
+func (r *Request) model(i int) ModelFiles {
+	if i == 0 {
+		return ModelFiles{r.Name, r.Graph, r.External}
 	}
-	return &one
+	return r.Group[i-1]
 }
 
 // checkGroup refuses groups that no execution provider compiles.
@@ -86,57 +83,61 @@ func (r *Request) sharing() *Request {
 	return &out
 }
 
-// identifyAll is identify for every model of the request. It gives the request as a group is asked for; a request for one
-// model stays as it is.
-func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(string)) (modelIdentity, *Request, error) {
-	known := &sums{now: c.now}
-	return r.identified(func(one *Request) (modelIdentity, error) {
-		if one != r {
-			one.sums = known
-		}
-		return c.identify(ctx, one, progress)
-	})
+// identified is the attempt with the identity of every model of the request. That for a group asks for what makes
+// execution providers share.
+func (c *Cache) identified(ctx context.Context, at *attempt) (_ *attempt, err error) {
+	known, r := *at, at.Request
+	if known.tooLarge, err = c.tooLargeToAdopt(r); err != nil {
+		return nil, err
+	}
+	id, err := c.identifyAll(ctx, r, known.adopts(), at.phase)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Group) > 0 {
+		r = r.sharing()
+	}
+	return known.withModel(id, r), nil
 }
 
-// identified identifies every model of the request, one after the other; the only one of a request for a single model is the request itself.
-func (r *Request) identified(identify func(*Request) (modelIdentity, error)) (modelIdentity, *Request, error) {
+// identifyAll identifies every model of the request, one after the other. adopt: one that is compiled already is to be kept.
+func (c *Cache) identifyAll(ctx context.Context, r *Request, adopt bool, phase func(string)) (modelIdentity, error) {
+	one := reading{uid: r.Peer.UID, ModelFiles: r.model(0), adopt: adopt, phase: phase}
 	if len(r.Group) == 0 {
-		id, err := identify(r)
-		return id, r, err
+		return c.identify(ctx, &one)
 	}
-	out := r.sharing()
-	out.group = nil
+	one.sums = &sums{now: c.now}
 	all := modelIdentity{}
 	need := &NeedFilesError{}
 	seen := make(map[cas.Digest]string)
 	for i := range r.models() {
-		one := r.model(i)
-		id, err := identify(one)
+		one.ModelFiles = r.model(i)
+		id, err := c.identify(ctx, &one)
 		var missing *NeedFilesError
 		switch {
 		case errors.As(err, &missing):
 			need.add(missing, i)
 			continue
 		case err != nil:
-			return modelIdentity{}, nil, err
+			return modelIdentity{}, err
 		case id.Compiled:
-			return modelIdentity{}, nil, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
+			return modelIdentity{}, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
 		case seen[id.Digest] != "":
-			return modelIdentity{}, nil, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
+			return modelIdentity{}, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
 		}
 		seen[id.Digest] = one.Name
 		if i == 0 {
 			all = id
 			continue
 		}
-		out.group = append(out.group, id.Digest)
+		all.Group = append(all.Group, id.Digest)
 		all.Store = narrower(all.Store, id.Store)
 		all.FreeDims = slices.Concat(all.FreeDims, id.FreeDims) // what the memo remembers is others' too
 	}
 	if len(need.Locations) > 0 {
-		return modelIdentity{}, nil, need
+		return modelIdentity{}, need
 	}
-	return all, out, nil
+	return all, nil
 }
 
 // narrower of two models' wishes about where to store: what holds for one member holds for the group.
@@ -157,28 +158,29 @@ func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
 
 // lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.
 // It is served to whoever has had the group itself: who brings one model has not shown the others.
-func (c *Cache) lookUpMember(ctx context.Context, r *Request, id modelIdentity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
-	member, pm, err := c.planMember(ctx, r, id, rc, phase)
-	if pm == nil || err != nil {
+func (c *Cache) lookUpMember(ctx context.Context, at *attempt) (*Answer, error) {
+	member, err := c.planMember(ctx, at)
+	if member == nil || err != nil {
 		return nil, err
 	}
-	found, err := c.lookUp(ctx, member, pm, rt, rc, phase)
+	found, err := c.lookUp(ctx, member)
 	if found.answer == nil || err != nil {
 		return nil, err
 	}
-	a := c.finish(found.answer, member, id, pm, rt)
-	a.RequestKey, a.Record = p.requestKey, p.recordJSON
+	a := c.finish(found.answer, member)
+	a.RequestKey, a.Record = at.plan.requestKey, at.plan.recordJSON
 	a.Why = ofAGroup + a.Why
 	return a, nil
 }
 
 // notAlone says why a group's build is not given to a request for one of its models, "" if it is:
 // the models were loaded without sharing when an equal library compiled them, or they load so now.
-func (c *Cache) notAlone(ctx context.Context, r *Request, a *against, s suited) (string, error) {
+func (c *Cache) notAlone(ctx context.Context, at *attempt, s suited) (string, error) {
 	b := s.build
-	if !r.member || c.readOnly || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
+	if !at.member || c.readOnly || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
 		return "", nil
 	}
+	a := at.plan.against(at.runtime, at.rc)
 	checked, err := c.loadCheckAs(ctx, a, b, "load alone", a.checkJobAlone)
 	switch {
 	case err != nil && unsettled(ctx, err):
@@ -200,19 +202,19 @@ const notKnownAlone = "the models of this group are not known to load alone: "
 // ofAGroup begins the reason of an answer to who asked for one of the group's models.
 const ofAGroup = "one of a group of models that was compiled together: "
 
-// planMember thinks the request through as one for a group that has its model among its members. Without a plan there is no
-// such group.
-func (c *Cache) planMember(ctx context.Context, r *Request, id modelIdentity, rc *runtimeContent, phase func(string)) (*Request, *plan, error) {
-	if len(r.group) > 0 || r.Embed {
-		return nil, nil, nil
+// planMember thinks the request through as one for a group that has its model among its members. It is nil where there is
+// no such group.
+func (c *Cache) planMember(ctx context.Context, at *attempt) (*attempt, error) {
+	if len(at.model.Group) > 0 || at.Embed {
+		return nil, nil
 	}
-	member := r.sharing()
+	member := at.withRequest(at.sharing())
 	member.member = true
-	p, err := c.plan(ctx, member, id.Digest, rc, phase)
+	member, err := c.planned(ctx, member)
 	if err != nil && ctx.Err() == nil {
-		return nil, nil, nil // the request itself is answered as if nobody had looked
+		return nil, nil // the request itself is answered as if nobody had looked
 	}
-	return member, p, err
+	return member, err
 }
 
 // named gives a group's members the names that the request has for them, where it has one for each: not what others call them.

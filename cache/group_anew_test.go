@@ -47,7 +47,7 @@ func TestAGroupLeavesAloneWhatIsRememberedOfItsModels(t *testing.T) {
 		}
 		b.cache.memo.known.Save(memoEntry{key, "graph"}, modelIdentity{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
 	}
-	id, _, err := b.cache.identifyAll(context.Background(), r, func(string) {})
+	id, err := b.cache.identifyAll(context.Background(), r, false, func(string) {})
 	require.NoError(t, err)
 	require.Equal(t, []string{"batch", "batch"}, id.FreeDims)
 	require.Equal(t, "untouched", names[1])

@@ -25,43 +25,40 @@ import (
 
 // job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
 type job struct {
-	c       *Cache
-	request *Request
-	plan    *plan
-	rc      *runtimeContent
-	scope   string // "" to keep nothing
-	id      string // that users know it by already; "": they do not
-	folder  string
-	name    string // 16 hex digits of the build key: EPs write file names into what they make
+	c *Cache
+	*attempt
+	workspace
+	scope string // "" to keep nothing
+	id    string // that users know it by already; "": they do not
 
-	flight     *flight
-	urgent     <-chan struct{} // closed as soon as a request waits for this job
-	copied     bool            // the model is copied, for compiling the original failed
-	died       bool            // a worker did, and its compile is tried once more
-	copies     []modelCopy     // of the models, once they are made
-	open       []openDimension // likewise: those of the inputs that the request does not fix
-	dimensions []string        // likewise: names that dimensions of the inputs have
-	cpu        atomic.Int64    // nanoseconds that workers took of all processors
-	anew       string          // why the daemon itself compiles this again; "" where a request began it
-	replaces   index.BuildID   // then: the build that wanted it
-	sources    []index.Source  // then: where it has its models from
-	memory     int64           // bytes that its workers took at most; 0: not measured
-	room       *reservation    // for what is compiled; nil: it is not kept
-	output     int64           // bytes of what was compiled; 0: that is not known
+	flight   *flight
+	urgent   <-chan struct{} // closed as soon as a request waits for this job
+	copied   bool            // the model is copied, for compiling the original failed
+	died     bool            // a worker did, and its compile is tried once more
+	cpu      atomic.Int64    // nanoseconds that workers took of all processors
+	anew     string          // why the daemon itself compiles this again; "" where a request began it
+	replaces index.BuildID   // then: the build that wanted it
+	foreign  bool            // then: the models came from another user than the build's
+	sources  []index.Source  // then: where it has its models from
+	memory   int64           // bytes that its workers took at most; 0: not measured
+	room     *reservation    // for what is compiled; nil: it is not kept
+	output   int64           // bytes of what was compiled; 0: that is not known
 
 	kept map[string]index.File // of the models' copies, what the store has already, by path; while they are stored
 }
 
-func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
-	own, err := r.own()
+func (c *Cache) newJob(at *attempt, scope string) (*job, error) {
+	own, err := at.own()
 	if err != nil {
-		return nil, apierr.New(apierr.Internal, err, "model %q", r.Name)
+		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: p.name()}, nil
+	at = at.withRequest(own)
+	return &job{c: c, id: at.resumed.id, attempt: at, scope: scope,
+		workspace: workspace{of: own, keyed: &at.plan.canonical, name: at.plan.name()}}, nil
 }
 
 func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
-	defer j.request.close()
+	defer j.Request.close()
 	c := j.c
 	j.flight = f
 	result, err := j.placed(ctx, f)
@@ -84,7 +81,7 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
 	p, err := f.begin(ctx)
 	if err != nil {
-		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.request.Name)
+		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.Request.Name)
 	}
 	defer p.end()
 	j.setAside(ctx, &f.about)
@@ -115,7 +112,7 @@ func waits(urgent <-chan struct{}) bool {
 func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error) {
 	result, err := j.stagedOnce(ctx, phase)
 	if errors.Is(err, errOriginal) && ctx.Err() == nil {
-		j.c.log.Info("a compile begins again with a private copy of its model", "model", j.request.Name, "why", err)
+		j.c.log.Info("a compile begins again with a private copy of its model", "model", j.Request.Name, "why", err)
 		j.copied = true
 		return j.stagedOnce(ctx, phase)
 	}
@@ -132,7 +129,7 @@ func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, er
 		}
 	}
 	if err != nil {
-		return nil, storeError(err, j.request.Name)
+		return nil, storeError(err, j.Request.Name)
 	}
 	return j.compile(ctx, phase)
 }
@@ -148,10 +145,11 @@ const (
 	modelsFolder = "model" // what it is compiled from
 )
 
-// job is what is told of a job that makes the plan's build for a request.
-func (p *plan) job(r *Request, scope, why string) jobFacts {
-	a := jobFacts{scope: scope, Job: Job{ModelName: r.Name, ModelDigest: p.canonical.Model, RequestKey: p.requestKey,
-		Build: p.buildKey, EP: p.eps[0].Name, UID: r.Peer.UID, Why: why}}
+// about is what is told of a job that makes the attempt's build.
+func (at *attempt) about(scope, why string) jobFacts {
+	p := at.plan
+	a := jobFacts{scope: scope, Job: Job{ModelName: at.Name, ModelDigest: p.canonical.Model, RequestKey: p.requestKey,
+		Build: p.buildKey, EP: p.eps[0].Name, UID: at.Peer.UID, Why: why}}
 	for _, ep := range p.eps {
 		a.eps = append(a.eps, ep.Name)
 	}
@@ -159,17 +157,16 @@ func (p *plan) job(r *Request, scope, why string) jobFacts {
 }
 
 func (j *job) facts() jobFacts {
-	r := j.request
-	files := r.descriptors()
-	a := j.plan.job(r, j.scope, "asked for")
+	files := j.descriptors()
+	a := j.about(j.scope, "asked for")
 	a.ID, a.anew, a.files = j.id, j.replaces, len(files)
 	switch {
 	case j.anew != "":
 		a.Why = j.anew
-	case r.starts > 0:
+	case j.resumed.starts > 0:
 		a.Why = "asked for before the daemon's restart"
 	}
-	if n := r.models(); n > 1 {
+	if n := j.Request.models(); n > 1 {
 		a.Models = n
 	}
 	for _, f := range files {
@@ -190,9 +187,9 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	out := filepath.Join(j.folder, outFolder)
 	spec := compilers.Job{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
-		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
-		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
+		SessionOptions: j.SessionOptions, FreeDimensions: j.FreeDimensions,
+		FreeDimensionsByDenotation: j.FreeDimensionsByDenotation,
+		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.Embed, Route: j.plan.canonical.Route,
 		Initializers: j.plan.canonical.Output.Initializers(),
 		Pace:         compilers.Pace{Idle: j.urgent},
 	}
@@ -200,8 +197,8 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	defer o.close()
 	if o != nil {
 		spec.ModelFile = o.file
-	} else if err := room(j.folder, j.request.files()); err != nil {
-		return nil, storeError(err, j.request.Name)
+	} else if err := room(j.folder, j.files()); err != nil {
+		return nil, storeError(err, j.Request.Name)
 	}
 	workers := j.startEarly(ctx, spec, o)
 	defer workers.end() // before the folder is removed
@@ -225,7 +222,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	if err != nil {
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < spare {
-			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
+			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.Request.Name, bytesize.Text(free), j.c.dir)
 		}
 		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
@@ -322,17 +319,17 @@ func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
 // be of neither version, and belongs to no build key.
 func (j *job) moved() error {
-	return apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).WithHint("ask again")
+	return apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.Request.Name).WithHint("ask again")
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
 func (j *job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
 	models, _, err := readArtefacts(ctx, out, result)
 	if err != nil {
-		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.request.Name)
+		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
 	}
-	b := j.record(models, result)
-	options := j.request.SessionOptions
+	b := j.newBuild(j.scope, models, result, j.open, j.c.now())
+	options := j.SessionOptions
 	if len(b.Members) > 0 {
 		options = sharingOptions(options)
 	}
@@ -344,7 +341,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 	j.memory = workers.memory(j.memory, checked)
 	switch {
 	case checked.Outcome == compilers.Failed:
-		return nil, failure.OfLoad(checked).Refusal(nil, "model %q compiles", j.request.model(checked.Member).Name)
+		return nil, failure.OfLoad(checked).Refusal(nil, "model %q compiles", j.Request.model(checked.Member).Name)
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
@@ -363,32 +360,33 @@ func loadLevel(compiledAt string) string {
 	return "all"
 }
 
-// record is the build's record but for its files' digests.
-func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Build {
-	r, m := j.request, models[0]
+// newBuild is the build's record but for its files' digests. open are dimensions of the models' inputs.
+func (at *attempt) newBuild(scope string, models []*epmodel.Model, result compilers.Result,
+	open []openDimension, created time.Time) *index.Build {
+	r, p, m := at.Request, at.plan, models[0]
 	b := &index.Build{
-		RequestKey: j.plan.requestKey, BuildKey: j.plan.buildKey, Scope: j.scope, UID: r.Peer.UID,
-		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
-		EPs: j.plan.stated(models), ORTVersion: result.ORTVersion,
-		Route: j.plan.canonical.Route, Graph: result.Graph,
+		RequestKey: p.requestKey, BuildKey: p.buildKey, Scope: scope, UID: r.Peer.UID,
+		ModelDigest: p.canonical.Model, ModelName: r.Name, Record: p.record, RecordJSON: p.recordJSON,
+		EPs: p.stated(models), ORTVersion: result.ORTVersion,
+		Route: p.canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
-		CompileSeconds: result.Seconds, Created: j.c.now(), IRVersion: m.IRVersion, Embed: r.Embed,
+		CompileSeconds: result.Seconds, Created: created, IRVersion: m.IRVersion, Embed: r.Embed,
 	}
 	for _, name := range result.Files {
 		b.Files = append(b.Files, index.File{Name: name})
 	}
-	for _, ep := range j.plan.eps {
+	for _, ep := range p.eps {
 		info, _ := compilers.EPByName(ep.Name)
 		b.ProviderOptions[ep.Name] = identity.BaseNames(info, ep.Options)
 	}
-	b.Members = j.members(result)
+	b.Members = at.members(result)
 	for i, m := range models {
 		whose := ""
 		if len(models) > 1 {
 			whose = fmt.Sprintf("model %q: ", r.model(i).Name)
 		}
 		b.IRVersion = max(b.IRVersion, m.IRVersion)
-		for _, warning := range j.untaken(m) {
+		for _, warning := range p.untaken(m, open) {
 			b.Warnings = append(b.Warnings, whose+warning)
 		}
 	}
@@ -422,20 +420,20 @@ func state(f *index.EPFacts, says compilers.Stated, took bool) {
 }
 
 // untaken tells what of a model the execution providers left.
-func (j *job) untaken(m *epmodel.Model) (warnings []string) {
+func (p *plan) untaken(m *epmodel.Model, open []openDimension) (warnings []string) {
 	made := make(map[string]bool)
 	for _, n := range m.Contexts {
 		made[n.Source] = true
 	}
-	for _, ep := range j.plan.eps {
+	for _, ep := range p.eps {
 		if !made[ep.Name] {
 			warnings = append(warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
 		}
 	}
 	if m.Nodes > len(m.Contexts) {
 		warnings = append(warnings, "left out of the compiled parts, for another execution provider: "+m.UncompiledSummary(8))
-		if len(j.open) > 0 {
-			warnings = append(warnings, dimensionsHint(j.open))
+		if len(open) > 0 {
+			warnings = append(warnings, dimensionsHint(open))
 		}
 	}
 	return warnings

@@ -61,7 +61,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j Job) (*flight, *Job, er
 		case <-c.rebuilds.changes():
 		case <-tick.C: // not all that happens to one changes what there is to do
 		case <-ctx.Done():
-			return nil, nil, contextError(ctx, &Request{Name: j.ModelName})
+			return nil, nil, contextError(ctx, j.ModelName)
 		}
 		f, _, err := c.findJob(p, j.ID)
 		if apierr.ClassOf(err) == apierr.NotFound && err != nil {

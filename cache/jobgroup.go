@@ -23,21 +23,21 @@ func (j *job) share() []compilers.ShareMember {
 
 func (j *job) nameIn(err error) string {
 	var member *compilers.MemberError
-	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.request.models() {
-		return j.request.model(member.Member).Name
+	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.models() {
+		return j.Request.model(member.Member).Name
 	}
-	return j.request.Name
+	return j.Request.Name
 }
 
 // members lists what a group consists of, nil for a single model.
-func (j *job) members(result compilers.Result) []index.Member {
-	if j.request.models() == 1 {
+func (at *attempt) members(result compilers.Result) []index.Member {
+	if at.models() == 1 {
 		return nil
 	}
 	var out []index.Member
 	for i, graph := range result.Graphs {
-		out = append(out, index.Member{ModelName: j.request.model(i).Name, ModelDigest: j.plan.canonical.ModelOf(i), Graph: graph,
-			SessionOptions: compilers.ShareOptions(), AloneKey: j.plan.canonical.Alone(i)})
+		out = append(out, index.Member{ModelName: at.Request.model(i).Name, ModelDigest: at.plan.canonical.ModelOf(i), Graph: graph,
+			SessionOptions: compilers.ShareOptions(), AloneKey: at.plan.canonical.Alone(i)})
 	}
 	return out
 }
@@ -52,7 +52,7 @@ func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 		Pace:                   compilers.Pace{Ready: ready, Idle: j.urgent},
 		Beside:                 j.plan.beside,
 	}
-	for i := 1; i < j.request.models(); i++ {
+	for i := 1; i < j.Request.models(); i++ {
 		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))
 	}
 	checked, err := j.checkTwice(ctx, check)
@@ -75,7 +75,7 @@ func (j *job) checkAlone(ctx context.Context, out string, result compilers.Resul
 	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
 		return nil
 	}
-	checked, err := j.loadGraphs(ctx, out, result, j.request.SessionOptions, nil)
+	checked, err := j.loadGraphs(ctx, out, result, j.SessionOptions, nil)
 	if err != nil {
 		return err
 	}

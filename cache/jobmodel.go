@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
@@ -29,28 +30,40 @@ func (c modelCopy) openGraph() (*os.File, error) {
 	return openAgain(c.original.file)
 }
 
+// workspace is a folder with private copies of a request's models.
+type workspace struct {
+	of     *Request
+	keyed  *identity.Record // that the copies have to be the models of
+	name   string           // what the models are called: EPs write file names into what they make
+	folder string
+
+	copies     []modelCopy     // once they are made
+	open       []openDimension // likewise: those of the inputs that the request does not fix
+	dimensions []string        // likewise: names that dimensions of the inputs have
+}
+
 // copyModel makes the private copies that are compiled. It gives the proof, which takes as long as hashing them, that they have
 // the bytes that the key is made of: without it nothing that came of them may be used.
-func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error, err error) {
-	j.copies, j.open, j.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
+func (w *workspace) copyModel(ctx context.Context) (proof func(context.Context) error, err error) {
+	w.copies, w.open, w.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
 	made := make(copied)
 	var models []*epmodel.Model
-	for i := range j.request.models() {
-		m, err := j.copyMember(ctx, i, made)
+	for i := range w.of.models() {
+		m, err := w.copyMember(ctx, i, made)
 		if err != nil {
 			return nil, err
 		}
 		models = append(models, m)
 	}
-	return func(ctx context.Context) error { return j.prove(ctx, models) }, nil
+	return func(ctx context.Context) error { return w.prove(ctx, models) }, nil
 }
 
 // copyProven is copyModel with its proof.
-func (j *job) copyProven(ctx context.Context) error {
-	if err := room(j.folder, j.request.files()); err != nil {
-		return storeError(err, j.request.Name)
+func (w *workspace) copyProven(ctx context.Context) error {
+	if err := room(w.folder, w.of.files()); err != nil {
+		return storeError(err, w.of.Name)
 	}
-	proof, err := j.copyModel(ctx)
+	proof, err := w.copyModel(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,18 +71,20 @@ func (j *job) copyProven(ctx context.Context) error {
 }
 
 // modelPath is where a model is copied to at first, and the first one stays.
-func (j *job) modelPath(i int) string { return filepath.Join(j.modelFolder(), j.memberName(i)+".onnx") }
+func (w *workspace) modelPath(i int) string {
+	return filepath.Join(w.modelFolder(), w.memberName(i)+".onnx")
+}
 
 // prove compares the copies with the digests that the key is made of.
-func (j *job) prove(ctx context.Context, models []*epmodel.Model) error {
+func (w *workspace) prove(ctx context.Context, models []*epmodel.Model) error {
 	var seen sums
 	for i, m := range models {
-		got, err := j.copies[i].digest(ctx, m, &seen)
+		got, err := w.copies[i].digest(ctx, m, &seen)
 		if err != nil {
-			return modelError(j.request.model(i), err)
+			return modelError(w.of.model(i).Name, err)
 		}
-		if got != j.plan.canonical.ModelOf(i) {
-			return j.otherThanHashed(i)
+		if got != w.keyed.ModelOf(i) {
+			return w.otherThanHashed(i)
 		}
 	}
 	return nil
@@ -92,26 +107,26 @@ func (c modelCopy) digest(ctx context.Context, m *epmodel.Model, seen *sums) (ca
 
 // memberName is what the files of one of the job's models are called: the first by the build key alone, as EPs name after it
 // what all share.
-func (j *job) memberName(i int) string {
+func (w *workspace) memberName(i int) string {
 	if i == 0 {
-		return j.name
+		return w.name
 	}
-	return fmt.Sprintf("%s_%d", j.name, i+1)
+	return fmt.Sprintf("%s_%d", w.name, i+1)
 }
 
 // memberOutput names the graph that is written for one of the job's models.
-func (j *job) memberOutput(i int) string { return j.memberName(i) + "_ctx.onnx" }
+func (w *workspace) memberOutput(i int) string { return w.memberName(i) + "_ctx.onnx" }
 
-func (j *job) modelFolder() string { return filepath.Join(j.folder, modelsFolder) }
+func (w *workspace) modelFolder() string { return filepath.Join(w.folder, modelsFolder) }
 
 // otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
-func (j *job) otherThanHashed(member int) error {
-	if two := j.copies[member].respelled; two[0] != two[1] {
+func (w *workspace) otherThanHashed(member int) error {
+	if two := w.copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
-			j.request.model(member).Name, two[0], two[1]).
+			w.of.model(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
 	}
-	return j.request.model(member).changed(nil)
+	return w.of.model(member).changed(nil)
 }
 
 // copied maps each path in a folder, relative and clean, to the file that was copied there.
@@ -134,9 +149,9 @@ func (c copied) taken(location string, f *os.File) (there, same bool) {
 // copyMember copies one of the models with its external data, and gives the former. Only what the graph refers to is
 // copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
 // copied once; where they call different files the same, a model gets a folder of its own.
-func (j *job) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
-	r := j.request.model(i)
-	model := j.modelPath(i)
+func (w *workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
+	r := w.of.model(i)
+	model := w.modelPath(i)
 	if err := copyPrivate(r.Graph, model); err != nil {
 		return nil, storeError(err, r.Name)
 	}
@@ -148,11 +163,11 @@ func (j *job) copyMember(ctx context.Context, i int, made copied) (*epmodel.Mode
 	}
 	m, err := epmodel.Read(ctx, filepath.Base(model), graph)
 	if err != nil {
-		return nil, modelError(r, err)
+		return nil, modelError(r.Name, err)
 	}
 	locations := m.Locations()
-	j.addDimensions(r, m)
-	folder, err := j.folderFor(i, r, locations, made)
+	w.addDimensions(m)
+	folder, err := w.folderFor(i, r, locations, made)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +184,7 @@ func (j *job) copyMember(ctx context.Context, i int, made copied) (*epmodel.Mode
 			return nil, storeError(err, r.Name)
 		}
 	}
-	j.copies = append(j.copies, one)
+	w.copies = append(w.copies, one)
 	return m, nil
 }
 
@@ -206,21 +221,21 @@ func makeSteps(folder, location string) error {
 }
 
 // folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.
-func (j *job) folderFor(i int, r *Request, locations []string, made copied) (string, error) {
+func (w *workspace) folderFor(i int, r ModelFiles, locations []string, made copied) (string, error) {
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {
 			return "", r.changed(nil)
 		}
 		if there, same := made.taken(location, f); there && !same {
-			folder := filepath.Join(j.modelFolder(), strconv.Itoa(i+1))
+			folder := filepath.Join(w.modelFolder(), strconv.Itoa(i+1))
 			if err := os.MkdirAll(folder, 0o700); err != nil {
 				return "", storeError(err, r.Name)
 			}
 			return folder, nil
 		}
 	}
-	return j.modelFolder(), nil
+	return w.modelFolder(), nil
 }
 
 // openFiles are files that are read, and closed together.

@@ -180,9 +180,9 @@ func (fs *flights) has(key flightKey) bool {
 }
 
 // underWay gives the flight that the request would wait for, nil if there is none.
-func (c *Cache) underWay(r *Request, id modelIdentity, p *plan) *flight {
-	key, _ := c.flightKey(r, id, p)
-	own := flightKey{build: key.build, scope: rights.OwnScope(r.Peer)} // where an application of the same user's holds the claim
+func (c *Cache) underWay(at *attempt) *flight {
+	key, _ := at.flightKey()
+	own := flightKey{build: key.build, scope: rights.OwnScope(at.Peer)} // where an application of the same user's holds the claim
 	c.flights.mu.Lock()
 	defer c.flights.mu.Unlock()
 	if f := c.flights.open[key]; f != nil {
@@ -192,16 +192,16 @@ func (c *Cache) underWay(r *Request, id modelIdentity, p *plan) *flight {
 }
 
 // notYet is the error of a request that does not wait for the compile that is under way.
-func (c *Cache) notYet(r *Request, p *plan, found *search) *apierr.Error {
+func (c *Cache) notYet(at *attempt, found *search) *apierr.Error {
 	f := found.flight
 	j := f.job()
-	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", r.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
+	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", at.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
 	if j.Estimate > 0 {
 		text += fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
 	}
-	e := apierr.New(apierr.NotFound, nil, "%s)", text).WithFact("request_key", p.requestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
+	e := apierr.New(apierr.NotFound, nil, "%s)", text).WithFact("request_key", at.plan.requestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
 		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
-	if !c.mayFollow(r.Peer, &f.about, f.askedBy(r.Peer.UID)) {
+	if !c.mayFollow(at.Peer, &f.about, f.askedBy(at.Peer.UID)) {
 		return e.WithHint("wait for it: ask with on_miss wait")
 	}
 	return e.WithFact("job", j.ID).WithHint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
@@ -234,7 +234,7 @@ func (c *Cache) Follow(ctx context.Context, p Peer, id string, progress func(Pro
 	f.watch(w, true)
 	defer f.watch(w, false)
 	if !f.wait(ctx, w) {
-		return Job{}, contextError(ctx, &Request{Name: f.about.ModelName})
+		return Job{}, contextError(ctx, f.about.ModelName)
 	}
 	return c.toldTo(p, f.job()), nil
 }
@@ -288,7 +288,7 @@ func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) 
 		case <-f.done:
 			past = append(past, c.toldTo(p, f.job()))
 		case <-ctx.Done():
-			return past, contextError(ctx, &Request{Name: f.about.ModelName})
+			return past, contextError(ctx, f.about.ModelName)
 		}
 	}
 	return past, nil
@@ -343,7 +343,7 @@ func (c *Cache) giveUp(p Peer, f *flight) (ends bool, held *claim) {
 	if f.over() || f.stopped {
 		return false, nil
 	}
-	if held = f.held; held != nil && !everybody && held.request.Peer.UID != p.UID {
+	if held = f.held; held != nil && !everybody && held.Peer.UID != p.UID {
 		held = nil
 	}
 	left := 0

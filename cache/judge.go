@@ -43,7 +43,9 @@ type against struct {
 	*plan
 	runtime string
 	rc      *runtimeContent
-	model   *Request // a request that has its models with it, for controls; nil: there is none
+
+	model    *Request // a request that has its models with it, for controls; nil: there is none
+	adopting bool     // that is of an artefact
 }
 
 func (p *plan) against(rt string, rc *runtimeContent) *against {
@@ -54,11 +56,6 @@ func (p *plan) against(rt string, rc *runtimeContent) *against {
 // another SDK or driver.
 func (a *against) key(c *Cache, kind string, more []byte) string {
 	return c.probes.key(kind, a.rc, append(a.seen[:], more...))
-}
-
-func (a *against) with(r *Request) *against {
-	a.model = r
-	return a
 }
 
 // judged remembers how other libraries' builds suit a runtime with certain contents. What was judged by other rules or
@@ -175,7 +172,7 @@ func (c *Cache) glance(ctx context.Context, a *against, b *index.Build) (Judgeme
 		return out, fmt.Errorf("build %s is of %d execution providers, not %d", b.ID, len(b.EPs), len(a.eps))
 	}
 	for i := range a.eps {
-		j, err := c.glanceEP(ctx, a, i, b)
+		j, err := c.glanceEP(ctx, a, i, part{&b.EPs[i], b.ORTVersion, b.BuildKey == a.buildKey})
 		if err != nil {
 			return out, err
 		}
@@ -189,12 +186,19 @@ func (c *Cache) glance(ctx context.Context, a *against, b *index.Build) (Judgeme
 	return out, nil
 }
 
-func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build) (Judgement, error) {
-	made, now := &b.EPs[i], &a.facts[i]
+// part is what one execution provider made of a build.
+type part struct {
+	made *index.EPFacts
+	ort  string // under which version of ONNX Runtime
+	own  bool   // the build has the very key that it is judged for
+}
+
+func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b part) (Judgement, error) {
+	made, now := b.made, &a.facts[i]
 	if made.TookNone {
 		return tookNone(made, now), nil
 	}
-	rule := c.rules().Judge(ruleFacts(made, b.ORTVersion), ruleFacts(now, a.rc.spec.ORTVersion))
+	rule := c.rules().Judge(ruleFacts(made, b.ort), ruleFacts(now, a.rc.spec.ORTVersion))
 	byRule := Judgement{Verdict: rule.Verdict, Source: sourceRule + rule.Rule, Reason: rule.Reason}
 	if rule.Rule == "" {
 		byRule.Source = ""
@@ -242,10 +246,10 @@ func tookNone(made, now *index.EPFacts) Judgement {
 
 // ownLibrary judges what an equal library made, and tells whether one did. It is firm where nothing
 // else changed: the driver and, for execution providers that state no hardware, the machine.
-func (a *against) ownLibrary(i int, b *index.Build) (j Judgement, equal bool) {
-	made, now := &b.EPs[i], &a.facts[i]
+func (a *against) ownLibrary(i int, b part) (j Judgement, equal bool) {
+	made, now := b.made, &a.facts[i]
 	elsewhere := a.marks.elsewhereEP(i, made)
-	if b.BuildKey != a.buildKey && (made.LibraryDigest != now.LibraryDigest ||
+	if !b.own && (made.LibraryDigest != now.LibraryDigest ||
 		made.SDKVersion != now.SDKVersion || made.CompatibilityString != now.CompatibilityString ||
 		made.HardwareArchitecture != now.HardwareArchitecture && !elsewhere) {
 		return Judgement{}, false

@@ -28,37 +28,36 @@ type search struct {
 }
 
 // lookUp finds the best build for the caller's runtime, and makes its view ready. Without one it says why not.
-func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (search, error) {
+func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 	found := search{why: "never compiled for this request"}
-	if p.outside {
+	if at.plan.outside {
 		found.why += " with these libraries"
 	}
-	_, look := c.scopes(r, modelIdentity{})
 	some := false
-	for one, err := range c.inOrder(ctx, r, p, rt, rc, c.stored(p, look), phase) {
+	for one, err := range c.inOrder(ctx, at, c.stored(at.plan, at.look)) {
 		if err != nil {
 			return found, err
 		}
 		some = true
 		b := one.build
 		switch {
-		case p.outside && !p.exactly(b): // nothing is known of it
+		case at.plan.outside && !at.plan.exactly(b): // nothing is known of it
 		case one.barred:
 			found.why = one.refused
-			c.countDoubt(r, p, b, &found)
+			c.countDoubt(at, b, &found)
 		case cas.Unsound(one.untried) || errors.Is(one.untried, cas.ErrNotFound):
 			found.why = c.withhold(ctx, b, one.untried)
 		case one.refused != "":
 			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339), makerNames(b), one.judgement.Verdict, one.refused)
 			found.stale = true
 		default:
-			if err := c.try(ctx, r, p, b, one.judgement, phase, &found); found.answer != nil || err != nil {
+			if err := c.try(ctx, at, b, one.judgement, &found); found.answer != nil || err != nil {
 				return found, err
 			}
 		}
 	}
 	if !some {
-		if gone := c.whyNone(r.Peer, p.requestKey); gone != "" {
+		if gone := c.whyNone(at.Peer, at.plan.requestKey); gone != "" {
 			found.why = gone
 		}
 	}
@@ -66,43 +65,43 @@ func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc
 }
 
 // countDoubt notes of a build that it is not served only because the caller reported it, if that is so.
-func (c *Cache) countDoubt(r *Request, p *plan, b *index.Build, found *search) {
+func (c *Cache) countDoubt(at *attempt, b *index.Build, found *search) {
 	switch {
-	case !p.exactly(b) || c.reports.doubts.holds(b.ID, r.Peer.UID) == "":
-	case p.outside:
-		found.doubted = c.reports.doubts.rounds(p.requestKey, r.Peer.UID) // an earlier one is superseded, and gone
+	case !at.plan.exactly(b) || c.reports.doubts.holds(b.ID, at.Peer.UID) == "":
+	case at.plan.outside:
+		found.doubted = c.reports.doubts.rounds(at.plan.requestKey, at.Peer.UID) // an earlier one is superseded, and gone
 	default:
 		found.doubted++
 	}
 }
 
 // try serves the build, or notes in found why it cannot be.
-func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j Judgement, phase func(string), found *search) error {
-	a, err := c.serve(ctx, b, phase)
+func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j Judgement, found *search) error {
+	a, err := c.serve(ctx, b, at.phase)
 	if err == nil {
 		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
 		found.answer = a
 		c.used(b)
-		c.freshen(r, p, b, j)
+		c.freshen(at, b, j)
 		return nil
 	}
 	if ctx.Err() != nil {
-		return contextError(ctx, r)
+		return contextError(ctx, at.Name)
 	}
 	if c.readOnly {
-		r.finding.pass(b, err)
+		at.finding.pass(b, err)
 		return nil
 	}
 	if errors.Is(err, errGone) {
 		found.why = errGone.Error()
-		r.unserved = append(r.unserved, b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
+		at.unserved.add(b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
 		return nil
 	}
 	if errors.Is(err, packing.ErrNoRoom) {
 		return noCopy(b, err)
 	}
 	found.why = c.withhold(ctx, b, err)
-	r.unserved = append(r.unserved, b.ID)
+	at.unserved.add(b.ID)
 	return nil
 }
 
@@ -116,14 +115,15 @@ func (c *Cache) used(b *index.Build) {
 }
 
 // freshen wants a build anew that is served and not the best there could be.
-func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
-	if p.outside || r.adopting {
+func (c *Cache) freshen(at *attempt, b *index.Build, j Judgement) {
+	if at.plan.outside || at.adopting {
 		return // with libraries that are not run here, or from an artefact
 	}
-	if r.member {
+	r := at.Request
+	if at.member {
 		r = nil // it brings one of the group's models
 	}
-	policy := c.policyOf(p.eps)
+	policy := c.policyOf(at.plan.eps)
 	switch {
 	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
 		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, r)
@@ -166,11 +166,11 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 }
 
 // refused says why a build with this judgement is not served, "" if it is.
-func (c *Cache) refused(r *Request, eps []compilers.EP, j Judgement) string {
-	policy := c.policyOf(eps)
+func (c *Cache) refused(at *attempt, j Judgement) string {
+	policy := c.policyOf(at.plan.eps)
 	switch {
 	case j.Verdict == compilers.Optimal:
-	case j.Verdict == compilers.PreferRecompilation && r.onlyOptimal:
+	case j.Verdict == compilers.PreferRecompilation && at.onlyOptimal:
 		return "refused by session.fail_on_suboptimal_compiled_model: " + j.Reason
 	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != PolicyRefuse:
 	case j.Verdict == compilers.Unknown && policy.Unknown == PolicyServe:
@@ -183,25 +183,25 @@ func (c *Cache) refused(r *Request, eps []compilers.EP, j Judgement) string {
 }
 
 // barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
-func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
-	state, doubt := c.index.Journal.StateOf(b.ID), c.reports.doubts.holds(b.ID, r.Peer.UID)
+func (c *Cache) barred(at *attempt, b *index.Build) string {
+	state, doubt := c.index.Journal.StateOf(b.ID), c.reports.doubts.holds(b.ID, at.Peer.UID)
 	switch {
-	case r.member && !c.rights.MaySee(r.Peer, b.ID, b.Scope):
+	case at.member && !c.rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 	case doubt != "":
 		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
-	case r.otherORT(rc, b.ORTVersion):
-		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, rc.spec.ORTVersion)
+	case at.otherORT(b.ORTVersion):
+		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, at.ortVersion())
 	}
 	return ""
 }
 
 // otherORT tells whether the version of ONNX Runtime that made something keeps it from the request. Build keys do not tell such
 // versions apart where the libraries are the daemon's, so whoever is given another's build compares them.
-func (r *Request) otherORT(rc *runtimeContent, made string) bool {
-	return r.StrictORT && made != rc.spec.ORTVersion
+func (at *attempt) otherORT(made string) bool {
+	return at.StrictORT && made != at.ortVersion()
 }
 
 // exactly tells whether the build is what the plan would make. The driver is no part of the key, so a
@@ -217,7 +217,7 @@ func sameDrivers(a, b []index.EPFacts) bool {
 }
 
 // own is the judgement of what the plan would make.
-func (p *plan) own(b *index.Build, rt *runtime) Judgement {
+func (p *plan) own(b *index.Build, runtime string) Judgement {
 	reason, source := "made by these libraries, or equal ones, for this hardware", sourceLibrary
 	if b.Put {
 		reason, source = putBy(b)+", which are equal to these, for this hardware", sourcePut
@@ -225,7 +225,7 @@ func (p *plan) own(b *index.Build, rt *runtime) Judgement {
 	if from := origin(b); from != "" {
 		reason += "; " + from
 	}
-	return Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: rt.name}
+	return Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
 }
 
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.

@@ -51,10 +51,10 @@ func (m *modelMemo) save(key memo.ID, kind string, id modelIdentity) {
 }
 
 // modelKey is the key of a graph with its external data: false when one of the files cannot be believed.
-func (c *Cache) modelKey(r *Request, graph memo.ID, locations []string) (memo.ID, bool) {
+func (r *reading) modelKey(graph memo.ID, locations []string) (memo.ID, bool) {
 	b := append(make([]byte, 0, 64+64*len(locations)), graph[:]...)
 	for _, l := range locations {
-		k, ok := memo.FileKey(r.Peer.UID, r.External[l])
+		k, ok := memo.FileKey(r.uid, r.External[l])
 		if !ok {
 			return memo.ID{}, false
 		}

@@ -24,6 +24,17 @@ type modelIdentity struct {
 	Reader    int      // readerVersion where Compiled; it is not believed where another said so
 	Store     string   // metadata "epcache.store"
 	FreeDims  []string // names of free dimensions of the inputs
+
+	Group []cas.Digest `json:"-"` // of the further models of a group
+}
+
+// reading is one model that is being identified.
+type reading struct {
+	ModelFiles
+	uid   uint32 // whose files they are
+	adopt bool   // a model that is compiled already is to be kept: more is part of its identity
+	sums  *sums  // nil: nothing is remembered of external data
+	phase func(string)
 }
 
 // readerVersion is that of isArtefact. Remembered identities of earlier versions lack what they did
@@ -37,9 +48,9 @@ func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsI
 
 // identify gives the identity of the request's model, from the memo where every file is unchanged, else by
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
-func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (modelIdentity, error) {
-	graphKey, believable := memo.FileKey(r.Peer.UID, r.Graph)
-	if r.adopts() { // more is part of the identity of what is compiled already
+func (c *Cache) identify(ctx context.Context, r *reading) (modelIdentity, error) {
+	graphKey, believable := memo.FileKey(r.uid, r.Graph)
+	if r.adopt {
 		graphKey = memo.ID(digestOf(append([]byte("adopt"), graphKey[:]...)))
 	}
 	if believable {
@@ -47,12 +58,12 @@ func (c *Cache) identify(ctx context.Context, r *Request, progress func(string))
 			return id, err
 		}
 	}
-	progress("reading")
+	r.phase("reading")
 	return c.read(ctx, r, graphKey, believable)
 }
 
 // remembered gives the identity from the memo, if it is there.
-func (c *Cache) remembered(r *Request, graphKey memo.ID) (id modelIdentity, ok bool, err error) {
+func (c *Cache) remembered(r *reading, graphKey memo.ID) (id modelIdentity, ok bool, err error) {
 	id, ok = c.memo.load(graphKey, "graph")
 	if !ok {
 		return modelIdentity{}, false, nil
@@ -63,7 +74,7 @@ func (c *Cache) remembered(r *Request, graphKey memo.ID) (id modelIdentity, ok b
 	if len(id.Locations) == 0 {
 		return id, true, nil
 	}
-	key, ok := c.modelKey(r, graphKey, id.Locations)
+	key, ok := r.modelKey(graphKey, id.Locations)
 	if ok {
 		id, ok = c.memo.load(key, "model")
 	}
@@ -71,19 +82,19 @@ func (c *Cache) remembered(r *Request, graphKey memo.ID) (id modelIdentity, ok b
 }
 
 // read hashes the model and remembers its identity if nothing moved meanwhile.
-func (c *Cache) read(ctx context.Context, r *Request, graphKey memo.ID, believable bool) (modelIdentity, error) {
+func (c *Cache) read(ctx context.Context, r *reading, graphKey memo.ID, believable bool) (modelIdentity, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
 		return modelIdentity{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := witness.Watch(r.descriptors(), c.now(), believable)
+	before, err := witness.Watch(each(r.files()), c.now(), believable)
 	if err != nil {
 		return modelIdentity{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	if before.Believed() { // else nothing will be remembered
 		end, err := c.memo.reading.Lock(ctx, graphKey)
 		if err != nil {
-			return modelIdentity{}, contextError(ctx, r)
+			return modelIdentity{}, contextError(ctx, r.Name)
 		}
 		defer end()
 		if id, ok, err := c.remembered(r, graphKey); ok || err != nil {
@@ -92,7 +103,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memo.ID, believab
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {
-		return modelIdentity{}, modelError(r, err)
+		return modelIdentity{}, modelError(r.Name, err)
 	}
 	id := modelIdentity{
 		Locations: m.Locations(), Compiled: isArtefact(m), Store: m.Metadata["epcache.store"],
@@ -104,7 +115,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memo.ID, believab
 		// be kept.
 		m.Initializers, id.Locations = nil, nil
 		// Where a name is bad it cannot be adopted, which is told then.
-		if files, err := m.ArtefactFiles(); r.adopts() && err == nil {
+		if files, err := m.ArtefactFiles(); r.adopt && err == nil {
 			m.Whole, id.Locations = files, files
 		}
 	}
@@ -117,10 +128,10 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memo.ID, believab
 		}
 	}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
-	modelKey, keyed := c.modelKey(r, graphKey, id.Locations)
+	modelKey, keyed := r.modelKey(graphKey, id.Locations)
 	sum, err := epmodel.Digest(ctx, m, src, r.open, r.sums.of)
 	if err != nil {
-		return modelIdentity{}, modelError(r, err)
+		return modelIdentity{}, modelError(r.Name, err)
 	}
 	id.Digest = cas.Digest(sum)
 	if err := before.Unchanged(); err != nil {
@@ -136,8 +147,8 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memo.ID, believab
 }
 
 // changed is the error for a model that has other bytes than those that were hashed.
-func (r *Request) changed(err error) error {
-	return apierr.New(apierr.BadModel, err, "model %q changed while being read", r.Name).
+func (f ModelFiles) changed(err error) error {
+	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).
 		WithHint("wait until whatever writes it is done, and ask again")
 }
 
@@ -147,38 +158,38 @@ func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
 }
 
 // modelError turns what epmodel says into a class: what the reader found in the bytes is the model's fault.
-func modelError(r *Request, err error) error {
+func modelError(model string, err error) error {
 	var format *epmodel.FormatError
 	switch {
 	case errors.As(err, &format):
 		said := *format
-		if said.File == r.Name {
+		if said.File == model {
 			said.File = "" // which the error begins with
 		}
-		e := apierr.New(apierr.BadModel, &said, "model %q", r.Name).WithFact("file", format.File).
+		e := apierr.New(apierr.BadModel, &said, "model %q", model).WithFact("file", format.File).
 			WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
 		e.Err = err
 		return e
 	case errors.Is(err, context.Canceled):
-		return apierr.New(apierr.Cancelled, err, "model %q", r.Name)
+		return apierr.New(apierr.Cancelled, err, "model %q", model)
 	case errors.Is(err, context.DeadlineExceeded):
-		return apierr.New(apierr.Deadline, err, "model %q", r.Name)
+		return apierr.New(apierr.Deadline, err, "model %q", model)
 	}
-	return apierr.New(apierr.BadModel, err, "model %q", r.Name)
+	return apierr.New(apierr.BadModel, err, "model %q", model)
 }
 
 // missing lists the locations for which no file was presented.
-func (r *Request) missing(locations []string) []string {
+func (f ModelFiles) missing(locations []string) []string {
 	var out []string
 	for _, l := range locations {
-		if r.External[l] == nil {
+		if f.External[l] == nil {
 			out = append(out, l)
 		}
 	}
 	return out
 }
 
-func (r *Request) open(location string) (epmodel.Source, error) {
+func (r *reading) open(location string) (epmodel.Source, error) {
 	f := r.External[location]
 	if f == nil {
 		return nil, fmt.Errorf("external data %q: %w", location, fs.ErrNotExist)
@@ -186,23 +197,31 @@ func (r *Request) open(location string) (epmodel.Source, error) {
 	return r.sums.source(f)
 }
 
-// files lists every file of the models in a fixed order.
-func (r *Request) files() []*os.File {
-	out := []*os.File{r.Graph}
-	for _, l := range sortedKeys(r.External) {
-		out = append(out, r.External[l])
-	}
-	for i := range r.Group {
-		out = append(out, r.model(i+1).files()...)
+// files lists every file of the model in a fixed order.
+func (f ModelFiles) files() []*os.File {
+	out := []*os.File{f.Graph}
+	for _, l := range sortedKeys(f.External) {
+		out = append(out, f.External[l])
 	}
 	return out
 }
 
-// descriptors are the files of the models, each once: one descriptor may stand for several of them.
-func (r *Request) descriptors() []*os.File {
+// files lists every file of the models in a fixed order.
+func (r *Request) files() (out []*os.File) {
+	for i := range r.models() {
+		out = append(out, r.model(i).files()...)
+	}
+	return out
+}
+
+// descriptors are the files of the models, each once.
+func (r *Request) descriptors() []*os.File { return each(r.files()) }
+
+// each lists files once: one descriptor may stand for several of them.
+func each(files []*os.File) []*os.File {
 	var out []*os.File
 	seen := make(map[*os.File]bool)
-	for _, f := range r.files() {
+	for _, f := range files {
 		if !seen[f] {
 			seen[f] = true
 			out = append(out, f)

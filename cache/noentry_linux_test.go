@@ -133,14 +133,7 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	b.reopen()
 	o.broken.Store(true)
 	control := func() string {
-		r := b.request(b.model(1))
-		id, err := b.cache.identify(t.Context(), r, func(string) {})
-		require.NoError(t, err)
-		_, rc, err := b.cache.resolve(t.Context(), r, func(string) {})
-		require.NoError(t, err)
-		p, err := b.cache.plan(t.Context(), r, id.Digest, rc, func(string) {})
-		require.NoError(t, err)
-		broken, err := b.cache.control(t.Context(), p.against("", rc).with(r))
+		broken, err := b.cache.control(t.Context(), b.planned(b.request(b.model(1))).against())
 		require.NoError(t, err)
 		return broken
 	}

@@ -45,12 +45,12 @@ func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] 
 // inOrder is the one order in which builds are considered, by whoever looks one up and by whoever explains what a look-up does: those of
 // the plan's own build key as they come, with those that are barred among them, then the others by how they suit the runtime. These are
 // judged when it comes to them, and not before: a hit does not wait for that.
-func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds iter.Seq2[*index.Build, error], phase func(string)) iter.Seq2[considered, error] {
+func (c *Cache) inOrder(ctx context.Context, at *attempt, builds iter.Seq2[*index.Build, error]) iter.Seq2[considered, error] {
 	return func(yield func(considered, error) bool) {
 		offer := func(one considered) bool {
 			if one.refused == "" {
 				var err error
-				if one.refused, err = c.notAlone(ctx, r, p.against(rt.name, rc), one.suited); err != nil {
+				if one.refused, err = c.notAlone(ctx, at, one.suited); err != nil {
 					return yield(considered{}, err)
 				}
 				one.together = one.refused != ""
@@ -63,13 +63,13 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 				yield(considered{}, err)
 				return
 			}
-			one := considered{suited: suited{build: b}, refused: c.barred(r, rc, b)}
+			one := considered{suited: suited{build: b}, refused: c.barred(at, b)}
 			switch {
 			case one.refused != "":
 				one.barred = true
-			case p.exactly(b):
-				one.judgement = p.own(b, rt)
-			case p.outside:
+			case at.plan.exactly(b):
+				one.judgement = at.plan.own(b, at.runtime)
+			case at.plan.outside:
 				one.refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
 			default:
 				others = append(others, b)
@@ -82,13 +82,13 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 		if len(others) == 0 {
 			return
 		}
-		ranked, err := c.rank(ctx, p.against(rt.name, rc).with(r), others, phase)
+		ranked, err := c.rank(ctx, at.against(), others, at.phase)
 		if err != nil {
-			yield(considered{}, workerError(err, "model %q", r.Name))
+			yield(considered{}, workerError(err, "model %q", at.Name))
 			return
 		}
 		for _, s := range ranked {
-			if !offer(considered{suited: s, refused: c.refused(r, p.eps, s.judgement)}) {
+			if !offer(considered{suited: s, refused: c.refused(at, s.judgement)}) {
 				return
 			}
 		}
@@ -96,8 +96,8 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 }
 
 // arrange is inOrder for who wants all of it.
-func (c *Cache) arrange(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds iter.Seq2[*index.Build, error]) (out []considered, err error) {
-	for one, err := range c.inOrder(ctx, r, p, rt, rc, builds, func(string) {}) {
+func (c *Cache) arrange(ctx context.Context, at *attempt, builds iter.Seq2[*index.Build, error]) (out []considered, err error) {
+	for one, err := range c.inOrder(ctx, at.withPhase(func(string) {}), builds) {
 		if err != nil {
 			return nil, err
 		}

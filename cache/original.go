@@ -28,26 +28,26 @@ var errOriginal = errors.New("the model's file changed, or cannot be compiled wh
 // are copied, because execution providers refuse files that do not lie in one folder.
 func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	opener, ok := j.c.compiler.(compilers.Opener)
-	if !ok || j.copied || j.request.models() > 1 || j.request.VerifyOutput != 0 {
+	if !ok || j.copied || j.Request.models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.c.knownStamp(j.request, j.plan.canonical.Model)
+	stamp, ok := j.c.knownStamp(j.Request, j.plan.canonical.Model)
 	if !ok {
 		return nil
 	}
-	file, err := openAgain(j.request.Graph)
+	file, err := openAgain(j.Graph)
 	if err != nil {
 		return nil // others may not read it; its user sent it open
 	}
 	o := &original{file, stamp}
 	spec.ModelFile = o.file
-	m, err := readModel(ctx, &Request{Name: j.request.Name, Graph: file})
+	m, err := readModel(ctx, ModelFiles{Name: j.Request.Name, Graph: file})
 	if err != nil || len(m.Locations()) > 0 || !opener.TakesOpen(spec) {
 		o.close()
 		return nil // what is wrong with the model its copy tells
 	}
 	j.copies, j.open, j.dimensions = []modelCopy{{path: spec.Model, original: o}}, nil, nil
-	j.addDimensions(j.request, m)
+	j.addDimensions(m)
 	return o
 }
 
@@ -61,7 +61,8 @@ func (c *Cache) knownStamp(r *Request, digest cas.Digest) (cas.Stamp, bool) {
 	if !ok {
 		return cas.Stamp{}, false
 	}
-	id, ok, err := c.remembered(r, key)
+	one := reading{uid: r.Peer.UID, ModelFiles: r.model(0)}
+	id, ok, err := c.remembered(&one, key)
 	return stamp, ok && err == nil && id.Digest == digest
 }
 

@@ -59,66 +59,60 @@ func (ref *RuntimeRef) library(ep string) *EPLibraryRef {
 }
 
 // answerOwn answers a request for libraries that are the caller's own. missing says why no runtime here will do.
-func (c *Cache) answerOwn(ctx context.Context, r *Request, id modelIdentity, missing error, t *telling) (*Answer, error) {
-	phase := t.phase
-	if id.Compiled {
+func (c *Cache) answerOwn(ctx context.Context, at *attempt, missing error) (*Answer, error) {
+	if at.model.Compiled {
 		return nil, missing
 	}
-	p, err := c.planOwn(ctx, r, id.Digest, phase)
+	p, err := c.planOwn(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	rt := &runtime{name: p.eps[0].Library}
-	switch r.OnMiss {
+	at = at.withRuntime(p.eps[0].Library, nil).withPlan(p)
+	switch at.OnMiss {
 	case KeyOnly:
-		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name}, nil
+		return at.answer(Key), nil
 	case Explain:
-		return c.explain(ctx, r, id, p, rt, statedRuntime(r))
+		return c.explain(ctx, at)
 	}
-	found, err := c.lookUp(ctx, r, p, rt, statedRuntime(r), phase)
+	found, err := c.lookUp(ctx, at)
 	if found.answer != nil || err != nil {
-		return c.finish(found.answer, r, id, p, rt), err
+		return c.finish(found.answer, at), err
 	}
-	if r.shows() || r.OnMiss != Wait && r.OnMiss != Background {
+	if at.shows() || at.OnMiss != Wait && at.OnMiss != Background {
 		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
 	case found.doubted >= maxRounds:
-		return nil, errDoubted(r, p)
-	case r.OnMiss == Fail:
-		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+		return nil, errDoubted(at)
+	case at.OnMiss == Fail:
+		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", p.requestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")
-	case r.OnMiss == Background:
+	case at.OnMiss == Background:
 		return nil, missing // no job of the daemon's can compile it
-	case r.OnMiss == ForClaim:
-		a, err := c.claimOrWait(ctx, r, id, p, nil, found.why, t, phase)
-		return c.finish(a, r, id, p, rt), err
+	case at.OnMiss == ForClaim:
+		a, err := c.claimOrWait(ctx, at, found.why)
+		return c.finish(a, at), err
 	}
-	a, err := c.awaitClaim(ctx, r, id, p, missing, t, phase)
-	return c.finish(a, r, id, p, rt), err
-}
-
-// statedRuntime is what the caller says of its own libraries. Nothing can be run with it.
-func statedRuntime(r *Request) *runtimeContent {
-	return &runtimeContent{spec: compilers.Runtime{ORTVersion: r.Runtime.ORTVersion}}
+	a, err := c.awaitClaim(ctx, at, missing)
+	return c.finish(a, at), err
 }
 
 // planOwn thinks a request through for libraries that are not run here.
-func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase func(string)) (*plan, error) {
-	if len(r.Runtime.ORTVersion) > maxVersion {
-		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
+func (c *Cache) planOwn(ctx context.Context, at *attempt) (*plan, error) {
+	if len(at.Runtime.ORTVersion) > maxVersion {
+		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", at.Runtime.ORTVersion)
 	}
 	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
-	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, identity.StatedDevices); err != nil {
+	if p.canonical, err = at.terms().Record(ctx, c.settings.Load().allowed, identity.StatedDevices); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.Key()
 	p.recordJSON = p.canonical.JSON()
-	for i, ep := range r.EPs {
-		ref := r.Runtime.library(ep.Name)
-		phase("reading")
-		digest, stamp, err := c.ownDigest(ctx, r.Peer.UID, ref)
+	for i, ep := range at.EPs {
+		ref := at.Runtime.library(ep.Name)
+		at.phase("reading")
+		digest, stamp, err := c.ownDigest(ctx, at.Peer.UID, ref)
 		if err != nil {
 			return nil, err
 		}
@@ -132,7 +126,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 		}
 		p.eps, p.facts = append(p.eps, one), append(p.facts, facts)
 	}
-	p.buildKey = identity.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.Now())
+	p.buildKey = identity.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, at.Runtime.ORTVersion, c.machine.Now())
 	return p, nil
 }
 

@@ -12,26 +12,26 @@ import (
 )
 
 // answerCompiled answers for a model that has EPContext nodes already.
-func (c *Cache) answerCompiled(ctx context.Context, r ownArtefact) (*Answer, error) {
-	why := r.tooLarge
-	if r.adopts() {
-		a, said, err := c.adopt(ctx, r)
+func (c *Cache) answerCompiled(ctx context.Context, at *attempt) (*Answer, error) {
+	why := at.tooLarge
+	if at.adopts() {
+		a, said, err := c.adopt(ctx, at)
 		if a != nil || err != nil {
 			return a, err
 		}
 		why = said
 	}
-	a, err := c.passThrough(ctx, r.Request, r.id, r.rt, r.rc, r.phase)
+	a, err := c.passThrough(ctx, at)
 	switch {
 	case err != nil:
 		return nil, err
 	case why != "":
-		why = strings.TrimPrefix(why, fmt.Sprintf("model %q: ", r.Name))
+		why = strings.TrimPrefix(why, fmt.Sprintf("model %q: ", at.Name))
 		a.Warnings = append(a.Warnings, "not adopted: "+why)
-	case r.Adopt && r.OnMiss != Bypass:
+	case at.Adopt && at.OnMiss != Bypass:
 		a.Why += "; it would be adopted"
 	}
-	if r.OnMiss == Explain {
+	if at.OnMiss == Explain {
 		return explainPassThrough(a), nil
 	}
 	return a, nil
@@ -42,8 +42,8 @@ const compiledAlready = "the model is compiled already: "
 
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
-func (c *Cache) passThrough(ctx context.Context, r *Request, id modelIdentity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
-	m, err := readModel(ctx, r)
+func (c *Cache) passThrough(ctx context.Context, at *attempt) (*Answer, error) {
+	m, err := readModel(ctx, at.Request.model(0))
 	if err != nil {
 		return nil, err
 	}
@@ -54,17 +54,16 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id modelIdentity, r
 			sources = append(sources, n.Source)
 		}
 	}
-	a := &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Runtime: rt.name, Compatibility: Judgement{Runtime: rt.name},
+	a := &Answer{Outcome: PassThrough, ModelDigest: at.model.Digest, Runtime: at.runtime, Compatibility: Judgement{Runtime: at.runtime},
 		Why: compiledAlready + madeOf(len(m.Contexts), sources)}
-	p, err := c.plan(ctx, r, id.Digest, rc, phase)
-	if err != nil {
+	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
 	}
-	if a.Compatibility, err = c.judgeOwn(ctx, r, p.against(rt.name, rc), m); err != nil {
-		return nil, workerError(err, "model %q", r.Name)
+	if a.Compatibility, err = c.judgeOwn(ctx, at, m); err != nil {
+		return nil, workerError(err, "model %q", at.Name)
 	}
 	for _, s := range sources {
-		if !slices.ContainsFunc(r.EPs, func(ep identity.EP) bool { return ep.Name == s }) {
+		if !slices.ContainsFunc(at.EPs, func(ep identity.EP) bool { return ep.Name == s }) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: it will not load with these execution providers", s))
 		}
 	}
@@ -82,7 +81,8 @@ func madeOf(nodes int, sources []string) string {
 // judgeOwn judges a compiled model that an application brings. What the model says of itself is not enough: the string
 // may have been edited, or copied from the source model, and no execution provider compares it with its bytes. Where
 // the whole of it is here it is loaded in a process of its own, and that counts.
-func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel.Model) (Judgement, error) {
+func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (Judgement, error) {
+	a := at.plan.against(at.runtime, at.rc)
 	said, made := Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.runtime}, false
 	infos := m.CompatibilityInfo()
 	for i, ep := range a.eps {
@@ -110,7 +110,7 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 		said.Verdict = compilers.Unknown
 		return said, nil
 	}
-	checked, err := c.checkOwn(ctx, r, a)
+	checked, err := c.checkOwn(ctx, at.Request, a)
 	if unsettled(ctx, err) {
 		return said, err
 	}
@@ -163,12 +163,12 @@ func onCopy[T any](ctx context.Context, c *Cache, r *Request, record identity.Re
 	})
 }
 
-// copied makes private copies of the request's models, proven to be what its key was made of. They
-// are in the folder of a job that compiles nothing; remove may be called in any case.
-func (c *Cache) copied(ctx context.Context, r *Request, record identity.Record) (j *job, remove func(), err error) {
-	j = &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16]}
-	if remove, err = j.stage("own-"); err != nil {
+// copied makes private copies of the request's models, proven to be what its key was made of.
+// remove may be called in any case.
+func (c *Cache) copied(ctx context.Context, r *Request, record identity.Record) (w *workspace, remove func(), err error) {
+	w = &workspace{of: r, keyed: &record, name: newID()[:16]}
+	if w.folder, remove, err = c.stage("own-"); err != nil {
 		return nil, remove, storeError(err, r.Name)
 	}
-	return j, remove, j.copyProven(ctx)
+	return w, remove, w.copyProven(ctx)
 }

@@ -78,75 +78,84 @@ type plans = memo.Table[memo.Under[[32]byte], *plan]
 // maxPlans bounds the memory that remembered plans take.
 const maxPlans = 1 << 12
 
-// plan gives the request's plan for the runtime with these contents.
-func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
-	if r.finding != nil {
-		return r.finding.plan(ctx, r, model, rc)
-	}
-	spelled, keep := r.terms(model).Spelling()
-	key := memo.Under[[32]byte]{Generation: c.settings.Load().planning, Key: spelled}
-	if keep {
-		// A plan that was only made for its key lacks the rest, and is not kept.
-		if p, ok := rc.plans.Load(key); ok {
-			return p, nil
-		}
-	}
-	p, err := c.newPlan(ctx, r, model, rc, progress)
+// planned is the attempt with its plan.
+func (c *Cache) planned(ctx context.Context, at *attempt) (*attempt, error) {
+	p, err := c.plan(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	if keep && r.OnMiss != KeyOnly {
-		rc.plans.Save(key, p, maxPlans)
+	return at.withPlan(p), nil
+}
+
+// plan gives the attempt's plan for its runtime.
+func (c *Cache) plan(ctx context.Context, at *attempt) (*plan, error) {
+	if at.finding != nil {
+		return at.finding.plan(ctx, at)
+	}
+	spelled, keep := at.terms().Spelling()
+	key := memo.Under[[32]byte]{Generation: c.settings.Load().planning, Key: spelled}
+	if keep {
+		// A plan that was only made for its key lacks the rest, and is not kept.
+		if p, ok := at.rc.plans.Load(key); ok {
+			return p, nil
+		}
+	}
+	p, err := c.newPlan(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if keep && at.OnMiss != KeyOnly {
+		at.rc.plans.Save(key, p, maxPlans)
 	}
 	return p, nil
 }
 
-func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
-	progress("probing")
-	facts, err := c.probes.facts(ctx, inquirer(r), rc, false)
-	if err := givenUp(ctx, r, err); err != nil {
+func (c *Cache) newPlan(ctx context.Context, at *attempt) (*plan, error) {
+	at.phase("probing")
+	facts, err := c.probes.facts(ctx, inquirer(at.Request), at.rc, false)
+	if err := givenUp(ctx, at.Name, err); err != nil {
 		return nil, err
 	}
 	if err != nil {
 		if errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
-			return nil, workerError(err, "runtime %q", rc.spec.ORTLibrary)
+			return nil, workerError(err, "runtime %q", at.rc.spec.ORTLibrary)
 		}
-		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
+		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", at.rc.spec.ORTLibrary)
 	}
 	p := &plan{}
 	devicesOf := func(ep identity.EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
-	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
+	if p.canonical, err = at.terms().Record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.Key()
 	p.recordJSON = p.canonical.JSON()
-	if p.eps, err = resolveEPs(r.EPs, p.canonical.EPs, rc); err != nil {
+	if p.eps, err = resolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
 		return nil, err
 	}
 	p.beside = onlyProcessors(facts, p.eps)
-	if r.OnMiss == KeyOnly {
+	if at.OnMiss == KeyOnly {
 		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
 	}
-	if err := c.marks(ctx, r, rc, p); err != nil {
-		if left := givenUp(ctx, r, err); left != nil {
+	if err := c.marks(ctx, at, p); err != nil {
+		if left := givenUp(ctx, at.Name, err); left != nil {
 			return nil, left
 		}
-		return nil, cannotCompile(r, p, err)
+		return nil, cannotCompile(at, p, err)
 	}
-	c.name(p, rc)
+	c.name(p, at.rc)
 	return p, nil
 }
 
 // cannotCompile says why the request's execution providers have no fingerprint. Options that were not given are not blamed.
-func cannotCompile(r *Request, p *plan, err error) error {
-	names := epNames(r.EPs)
+func cannotCompile(at *attempt, p *plan, err error) error {
+	names := epNames(at.EPs)
 	switch {
 	case p.onModel:
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
 			err = none
 		}
-		err = workerError(err, "model %q does not compile, nor do the smallest models that %s may take", r.Name, names)
+		err = workerError(err, "model %q does not compile, nor do the smallest models that %s may take", at.Name, names)
 	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
 		return apierr.New(apierr.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
 			WithHint("its files may be damaged, or being replaced")
@@ -155,7 +164,7 @@ func cannotCompile(r *Request, p *plan, err error) error {
 	}
 	var told *apierr.Error
 	f := failure.In(err)
-	if given := r.options(); given != "" && f != nil && errors.As(err, &told) &&
+	if given := at.options(); given != "" && f != nil && errors.As(err, &told) &&
 		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
 		told.Hint = strings.TrimPrefix(told.Hint+"; or an option may not suit the execution provider: "+given, "; or ")
 	}

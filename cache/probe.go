@@ -192,15 +192,15 @@ func (p printed) of(eps []compilers.EP, err error) ([]compilers.Fingerprint, err
 }
 
 // marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
-func (c *Cache) marks(ctx context.Context, r *Request, rc *runtimeContent, p *plan) error {
+func (c *Cache) marks(ctx context.Context, at *attempt, p *plan) error {
 	var err error
-	if p.marks, err = c.probes.fingerprints(ctx, inquirer(r), rc, p.eps, false); err == nil || r.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
+	if p.marks, err = c.probes.fingerprints(ctx, inquirer(at.Request), at.rc, p.eps, false); err == nil || at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
 		return err
 	}
 	p.onModel = true
-	key := c.probes.key("fingerprint", rc, p.requestKey[:])
-	made, err := onCopy(ctx, c, r, p.canonical, key, printed.holds, func(ctx context.Context, model string) (printed, error) {
-		return c.probes.print(ctx, rc, p.eps, ownJob(p.canonical, model))
+	key := c.probes.key("fingerprint", at.rc, p.requestKey[:])
+	made, err := onCopy(ctx, c, at.Request, p.canonical, key, printed.holds, func(ctx context.Context, model string) (printed, error) {
+		return c.probes.print(ctx, at.rc, p.eps, ownJob(p.canonical, model))
 	})
 	p.marks, err = made.of(p.eps, err)
 	return err
@@ -336,9 +336,9 @@ func inquirer(r *Request) asking { return asking{uid: r.Peer.UID, name: r.Name} 
 func (f *flight) hidden() bool { return f.about.inquiry && len(f.askers) == 0 }
 
 // givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not what happened.
-func givenUp(ctx context.Context, r *Request, err error) error {
+func givenUp(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, errGivenUp)) {
-		return flightError(ctx, r, err)
+		return flightError(ctx, model, err)
 	}
 	return nil
 }

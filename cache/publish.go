@@ -30,7 +30,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
 	defer c.forms.Release(hold)
-	m := made{build: b, folder: out, hashed: hashed, peer: j.request.Peer, room: j.room, kind: event.Compiled,
+	m := made{build: b, folder: out, hashed: hashed, peer: j.Peer, room: j.room, kind: event.Compiled,
 		text: fmt.Sprintf("by %s in %.2f s", makers(b), b.CompileSeconds)}
 	if j.anew != "" {
 		m.kind, m.counter, m.replaces = event.Rebuilt, "rebuilds", j.replaces // of other libraries, perhaps
@@ -156,7 +156,7 @@ func (j *job) setAside(ctx context.Context, about *jobFacts) {
 	if j.scope == "" {
 		return
 	}
-	j.room = &reservation{c: j.c, user: j.request.Peer.UID}
+	j.room = &reservation{c: j.c, user: j.Peer.UID}
 	disk, _ := needOf(j.c.flights.costs.Output(about.kind()))
 	_ = j.room.resizeTo(ctx, false, disk, 0)
 }
@@ -190,7 +190,7 @@ func writtenOf(b *index.Build, sizes []int64) (disk int64) {
 
 // sourceSizes are those of the files that are kept as copies of the source models.
 func (j *job) sourceSizes() (sizes []int64) {
-	for _, f := range j.request.descriptors() {
+	for _, f := range j.descriptors() {
 		if info, err := f.Stat(); err == nil { // else the copy will tell
 			sizes = append(sizes, info.Size())
 		}

@@ -70,7 +70,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 	}
 	done, err := c.attend.serve(result.build.ID) // or the collector might have it between the end of the job and the answer
 	if err != nil {
-		return nil, unservable(err, cl.request.Name, "put")
+		return nil, unservable(err, cl.Name, "put")
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
@@ -79,20 +79,20 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 	// Requests that come after this find the build: none joins a job that has ended.
 	<-cl.flight.done
 	if err != nil {
-		return nil, unservable(err, cl.request.Name, "put")
+		return nil, unservable(err, cl.Name, "put")
 	}
-	if !cl.request.HoldsView { // said of the answer to the claim's request, which this is
+	if !cl.HoldsView { // said of the answer to the claim's request, which this is
 		c.views.Told(a.view)
 	}
 	a.Outcome, a.Why = Taken, "put by you"
 	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourcePut, Reason: putBy(result.build), At: c.now()}
-	return c.finish(a, cl.request, cl.id, cl.plan, &runtime{name: cl.plan.eps[0].Library}), nil
+	return c.finish(a, cl.withRuntime(cl.plan.eps[0].Library, cl.rc)), nil
 }
 
 // putFailed ends the claim, unless another try may succeed.
 func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 	if ctx.Err() != nil {
-		err = contextError(ctx, cl.request)
+		err = contextError(ctx, cl.Name)
 	}
 	switch {
 	case ctx.Err() != nil || apierr.ClassOf(err) == apierr.NoSpace || apierr.ClassOf(err) == apierr.Busy:
@@ -138,7 +138,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	defer room.release()
 	folder, remove, err := c.stage("put-")
 	if err != nil {
-		return nil, storeError(err, cl.request.Name)
+		return nil, storeError(err, cl.Name)
 	}
 	defer remove()
 	// As stated, and no more than the claim has lasted: what is saved by hits is counted with it.
@@ -165,7 +165,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	phase("storing")
 	hold := c.cas.Hold()
 	defer c.forms.Release(hold)
-	err = c.publish(ctx, made{build: b, folder: folder, hashed: hashed, peer: cl.request.Peer, room: room,
+	err = c.publish(ctx, made{build: b, folder: folder, hashed: hashed, peer: cl.Peer, room: room,
 		kind: event.Put, text: putText(b), counter: "puts"}, hold)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
@@ -191,20 +191,20 @@ func putBy(b *index.Build) string {
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
 // released.
 func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reservation, error) {
-	total, err := c.mayPut(ctx, cl.owner, cl.request.Name, sizes)
+	total, err := c.mayPut(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
 		return nil, err
 	}
-	room := &reservation{c: c, user: cl.request.Peer.UID}
+	room := &reservation{c: c, user: cl.Peer.UID}
 	err = room.resize(ctx, true, sizes...)
 	var e *apierr.Error
 	if errors.As(err, &e) {
-		said := apierr.New(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).WithHint("%s", e.Hint)
+		said := apierr.New(e.Class, nil, "model %q: %s", cl.Name, e.Text).WithHint("%s", e.Hint)
 		said.Err = e.Err
 		return nil, said
 	}
 	if err != nil {
-		return nil, storeError(err, cl.request.Name)
+		return nil, storeError(err, cl.Name)
 	}
 	free, err := cas.FreeBytes(c.dir)
 	if err == nil {
@@ -212,7 +212,7 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reserv
 	}
 	if err != nil {
 		room.release()
-		return nil, storeError(err, cl.request.Name)
+		return nil, storeError(err, cl.Name)
 	}
 	return room, nil
 }
@@ -244,7 +244,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	var total int64
 	bad := func(format string, args ...any) error {
-		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
+		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, fmt.Sprintf(format, args...))
 	}
 	most := cl.outsider.c.settings.Load().claims.Bytes
 	switch {
@@ -313,9 +313,9 @@ func (c *Cache) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size
 	case ctx.Err() != nil:
 		return hashed, ctx.Err()
 	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
-		return hashed, apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).WithHint("put it when whatever writes it is done")
+		return hashed, apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.Name, f.Name).WithHint("put it when whatever writes it is done")
 	case err != nil:
-		return hashed, storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.request.Name)
+		return hashed, storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.Name)
 	}
 	return hashed, nil
 }

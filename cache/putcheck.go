@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
@@ -33,7 +32,7 @@ func signatureOf(m *epmodel.Model) signature {
 }
 
 func readSignature(ctx context.Context, r *Request) (signature, error) {
-	m, err := readModel(ctx, r)
+	m, err := readModel(ctx, r.model(0))
 	if err != nil {
 		return signature{}, err
 	}
@@ -105,8 +104,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	case err != nil:
 		return nil, notThis(cl, err)
 	}
-	j := &job{c: c, request: cl.request, plan: cl.plan, scope: cl.outsider.key.scope, name: strings.TrimSuffix(cl.Output, "_ctx.onnx")}
-	b := j.record(models, result)
+	b := cl.newBuild(cl.outsider.key.scope, models, result, nil, c.now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
@@ -131,9 +129,9 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	got, err := modelCopy{path: path}.digest(ctx, &m, nil)
 	switch {
 	case err != nil:
-		return modelError(cl.request, err)
+		return modelError(cl.Name, err)
 	case got != cl.plan.canonical.Model:
-		return cl.request.changed(nil)
+		return cl.Request.model(0).changed(nil)
 	}
 	return nil
 }
@@ -143,7 +141,7 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	if cl.adopts {
 		return "", nil // it does not say
 	}
-	stated := cl.request.Runtime.ORTVersion
+	stated := cl.Runtime.ORTVersion
 	if cl.rc != nil {
 		stated = cmp.Or(stated, cl.rc.spec.ORTVersion)
 	}
@@ -151,7 +149,7 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	if len(said) > maxVersion || cleanText(said) != said || cl.plan.outside && said != stated {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
 	}
-	if cl.rc != nil && cl.request.otherORT(cl.rc, said) {
+	if cl.rc != nil && cl.otherORT(said) {
 		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.rc.spec.ORTVersion)
 	}
 	return said, nil
@@ -163,7 +161,7 @@ func notThis(cl *claim, err error) error {
 	if cl.adopts {
 		said = "it is no artefact for this request"
 	}
-	e := apierr.New(apierr.BadRequest, err, "model %q: %s", cl.request.Name, said)
+	e := apierr.New(apierr.BadRequest, err, "model %q: %s", cl.Name, said)
 	var format *epmodel.FormatError
 	if errors.As(err, &format) {
 		e.WithFact("file", format.File).WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
@@ -187,10 +185,10 @@ func nothingElse(used map[string]bool, names []string) error {
 func (cl *claim) suits(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]
-		if !needs(cl.request.EPs, n.Source) {
-			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, epNames(cl.request.EPs))
+		if !needs(cl.EPs, n.Source) {
+			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, epNames(cl.EPs))
 		}
-		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.request.Embed {
+		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.Embed {
 			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
 		}
 	}
@@ -242,7 +240,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.plan.against("", cl.rc)
-		if j, err = cl.outsider.c.glanceEP(ctx, a, i, &index.Build{EPs: facts}); err != nil {
+		if j, err = cl.outsider.c.glanceEP(ctx, a, i, part{made: f}); err != nil {
 			return err
 		}
 	}
@@ -299,7 +297,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 
 // moved refuses what is put because other libraries are in the place of those that it is for.
 func (cl *claim) moved() error {
-	return apierr.New(apierr.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", cl.request.Name).
+	return apierr.New(apierr.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", cl.Name).
 		WithHint("ask for the model again")
 }
 

@@ -78,7 +78,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 // What a compile will bring is a guess: room is made for it ahead, and not by what its user's quota has no room for.
 func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1}}))
-	j := &job{c: b.cache, scope: "shared", request: b.held(1)}
+	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
 	j.setAside(context.Background(), &jobFacts{size: 4096})
 	defer j.room.release()
 	require.Positive(t, j.room.disk)

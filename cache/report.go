@@ -87,7 +87,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 	d, err := c.decide(ctx, p, owner, &r, b, class)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, contextError(ctx, &Request{Name: b.ModelName})
+			return nil, contextError(ctx, b.ModelName)
 		}
 		return nil, err
 	}
@@ -293,8 +293,8 @@ func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *w
 }
 
 // errDoubted refuses to compile once more what its user says does not load.
-func errDoubted(r *Request, p *plan) error {
-	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", r.Name).
-		WithFact("request_key", p.requestKey.String()).
+func errDoubted(at *attempt) error {
+	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", at.Name).
+		WithFact("request_key", at.plan.requestKey.String()).
 		WithHint("load the model without epcached; what is compiled here is offered again after %s", doubtHolds)
 }

@@ -7,8 +7,6 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/index"
 )
 
 // Peer is the process that sends a request.
@@ -65,22 +63,6 @@ type Request struct {
 
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
-
-	foreign  bool         // the files came from another user than Peer
-	group    []cas.Digest // of Group, once it is identified
-	member   bool         // it is for a group that has the model among its members
-	adopting bool         // it is for a build of a model that is compiled already
-	tooLarge string       // why it adopts nothing: its files are larger than what may be put
-
-	// a build that the execution provider would rather have compiled again is not good enough
-	onlyOptimal bool
-	sums        *sums // nil: nothing is remembered of external data
-
-	job    string // that it is to be called, for users know it so; "": they do not
-	starts int    // of daemons that took up the job
-
-	finding  *finding        // in a store that is only read; else nil
-	unserved []index.BuildID // builds that the look-up found and could not serve
 }
 
 // RuntimeRef says what the caller will load the model with. The zero value means the default runtime.
@@ -99,24 +81,11 @@ type EPLibraryRef struct {
 	Complete bool                // Beside is all that compilers.Beside lists
 }
 
-// terms are what of the request decides what is compiled of a model.
-func (r *Request) terms(model cas.Digest) *identity.Terms {
-	return &identity.Terms{Model: model, Group: r.group, Member: r.member, EPs: r.EPs, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
-		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel, Embed: r.Embed, Route: r.Route, Output: r.Output}
-}
-
 // requestOf is a request with these terms, without its models.
 func requestOf(t *identity.Terms) *Request {
 	return &Request{EPs: t.EPs, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
-		Embed: t.Embed, Route: t.Route, Output: t.Output, group: t.Group}
-}
-
-// fold has each wish in its one spelling, and leaves out what does not concern a compile.
-func (r *Request) fold() (err error) {
-	r.SessionOptions, r.Output, err = r.Output.Fold(r.SessionOptions)
-	r.SessionOptions, r.onlyOptimal = identity.SplitSession(r.SessionOptions)
-	return err
+		Embed: t.Embed, Route: t.Route, Output: t.Output}
 }
 
 func sortedKeys[V any](m map[string]V) []string {

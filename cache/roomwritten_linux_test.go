@@ -47,7 +47,7 @@ func TestWhatIsWrittenAlreadyNeedsNoFreeSpace(t *testing.T) {
 // A place that is for what is written already is known as such from when it is taken until it is given back.
 func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	b := newBench(t)
-	j := &job{c: b.cache, scope: "shared", request: b.held(1)}
+	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
 	j.setAside(context.Background(), &jobFacts{size: 4096})
 	require.Positive(t, j.room.disk)
 	require.Zero(t, b.cache.places.written, "a guess is not")

@@ -54,7 +54,7 @@ func notRun(why string) compilers.CheckResult {
 // that fails as well, these are no input for the model, and the failure says nothing of the build.
 func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed compilers.CheckResult,
 	free int64) (compilers.CheckResult, error) {
-	if a.model.adopting {
+	if a.adopting {
 		return notRun("it does not run on zeros, and its source model is not here: " + failed.Text), nil
 	}
 	member := failed.Member

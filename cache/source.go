@@ -47,18 +47,18 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	var err error
 	switch how {
 	case KeepReference:
-		r, external := j.request.model(member), make(map[string]*os.File)
+		r, external := j.Request.model(member), make(map[string]*os.File)
 		for _, location := range j.copies[member].locations {
 			external[location] = r.External[location]
 		}
-		s, err = j.c.reference(ctx, r.Graph, external, !j.request.foreign && j.request.Peer.UID == j.c.uid)
+		s, err = j.c.reference(ctx, r.Graph, external, !j.foreign && j.Peer.UID == j.c.uid)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
 		return index.Source{Why: whySwitchedOff}
 	}
 	if err != nil {
-		j.c.log.Info("source model not kept", "model", j.request.model(member).Name, "why", err)
+		j.c.log.Info("source model not kept", "model", j.Request.model(member).Name, "why", err)
 		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
@@ -257,21 +257,22 @@ func noSource(format string, args ...any) error { return &sourceError{fmt.Sprint
 // sourceRequest gives the request that the build answers, with the model's files open, which the caller closes. The
 // error wraps errNoSource if there is no model, or another one than the build was made from.
 func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, error) {
-	r, err := c.requestOf(b)
+	at, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
 	}
+	r := at.Request
 	if err := c.openSource(ctx, b, r); err != nil {
 		r.close()
 		return nil, err
 	}
-	return r, c.sameModel(ctx, r, b)
+	return r, c.sameModel(ctx, r, at.model)
 }
 
-// sameModel compares the models of the request with what the build was made from, and closes them if they are others.
-func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error {
-	id, again, err := c.identifyAll(ctx, r, func(string) {})
-	if err == nil && id.Digest == b.ModelDigest && len(r.Group) == len(r.group) && slices.Equal(again.group, r.group) {
+// sameModel compares the models of the request with those that it was made for, and closes them if they are others.
+func (c *Cache) sameModel(ctx context.Context, r *Request, made modelIdentity) error {
+	id, err := c.identifyAll(ctx, r, false, func(string) {})
+	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
 	}
 	where := r.Graph.Name()
@@ -285,8 +286,8 @@ func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error
 	return noSource("the source model at %q has changed", where)
 }
 
-// requestOf reads the request from the build's record, without the model.
-func (c *Cache) requestOf(b *index.Build) (*Request, error) {
+// attemptOf is an attempt at the request that the build answers, without the files of its models.
+func (c *Cache) attemptOf(b *index.Build) (*attempt, error) {
 	record, err := identity.Decode(b.Record)
 	if err != nil {
 		return nil, err
@@ -297,7 +298,7 @@ func (c *Cache) requestOf(b *index.Build) (*Request, error) {
 	}
 	r := requestOf(&terms)
 	r.Peer, r.Name, r.OnMiss = Peer{UID: b.UID}, b.ModelName, Refresh
-	return r, nil
+	return ofBuild(r, modelIdentity{Digest: b.ModelDigest, Group: terms.Group}), nil
 }
 
 // openSource opens the models that the build was made from. What is open is the request's, also after an error.
@@ -370,7 +371,7 @@ func (r *Request) close() {
 // files it makes one: a request may name each as often as it likes.
 func (r *Request) own() (*Request, error) {
 	made := make(map[*os.File]*os.File)
-	return r.ownBy(func(f *os.File) (*os.File, error) {
+	again := func(f *os.File) (*os.File, error) {
 		if made[f] != nil {
 			return made[f], nil
 		}
@@ -379,31 +380,35 @@ func (r *Request) own() (*Request, error) {
 			made[f] = own
 		}
 		return own, err
-	})
-}
-
-func (r *Request) ownBy(duplicate func(*os.File) (*os.File, error)) (*Request, error) {
+	}
 	out := *r
-	var err error
-	if out.Graph, err = duplicate(r.Graph); err != nil {
-		return nil, err
-	}
-	out.External = make(map[string]*os.File, len(r.External))
-	out.Group = nil // until it is duplicated too
-	for location, f := range r.External {
-		if out.External[location], err = duplicate(f); err != nil {
-			delete(out.External, location)
-			out.close()
-			return nil, err
-		}
-	}
-	for i := range r.Group {
-		one, err := r.model(i + 1).ownBy(duplicate)
+	out.Group = make([]ModelFiles, len(r.Group))
+	for i := range r.models() {
+		m, err := r.model(i).ownBy(again)
 		if err != nil {
-			out.close()
+			for _, f := range made {
+				_ = f.Close() // opened for reading only: nothing can be lost
+			}
 			return nil, err
 		}
-		out.Group = append(out.Group, ModelFiles{one.Name, one.Graph, one.External})
+		if i == 0 {
+			out.Graph, out.External = m.Graph, m.External
+			continue
+		}
+		out.Group[i-1] = m
 	}
 	return &out, nil
+}
+
+func (f ModelFiles) ownBy(duplicate func(*os.File) (*os.File, error)) (out ModelFiles, err error) {
+	out = ModelFiles{Name: f.Name, External: make(map[string]*os.File, len(f.External))}
+	if out.Graph, err = duplicate(f.Graph); err != nil {
+		return out, err
+	}
+	for location, one := range f.External {
+		if out.External[location], err = duplicate(one); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
 }

@@ -96,38 +96,35 @@ func (s *Stored) Problems() (lines []string) {
 // the files. It is nil where the store has no sound view of the build, because a file of it is packed
 // or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
 func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, error) {
-	c, quiet := s.cache, func(string) {}
-	one := *r
-	r = &one
-	r.Peer = Peer{UID: c.uid}
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	id, r, err := c.identifyAll(ctx, r, quiet)
+	c := s.cache
+	at, err := newAttempt(r, newTelling(nil, c.now()))
 	if err != nil {
 		return nil, err
 	}
-	if id.Compiled {
-		return &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Why: "the model is compiled already"}, nil
+	at.Peer = Peer{UID: c.uid}
+	if at, err = c.identified(ctx, at); err != nil {
+		return nil, err
+	}
+	if at.model.Compiled {
+		return &Answer{Outcome: PassThrough, ModelDigest: at.model.Digest, Why: "the model is compiled already"}, nil
 	}
 	f := &finding{s: s, build: build, why: "never compiled for this request"}
 	if build != "" {
 		f.why = fmt.Sprintf("no build of this model has a key that begins with %q", build)
 	}
-	r.finding = f
 	rc, err := f.libraries(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	p, err := c.plan(ctx, r, id.Digest, rc, quiet)
-	if err != nil {
+	at = at.withRuntime(rc.spec.Directory, rc)
+	at.finding = f
+	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
 	}
-	rt := &runtime{name: rc.spec.Directory}
-	found, err := c.lookUp(ctx, r, p, rt, rc, quiet)
-	a := c.finish(found.answer, r, id, p, rt)
+	found, err := c.lookUp(ctx, at)
+	a := c.finish(found.answer, at)
 	if a == nil && err == nil && f.several == nil {
-		a, err = c.lookUpMember(ctx, r, id, p, rt, rc, quiet)
+		a, err = c.lookUpMember(ctx, at)
 	}
 	if err != nil {
 		return nil, err
@@ -135,10 +132,10 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	if a == nil {
 		return nil, f.none(r)
 	}
-	asked, _ := p.canonical.OnDevicesOf(a.Build)
+	asked, _ := at.plan.canonical.OnDevicesOf(a.Build)
 	a.RequestKey, _ = asked.Key()
 	a.Record = asked.JSON()
-	if rt.name == "" {
+	if at.runtime == "" {
 		a.ProviderOptions = a.Build.ProviderOptions
 	}
 	a.Warnings = append(a.Warnings, f.notes...)

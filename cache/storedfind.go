@@ -53,30 +53,28 @@ func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, erro
 }
 
 // plan thinks a request through without asking an execution provider, and finds the builds for it.
-func (f *finding) plan(
-	ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent,
-) (p *plan, err error) {
+func (f *finding) plan(ctx context.Context, at *attempt) (p *plan, err error) {
 	p = &plan{}
-	p.canonical, err = r.terms(model).Record(ctx, everyOption(r), identity.StatedDevices)
+	p.canonical, err = at.terms().Record(ctx, everyOption(at.Request), identity.StatedDevices)
 	if err != nil {
 		return nil, err
 	}
-	for _, ep := range r.EPs {
+	for _, ep := range at.EPs {
 		p.eps = append(p.eps, compilers.EP{Name: ep.Name})
 	}
-	known := rc.spec.Directory != ""
+	known := at.rc.spec.Directory != ""
 	if p.fitting = f.fitting(&p.canonical); len(p.fitting) > 0 && known {
-		if p.eps, err = resolveEPs(r.EPs, p.canonical.EPs, rc); err != nil {
+		if p.eps, err = resolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
 			return nil, err
 		}
 	}
-	made := func(b *index.Build) bool { return known && rc.made(b) }
+	made := func(b *index.Build) bool { return known && at.rc.made(b) }
 	own := slices.DeleteFunc(slices.Clone(p.fitting), func(b *index.Build) bool { return !made(b) })
 	switch others := slices.DeleteFunc(slices.Clone(p.fitting), made); {
 	case different(own):
-		f.several, p.fitting = f.ambiguous(r, own), nil
+		f.several, p.fitting = f.ambiguous(at.Name, own), nil
 	case different(others):
-		f.several, p.fitting = f.ambiguous(r, others), own
+		f.several, p.fitting = f.ambiguous(at.Name, others), own
 	}
 	return p, nil
 }
@@ -154,7 +152,7 @@ func different(builds []*index.Build) bool {
 }
 
 // ambiguous names the builds that fit.
-func (f *finding) ambiguous(r *Request, builds []*index.Build) error {
+func (f *finding) ambiguous(model string, builds []*index.Build) error {
 	var lines []string
 	for _, b := range builds {
 		var makers []string
@@ -167,7 +165,7 @@ func (f *finding) ambiguous(r *Request, builds []*index.Build) error {
 			lines = append(lines, line)
 		}
 	}
-	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), r.Name,
+	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), model,
 		f.s.cache.dir, strings.Join(lines, "; ")).
 		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
 }

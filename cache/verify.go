@@ -18,9 +18,9 @@ import (
 // verifyOutput compares what the answer's build computes with what the request's model does, where the request asks for it. It
 // is no part of the identity: a build is compared once for each tolerance, when somebody first asks, and stays what it is for others. An error
 // leaves the answer to its caller.
-func (c *Cache) verifyOutput(ctx context.Context, r *Request, id modelIdentity, rc *runtimeContent, a *Answer, phase func(string)) error {
+func (c *Cache) verifyOutput(ctx context.Context, at *attempt, a *Answer) error {
 	switch {
-	case r.VerifyOutput == 0 || a.Build != nil && (a.View == nil || a.Build.VerifiedOutput > 0 && a.Build.VerifiedOutput <= r.VerifyOutput):
+	case at.VerifyOutput == 0 || a.Build != nil && (a.View == nil || a.Build.VerifiedOutput > 0 && a.Build.VerifiedOutput <= at.VerifyOutput):
 		return nil
 	case a.Outcome == PassThrough || a.Build != nil && adopted(a.Build):
 		without := "the model is compiled already, and there is none to compare with"
@@ -29,19 +29,19 @@ func (c *Cache) verifyOutput(ctx context.Context, r *Request, id modelIdentity, 
 	case a.Build == nil:
 		return nil
 	}
-	p, err := c.plan(ctx, r, id.Digest, rc, phase)
+	at, err := c.planned(ctx, at)
 	if err != nil {
 		return err
 	}
-	phase("comparing")
-	result, err := c.compareOnce(ctx, r, p, rc, a)
+	at.phase("comparing")
+	result, err := c.compareOnce(ctx, at, a)
 	switch {
 	case ctx.Err() != nil:
-		return contextError(ctx, r)
+		return contextError(ctx, at.Name)
 	case err != nil:
-		return workerError(err, "model %q: output not verified", r.Name)
+		return workerError(err, "model %q: output not verified", at.Name)
 	case result.Outcome == compilers.Failed:
-		return outputDiffers(r, result)
+		return outputDiffers(at, result)
 	case result.Outcome != compilers.Passed:
 		a.Warnings = append(a.Warnings, notVerified(result))
 	}
@@ -49,15 +49,15 @@ func (c *Cache) verifyOutput(ctx context.Context, r *Request, id modelIdentity, 
 }
 
 // withoutVerifying says that an answer was not compared: with libraries that only applications load.
-func withoutVerifying(a *Answer, r *Request) *Answer {
-	if a != nil && a.View != nil && r.VerifyOutput > 0 {
+func withoutVerifying(a *Answer, at *attempt) *Answer {
+	if a != nil && a.View != nil && at.VerifyOutput > 0 {
 		a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: "the daemon does not load these libraries"}))
 	}
 	return a
 }
 
-func outputDiffers(r *Request, result compilers.VerifyResult) error {
-	return apierr.New(apierr.CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).WithFact("reason", "output differs").
+func outputDiffers(at *attempt, result compilers.VerifyResult) error {
+	return apierr.New(apierr.CompileFailed, nil, "model %q: what is compiled computes something else: %s", at.Name, result.Text).WithFact("reason", "output differs").
 		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
 		WithHint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
 }
@@ -67,7 +67,7 @@ func notVerified(result compilers.VerifyResult) string {
 }
 
 // compareOnce compares, or gives what an earlier comparison of the same build and tolerance with these libraries found.
-func (c *Cache) compareOnce(ctx context.Context, r *Request, p *plan, rc *runtimeContent, a *Answer) (compilers.VerifyResult, error) {
+func (c *Cache) compareOnce(ctx context.Context, at *attempt, a *Answer) (compilers.VerifyResult, error) {
 	v, ok := c.compiler.(compilers.OutputVerifier)
 	switch {
 	case !ok:
@@ -75,24 +75,24 @@ func (c *Cache) compareOnce(ctx context.Context, r *Request, p *plan, rc *runtim
 	case len(a.Build.Members) > 0:
 		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "groups are not compared"}, nil
 	}
-	what := fmt.Appendf(nil, "%x %s %x", a.Build.ID, a.Graph, math.Float64bits(r.VerifyOutput))
+	what := fmt.Appendf(nil, "%x %s %x", a.Build.ID, a.Graph, math.Float64bits(at.VerifyOutput))
 	if !a.Build.ID.IsZero() {
-		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(r.VerifyOutput)) // whichever view it is
+		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(at.VerifyOutput)) // whichever view it is
 	}
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
 	find := func(ctx context.Context, own *Request) (compilers.VerifyResult, error) {
-		return c.compare(ctx, v, own, p, rc, a.Build, graph)
+		return c.compare(ctx, v, at.withRequest(own), a.Build, graph)
 	}
-	return rememberOwn(ctx, c, r, c.probes.key("output", rc, what), compared, find)
+	return rememberOwn(ctx, c, at.Request, c.probes.key("output", at.rc, what), compared, find)
 }
 
 // compared: what could not be compared may be another time.
 func compared(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
 
 // compare runs private copies of both. The build's is copied too: workers of another user reach no views.
-func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Request, p *plan, rc *runtimeContent, b *index.Build, graph string) (compilers.VerifyResult, error) {
+func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, at *attempt, b *index.Build, graph string) (compilers.VerifyResult, error) {
 	var none compilers.VerifyResult
-	j, remove, err := c.copied(ctx, r, p.canonical)
+	j, remove, err := c.copied(ctx, at.Request, at.plan.canonical)
 	defer remove()
 	if err != nil {
 		return none, err
@@ -102,9 +102,9 @@ func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Requ
 			return none, err
 		}
 	}
-	check := p.against("", rc).checkJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(p.canonical.GraphOptimizationLevel)))
-	return still(rc, func() (compilers.VerifyResult, error) {
-		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: p.withDimensions(check), Source: j.copies[0].path, Most: r.VerifyOutput})
+	check := at.plan.against("", at.rc).checkJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(at.plan.canonical.GraphOptimizationLevel)))
+	return still(at.rc, func() (compilers.VerifyResult, error) {
+		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: at.plan.withDimensions(check), Source: j.copies[0].path, Most: at.VerifyOutput})
 	})
 }
 
@@ -126,14 +126,14 @@ func copyPath(from, to string) error {
 // does not is kept as any other, for the tolerance is one request's: [Cache.verifyOutput] refuses it to that.
 func (j *job) verified(ctx context.Context, out string, b *index.Build) float64 {
 	v, ok := j.c.compiler.(compilers.OutputVerifier)
-	if !ok || j.request.VerifyOutput == 0 || j.request.models() > 1 {
+	if !ok || j.VerifyOutput == 0 || j.Request.models() > 1 {
 		return 0
 	}
 	check := j.plan.against("", j.rc).checkJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(j.plan.canonical.GraphOptimizationLevel)))
-	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.plan.withDimensions(check), Source: j.copies[0].path, Most: j.request.VerifyOutput})
+	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.plan.withDimensions(check), Source: j.copies[0].path, Most: j.VerifyOutput})
 	j.spent(result.CPUSeconds)
 	if err != nil || result.Outcome != compilers.Passed {
 		return 0 // whoever asked for it is told why
 	}
-	return j.request.VerifyOutput
+	return j.VerifyOutput
 }

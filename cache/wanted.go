@@ -44,13 +44,13 @@ type queuedMember struct {
 const maxStarts = 3
 
 // keepWanted has the job outlive the daemon, until it ends.
-func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
-	w := queuedJob{UID: r.Peer.UID, Name: r.Name, Record: p.record, Model: p.canonical.Model, Runtime: r.Runtime.Directory, Store: r.Store,
-		StrictORT: r.StrictORT, Queued: f.queued, Starts: r.starts}
+func (c *Cache) keepWanted(f *flight, at *attempt) {
+	r := at.Request
+	w := queuedJob{UID: r.Peer.UID, Name: r.Name, Record: at.plan.record, Model: at.plan.canonical.Model, Runtime: r.Runtime.Directory, Store: r.Store,
+		StrictORT: r.StrictORT, Queued: f.queued, Starts: at.resumed.starts}
 	for i := range r.models() {
 		m := r.model(i)
-		s, err := c.reference(context.Background(), m.Graph, m.External, !r.foreign &&
-			r.Peer.UID == c.uid)
+		s, err := c.reference(context.Background(), m.Graph, m.External, r.Peer.UID == c.uid)
 		if err == nil && !validPaths(s) {
 			err = errors.New("a path is not UTF-8")
 		}
@@ -184,6 +184,5 @@ func (c *Cache) askAgain(ctx context.Context, id string, w *queuedJob) (*Answer,
 	}
 	defer r.close()
 	r.OnMiss, r.Store, r.StrictORT, r.Runtime = Background, w.Store, w.StrictORT, RuntimeRef{Directory: w.Runtime}
-	r.job, r.starts = id, w.Starts
-	return c.Acquire(ctx, r, nil)
+	return c.acquireResumed(ctx, r, resumedJob{id, w.Starts}, nil)
 }

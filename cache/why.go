@@ -18,7 +18,7 @@ import (
 // Why explains what an entry's state is, and how it came to be so. The entry is named as in Show; one that is gone by
 // its request key, its build key, or its model's name, as long as its history is kept.
 func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanation, error) {
-	leave, err := c.explaining.enter(ctx, c, &Request{Peer: p, Name: entry})
+	leave, err := c.explaining.enter(ctx, c.reports.owners.of(p.UID), entry)
 	if err != nil {
 		return nil, err
 	}
@@ -46,8 +46,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 	first := &builds[0]
 	out := &wire.Explanation{Decision: decidedMiss, RequestKey: first.RequestKey.String(),
 		Record: first.RecordJSON}
-	r := &Request{Peer: p, Name: first.ModelName}
-	plan, rt, rc, err := c.planAgain(ctx, first)
+	at, err := c.planAgain(ctx, first)
 	if err != nil {
 		out.Decision, out.Reason = decidedStale, "nothing can be compiled for this entry here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
@@ -58,8 +57,10 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 			out.Candidates = append(out.Candidates, one)
 		}
 	} else {
-		out.Runtime = rt.name
-		order, err := c.arrange(ctx, r, plan, rt, rc, func(yield func(*index.Build, error) bool) {
+		r := *at.Request
+		r.Peer = p
+		at, out.Runtime = at.withRequest(&r), at.runtime
+		order, err := c.arrange(ctx, at, func(yield func(*index.Build, error) bool) {
 			for i := range builds {
 				if !yield(&builds[i], nil) {
 					return
@@ -69,7 +70,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 		if err != nil {
 			return nil, err
 		}
-		if err := c.consider(ctx, out, r, plan, rc, order); err != nil {
+		if err := c.consider(ctx, out, at, order); err != nil {
 			return nil, err
 		}
 		out.Decision = stateOf(out)
@@ -231,21 +232,21 @@ func meansEvent(name string, e *Event) bool {
 }
 
 // planAgain thinks a build's request through again, for the first runtime that has its execution providers.
-func (c *Cache) planAgain(ctx context.Context, b *index.Build) (*plan, *runtime, *runtimeContent, error) {
-	r, err := c.requestOf(b)
+func (c *Cache) planAgain(ctx context.Context, b *index.Build) (*attempt, error) {
+	at, err := c.attemptOf(b)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
-	last := noRuntime(r, nil)
+	last := noRuntime(at.Request, nil)
 	for _, rt := range c.runtimes.all() {
 		rc, err := c.content(ctx, rt, func(string) {})
-		if err != nil || !rc.hasAll(r.EPs) {
+		if err != nil || !rc.hasAll(at.EPs) {
 			continue // another one may do
 		}
-		var p *plan
-		if p, last = c.plan(ctx, r, b.ModelDigest, rc, func(string) {}); last == nil {
-			return p, rt, rc, nil
+		var planned *attempt
+		if planned, last = c.planned(ctx, at.withRuntime(rt.name, rc)); last == nil {
+			return planned, nil
 		}
 	}
-	return nil, nil, nil, last
+	return nil, last
 }

@@ -175,6 +175,27 @@ func (b *bench) acquire(r *Request) *Answer {
 	return a
 }
 
+// identified is the attempt that Acquire makes of the request, once its model is identified.
+func (b *bench) identified(r *Request) *attempt {
+	b.Helper()
+	at, err := newAttempt(r, newTelling(nil, b.cache.now()))
+	require.NoError(b, err)
+	at, err = b.cache.identified(context.Background(), at)
+	require.NoError(b, err)
+	return at
+}
+
+// planned is identified with the runtime and the plan.
+func (b *bench) planned(r *Request) *attempt {
+	b.Helper()
+	at := b.identified(r)
+	rt, rc, err := b.cache.resolve(context.Background(), at.Request, at.phase)
+	require.NoError(b, err)
+	at, err = b.cache.planned(context.Background(), at.withRuntime(rt.name, rc))
+	require.NoError(b, err)
+	return at
+}
+
 func (b *bench) refused(r *Request) *apierr.Error {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), r, nil)
