@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -186,3 +187,6 @@ func (a *app) printConfigErrors(file string, warnings config.Errors, err error) 
 	}
 	return nil
 }
+
+// mayWrite tells whether this user may make files in a folder, and the file system lets anybody.
+func mayWrite(dir string) error { return unix.Access(dir, unix.W_OK|unix.X_OK) }

@@ -3,19 +3,17 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/doctor"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -23,17 +21,17 @@ import (
 )
 
 // doctored calls doctor, and gives what it found by subject and text.
-func doctored(t *testing.T, args ...string) (doctorResult, int) {
+func doctored(t *testing.T, args ...string) (doctor.Result, int) {
 	t.Helper()
 	r := call(t, append([]string{"doctor", "--json"}, args...)...)
-	var out doctorResult
+	var out doctor.Result
 	require.NoError(t, json.Unmarshal([]byte(r.out), &out), r.err)
 	require.Empty(t, r.err, "what is found is the result")
 	return out, r.code
 }
 
 // find gives the one finding of a severity whose text has these words.
-func find(t *testing.T, r doctorResult, severity, words string) finding {
+func find(t *testing.T, r doctor.Result, severity, words string) doctor.Finding {
 	t.Helper()
 	for _, f := range r.Findings {
 		if f.Severity == severity && strings.Contains(f.Text, words) {
@@ -41,7 +39,7 @@ func find(t *testing.T, r doctorResult, severity, words string) finding {
 		}
 	}
 	require.Fail(t, "not found", "%s %q in %+v", severity, words, r.Findings)
-	return finding{}
+	return doctor.Finding{}
 }
 
 func TestDoctorAsksTheDaemon(t *testing.T) {
@@ -65,7 +63,7 @@ func TestDoctorAsksTheDaemon(t *testing.T) {
 	require.True(t, strings.HasSuffix(r.out, "\n1 problem, 1 warning\n"), r.out)
 
 	out, _ := doctored(t)
-	require.Equal(t, finding{"problem", "rights", "the library is not readable", "make it so", "daemon"}, find(t, out, "problem", "readable"))
+	require.Equal(t, doctor.Finding{Severity: "problem", Subject: "rights", Text: "the library is not readable", Hint: "make it so", Side: "daemon"}, find(t, out, "problem", "readable"))
 	b.set(func() { b.advice = b.advice[:2] })
 	_, code := doctored(t)
 	require.Equal(t, exit.Done, code, "warnings are no failure")
@@ -128,43 +126,6 @@ func TestDoctorLooksAtTheUsersOwnConfiguration(t *testing.T) {
 	find(t, out, "problem", "none.toml")
 }
 
-// Under sudo, HOME may be that of another user.
-func TestDoctorNamesASocketThatIsDenied(t *testing.T) {
-	home := emptyHome(t, "")
-	t.Setenv("HOME", filepath.Join(home, "other"))
-	socket := unixsock.UserSocket()
-	require.NoError(t, os.Mkdir(filepath.Join(home, "other"), 0))
-	for dir := home; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		require.NoError(t, os.Chmod(dir, 0o755))
-	}
-	if os.Getuid() == 0 {
-		asNobody(t)
-	}
-	f := &findings{side: "client"}
-	(&app{}).notConnected(t.Context(), f, nil, fs.ErrPermission)
-	require.Len(t, f.list, 1)
-	require.Equal(t, "this user may not connect to "+socket+": a folder above it may not be passed",
-		f.list[0].Text)
-	require.Contains(t, f.list[0].Hint, "another user's, as under sudo")
-	_, err := (&daemon.Finder{Socket: socket}).Connect(t.Context())
-	require.Equal(t, exit.NotAllowed, exit.Code(err))
-	require.Equal(t, []string{"epcachectl doctor says why"}, exit.Hints(err))
-}
-
-// asNobody takes root's rights from this test's thread until the test ends.
-func asNobody(t *testing.T) {
-	runtime.LockOSThread()
-	set := func(real, effective uintptr) {
-		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, real, effective, 0)
-		require.Zero(t, errno)
-	}
-	set(65534, 65534)
-	t.Cleanup(func() {
-		set(0, 0)
-		runtime.UnlockOSThread()
-	})
-}
-
 // A user's daemon leads to its socket from a second place.
 func TestDoctorTakesTwoWaysToOneSocketForOne(t *testing.T) {
 	b := newStandIn(t)
@@ -205,30 +166,6 @@ func fakeRuntime(t *testing.T, ort, openvino string) string {
 	return dir
 }
 
-func TestMisfits(t *testing.T) {
-	cases := map[string]struct {
-		ep, version, ort string
-		bad              bool
-	}{
-		"OpenVINO 1.8.0 on 1.31.1": {"OpenVINOExecutionProvider", "1.8.0", "1.31.1", true},
-		"OpenVINO 1.7.0 on 1.31.1": {"OpenVINOExecutionProvider", "1.7.0", "1.31.1", true},
-		"OpenVINO 1.8.0 on 2.0":    {"OpenVINOExecutionProvider", "1.8.0", "2.0.0", true},
-		"OpenVINO 1.8.0 on 1.28.0": {"OpenVINOExecutionProvider", "1.8.0", "1.28.0", false},
-		"OpenVINO 1.8.1 on 1.31.1": {"OpenVINOExecutionProvider", "1.8.1", "1.31.1", false},
-		"OpenVINO 1.4.0 on 1.31.1": {"OpenVINOExecutionProvider", "1.4.0", "1.31.1", false},
-		"QNN 2.3.0 on 1.31.1":      {"QNNExecutionProvider", "2.3.0", "1.31.1", true},
-		"QNN 2.3.0 on 1.24.4":      {"QNNExecutionProvider", "2.3.0", "1.24.4", false},
-		"nothing known of ORT":     {"OpenVINOExecutionProvider", "1.8.0", "", false},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			text, hint := misfit(c.ep, c.version, c.ort)
-			require.Equal(t, c.bad, text != "", text)
-			require.Equal(t, c.bad, hint != "")
-		})
-	}
-}
-
 func TestDoctorOfARuntime(t *testing.T) {
 	b := newStandIn(t)
 	path := b.serve()
@@ -247,9 +184,9 @@ func TestDoctorOfARuntime(t *testing.T) {
 	defer client.Close()
 	r, err := compilers.Find(dir)
 	require.NoError(t, err)
-	others := &examination{client: client} // a daemon that runs as another user
-	others.known(t.Context(), "runtime", r)
-	require.Contains(t, find(t, doctorResult{Findings: others.list}, "ok",
+	others := &doctor.Examination{Client: client} // a daemon that runs as another user
+	others.Known(t.Context(), "runtime", r)
+	require.Contains(t, find(t, doctor.Result{Findings: others.List}, "ok",
 		"has no equal OpenVINOExecutionProvider").Text, fmt.Sprintf("directory = %q", dir))
 	digest, err := cache.LibraryDigest(t.Context(), r.EPs[0])
 	require.NoError(t, err)
@@ -259,9 +196,9 @@ func TestDoctorOfARuntime(t *testing.T) {
 		b.runtimes = []*wire.RuntimeFacts{{Directory: "/opt/another",
 			Eps: []*wire.EpFacts{equal}}}
 	})
-	others = &examination{client: client}
-	others.known(t.Context(), "runtime", r)
-	find(t, doctorResult{Findings: others.list}, "ok",
+	others = &doctor.Examination{Client: client}
+	others.Known(t.Context(), "runtime", r)
+	find(t, doctor.Result{Findings: others.List}, "ok",
 		"the daemon has its OpenVINOExecutionProvider")
 	b.set(func() { b.runtimes = nil })
 
@@ -280,43 +217,50 @@ func TestDoctorOfARuntime(t *testing.T) {
 	find(t, out, "problem", "the daemon has OpenVINOExecutionProvider of it, and cannot use it: it crashed")
 }
 
+// pythonSays is what doctor.py prints.
+type pythonSays map[string]any
+
+// doctorMark stands before it.
+const doctorMark = "epcachectl-doctor:"
+
 // fakePython answers as doctor.py would: look for a Python, start for each execution provider.
-func fakePython(t *testing.T, look pythonFacts, start string) string {
+func fakePython(t *testing.T, look pythonSays, start string) string {
 	t.Helper()
 	text, err := json.Marshal(look)
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "python")
-	script := "#!/bin/sh\necho vendors print, too\nif [ $# = 2 ]; then\ncat <<'END'\n" + pythonMark + string(text) + "\nEND\nelse\n" + start + "\nfi\n"
+	script := "#!/bin/sh\necho vendors print, too\nif [ $# = 2 ]; then\ncat <<'END'\n" + doctorMark + string(text) + "\nEND\nelse\n" + start + "\nfi\n"
 	require.NoError(t, os.WriteFile(path, []byte(script), 0o700))
 	return path
 }
 
 func TestDoctorOfAPython(t *testing.T) {
 	newStandIn(t).serve()
-	const started = `echo '` + pythonMark + `{"devices":["CPU"]}'`
-	good := pythonFacts{ORTVersion: "1.31.1", Site: fakeRuntime(t, "1.31.1", "1.8.1"), Providers: []string{"CPUExecutionProvider"}, Plugins: true, Cores: []string{"onnxruntime 1.31.1"}}
-	with := func(change func(*pythonFacts)) pythonFacts {
-		facts := good
-		change(&facts)
+	const started = `echo '` + doctorMark + `{"devices":["CPU"]}'`
+	good := pythonSays{"ort_version": "1.31.1", "site": fakeRuntime(t, "1.31.1", "1.8.1"), "providers": []string{"CPUExecutionProvider"}, "plugins": true,
+		"cores": []string{"onnxruntime 1.31.1"}}
+	with := func(change pythonSays) pythonSays {
+		facts := maps.Clone(good)
+		maps.Copy(facts, change)
 		return facts
 	}
 	cases := map[string]struct {
-		look                  pythonFacts
+		look                  pythonSays
 		start, severity, says string
 	}{
 		"all is well":          {good, started, "ok", "OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU"},
 		"a plain session":      {good, started, "warning", `providers=["OpenVINOExecutionProvider"] runs on the CPU and does not say so`},
-		"does not start":       {good, "echo '" + pythonMark + `{"error":"RuntimeError: no such function"}'`, "problem", "1.8.1 does not start with ONNX Runtime 1.31.1: RuntimeError: no such function"},
+		"does not start":       {good, "echo '" + doctorMark + `{"error":"RuntimeError: no such function"}'`, "problem", "1.8.1 does not start with ONNX Runtime 1.31.1: RuntimeError: no such function"},
 		"crashes":              {good, "echo last words >&2; kill -SEGV $$", "problem", "segmentation fault"},
 		"last words":           {good, "echo last words >&2; kill -SEGV $$", "problem", "last words"},
-		"no device":            {good, "echo '" + pythonMark + `{"devices":[]}'`, "problem", "lists no device"},
+		"no device":            {good, "echo '" + doctorMark + `{"devices":[]}'`, "problem", "lists no device"},
 		"says nothing":         {good, "true", "problem", "it printed no answer"},
-		"a pair known as bad":  {with(func(f *pythonFacts) { f.Site = fakeRuntime(t, "1.31.1", "1.7.0") }), "exit 1", "problem", "it needs a function that only earlier"},
-		"no ONNX Runtime":      {pythonFacts{Error: "ModuleNotFoundError: No module named 'onnxruntime'"}, started, "problem", "cannot be imported: ModuleNotFoundError"},
-		"two ONNX Runtimes":    {with(func(f *pythonFacts) { f.Cores = []string{"onnxruntime 1.31.1", "onnxruntime-gpu 1.28.0"} }), started, "problem", "overwrite each other"},
-		"an old ONNX Runtime":  {with(func(f *pythonFacts) { f.Plugins, f.ORTVersion = false, "1.20.0" }), started, "problem", "knows no plugin execution providers"},
-		"no plugin":            {with(func(f *pythonFacts) { f.Site = t.TempDir() }), started, "warning", "sessions run on CPUExecutionProvider"},
-		"epcache is installed": {with(func(f *pythonFacts) { f.Epcache = true }), started, "warning", "runs on the CPU"},
+		"a pair known as bad":  {with(pythonSays{"site": fakeRuntime(t, "1.31.1", "1.7.0")}), "exit 1", "problem", "it needs a function that only earlier"},
+		"no ONNX Runtime":      {pythonSays{"error": "ModuleNotFoundError: No module named 'onnxruntime'"}, started, "problem", "cannot be imported: ModuleNotFoundError"},
+		"two ONNX Runtimes":    {with(pythonSays{"cores": []string{"onnxruntime 1.31.1", "onnxruntime-gpu 1.28.0"}}), started, "problem", "overwrite each other"},
+		"an old ONNX Runtime":  {with(pythonSays{"plugins": false, "ort_version": "1.20.0"}), started, "problem", "knows no plugin execution providers"},
+		"no plugin":            {with(pythonSays{"site": t.TempDir()}), started, "warning", "sessions run on CPUExecutionProvider"},
+		"epcache is installed": {with(pythonSays{"epcache": true}), started, "warning", "runs on the CPU"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -326,7 +270,7 @@ func TestDoctorOfAPython(t *testing.T) {
 		})
 	}
 	t.Run("built in is no plugin", func(t *testing.T) {
-		facts := with(func(f *pythonFacts) { f.Providers = []string{"OpenVINOExecutionProvider"} })
+		facts := with(pythonSays{"providers": []string{"OpenVINOExecutionProvider"}})
 		out, _ := doctored(t, "--python", fakePython(t, facts, started))
 		for _, f := range out.Findings {
 			require.NotContains(t, f.Text, "runs on the CPU")

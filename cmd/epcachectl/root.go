@@ -23,7 +23,7 @@ type app struct {
 // run is the program without its process, for main and for tests.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{cli.Call{Print: term.NewPrinter(stdout, stderr), Stdin: stdin,
-		Finder: daemon.Finder{Client: "epcachectl " + version}}}
+		Finder: daemon.Finder{Version: version}}}
 	return a.run(ctx, args)
 }
 

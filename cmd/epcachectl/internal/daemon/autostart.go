@@ -74,7 +74,7 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 		return nil, errors.New("no daemon of this user's can be started")
 	}
 	dial := func() (*unixsock.Client, error) {
-		return unixsock.Dialer{Name: f.Client, HelloTimeout: helloTimeout}.Dial(ctx,
+		return unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}.Dial(ctx,
 			unixsock.UserSockets()...)
 	}
 	err := startDaemon(ctx, program, func() bool {

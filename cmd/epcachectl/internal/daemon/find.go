@@ -13,7 +13,7 @@ import (
 
 // Finder finds the daemon of a call, and starts the user's own where there is none.
 type Finder struct {
-	Client  string // this program, with its version
+	Version string // of this program
 	Socket  string // that --socket names
 	Wait    time.Duration
 	WaitSet bool
@@ -49,7 +49,7 @@ func (f *Finder) Sockets() []string {
 // Connect connects to the first daemon that answers.
 func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 	paths := f.Sockets()
-	d := unixsock.Dialer{Name: f.Client, HelloTimeout: helloTimeout}
+	d := unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}
 	if f.WaitSet || len(paths) == 1 || anyExists(paths) {
 		d.Wait = f.Wait
 	}

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
@@ -42,7 +44,7 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 		}
 		above = filepath.Dir(above)
 	}
-	if err := mayWrite(above); err != nil {
+	if err := unix.Access(above, unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
 	}
 	if free, err := cas.FreeBytes(above); err == nil && free < leastRoom {

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
@@ -31,7 +32,7 @@ const (
 const slow = 50 * time.Millisecond
 
 // lookForDaemon finds the socket and connects. The client is nil where nobody answers, or not us.
-func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
+func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Finding) {
 	f := &findings{side: "client"}
 	paths := a.Sockets()
 	var there []string
@@ -53,21 +54,21 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 	start := time.Now()
 	client, err := a.Connect(ctx)
 	if err != nil {
-		a.notConnected(ctx, f, there, err)
-		return nil, f.list
+		f.notConnected(ctx, a, there, err)
+		return nil, f.List
 	}
 	took := time.Since(start)
 	f.ok(subjectSocket, "%s answers", term.OrDash(strings.Join(there, ", ")))
-	a.howFound(ctx, f, client)
+	f.howFound(ctx, a, client)
 	if took > slow {
 		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", term.Seconds(took.Seconds())),
 			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
 	}
-	a.versions(ctx, f, client)
-	return client, f.list
+	f.versions(ctx, a, client)
+	return client, f.List
 }
 
-func (a *app) notConnected(ctx context.Context, f *findings, there []string, err error) {
+func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string, err error) {
 	var none *exit.NoDaemonError
 	named := ""
 	if a.Socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
@@ -134,7 +135,7 @@ func fileKind(mode fs.FileMode) string {
 }
 
 // versions compares this program with the daemon, and the daemon with the program that it was started from.
-func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
+func (f *findings) versions(ctx context.Context, a *cli.Call, c *unixsock.Client) {
 	hello := c.Hello()
 	start := time.Now()
 	status, err := c.Status(ctx)
@@ -146,8 +147,8 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 	if took > slow {
 		f.warning(subjectDaemon, "its status took "+term.Seconds(took.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
 	}
-	if status.GetVersion() != version {
-		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), version),
+	if status.GetVersion() != a.Version {
+		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), a.Version),
 			"start the daemon again after an upgrade: "+stopTells)
 	} else {
 		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s", status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(), hello.GetScope())
@@ -162,7 +163,7 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 const stopTells = "epcachectl stop ends it, and says what starts it again"
 
 // howFound says why it is this daemon that is asked, and whether a client started it.
-func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
+func (f *findings) howFound(ctx context.Context, a *cli.Call, c *unixsock.Client) {
 	how := "found where a user's own daemon listens, or the system's"
 	if a.Socket != "" {
 		how = "named by --socket"

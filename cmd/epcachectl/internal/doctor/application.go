@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -17,16 +17,16 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// examination looks at what an application loads.
-type examination struct {
-	client *unixsock.Client // nil: no daemon
+// Examination looks at what an application loads.
+type Examination struct {
+	Client *unixsock.Client // nil: no daemon
 	own    bool             // the daemon runs as this user
 	socket string           // that --socket names
 	findings
 }
 
 // runtime looks at a folder without loading anything of it.
-func (x *examination) runtime(ctx context.Context, dir string) {
+func (x *Examination) runtime(ctx context.Context, dir string) {
 	subject := "runtime " + dir
 	r, err := compilers.Find(dir)
 	if err != nil {
@@ -42,15 +42,15 @@ func (x *examination) runtime(ctx context.Context, dir string) {
 		}
 		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, term.OrDash(v), term.OrDash(r.ORTVersion))
 	}
-	x.known(ctx, subject, r)
+	x.Known(ctx, subject, r)
 }
 
-// known tells whether the daemon has what the application loads: it serves builds only for runtimes that it can judge.
-func (x *examination) known(ctx context.Context, subject string, r compilers.Runtime) {
-	if x.client == nil {
+// Known tells whether the daemon has what the application loads: it serves builds only for runtimes that it can judge.
+func (x *Examination) Known(ctx context.Context, subject string, r compilers.Runtime) {
+	if x.Client == nil {
 		return
 	}
-	reply, err := x.client.Probe(ctx, &wire.Probe{})
+	reply, err := x.Client.Probe(ctx, &wire.Probe{})
 	if err != nil {
 		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see "+daemon.LogOf(unixsock.DefaultSocket()))
 		return
@@ -121,7 +121,7 @@ func packageVersion(ep compilers.EPLibrary) string {
 }
 
 // python looks at a Python as an application sees it.
-func (x *examination) python(ctx context.Context, path string) {
+func (x *Examination) python(ctx context.Context, path string) {
 	subject := "python " + path
 	facts, err := lookAtPython(ctx, path)
 	if err != nil {
@@ -130,7 +130,7 @@ func (x *examination) python(ctx context.Context, path string) {
 	}
 	if facts.Epcache {
 		if found, err := askEpcache(ctx, path, x.socket); err == nil {
-			x.list = append(x.list, found...)
+			x.List = append(x.List, found...)
 			return
 		}
 	}
@@ -160,11 +160,11 @@ func (x *examination) python(ctx context.Context, path string) {
 			x.plainSessions(subject, facts, ep)
 		}
 	}
-	x.known(ctx, subject, r)
+	x.Known(ctx, subject, r)
 }
 
 // starts has the execution provider started as the application would.
-func (x *examination) starts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
+func (x *Examination) starts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
 	version := packageVersion(ep)
 	started, err := startPlugin(ctx, python, ep)
 	switch {
@@ -186,7 +186,7 @@ func (x *examination) starts(ctx context.Context, subject, python string, facts 
 }
 
 // plainSessions warns of what happens without a word: ONNX Runtime takes the name of a plugin for one that is not there, and runs on the CPU.
-func (x *examination) plainSessions(subject string, facts *pythonFacts, ep compilers.EPLibrary) {
+func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compilers.EPLibrary) {
 	if slices.Contains(facts.Providers, ep.EP) {
 		return
 	}

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"bytes"
@@ -66,7 +66,7 @@ func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*p
 }
 
 // askEpcache has the Python's own epcache look at it, so that both doctors find the same. It fails where that is too old.
-func askEpcache(ctx context.Context, python, socket string) ([]finding, error) {
+func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*pythonTimeout)
 	defer cancel()
 	args := []string{"-m", "epcache", "doctor", "--application", "--json"}
@@ -78,7 +78,7 @@ func askEpcache(ctx context.Context, python, socket string) ([]finding, error) {
 	var out tail
 	cmd.Stdout = &out
 	err := cmd.Run()
-	var found doctorResult
+	var found Result
 	if wrong := json.Unmarshal([]byte(out.String()), &found); wrong != nil || len(found.Findings) == 0 {
 		return nil, errors.Join(wrong, err)
 	}

@@ -1,0 +1,145 @@
+// Package doctor looks for what keeps epcached from being of use, and prints its findings.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
+)
+
+// Finding is one thing that was looked at: what is found, why it matters, and what to do. The names are a contract for scripts.
+type Finding struct {
+	Severity string `json:"severity"` // "problem", "warning", "ok"
+	Subject  string `json:"subject"`
+	Text     string `json:"text"`
+	Hint     string `json:"hint"`
+	Side     string `json:"side"` // who looked: "client", "daemon", "application"
+}
+
+const (
+	severityProblem = "problem"
+	severityWarning = "warning"
+	severityOK      = "ok"
+)
+
+// Result is what doctor prints with --json.
+type Result struct {
+	Problems int       `json:"problems"`
+	Warnings int       `json:"warnings"`
+	Daemon   bool      `json:"daemon"` // one answers
+	Findings []Finding `json:"findings"`
+}
+
+// findings collects what one side found.
+type findings struct {
+	side string
+	List []Finding
+}
+
+func (f *findings) problem(subject, text, hint string) {
+	f.List = append(f.List, Finding{severityProblem, subject, text, hint, f.side})
+}
+
+func (f *findings) warning(subject, text, hint string) {
+	f.List = append(f.List, Finding{severityWarning, subject, text, hint, f.side})
+}
+
+func (f *findings) ok(subject, format string, args ...any) {
+	f.List = append(f.List, Finding{severityOK, subject, fmt.Sprintf(format, args...), "", f.side})
+}
+
+// Examine prints what it finds of the connection, of the daemon, and of an application that has a
+// runtime and a Python; "" for none.
+func Examine(ctx context.Context, a *cli.Call, runtime, python string) error {
+	client, all := lookForDaemon(ctx, a)
+	answers := client != nil
+	if answers {
+		defer client.Close() // nothing is under way
+		all = append(all, askDoctor(ctx, client)...)
+	}
+	application := &Examination{Client: client, socket: a.Socket, findings: findings{side: "application"}}
+	application.own = answers && client.Hello().GetDaemonUid() == client.Hello().GetUid()
+	if runtime != "" {
+		application.runtime(ctx, runtime)
+	}
+	if python != "" {
+		application.python(ctx, python)
+	}
+	all = append(all, application.List...)
+	if ctx.Err() != nil {
+		return fmt.Errorf("doctor: %w", ctx.Err())
+	}
+	return printFindings(a, all, answers)
+}
+
+func printFindings(a *cli.Call, all []Finding, answers bool) error {
+	result := Result{Daemon: answers, Findings: append([]Finding{}, all...)}
+	for _, f := range all {
+		switch f.Severity {
+		case severityProblem:
+			result.Problems++
+		case severityWarning:
+			result.Warnings++
+		}
+	}
+	if a.JSON {
+		if err := a.Print.JSON(result); err != nil {
+			return err
+		}
+	} else {
+		listFindings(a.Print, &result)
+	}
+	switch {
+	case !answers && slices.ContainsFunc(all, keepsFromStarting) && !slices.ContainsFunc(all, refusesUs):
+		return exit.Status(exit.NoDaemon)
+	case result.Problems > 0:
+		return exit.Status(exit.Failed)
+	}
+	return nil
+}
+
+// keepsFromStarting tells a daemon that the next program would start from one that stays away.
+func keepsFromStarting(f Finding) bool { return f.Side == "client" && f.Severity == severityProblem }
+
+// refusesUs tells a daemon that is there and that this client cannot talk to from one that is not there.
+func refusesUs(f Finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
+
+// listFindings prints the worst first.
+func listFindings(p *term.Printer, r *Result) {
+	for _, severity := range []string{severityProblem, severityWarning, severityOK} {
+		for _, f := range r.Findings {
+			if f.Severity != severity && (severity != severityOK || f.Severity == severityProblem || f.Severity == severityWarning) {
+				continue
+			}
+			p.Line("%-8s %s: %s", term.Printable(f.Severity), term.Printable(f.Subject), term.Printable(f.Text))
+			if f.Hint != "" {
+				p.Line("         -> %s", term.Printable(f.Hint))
+			}
+		}
+	}
+	switch {
+	case r.Problems == 0 && r.Warnings == 0:
+		p.Line("all is well")
+	default:
+		p.Line("%s, %s", term.Counted(r.Problems, "problem"), term.Counted(r.Warnings, "warning"))
+	}
+}
+
+// askDoctor passes on what the daemon sees.
+func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {
+	f := &findings{side: "daemon"}
+	reply, err := c.Doctor(ctx)
+	if err != nil {
+		f.warning("daemon", fmt.Sprintf("it gives no advice: %v", err), "if it is older than this program, start the daemon again from the same version")
+		return f.List
+	}
+	for _, one := range reply.GetAdvice() {
+		f.List = append(f.List, Finding{one.GetSeverity(), one.GetSubject(), one.GetText(), one.GetHint(), f.side})
+	}
+	return f.List
+}
