@@ -143,7 +143,7 @@ func (c *Cache) needs(d cas.Digest) (all []needed, err error) {
 		return err
 	}
 	err = add(d)
-	for _, user := range c.forms.Users(d) {
+	for _, user := range c.forms.Recipes.Users(d) {
 		if !c.cas.Has(user) {
 			err = errors.Join(err, add(user))
 		}
@@ -174,7 +174,7 @@ func (c *Cache) reachOf(d cas.Digest) (reach, error) {
 	if err := c.addReach(out, d); err != nil || len(out) > 0 {
 		return out, err
 	}
-	for _, user := range c.forms.Users(d) {
+	for _, user := range c.forms.Recipes.Users(d) {
 		if err := c.addReach(out, user); err != nil {
 			return out, err
 		}

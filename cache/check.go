@@ -41,9 +41,9 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 		return nil, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
-	known := c.forms.Complete()
-	c.forms.ReadAgain()
-	for _, p := range c.forms.Problems() {
+	known := c.forms.Recipes.Complete()
+	c.forms.Recipes.ReadAgain()
+	for _, p := range c.forms.Recipes.Problems() {
 		out.found(recipeFinding(p))
 		if d, err := cas.ParseDigest(filepath.Base(p.Path)); repair && p.Unread && err == nil && c.cas.Has(d) { // else it is found where the blob is looked at
 			c.putAsideRecipe(d, p.Detail)
@@ -86,7 +86,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 	if err == nil {
 		err = c.checkLeftovers(ctx, containers, out, progress)
 	}
-	if err == nil && repair && !known && c.forms.Complete() {
+	if err == nil && repair && !known && c.forms.Recipes.Complete() {
 		err = c.removeLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
 	}
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *Cache) hasGone(f *wire.Finding) bool {
 	if err != nil {
 		return false // not of a blob
 	}
-	_, packed := c.forms.Packed(d)
+	_, packed := c.forms.Recipes.Has(d)
 	return !packed && !c.cas.Has(d)
 }
 
@@ -151,7 +151,7 @@ const (
 // checkRecipes gives the containers that only recipes need, with their sizes.
 func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
 	containers := make(map[cas.Digest]int64)
-	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := c.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		_, needed, err := c.index.DiskBytes(d)
 		if err != nil {
 			return err
@@ -197,7 +197,7 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 			return nil
 		}
 		ids, err := c.index.Needs(d)
-		if err != nil || len(ids) > 0 || len(c.forms.Users(d)) > 0 {
+		if err != nil || len(ids) > 0 || len(c.forms.Recipes.Users(d)) > 0 {
 			return err // published, or packed, meanwhile
 		}
 		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
@@ -262,7 +262,7 @@ func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep b
 		f.Kind, f.Detail = "damaged", fmt.Sprintf("%d bytes long, not %d", have, size)
 	case deep:
 		err = c.forms.Check(ctx, d)
-		c.forms.CheckCopy(ctx, d)
+		c.forms.Copies.Check(ctx, d)
 	default:
 		err = c.forms.Verify(ctx, d) // hashes only where the stamp does not hold
 	}
@@ -281,7 +281,7 @@ func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep b
 // unneeded tells that neither a build nor a recipe needs a blob.
 func (c *Cache) unneeded(d cas.Digest) bool {
 	ids, err := c.index.Needs(d)
-	return err == nil && len(ids) == 0 && len(c.forms.Users(d)) == 0
+	return err == nil && len(ids) == 0 && len(c.forms.Recipes.Users(d)) == 0
 }
 
 // maxNeeding bounds the builds that are named which need a blob.

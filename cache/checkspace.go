@@ -176,7 +176,7 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 
 // eachCopyFile walks what is of one kind where unpacked forms have a folder of their own on the store's file system.
 func (c *Cache) eachCopyFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
-	copies, apart := c.forms.Folder()
+	copies, apart := c.forms.Copies.Folder()
 	if apart || copies == c.path("unpacked") {
 		return nil
 	}
@@ -222,7 +222,7 @@ func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest,
 				continue // it may be just about to be published, or removed
 			}
 			detail := fmt.Sprintf("accounted with %d bytes on disk, and takes %d", accounted, disk)
-			if !known && len(c.forms.Users(d)) > 0 {
+			if !known && len(c.forms.Recipes.Users(d)) > 0 {
 				break // a container
 			}
 			if !known {

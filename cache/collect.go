@@ -94,7 +94,7 @@ func (c *Cache) wantedNow(id index.BuildID) string {
 
 // nothingGoes says why no build may go for room, whichever it is; "" if some may: as long as nobody knows all that is needed, no blob is removed.
 func (c *Cache) nothingGoes() string {
-	if c.index.Complete() && c.forms.Complete() {
+	if c.index.Complete() && c.forms.Recipes.Complete() {
 		return ""
 	}
 	return keptUnread
@@ -329,7 +329,7 @@ func (c *Cache) freedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64)
 func (c *Cache) partsOf(b *index.Build) map[cas.Digest]int64 {
 	parts := distinctBlobs(b)
 	for d := range distinctBlobs(b) {
-		if p, ok := c.forms.Packed(d); ok {
+		if p, ok := c.forms.Recipes.Has(d); ok {
 			for _, container := range p.Containers {
 				parts[container.Digest] = container.Size
 			}
@@ -341,7 +341,7 @@ func (c *Cache) partsOf(b *index.Build) map[cas.Digest]int64 {
 // takenBy is what a blob takes on the disk as it is, in all of its forms.
 func (c *Cache) takenBy(d cas.Digest) int64 {
 	whole, recipe, unpacked := c.forms.Bytes(d)
-	if _, apart := c.forms.Folder(); apart {
+	if _, apart := c.forms.Copies.Folder(); apart {
 		return whole + recipe
 	}
 	return whole + recipe + unpacked

@@ -33,7 +33,7 @@ const mostTold = 256
 // administrators, else the peer's own builds. What goes in which order, space.Snapshot.Plan says.
 func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collection, error) {
 	began := time.Now()
-	c.forms.ReadAgain() // else nothing goes
+	c.forms.Recipes.ReadAgain() // else nothing goes
 	b, err := c.bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")

@@ -181,7 +181,7 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 	require.True(t, b.cache.cas.Has(base) && b.cache.cas.Has(large(builds[1])))
 	b.reopen()
 	for _, build := range builds[:2] { // as is done by itself
-		_, err := b.cache.forms.LookAt(context.Background(), large(build), nil)
+		_, err := b.cache.forms.Sharing.LookAt(context.Background(), large(build), nil)
 		require.NoError(t, err)
 	}
 	b.packCold(2 * time.Hour)
@@ -221,8 +221,8 @@ func TestARecipeOfABlobThatIsWholeIsRemoved(t *testing.T) {
 	b.open()
 	require.NoError(t, b.cache.removeLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(d))
-	require.Empty(t, b.cache.forms.Users(large(builds[0])))
-	_, packed := b.cache.forms.Packed(d)
+	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))
+	_, packed := b.cache.forms.Recipes.Has(d)
 	require.False(t, packed)
 	b.exact()
 	b.askFor(2, files[1])

@@ -27,7 +27,7 @@ func (b *bench) worded(n, kib, batch int) *Request {
 }
 
 func (b *bench) compressed(d cas.Digest) bool {
-	p, ok := b.cache.forms.Packed(d)
+	p, ok := b.cache.forms.Recipes.Has(d)
 	return ok && p.Compressed > 0
 }
 
@@ -90,7 +90,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 
 // objectsOf lists what the recipe of a blob takes from.
 func (b *bench) objectsOf(d cas.Digest) (all []cas.Digest) {
-	p, _ := b.cache.forms.Packed(d)
+	p, _ := b.cache.forms.Recipes.Has(d)
 	for _, one := range p.Containers {
 		require.True(b, b.cache.cas.Has(one.Digest))
 		all = append(all, one.Digest)

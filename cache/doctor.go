@@ -287,7 +287,7 @@ func (c *Cache) adviseIndex() []Advice {
 			hint("nothing is lost but counters; if it happens again, see to the disk"))
 	}
 	problems := c.index.Problems()
-	for _, p := range c.forms.Problems() {
+	for _, p := range c.forms.Recipes.Problems() {
 		f := recipeFinding(p)
 		problems = append(problems, index.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}

@@ -73,7 +73,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 			require.NoError(t, os.Remove(filepath.Join(b.state, "index.db")))
 		}
 		b.open()
-		require.Len(t, b.cache.forms.Users(blobNamed(t, "dc66f368", b)), 1, "it is half exchanged")
+		require.Len(t, b.cache.forms.Recipes.Users(blobNamed(t, "dc66f368", b)), 1, "it is half exchanged")
 		serveAll := func() {
 			t.Helper()
 			served := 0

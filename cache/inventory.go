@@ -18,7 +18,7 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 		shares   = make(map[cas.Digest]packing.Share)
 		wanted   = make(map[cas.Digest]struct{})
 	)
-	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := c.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		recipes[d], wanted[d] = p, struct{}{}
 		for _, container := range p.Containers {
 			wanted[container.Digest] = struct{}{}
@@ -26,13 +26,13 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 		return nil
 	})
 	if err == nil {
-		err = c.forms.EachCopy(ctx, func(d cas.Digest, disk int64) error {
+		err = c.forms.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
 			unpacked[d], wanted[d] = disk, struct{}{}
 			return nil
 		})
 	}
 	if err == nil {
-		err = c.forms.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+		err = c.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
 				return nil // not for room: it would be asked for before long, and need more
 			}
@@ -67,7 +67,7 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 	for d, s := range shares {
 		// Of what no build needs nothing is packed; what has been packed or removed since frees nothing.
 		if inv.Needed(d) {
-			inv.AddSaving(d, c.forms.Saving(d), s.From...)
+			inv.AddSaving(d, c.forms.Sharing.Saving(d), s.From...)
 		}
 	}
 	return survey, inv, nil

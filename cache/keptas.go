@@ -52,7 +52,7 @@ func (c *Cache) formWord(b *index.Build) string {
 }
 
 func (c *Cache) formText(d cas.Digest) string {
-	p, packed := c.forms.Packed(d)
+	p, packed := c.forms.Recipes.Has(d)
 	if !packed || !c.forms.OnlyPacked(d) {
 		return "whole"
 	}

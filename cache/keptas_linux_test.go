@@ -49,10 +49,10 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Equal(t, "packed", b.cache.formWord(both(builds[0], builds[2])))
 	require.Equal(t, "packed", b.cache.formWord(both(builds[2], builds[0])))
 
-	p, _ := b.cache.forms.Packed(large(builds[1]))
+	p, _ := b.cache.forms.Recipes.Has(large(builds[1]))
 	compressed := fmt.Sprintf("packed, %s of %s its own, compressed to %s", bytesText(p.Compressed), bytesText(p.Size), bytesText(p.Stored))
 	require.Equal(t, compressed, b.kept(builds[1].BuildKey.String()))
-	q, _ := b.cache.forms.Packed(large(builds[2]))
+	q, _ := b.cache.forms.Recipes.Has(large(builds[2]))
 	require.Less(t, q.Containers[q.Literals].Size, q.Size/8)
 	packed := fmt.Sprintf("packed, %s of %s its own", bytesText(q.Containers[q.Literals].Size), bytesText(q.Size))
 	require.Equal(t, packed, b.kept(builds[2].BuildKey.String()))

@@ -81,7 +81,7 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 		for _, f := range b.Files {
 			if tensors || f.Size >= leastLaid || len(names) > 0 {
 				one := LaidFile{Build: *b, EP: firstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Own: f.Size, Packed: c.forms.OnlyPacked(f.Digest)}
-				if recipe, there := c.forms.Packed(f.Digest); one.Packed && there {
+				if recipe, there := c.forms.Recipes.Has(f.Digest); one.Packed && there {
 					one.Own, one.Compressed = ownOf(&recipe), recipe.Compressed
 				}
 				out.Files = append(out.Files, one)
@@ -237,7 +237,7 @@ type kinship struct {
 func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
 	k := &kinship{c: c, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
 		whose: make(map[cas.Digest]cas.Digest), stands: make(map[cas.Digest][]dedupe.Extent)}
-	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := c.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		for i, from := range p.Containers {
 			k.takers[from.Digest] = append(k.takers[from.Digest], d)
 			if i == p.Literals {
@@ -252,7 +252,7 @@ func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
 	for literals, d := range k.whose {
 		k.takers[d] = append(k.takers[d], k.takers[literals]...)
 	}
-	return k, c.forms.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+	return k, c.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 		if c.cas.Has(d) {
 			for _, from := range s.From {
 				k.takers[from] = append(k.takers[from], d)
@@ -302,7 +302,7 @@ func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
 	}
 	stands, known := k.stands[d]
 	if !known {
-		if r, err := k.c.forms.Recipe(d); err == nil { // else it went meanwhile, or check tells of it
+		if r, err := k.c.forms.Recipes.Get(d); err == nil { // else it went meanwhile, or check tells of it
 			stands = literalsOf(r)
 		}
 		k.stands[d] = stands
@@ -338,7 +338,7 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
 	c := k.c
 	if c.forms.OnlyPacked(d) {
-		r, err := c.forms.Recipe(d)
+		r, err := c.forms.Recipes.Get(d)
 		if err != nil {
 			return nil, nil, 0, err
 		}
@@ -347,10 +347,10 @@ func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []ded
 		}
 		return r.Containers, r.Extents, r.Literals, nil
 	}
-	if c.forms.Saving(d) == 0 {
+	if c.forms.Sharing.Saving(d) == 0 {
 		return nil, nil, 0, nil
 	}
-	m, err := c.forms.Match(ctx, d, nil)
+	m, err := c.forms.Sharing.Match(ctx, d, nil)
 	if m == nil || err != nil {
 		return nil, nil, 0, err
 	}

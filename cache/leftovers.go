@@ -22,7 +22,7 @@ func (c *Cache) removeLeftovers(ctx context.Context) error {
 	}
 	l := leftovers{c: c, pace: pace{last: time.Now()}}
 	// Recipes first: their containers may be left over as well.
-	err := errors.Join(c.forms.RemoveDoubles(ctx), c.forms.EachPacked(ctx, l.recipe))
+	err := errors.Join(c.forms.RemoveDoubles(ctx), c.forms.Recipes.Walk(ctx, l.recipe))
 	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {
 		if freed, err2 := c.forms.Remove(d); err2 != nil {

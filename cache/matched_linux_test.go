@@ -17,23 +17,23 @@ func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
 	literals := b.literalsOf(large(builds[1]))
 	for _, d := range []cas.Digest{build, container, literals} {
 		if d == build {
-			_, err := b.cache.forms.LookAt(context.Background(), d, nil)
+			_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
 			require.NoError(t, err)
 		}
 		raw, ok := b.cache.index.Sketches.Get(d[:])
 		require.True(t, ok)
 		require.NoError(t, b.cache.index.Sketches.Save(d[:], append([]byte{raw[0] + 1}, raw[1:]...)))
 		require.NoError(t, b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...))) // it shares nothing
-		require.True(t, b.cache.forms.LookedAt(d))
+		require.True(t, b.cache.forms.Sharing.LookedAt(d))
 	}
-	require.NoError(t, b.cache.forms.Renew(context.Background(), b.cache.sharing.gate))
+	require.NoError(t, b.cache.forms.Sharing.Renew(context.Background(), b.cache.sharing.gate))
 	for _, d := range []cas.Digest{container, literals} {
 		b.requireSketch(d)
 	}
 	todo, err := b.cache.sharing.unknown(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, todo, build)
-	_, err = b.cache.forms.LookAt(context.Background(), build, nil)
+	_, err = b.cache.forms.Sharing.LookAt(context.Background(), build, nil)
 	require.NoError(t, err)
 	b.requireSketch(build)
 }
@@ -48,7 +48,7 @@ func (b *bench) requireSketch(d cas.Digest) {
 }
 
 func (b *bench) literalsOf(d cas.Digest) cas.Digest {
-	p, ok := b.cache.forms.Packed(d)
+	p, ok := b.cache.forms.Recipes.Has(d)
 	require.True(b, ok)
 	require.NotEqual(b, dedupe.NoLiterals, p.Literals)
 	return p.Containers[p.Literals].Digest

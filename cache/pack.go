@@ -27,7 +27,7 @@ func (c *Cache) packBuild(ctx context.Context, id index.BuildID) (freed int64, e
 // are all cold in the sense of when; gate is asked before each piece that is read.
 func (c *Cache) packBuildWith(ctx context.Context, id index.BuildID, when packWhen, gate packing.Gate) (freed int64, err error) {
 	return c.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
-		if ok, err := c.allCold(d, when); !ok || err != nil || len(c.forms.Users(d)) > 0 {
+		if ok, err := c.allCold(d, when); !ok || err != nil || len(c.forms.Recipes.Users(d)) > 0 {
 			return 0, err
 		}
 		return c.forms.Pack(ctx, d, packing.Worth, gate)
@@ -61,7 +61,7 @@ func (c *Cache) packSaving(id index.BuildID) int64 {
 	}
 	sum := int64(0)
 	for d := range distinctBlobs(&b) {
-		sum += c.forms.Saving(d)
+		sum += c.forms.Sharing.Saving(d)
 	}
 	return sum
 }

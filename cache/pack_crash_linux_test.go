@@ -93,7 +93,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 		for _, f := range result.Findings {
 			require.Equal(b, "leftover", f.Kind, "%v", f)
 		}
-		require.NoError(b, after.cache.forms.EachPacked(context.Background(), func(d cas.Digest, p dedupe.Packed) error {
+		require.NoError(b, after.cache.forms.Recipes.Walk(context.Background(), func(d cas.Digest, p dedupe.Packed) error {
 			for _, container := range p.Containers {
 				require.True(b, after.cache.cas.Has(container.Digest), "a container of %s, which may be needed again, is gone", d)
 			}

@@ -49,7 +49,7 @@ func (b *bench) stores(asks []*Request) (builds []*index.Build, files []map[stri
 	b.later.Add(int64(time.Hour))
 	for _, build := range builds {
 		for d := range distinctBlobs(build) {
-			_, err := b.cache.forms.LookAt(context.Background(), d, nil)
+			_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
 			require.NoError(b, err)
 		}
 	}
@@ -305,7 +305,7 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 			require.NoError(t, os.WriteFile(other, raw, 0o444))
 		}, false, false},
 		{"literals gone", func(t *testing.T, b *bench, builds []*index.Build) {
-			p, ok := b.cache.forms.Packed(large(builds[1]))
+			p, ok := b.cache.forms.Recipes.Has(large(builds[1]))
 			require.True(t, ok)
 			require.NotEqual(t, -1, p.Literals)
 			require.NoError(t, os.Remove(object(b, p.Containers[p.Literals].Digest)))
@@ -381,7 +381,7 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 		a := b.acquire(r)
 		require.NoError(t, a.View.Close())
 		b.later.Add(int64(time.Hour))
-		_, err := b.cache.forms.LookAt(context.Background(), large(a.Build), nil)
+		_, err := b.cache.forms.Sharing.LookAt(context.Background(), large(a.Build), nil)
 		require.NoError(t, err)
 		return a.Build
 	}
@@ -395,12 +395,12 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	require.Zero(t, b.cache.packSaving(shared.ID), "for all, with one user's")
 	require.Zero(t, b.pack(shared))
 	require.Positive(t, b.pack(same))
-	p, _ := b.cache.forms.Packed(large(same))
+	p, _ := b.cache.forms.Recipes.Has(large(same))
 	require.Equal(t, large(first), p.Containers[0].Digest)
 	after := ask(one+2, 5)
 	require.Positive(t, b.cache.packSaving(after.ID), "one user's, with what is for all")
 	require.Positive(t, b.pack(after))
-	p, _ = b.cache.forms.Packed(large(after))
+	p, _ = b.cache.forms.Recipes.Has(large(after))
 	require.Equal(t, large(shared), p.Containers[0].Digest)
 }
 

@@ -110,7 +110,7 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	require.Equal(t, PackedNow, results.Builds[0].Outcome)
 	require.Greater(t, results.Builds[0].FreesBytes, int64(19<<20/10))
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
-	require.Empty(t, b.cache.forms.Users(large(builds[0])))
+	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))
 	b.exact()
 	b.requireSound()
 	for i, r := range asks() {
@@ -154,18 +154,18 @@ func TestWhatIsNotTrueAnyMoreIsLookedAtAgain(t *testing.T) {
 	require.Positive(t, b.pack(builds[0]))
 	require.Zero(t, b.cache.packSaving(builds[1].ID), "what it would take from is packed")
 	b.pass(0)
-	require.False(t, b.cache.forms.LookedAt(d))
-	_, err := b.cache.forms.LookAt(context.Background(), d, nil) // as the next time by itself
+	require.False(t, b.cache.forms.Sharing.LookedAt(d))
+	_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil) // as the next time by itself
 	require.NoError(t, err)
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(d))
-	require.Contains(t, b.cache.forms.Users(b.literals(builds[0])), d)
+	require.Contains(t, b.cache.forms.Recipes.Users(b.literals(builds[0])), d)
 }
 
 // literals are what a packed build has of its own.
 func (b *bench) literals(build *index.Build) cas.Digest {
 	b.Helper()
-	p, ok := b.cache.forms.Packed(large(build))
+	p, ok := b.cache.forms.Recipes.Has(large(build))
 	require.True(b, ok && p.Literals != dedupe.NoLiterals)
 	return p.Containers[p.Literals].Digest
 }

@@ -119,9 +119,9 @@ func (c *Cache) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned
 	}
 	gone := make(map[cas.Digest]bool)
 	for d := range packed {
-		p, _ := c.forms.Packed(d) // of one that has become whole meanwhile, nothing
+		p, _ := c.forms.Recipes.Has(d) // of one that has become whole meanwhile, nothing
 		for _, container := range p.Containers {
-			left := slices.ContainsFunc(c.forms.Users(container.Digest), func(user cas.Digest) bool { return !planned[user] })
+			left := slices.ContainsFunc(c.forms.Recipes.Users(container.Digest), func(user cas.Digest) bool { return !planned[user] })
 			if left || gone[container.Digest] {
 				continue
 			}
@@ -203,7 +203,7 @@ func (c *Cache) lookAtUnknown(ctx context.Context) error {
 		return err
 	}
 	for _, d := range todo {
-		if _, err := c.forms.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
+		if _, err := c.forms.Sharing.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
 			return err
 		}
 	}
@@ -214,7 +214,7 @@ func (c *Cache) lookAtUnknown(ctx context.Context) error {
 // there any more.
 func (c *Cache) lookAgain(ctx context.Context, b *index.Build) error {
 	for d := range distinctBlobs(b) {
-		if err := c.forms.LookAgain(ctx, d, nil); err != nil {
+		if err := c.forms.Sharing.LookAgain(ctx, d, nil); err != nil {
 			return err
 		}
 	}

@@ -257,7 +257,7 @@ func (s *sharing) sweep(ctx context.Context) {
 		return
 	}
 	if !s.renewed {
-		if err := s.c.forms.Renew(ctx, s.gate); err != nil && ctx.Err() == nil {
+		if err := s.c.forms.Sharing.Renew(ctx, s.gate); err != nil && ctx.Err() == nil {
 			s.c.log.Warn("sketches of another version not made anew", "error", err)
 		}
 		s.renewed = true
@@ -288,7 +288,7 @@ func (s *sharing) todo(ctx context.Context) ([]cas.Digest, error) {
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.c.cas.Size(d)
-		return err != nil || size < packing.Least || s.c.forms.LookedAt(d) // it has gone, is packed, or was looked at
+		return err != nil || size < packing.Least || s.c.forms.Sharing.LookedAt(d) // it has gone, is packed, or was looked at
 	}), nil
 }
 
@@ -310,7 +310,7 @@ func (s *sharing) look(ctx context.Context) (err error) {
 		if err := s.reading(ctx); err != nil {
 			return err
 		}
-		if _, err := s.c.forms.LookAt(ctx, d, s.reading); err != nil {
+		if _, err := s.c.forms.Sharing.LookAt(ctx, d, s.reading); err != nil {
 			if ctx.Err() != nil || errors.Is(err, errCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
@@ -331,7 +331,7 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
 	err := s.c.index.EachNeed(ctx, func(n index.Need) error {
 		d := n.Blob
-		if n.Size < packing.Least || !s.c.cas.Has(d) || s.c.forms.LookedAt(d) {
+		if n.Size < packing.Least || !s.c.cas.Has(d) || s.c.forms.Sharing.LookedAt(d) {
 			return nil
 		}
 		b, err := s.c.index.Get(n.Build)
@@ -348,8 +348,8 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 // pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
 func (s *sharing) pack(ctx context.Context, when packWhen) error {
 	var worth []cas.Digest
-	err := s.c.forms.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
-		if !s.c.forms.DropStale(d, found) && !found.Little {
+	err := s.c.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
+		if !s.c.forms.Sharing.DropStale(d, found) && !found.Little {
 			worth = append(worth, d) // what is stale is looked at again, the next time
 		}
 		return nil
@@ -390,7 +390,7 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 // dropCold removes the unpacked forms of builds that were not used for so long, however soon builds are packed: the next request makes them again,
 // and else a copy that was made once would stay for good. Of a blob that is whole by now there is no need for one.
 func (s *sharing) dropCold(ctx context.Context, after time.Duration) error {
-	open := s.c.forms.Copies()
+	open := s.c.forms.Copies.Store()
 	if open == nil {
 		return nil
 	}

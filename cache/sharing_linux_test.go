@@ -112,12 +112,12 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 			b.cache.index.Sketches.Drop(d[:])
 			b.cache.index.Shares.Drop(d[:])
 		}
-		m, err := b.cache.forms.Match(ctx, d, nil)
+		m, err := b.cache.forms.Sharing.Match(ctx, d, nil)
 		require.NoError(t, err)
 		require.NotNil(t, m)
 		m.Close()
 		require.Greater(t, m.Plan.Size, int64(16<<20))
-		found, err := b.cache.forms.LookAt(ctx, d, nil)
+		found, err := b.cache.forms.Sharing.LookAt(ctx, d, nil)
 		require.NoError(t, err)
 		require.Equal(t, large(builds[0]), found.From[0])
 		require.Positive(t, found.Saving)
@@ -165,7 +165,7 @@ func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
 	s.tick()
 	require.False(t, s.allToRead())
 	s.sweep(ctx)
-	require.True(t, b.cache.forms.LookedAt(packed) || b.cache.forms.OnlyPacked(packed), "looked at again")
+	require.True(t, b.cache.forms.Sharing.LookedAt(packed) || b.cache.forms.OnlyPacked(packed), "looked at again")
 }
 
 // Who stores one build does not have all that can be packed looked through: that is done now and then.
@@ -211,10 +211,10 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	require.Equal(t, []cas.Digest{d}, s.failed)
 	disk.name.Store(nil)
 	s.sweep(ctx)
-	require.False(t, b.cache.forms.LookedAt(d), "not before the tick")
+	require.False(t, b.cache.forms.Sharing.LookedAt(d), "not before the tick")
 	s.tick()
 	require.False(t, s.allToRead())
 	s.sweep(ctx)
-	require.True(t, b.cache.forms.LookedAt(d))
+	require.True(t, b.cache.forms.Sharing.LookedAt(d))
 	require.Empty(t, s.failed)
 }

@@ -35,7 +35,7 @@ func (c *Cache) unpackAll(ctx context.Context, b *index.Build, phase func(string
 // roomForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
 // while its blob is locked, and evicts nothing.
 func (c *Cache) roomForCopy(ctx context.Context, size int64) error {
-	if _, apart := c.forms.Folder(); apart {
+	if _, apart := c.forms.Copies.Folder(); apart {
 		return nil
 	}
 	place := &reservation{c: c}

@@ -70,7 +70,7 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	plan = b.plan(0)
 	require.NotEmpty(t, plan.Steps, "%+v", plan.Kept)
-	require.True(t, b.cache.forms.Complete())
+	require.True(t, b.cache.forms.Recipes.Complete())
 }
 
 // A recipe that the disk never gives is put aside when somebody has the store repaired: its build is made anew, and builds go for room again.
@@ -96,11 +96,11 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, b.cache.cas.Has(large(builds[1])))
 		}
-		require.False(t, b.cache.forms.Complete())
+		require.False(t, b.cache.forms.Recipes.Complete())
 		found, err := b.cache.Check(ctx, b.self(), true, true, nil)
 		require.NoError(t, err)
 		require.NotEmpty(t, found.Findings)
-		require.True(t, b.cache.forms.Complete())
+		require.True(t, b.cache.forms.Recipes.Complete())
 		require.NoFileExists(t, fs.path)
 		aside, err := filepath.Glob(b.cache.path("quarantine", "*-"+large(builds[1]).String()))
 		require.NoError(t, err)

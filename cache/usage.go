@@ -155,8 +155,8 @@ func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage,
 		u.Users = usageSums(accounts.SumsBy(list,
 			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), quota)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
-		err := c.forms.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
-			u.PackableBytes += c.forms.Saving(d)
+		err := c.forms.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
+			u.PackableBytes += c.forms.Sharing.Saving(d)
 			return nil
 		})
 		if err != nil {

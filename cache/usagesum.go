@@ -54,7 +54,7 @@ func (c *Cache) freedBy(ctx context.Context, p Peer, ids []index.BuildID) (sum i
 
 // othersNeed tells whether there is a build besides this one, of those that the peer may know, that needs a blob.
 func (c *Cache) othersNeed(p Peer, b *index.Build, d cas.Digest) (bool, error) {
-	if c.rights.Administrator(p) && len(c.forms.Users(d)) == 0 { // no recipe takes from it
+	if c.rights.Administrator(p) && len(c.forms.Recipes.Users(d)) == 0 { // no recipe takes from it
 		ids, err := c.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}

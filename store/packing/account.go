@@ -148,7 +148,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 			now.Containers += disk
 		}
 	}
-	err = s.EachCopy(context.Background(), func(_ cas.Digest, disk int64) error {
+	err = s.Copies.Each(context.Background(), func(_ cas.Digest, disk int64) error {
 		now.Copies += disk
 		return nil
 	})
@@ -156,4 +156,17 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		a.at, a.last = time.Now(), now
 	}
 	return now, err
+}
+
+// Bytes gives the bytes on disk of each form of a blob, 0 for one that it does not have: whole, the recipe without its
+// containers, unpacked.
+func (s *Store) Bytes(d cas.Digest) (whole, recipe, unpacked int64) {
+	whole, _ = cas.DiskBytesIn(s.dir, d) // of one that is not there, none
+	if p, ok := s.shelf.Has(d); ok {
+		recipe = p.Disk
+	}
+	if s.Copies.Store() != nil {
+		unpacked, _ = cas.DiskBytesIn(s.Copies.dir, d) // likewise
+	}
+	return whole, recipe, unpacked
 }

@@ -121,7 +121,7 @@ func TestWhatARecipeThatIsPutAsideTookFromGoes(t *testing.T) {
 	all, _ := b.variants(3, mib)
 	require.Positive(t, b.pack(all[1]))
 	require.Positive(t, b.pack(all[2]))
-	packed, _ := b.Packed(all[1])
+	packed, _ := b.Recipes.Has(all[1])
 	require.NotEqual(t, -1, packed.Literals)
 	literals := packed.Containers[packed.Literals].Digest
 	require.True(t, b.whole.Has(literals))

@@ -146,7 +146,7 @@ func (m *member) doSomething() {
 		m.do("evict", all, func(func() []error) { m.evictAll(all) })
 	case n < 55:
 		m.do("look at", []cas.Digest{d}, func(func() []error) {
-			_, err := m.LookAt(ctx, d, gate)
+			_, err := m.Sharing.LookAt(ctx, d, gate)
 			m.expect(err, cas.ErrNotFound, errStopped) // it need not be whole
 		})
 	case n < 72:
@@ -240,7 +240,7 @@ func (m *member) compact(ctx context.Context, gate Gate) {
 	f := all[m.random.IntN(len(all))]
 	about := []cas.Digest{f.Hot, f.Base}
 	if !f.Base.IsZero() {
-		about = append(about, m.Users(f.Base)...)
+		about = append(about, m.Recipes.Users(f.Base)...)
 	}
 	m.do("compact", about, func(func() []error) { // a zero digest is never needed: any may be gone
 		m.expect(m.Compact(ctx, f, gate), cas.ErrNotFound, ErrInUse, errNotWorth, errStopped)
@@ -279,7 +279,7 @@ func (c *crowd) requireNothingElse(when string) {
 			return
 		}
 		used[d] = true
-		p, _ := c.Packed(d) // nothing, of one that has no recipe
+		p, _ := c.Recipes.Has(d) // nothing, of one that has no recipe
 		for _, from := range p.Containers {
 			use(from.Digest)
 		}
@@ -298,7 +298,7 @@ func (c *crowd) requireNothingElse(when string) {
 	if disk, told := c.onDisk(), c.told(); disk != told {
 		say("%d bytes are on the disk, and %d accounted for", disk, told)
 	}
-	require.NoError(c, c.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	require.NoError(c, c.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		if !used[d] {
 			say("%s has a recipe for nobody, which takes from %v", d, p.Containers)
 		}
@@ -306,10 +306,10 @@ func (c *crowd) requireNothingElse(when string) {
 	}))
 	for _, d := range c.shelf.Containers() {
 		if !used[d] || !c.whole.Has(d) {
-			say("%s is told to be a container of %v", d, c.Users(d))
+			say("%s is told to be a container of %v", d, c.Recipes.Users(d))
 		}
 	}
-	require.NoError(c, c.EachCopy(ctx, func(d cas.Digest, _ int64) error {
+	require.NoError(c, c.Copies.Each(ctx, func(d cas.Digest, _ int64) error {
 		if !used[d] {
 			say("%s has a copy for nobody", d)
 		}

@@ -63,7 +63,7 @@ func (b *bench) variants(n, size int) (all []cas.Digest, contents [][]byte) {
 	for i := range n {
 		content := append(noise(uint64(i+1), 4096), common...)
 		d := b.put(content)
-		_, err := b.LookAt(context.Background(), d, nil)
+		_, err := b.Sharing.LookAt(context.Background(), d, nil)
 		require.NoError(b, err)
 		all, contents = append(all, d), append(contents, content)
 	}

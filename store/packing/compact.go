@@ -53,7 +53,7 @@ func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) (
 		return nil
 	})
 	if err == nil {
-		err = s.EachShare(ctx, func(d cas.Digest, share Share) error {
+		err = s.Sharing.EachShare(ctx, func(d cas.Digest, share Share) error {
 			if len(share.From) > 0 && !share.Little && s.whole.Has(d) {
 				look(Family{d, share.From[0]}, share.Saving)
 			}
@@ -82,7 +82,7 @@ func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) (
 func (s *Store) mayCompact(f Family) bool {
 	isHot := func(d cas.Digest) bool { return d == f.Hot }
 	others := slices.DeleteFunc(s.shelf.Users(f.Base), isHot)
-	may, err := s.mayTake(append(others, f.Base))
+	may, err := s.Sharing.mayTake(append(others, f.Base))
 	if err != nil {
 		return false
 	}

@@ -63,7 +63,7 @@ func TestABlobThatWasNeverPackedBecomesTheBase(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
-	require.Positive(t, b.Saving(all[1]))
+	require.Positive(t, b.Sharing.Saving(all[1]))
 	found := b.families(all[1])
 	require.Equal(t, []Family{{Hot: all[1], Base: all[0]}}, found)
 	b.full = true
@@ -96,11 +96,11 @@ func TestCompactingThatIsStoppedGoesOnAnotherTime(t *testing.T) {
 	}), stopped)
 	require.True(t, b.whole.Has(all[0]) && b.whole.Has(all[1]))
 	for _, d := range all {
-		_, packed := b.Packed(d)
+		_, packed := b.Recipes.Has(d)
 		require.NotEqual(t, packed, b.whole.Has(d))
 	}
 	for _, d := range all[:2] { // as is done by itself
-		_, err := b.LookAt(ctx, d, nil)
+		_, err := b.Sharing.LookAt(ctx, d, nil)
 		require.NoError(t, err)
 	}
 	for _, f := range b.families(all[1]) {
@@ -162,7 +162,7 @@ func TestNothingStaysOfABaseThatIsNotNeeded(t *testing.T) {
 	require.Equal(t, Family{Hot: all[2], Base: all[0]}, b.families(all[2])[0])
 	require.NoError(t, b.Compact(ctx, Family{Hot: all[2], Base: all[0]}, nil))
 	require.True(t, b.whole.Has(all[2]))
-	_, packed := b.Packed(all[0])
+	_, packed := b.Recipes.Has(all[0])
 	require.False(t, packed || b.whole.Has(all[0]))
 	for _, i := range []int{1, 2} {
 		require.NoError(t, b.Check(ctx, all[i]))
@@ -247,7 +247,7 @@ func TestLiteralsOfABlobThatIsWholeAreNotTakenFrom(t *testing.T) {
 			require.Positive(t, b.pack(d))
 		}
 	}
-	p, _ := b.Packed(all[1])
+	p, _ := b.Recipes.Has(all[1])
 	literals := p.Containers[p.Literals].Digest
 	require.Contains(t, b.containers(all[2]), literals)
 	b.asks = func() { b.once = b.asked > 0 } // but for the whole form itself there is no room

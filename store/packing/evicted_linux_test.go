@@ -68,7 +68,7 @@ func (b *bench) requireNothingLeft() {
 	}
 	require.Empty(b, b.objects())
 	require.Empty(b, b.shelf.Containers())
-	require.NoError(b, b.EachCopy(context.Background(), func(d cas.Digest, _ int64) error { return fmt.Errorf("a copy of %s stays", d) }))
+	require.NoError(b, b.Copies.Each(context.Background(), func(d cas.Digest, _ int64) error { return fmt.Errorf("a copy of %s stays", d) }))
 }
 
 // formChange is something that gives a blob another form.
@@ -128,7 +128,7 @@ func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 			content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
 		}
 		d := b.put(content)
-		_, err := b.LookAt(ctx, d, nil)
+		_, err := b.Sharing.LookAt(ctx, d, nil)
 		require.NoError(b, err)
 		if all = append(all, d); c.name == "make whole" && i == 1 {
 			b.pack(d)
@@ -180,7 +180,7 @@ func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 	ctx := context.Background()
 	packing := b.whole.Hold()
 	require.NoError(t, b.makeRecipe(ctx, all[1], search{}, packing))
-	made, err := b.Recipe(all[1])
+	made, err := b.Recipes.Get(all[1])
 	require.NoError(t, err)
 	require.NoError(t, b.shelf.Remove(all[1])) // packing is as far as to have stored its literals
 	b.needs = func(d cas.Digest) {

@@ -23,15 +23,15 @@ func TestABlobGoesThroughAllItsForms(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
-	require.Greater(t, b.Saving(all[1]), int64(mib/2))
-	require.Zero(t, b.Saving(all[0]), "it stood alone")
+	require.Greater(t, b.Sharing.Saving(all[1]), int64(mib/2))
+	require.Zero(t, b.Sharing.Saving(all[0]), "it stood alone")
 
 	freed := b.pack(all[1])
 	require.Greater(t, freed, int64(mib/2))
 	require.Equal(t, []int64{int64(len(contents[1]))}, b.goes, "what is written makes room")
 	require.Zero(t, b.user.passing)
 	require.True(t, b.OnlyPacked(all[1]))
-	require.Equal(t, all[1], b.Users(all[0])[0])
+	require.Equal(t, all[1], b.Recipes.Users(all[0])[0])
 	require.NoError(t, b.Verify(ctx, all[1]))
 	require.NoError(t, b.Check(ctx, all[1]))
 	size, err := b.Size(all[1])
@@ -57,7 +57,7 @@ func TestABlobGoesThroughAllItsForms(t *testing.T) {
 	require.Positive(t, whole)
 	require.Zero(t, recipe+copied)
 	require.Equal(t, contents[1], b.read(all[1]))
-	require.Empty(t, b.Users(all[0]))
+	require.Empty(t, b.Recipes.Users(all[0]))
 	require.ElementsMatch(t, all, b.objects(), "no literals are left")
 
 	for _, d := range all {
@@ -111,7 +111,7 @@ func TestAWholeFormThatTheRecipeIsNoSubstituteForStays(t *testing.T) {
 	require.ErrorAs(t, err, &gone)
 	require.Equal(t, all[0], gone.Digest)
 	require.Equal(t, []cas.Digest{all[1]}, b.objects(), "nothing is left of the recipe")
-	_, packed := b.Packed(all[1])
+	_, packed := b.Recipes.Has(all[1])
 	require.False(t, packed)
 	require.Equal(t, contents[1], b.read(all[1]))
 }
@@ -137,7 +137,7 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 	require.True(t, Broken(b.putRecipe(context.Background(), &wrong, nil)))
 	_, there := b.shelf.Has(wrong.Blob)
 	require.False(t, there)
-	require.NotContains(t, b.Users(all[0]), wrong.Blob)
+	require.NotContains(t, b.Recipes.Users(all[0]), wrong.Blob)
 	require.NoError(t, b.Check(context.Background(), all[1]), "the one that was there is as it was")
 }
 
@@ -148,7 +148,7 @@ func (b *bench) halfPacked(d cas.Digest) {
 	defer done()
 	require.NoError(b, b.makeRecipe(context.Background(), d, search{least: Little}, hold))
 	require.True(b, b.whole.Has(d))
-	_, packed := b.Packed(d)
+	_, packed := b.Recipes.Has(d)
 	require.True(b, packed)
 }
 
@@ -160,7 +160,7 @@ func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
 	part := noise(3, mib)
 	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
 	taker := b.put(slices.Concat(noise(5, 4096), part, noise(4, 300), part))
-	_, err := b.LookAt(ctx, taker, nil)
+	_, err := b.Sharing.LookAt(ctx, taker, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(taker))
 	b.halfPacked(container)
@@ -217,7 +217,7 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 		content := slices.Concat(common, own)
 		base, d := b.put(common), b.put(content)
 		for _, one := range []cas.Digest{base, d} {
-			_, err := b.LookAt(ctx, one, nil)
+			_, err := b.Sharing.LookAt(ctx, one, nil)
 			require.NoError(t, err)
 		}
 		path := filepath.Join(b.Store.dir, "objects", base.String()[:2], base.String())
@@ -252,8 +252,8 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err)
-		require.Zero(t, b.Saving(d))
-		require.True(t, b.LookedAt(d))
+		require.Zero(t, b.Sharing.Saving(d))
+		require.True(t, b.Sharing.LookedAt(d))
 		require.Equal(t, content, b.read(d))
 	}
 }
@@ -264,12 +264,12 @@ func TestABlobTakesOnlyFromWhereItMay(t *testing.T) {
 	content := noise(0, mib)
 	first := b.put(append(noise(1, 4096), content...))
 	b.of[first] = "one"
-	_, err := b.LookAt(context.Background(), first, nil)
+	_, err := b.Sharing.LookAt(context.Background(), first, nil)
 	require.NoError(t, err)
 	second := b.put(append(noise(2, 4096), content...))
 	for whose, saves := range map[string]bool{"another": false, "": false, "one": true} {
 		b.of[second] = whose
-		found, err := b.LookAt(context.Background(), second, nil)
+		found, err := b.Sharing.LookAt(context.Background(), second, nil)
 		require.NoError(t, err)
 		require.Equal(t, saves, found.Saving > 0, whose)
 	}
@@ -326,7 +326,7 @@ func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 			d = second
 		}
 		var n atomic.Int64
-		found, err := b.LookAt(context.Background(), d, func(context.Context) error { n.Add(1); return nil })
+		found, err := b.Sharing.LookAt(context.Background(), d, func(context.Context) error { n.Add(1); return nil })
 		require.NoError(t, err)
 		require.Equal(t, saves, found.Saving > 0)
 		return n.Load()
@@ -339,7 +339,7 @@ func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 
 func (b *bench) containers(d cas.Digest) (all []cas.Digest) {
 	b.Helper()
-	p, ok := b.Packed(d)
+	p, ok := b.Recipes.Has(d)
 	require.True(b, ok)
 	for _, one := range p.Containers {
 		all = append(all, one.Digest)

@@ -54,12 +54,12 @@ func TestWhatIsFreedIsWhatTheFileSystemSays(t *testing.T) {
 			var all []cas.Digest
 			for i, own := range []int{40, 100, 3000} {
 				all = append(all, b.put(append(noise(uint64(i+1), own), common...)))
-				_, err := b.LookAt(ctx, all[i], nil)
+				_, err := b.Sharing.LookAt(ctx, all[i], nil)
 				require.NoError(t, err)
 			}
 			own := hex.EncodeToString(noise(9, mib/4))
 			all = append(all, b.put(append([]byte(own), common...)))
-			_, err := b.LookAt(ctx, all[3], nil)
+			_, err := b.Sharing.LookAt(ctx, all[3], nil)
 			require.NoError(t, err)
 			for _, d := range all[1:] {
 				before := taken()
@@ -67,7 +67,7 @@ func TestWhatIsFreedIsWhatTheFileSystemSays(t *testing.T) {
 				require.Positive(t, freed)
 				require.Equal(t, before-taken(), freed)
 			}
-			p, _ := b.Packed(all[3])
+			p, _ := b.Recipes.Has(all[3])
 			require.Positive(t, p.Compressed)
 			space, err := b.Space(true)
 			require.NoError(t, err)

@@ -16,7 +16,7 @@ import (
 func (b *bench) looked(content []byte) (cas.Digest, Share) {
 	b.Helper()
 	d := b.put(content)
-	found, err := b.LookAt(context.Background(), d, nil)
+	found, err := b.Sharing.LookAt(context.Background(), d, nil)
 	require.NoError(b, err)
 	return d, found
 }
@@ -39,7 +39,7 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	container, found := b.looked(content)
 	require.Empty(t, found.From)
 	require.False(t, found.Little)
-	require.Greater(t, b.Saving(container), int64(part-16<<10))
+	require.Greater(t, b.Sharing.Saving(container), int64(part-16<<10))
 	// One that takes of both copies, and over where the second begins, and one that is all in it.
 	first := slices.Concat(noise(3, 4096), content[part/2:part*3/2], content[3*part-part/4:], noise(4, 4096))
 	second := slices.Concat(once, noise(5, 4096))
@@ -88,7 +88,7 @@ func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 	delete(b.needed, container)
 	_, err := b.Remove(container)
 	require.NoError(t, err)
-	_, packed := b.Packed(container)
+	_, packed := b.Recipes.Has(container)
 	require.False(t, packed)
 	require.True(t, b.whole.Has(literals[0]))
 	b.requireAll(map[cas.Digest][]byte{user: content})
@@ -106,7 +106,7 @@ func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
 	content := slices.Concat(part, noise(2, 2*mib), part)
 	d, found := b.looked(content)
 	require.True(t, found.Little)
-	require.False(t, b.mayGo(d), "others take from it")
+	require.False(t, b.Sharing.mayGo(d), "others take from it")
 	require.Zero(t, b.pack(d))
 	require.True(t, b.whole.Has(d))
 	freed, err := b.Pack(ctx, d, Little, nil)
@@ -133,11 +133,11 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later, found := b.looked(large)
 	require.True(t, found.Little)
-	require.False(t, b.LookedAt(container), "it came too early")
-	found, err := b.LookAt(context.Background(), container, nil)
+	require.False(t, b.Sharing.LookedAt(container), "it came too early")
+	found, err := b.Sharing.LookAt(context.Background(), container, nil)
 	require.NoError(t, err)
 	require.Equal(t, []cas.Digest{later}, found.From)
-	require.True(t, b.LookedAt(later), "or they would have each other looked at for ever")
+	require.True(t, b.Sharing.LookedAt(later), "or they would have each other looked at for ever")
 	require.Positive(t, b.pack(container))
 	require.Equal(t, []cas.Digest{later}, b.containers(container))
 	require.Contains(t, b.containers(user), later)
@@ -156,12 +156,12 @@ func TestWhatAnEarlierVersionFoundIsLookedAtAgain(t *testing.T) {
 		looked bool
 	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), false}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
 		b.shares.rows[string(d[:])] = c.raw
-		require.Equal(t, c.looked, b.LookedAt(d), "%x", c.raw)
+		require.Equal(t, c.looked, b.Sharing.LookedAt(d), "%x", c.raw)
 	}
 	b.shares.rows[string(d[:])] = old(1, 0)
-	_, err := b.LookAt(context.Background(), d, nil)
+	_, err := b.Sharing.LookAt(context.Background(), d, nil)
 	require.NoError(t, err)
-	require.True(t, b.LookedAt(d))
+	require.True(t, b.Sharing.LookedAt(d))
 	for _, want := range []Share{{}, {Saving: 5, Little: true}, {Saving: 1 << 40, From: []cas.Digest{d}}, {Little: true, Saving: 7}} {
 		got, ok := decodeShare(want.encode())
 		require.True(t, ok)

@@ -58,12 +58,12 @@ func (m *Matched) frees(least Gain) bool {
 // Match finds what a whole blob shares with those that it may take bytes from, all of them whole,
 // and with itself: a weight-sharing group may have its weights once for each member. nil: it is too
 // small for that. gate, which may be nil, is asked before each piece that is read.
-func (s *Store) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, error) {
+func (s *Sharing) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, error) {
 	return s.match(ctx, d, search{gate: gate})
 }
 
 // match is Match of a blob in whichever form. The bytes of one that is packed are not verified.
-func (s *Store) match(ctx context.Context, d cas.Digest, how search) (*Matched, error) {
+func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched, error) {
 	open := func() (Source, error) { return s.openWhole(ctx, d) }
 	if s.OnlyPacked(d) {
 		open = func() (Source, error) { return s.Look(d) }
@@ -81,7 +81,7 @@ func (s *Store) match(ctx context.Context, d cas.Digest, how search) (*Matched, 
 }
 
 // planFor is nil where a blob is too small. What it opens is m's.
-func (s *Store) planFor(
+func (s *Sharing) planFor(
 	ctx context.Context, m *Matched, d cas.Digest, how search,
 ) (*dedupe.Plan, error) {
 	if m.target.Size() < Least {
@@ -102,7 +102,7 @@ func (s *Store) planFor(
 	return dedupe.Match(ctx, behind(ctx, m.target, how.gate), find)
 }
 
-func (s *Store) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]dedupe.Candidate, error) {
+func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]dedupe.Candidate, error) {
 	var all []dedupe.Candidate
 	for _, one := range near {
 		f, err := s.openWhole(ctx, one)
@@ -116,14 +116,6 @@ func (s *Store) openCandidates(ctx context.Context, m *Matched, near []cas.Diges
 		all = append(all, dedupe.Candidate{Digest: one, Source: behind(ctx, f, gate)})
 	}
 	return all, nil
-}
-
-func (s *Store) openWhole(ctx context.Context, d cas.Digest) (*dedupe.File, error) {
-	f, err := s.whole.Open(ctx, d)
-	if err != nil {
-		return nil, err
-	}
-	return dedupe.NewFile(f)
 }
 
 // behind gives a source that is read only when the gate opens.

@@ -19,16 +19,16 @@ func (b *bench) passedOn() (container, another, later cas.Digest, contents map[c
 	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
 	another = b.put(content)
 	b.of[another] = "another"
-	_, err := b.LookAt(context.Background(), another, nil)
+	_, err := b.Sharing.LookAt(context.Background(), another, nil)
 	require.NoError(b, err)
 	require.Positive(b, b.pack(another))
 	b.of[container] = "one"
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later = b.put(large)
 	b.of[later] = "one"
-	_, err = b.LookAt(context.Background(), later, nil)
+	_, err = b.Sharing.LookAt(context.Background(), later, nil)
 	require.NoError(b, err)
-	found, err := b.LookAt(context.Background(), container, nil)
+	found, err := b.Sharing.LookAt(context.Background(), container, nil)
 	require.NoError(b, err)
 	require.Equal(b, []cas.Digest{later}, found.From)
 	return container, another, later, map[cas.Digest][]byte{container: small, another: content, later: large}
@@ -42,12 +42,12 @@ func TestNobodyIsMovedToWhatItMayNotTakeFrom(t *testing.T) {
 	require.Zero(t, b.pack(container))
 	require.Contains(t, b.containers(another), container)
 	require.NotContains(t, b.containers(another), later)
-	_, packed := b.Packed(container)
+	_, packed := b.Recipes.Has(container)
 	require.False(t, packed)
 	b.requireAll(contents)
 
 	b.of[another] = "one"
-	_, err := b.LookAt(ctx, container, nil)
+	_, err := b.Sharing.LookAt(ctx, container, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(container))
 	require.Contains(t, b.containers(another), later)
@@ -81,21 +81,21 @@ func TestWhatMayNotTakeFromABlobThatBecomesWholeHasItsOwnBytes(t *testing.T) {
 	content := slices.Concat(common, own)
 	d, _ := b.looked(content)
 	require.Positive(t, b.pack(d))
-	p, _ := b.Packed(d)
+	p, _ := b.Recipes.Has(d)
 	literals := p.Containers[p.Literals].Digest
 	taken := slices.Concat(noise(3, 4096), own)
 	another := b.put(taken)
 	b.of[another] = "another"
-	_, err := b.LookAt(context.Background(), another, nil)
+	_, err := b.Sharing.LookAt(context.Background(), another, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(another))
 	require.Contains(t, b.containers(another), literals)
 	b.of[d] = "one"
 	require.NoError(t, b.MakeWhole(context.Background(), d))
 	require.True(t, b.whole.Has(d))
-	_, packed := b.Packed(d)
+	_, packed := b.Recipes.Has(d)
 	require.False(t, packed)
-	require.Empty(t, b.Users(d))
+	require.Empty(t, b.Recipes.Users(d))
 	require.True(t, b.whole.Has(another))
 	require.False(t, b.whole.Has(literals))
 	b.requireAll(map[cas.Digest][]byte{first: common, d: content, another: taken})

@@ -24,7 +24,7 @@ func TestThereHasToBeRoomForLiterals(t *testing.T) {
 	_, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.ElementsMatch(t, all, b.objects())
-	_, packed := b.Packed(all[1])
+	_, packed := b.Recipes.Has(all[1])
 	require.False(t, packed)
 	require.Equal(t, contents[1], b.read(all[1]))
 	require.Zero(t, b.reserved)
@@ -36,7 +36,7 @@ func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
 	var last, reads atomic.Int64 // which several readers are at
-	found, err := b.Match(ctx, all[1], func(context.Context) error { last.Add(1); return nil })
+	found, err := b.Sharing.Match(ctx, all[1], func(context.Context) error { last.Add(1); return nil })
 	require.NoError(t, err)
 	found.Close()
 	freed, err := b.Pack(ctx, all[1], Worth, func(context.Context) error {
@@ -49,7 +49,7 @@ func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.Equal(t, []cas.Digest{all[1]}, b.objects())
-	_, packed := b.Packed(all[1])
+	_, packed := b.Recipes.Has(all[1])
 	require.False(t, packed)
 	require.Equal(t, contents[1], b.read(all[1]))
 }
@@ -128,7 +128,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 			all, contents := b.variants(3, mib/2)
 			require.Positive(t, b.pack(all[1]))
 			require.Positive(t, b.pack(all[2]))
-			f := &noRoom{folder: b.folder}
+			f := &noRoom{folder: b.Copies.dir}
 			f.full = func() error { // as long as the first one's copy is there
 				if _, _, copied := b.Bytes(all[1]); copied > 0 {
 					return full
@@ -136,7 +136,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 				return nil
 			}
 			var err error
-			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.folder, FS: f, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
+			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.Copies.dir, FS: f, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 			require.NoError(t, err)
 			require.Equal(t, contents[1], b.read(all[1]))
 			require.Equal(t, contents[2], b.read(all[2]))
@@ -160,7 +160,7 @@ func TestNothingIsKnownOfWhatIsEvictedWhileItIsLookedAt(t *testing.T) {
 	common := noise(1, mib/2)
 	first := b.put(common)
 	for i, look := range []func(d cas.Digest, gate Gate) error{
-		func(d cas.Digest, gate Gate) error { _, err := b.LookAt(ctx, d, gate); return err },
+		func(d cas.Digest, gate Gate) error { _, err := b.Sharing.LookAt(ctx, d, gate); return err },
 		func(d cas.Digest, gate Gate) error { _, err := b.Pack(ctx, d, Worth, gate); return err },
 	} {
 		d := b.put(slices.Concat(noise(uint64(10+i), 4096), common))

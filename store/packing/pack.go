@@ -56,7 +56,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if err != nil {
 		return 0, ignoreNotFound(err) // it is packed already
 	}
-	if len(s.shelf.Users(d)) > 0 && s.Saving(d) < least.of(size) {
+	if len(s.shelf.Users(d)) > 0 && s.Sharing.Saving(d) < least.of(size) {
 		return 0, nil // most bases: they need not be read again for that
 	}
 	freed, err = s.pack(ctx, d, least, nil, gate)
@@ -174,7 +174,7 @@ func (s *Store) packWithout(
 func (s *Store) makeRecipe(
 	ctx context.Context, d cas.Digest, how search, hold *cas.Hold,
 ) error {
-	found, err := s.match(ctx, d, how)
+	found, err := s.Sharing.match(ctx, d, how)
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (s *Store) makeRecipe(
 		// The blob stays as it is, and that nothing can be had of it is noted.
 		s.log.Error("not packed: the recipe does not give the file; please report this",
 			"digest", d.String(), "error", err)
-		return errors.Join(errNotWorth, s.saveShare(d, Share{}))
+		return errors.Join(errNotWorth, s.Sharing.saveShare(d, Share{}))
 	}
 	return err
 }
@@ -252,7 +252,7 @@ func (s *Store) planned(
 	}
 	own, _, err := hold.Put(ctx, io.NewSectionReader(literals, 0, size))
 	if err == nil {
-		_, err = s.sketchOf(ctx, own, how.gate) // later recipes take from them, too
+		_, err = s.Sharing.sketchOf(ctx, own, how.gate) // later recipes take from them, too
 	}
 	if err != nil {
 		return nil, nil, err
@@ -263,7 +263,7 @@ func (s *Store) planned(
 
 // wanted reports whether another blob, which is not packed yet, would take bytes from this one.
 func (s *Store) wanted(ctx context.Context, d cas.Digest) (wanted bool) {
-	err := s.EachShare(ctx, func(other cas.Digest, found Share) error {
+	err := s.Sharing.EachShare(ctx, func(other cas.Digest, found Share) error {
 		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)
 		return nil
 	})

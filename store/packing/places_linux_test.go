@@ -29,7 +29,7 @@ func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 	var all []cas.Digest
 	for _, one := range [][]byte{common, content} {
 		d := b.put(one)
-		_, err := b.LookAt(ctx, d, nil)
+		_, err := b.Sharing.LookAt(ctx, d, nil)
 		require.NoError(t, err)
 		all = append(all, d)
 	}
@@ -37,7 +37,7 @@ func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 	whole := cas.OnDisk(int64(len(content)))
 
 	freed := b.pack(all[1])
-	p, _ := b.Packed(all[1])
+	p, _ := b.Recipes.Has(all[1])
 	literals := p.Containers[p.Literals].Size
 	require.Equal(t, []place{{cas.OnDisk(literals) + p.Disk, whole}}, asked())
 	require.Equal(t, whole-cas.OnDisk(literals)-p.Disk, freed)
@@ -53,7 +53,7 @@ func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 	asked()
 	require.NoError(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, nil))
 	require.True(t, b.OnlyPacked(all[0]))
-	recipe, _ := b.Packed(all[0])
+	recipe, _ := b.Recipes.Has(all[0])
 	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}, {recipe.Disk, mib}}, asked())
 	require.Zero(t, b.reserved)
 	for _, d := range all {
@@ -74,7 +74,7 @@ func TestWhatIsCompressedHasAPlace(t *testing.T) {
 	b.places = nil
 	require.Positive(t, b.pack(d))
 	require.Equal(t, []place{{mib/2 + 4096, cas.OnDisk(int64(len(content)))}}, b.places)
-	p, _ := b.Packed(d)
+	p, _ := b.Recipes.Has(d)
 	require.Positive(t, p.Compressed)
 	require.Less(t, p.Disk, int64(mib/2))
 }
@@ -90,7 +90,7 @@ func TestWhatMayNotBeTakenFromAnyMoreIsNotPackedWith(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.True(t, b.whole.Has(all[1]))
-	_, packed := b.Packed(all[1])
+	_, packed := b.Recipes.Has(all[1])
 	require.False(t, packed, "and it goes")
 	require.Equal(t, contents[1], b.read(all[1]))
 }

@@ -111,6 +111,3 @@ func (s *Store) prove(ctx context.Context, r *dedupe.Recipe) error {
 	}
 	return nil
 }
-
-// Recipe reads the recipe of a blob, which may be whole besides. Errors are cas.ErrNotFound, a *dedupe.FormatError, dedupe.ErrNewer and the system's.
-func (s *Store) Recipe(d cas.Digest) (*dedupe.Recipe, error) { return s.shelf.Get(d) }

@@ -188,7 +188,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		s.memory.dropSharing(d)
 		freed += p.Stored
 	}
-	if open := s.open.Load(); open != nil {
+	if open := s.Copies.Store(); open != nil {
 		size, _ := open.Size(d) // 0 where there is none
 		if err := open.Remove(d); err == nil {
 			s.account.changed()

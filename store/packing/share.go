@@ -14,11 +14,18 @@ import (
 // Least is the size in bytes below which a blob is not looked at: less than a few blocks cannot be saved of it.
 const Least = 256 << 10
 
+// Sharing finds out what blobs share, and keeps that beside them.
+type Sharing struct {
+	reader
+	memory *notes
+	owner  Owner
+}
+
 // mostNear bounds how many blobs one is compared with.
 const mostNear = 16
 
 // sketchOf gives the sketch of a whole blob, from the index or by reading it.
-func (s *Store) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.Sketch, error) {
+func (s *Sharing) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.Sketch, error) {
 	if known, ok := s.knownSketch(d); ok {
 		return known, nil
 	}
@@ -34,7 +41,7 @@ func (s *Store) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.S
 }
 
 // knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
-func (s *Store) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
+func (s *Sharing) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
 	raw, ok := s.memory.sketches.Get(d[:])
 	if !ok {
 		return dedupe.Sketch{}, false
@@ -43,7 +50,7 @@ func (s *Store) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
 	return known, err == nil
 }
 
-func (s *Store) saveSketch(d cas.Digest, made dedupe.Sketch) error {
+func (s *Sharing) saveSketch(d cas.Digest, made dedupe.Sketch) error {
 	raw, err := made.AppendBinary(nil)
 	if err != nil {
 		return err
@@ -52,7 +59,7 @@ func (s *Store) saveSketch(d cas.Digest, made dedupe.Sketch) error {
 	return s.memory.sketches.Save(d[:], raw)
 }
 
-func (s *Store) saveShare(d cas.Digest, found Share) error {
+func (s *Sharing) saveShare(d cas.Digest, found Share) error {
 	defer s.forgetIfGone(d)
 	return s.memory.shares.Save(d[:], found.encode())
 }
@@ -68,7 +75,7 @@ func eachBlob(ctx context.Context, t Table, fn func(d cas.Digest, raw []byte) er
 }
 
 // forgetIfGone forgets what was just found out of a blob that was removed meanwhile: who removed it has forgotten only what was known then.
-func (s *Store) forgetIfGone(d cas.Digest) {
+func (s *Sharing) forgetIfGone(d cas.Digest) {
 	if !s.whole.Has(d) && !s.shelf.Stands(d) {
 		s.memory.dropSharing(d)
 	}
@@ -77,7 +84,7 @@ func (s *Store) forgetIfGone(d cas.Digest) {
 // near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
 // recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
 // with itself only has all of it. Those that the search names come first.
-func (s *Store) near(
+func (s *Sharing) near(
 	ctx context.Context, d cas.Digest, own dedupe.Sketch, how search,
 ) ([]cas.Digest, error) {
 	if own.Size < Least {
@@ -119,7 +126,7 @@ func (s *Store) near(
 }
 
 // mayTake returns what reports whether all of these blobs may take bytes of another one.
-func (s *Store) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), error) {
+func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), error) {
 	var each []func(cas.Digest) (bool, error)
 	for _, d := range all {
 		may, err := s.owner.MayTake(d)
@@ -139,7 +146,7 @@ func (s *Store) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), 
 }
 
 // mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container. One that others take from already is.
-func (s *Store) mayGo(d cas.Digest) bool {
+func (s *Sharing) mayGo(d cas.Digest) bool {
 	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
@@ -190,7 +197,7 @@ func decodeShare(b []byte) (o Share, ok bool) {
 }
 
 // share is what is known of a blob; false: nothing.
-func (s *Store) share(d cas.Digest) (Share, bool) {
+func (s *Sharing) share(d cas.Digest) (Share, bool) {
 	raw, ok := s.memory.shares.Get(d[:])
 	if !ok {
 		return Share{}, false
@@ -199,13 +206,13 @@ func (s *Store) share(d cas.Digest) (Share, bool) {
 }
 
 // LookedAt reports whether it is known what a blob shares.
-func (s *Store) LookedAt(d cas.Digest) bool {
+func (s *Sharing) LookedAt(d cas.Digest) bool {
 	_, known := s.share(d)
 	return known
 }
 
 // EachShare calls fn for every blob that packing frees something of, as far as is known: some may have been packed, or removed, since.
-func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
+func (s *Sharing) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
 	return eachBlob(ctx, s.memory.shares, func(d cas.Digest, raw []byte) error {
 		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
 			return fn(d, found)
@@ -215,7 +222,7 @@ func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share
 }
 
 // Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and still true. It reads no blob.
-func (s *Store) Saving(d cas.Digest) int64 {
+func (s *Sharing) Saving(d cas.Digest) int64 {
 	found, ok := s.share(d)
 	if !ok || !s.whole.Has(d) || s.stale(found) {
 		return 0
@@ -224,12 +231,12 @@ func (s *Store) Saving(d cas.Digest) int64 {
 }
 
 // stale tells whether something that a blob would take from is not whole any more.
-func (s *Store) stale(found Share) bool {
+func (s *Sharing) stale(found Share) bool {
 	return slices.ContainsFunc(found.From, func(from cas.Digest) bool { return !s.whole.Has(from) })
 }
 
 // DropStale forgets of a whole blob what is not true any more, so that it is looked at once more, and tells whether that was so.
-func (s *Store) DropStale(d cas.Digest, found Share) bool {
+func (s *Sharing) DropStale(d cas.Digest, found Share) bool {
 	if !s.stale(found) || !s.whole.Has(d) {
 		return false
 	}
@@ -238,7 +245,7 @@ func (s *Store) DropStale(d cas.Digest, found Share) bool {
 }
 
 // LookAt finds out what a whole blob shares with those that are there, and keeps that: its sketch first, so that later ones find it.
-func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
+func (s *Sharing) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
 	m, err := s.Match(ctx, d, gate)
 	if err != nil {
 		return Share{}, err
@@ -258,7 +265,7 @@ func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, err
 
 // smallerAgain has those looked at once more that came before a blob which has much of each, and is much larger itself, so that they are what can
 // be packed. A larger one is left alone, or two of them could have each other looked at for ever.
-func (s *Store) smallerAgain(p *dedupe.Plan) {
+func (s *Sharing) smallerAgain(p *dedupe.Plan) {
 	taken := make([]int64, len(p.Containers))
 	for _, e := range p.Extents {
 		taken[e.Container] += e.Length
@@ -271,7 +278,7 @@ func (s *Store) smallerAgain(p *dedupe.Plan) {
 }
 
 // LookAgain is LookAt where something was known once that is not true any more: what the blob would have taken from may not be there.
-func (s *Store) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
+func (s *Sharing) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
 	found, known := s.share(d)
 	if !known || !s.whole.Has(d) || !s.stale(found) {
 		return nil
@@ -282,7 +289,7 @@ func (s *Store) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
 
 // Renew forgets sketches that another version of the daemon made, with what was found out by them, so that their blobs are looked at
 // again. Containers that nobody needs but recipes are looked at by nobody else: theirs are made here.
-func (s *Store) Renew(ctx context.Context, gate Gate) error {
+func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
 		if _, err := dedupe.DecodeSketch(raw); err != nil {

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"github.com/epcached/epcached/cas"
@@ -121,18 +120,15 @@ type Options struct {
 
 // Store keeps blobs in their forms. Make one with Open.
 type Store struct {
+	reader
+	Recipes Recipes
+	Sharing *Sharing
+	Copies  *Copies
+
 	dir    string
-	folder string // of the unpacked forms
-	apart  bool
-	fs     cas.FS
-	whole  *cas.Store
-	shelf  *dedupe.Shelf
-	memory notes
+	memory *notes
 	owner  Owner
 	log    *slog.Logger
-
-	open    atomic.Pointer[cas.Store] // nil until something is unpacked; its blobs are the unpacked forms
-	opening sync.Mutex                // held while it is opened
 
 	turn    chan struct{} // one token: the form of one blob is changed at a time
 	passing []func()      // of what goes before the turn ends: Shrinks' done; whoever has the turn has it
@@ -143,56 +139,65 @@ type Store struct {
 // Open reads the recipes, and removes what of the unpacked forms an earlier boot has left. Recipes that cannot be read are in the log, and in
 // Problems.
 func Open(o Options) (*Store, error) {
-	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: notes{o.Memory, o.Sketches, o.Shares, o.Changed}, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
-		account: newAccount()}
-	if o.ReadOnly {
-		s.shelf = dedupe.ReadShelf(s.dir)
-		return s, nil
+	s := &Store{
+		dir: o.Dir, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1), account: newAccount(),
+		memory: &notes{o.Memory, o.Sketches, o.Shares, o.Changed},
+		Copies: &Copies{
+			fs: o.FS, dir: o.Copies, apart: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
+		},
 	}
 	var err error
-	if s.shelf, err = dedupe.OpenShelf(s.dir, s.fs); err != nil {
+	if s.whole = o.Whole; o.ReadOnly {
+		s.shelf = dedupe.ReadShelf(s.dir)
+	} else if s.shelf, err = dedupe.OpenShelf(s.dir, o.FS); err != nil {
 		return nil, err
+	}
+	s.Recipes, s.Sharing = s.shelf, &Sharing{s.reader, s.memory, s.owner}
+	if o.ReadOnly {
+		return s, nil
 	}
 	for _, p := range s.shelf.Problems() {
 		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer, "unread", p.Unread, "detail", p.Detail)
 	}
-	if _, err := os.Lstat(s.folder); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(o.Copies); errors.Is(err, fs.ErrNotExist) {
 		return s, nil // made when something is unpacked
 	}
-	_, err = s.copies()
+	_, err = s.Copies.open()
 	return s, err
 }
 
-// copies gives the store of the unpacked forms.
-func (s *Store) copies() (*cas.Store, error) {
-	if open := s.open.Load(); open != nil {
-		return open, nil
-	}
-	s.opening.Lock()
-	defer s.opening.Unlock()
-	if open := s.open.Load(); open != nil {
-		return open, nil
-	}
-	open, err := cas.Open(s.folder, cas.Options{FS: s.fs, Stamps: s.memory.UnpackedStamps(), Volatile: true})
-	if err != nil {
-		return nil, err
-	}
-	s.open.Store(open)
-	return open, nil
+// Recipes are the recipes of packed blobs, to be read.
+type Recipes interface {
+	// Has returns what is known of a blob's recipe; false: there is none.
+	Has(d cas.Digest) (dedupe.Packed, bool)
+
+	// Get reads the recipe of a blob, which may be whole besides. Errors are cas.ErrNotFound, a
+	// *dedupe.FormatError, dedupe.ErrNewer and the system's.
+	Get(d cas.Digest) (*dedupe.Recipe, error)
+
+	// Walk calls fn for every blob that has a recipe.
+	Walk(ctx context.Context, fn func(cas.Digest, dedupe.Packed) error) error
+
+	// Users lists the blobs whose recipes take bytes from a blob.
+	Users(container cas.Digest) []cas.Digest
+
+	// Complete reports whether it is known of all recipes what they need. As long as it is not, no
+	// base may be removed.
+	Complete() bool
+
+	// ReadAgain tries again to read the recipes that the system did not give.
+	ReadAgain()
+
+	// Problems lists the recipes that could not be read when the store was opened, and still are not.
+	Problems() []dedupe.Problem
 }
-
-// Copies gives the store of the unpacked forms, nil while nothing has been unpacked.
-func (s *Store) Copies() *cas.Store { return s.open.Load() }
-
-// Folder is that of the unpacked forms, absolute. apart: it is on another file system than the whole ones.
-func (s *Store) Folder() (path string, apart bool) { return s.folder, s.apart }
 
 // Serving gives the store that has the form of a blob that is served: the whole one, or a copy where there is but a recipe.
 func (s *Store) Serving(d cas.Digest) (store *cas.Store, unpacked bool, err error) {
 	if !s.OnlyPacked(d) {
 		return s.whole, false, nil
 	}
-	store, err = s.copies()
+	store, err = s.Copies.open()
 	return store, true, err
 }
 

@@ -14,7 +14,7 @@ import (
 // begins, which may be nil, is called before anything is written; progress, which may be nil, a hundred times at most while bytes are. Errors
 // that Lost knows say that a container or the recipe is no good; those that cas.Full knows and ErrNoRoom, that there is no room.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
-	store, err := s.copies()
+	store, err := s.Copies.open()
 	if err != nil {
 		return err
 	}
@@ -48,10 +48,10 @@ func (s *Store) fillCopy(
 		if err != nil {
 			return err
 		}
-		if err := s.owner.Fits(s.folder, "the unpacked copy", r.Size, 0); err != nil {
-			return fmt.Errorf("%w in %s", err, s.folder)
+		if err := s.owner.Fits(s.Copies.dir, "the unpacked copy", r.Size, 0); err != nil {
+			return fmt.Errorf("%w in %s", err, s.Copies.dir)
 		}
-		if !s.apart {
+		if !s.Copies.apart {
 			place, err := s.owner.Reserve(ctx, cas.OnDisk(r.Size), 0)
 			if err != nil {
 				return err
@@ -94,7 +94,7 @@ func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int
 
 // DropCopy removes the unpacked form of a blob, if there is one, and whatever leads to the blob. ErrInUse: somebody has it.
 func (s *Store) DropCopy(d cas.Digest) error {
-	open := s.open.Load()
+	open := s.Copies.Store()
 	if open == nil {
 		return nil
 	}

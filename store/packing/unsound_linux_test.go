@@ -106,7 +106,7 @@ func TestWhatAnUnreadRecipeMayNeedStays(t *testing.T) {
 		var err2 error
 		b.Store, err2 = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err2)
-		require.False(t, b.Complete())
+		require.False(t, b.Recipes.Complete())
 		b.shares.Drop(all[2][:]) // it is to be a container as well
 		require.Zero(t, b.pack(all[0]), "nobody knows that the unread one takes from it")
 		require.True(t, b.whole.Has(all[0]))
@@ -122,8 +122,8 @@ func TestWhatAnUnreadRecipeMayNeedStays(t *testing.T) {
 		require.Equal(t, err == syscall.EIO, len(b.DamageOf(ctx, all[1])) == 1, "only what the disk does not give to who asks for it is as good as damaged")
 		fs.err.Store(nil)
 		require.Equal(t, contents[1], b.read(all[1]))
-		require.True(t, b.Complete())
-		require.Contains(t, b.Users(all[0]), all[1])
+		require.True(t, b.Recipes.Complete())
+		require.Contains(t, b.Recipes.Users(all[0]), all[1])
 		require.NoError(t, b.DropCopy(all[1]))
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/epcached/epcached/cas"
@@ -52,25 +51,6 @@ func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
 
 const asItIsAttempts = 3
 
-// Source is a blob that can be read.
-type Source interface {
-	dedupe.Source
-	io.Closer
-}
-
-// Look opens a blob for looking at it, in whichever form it is. Nothing is verified, so nobody is served with these bytes.
-func (s *Store) Look(d cas.Digest) (Source, error) {
-	if !s.OnlyPacked(d) {
-		f, _, err := s.unverified(d)
-		return f, err
-	}
-	r, err := s.shelf.Get(d)
-	if err != nil {
-		return nil, err
-	}
-	return s.assemble(r)
-}
-
 // CopyTo writes a blob, whole or packed, into an empty file, and verifies it on the way. Errors are
 // those of Open, and of writing.
 func (s *Store) CopyTo(
@@ -85,24 +65,6 @@ func (s *Store) CopyTo(
 		return dedupe.CopyVerified(ctx, from, d, f, progress)
 	}
 	return s.asItIs(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
-}
-
-// assemble gives what a recipe makes of its containers, unverified.
-func (s *Store) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
-	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {
-		f, _, err := s.unverified(d)
-		return f, err
-	})
-}
-
-// unverified opens a whole form. verified reports whether its stamp holds.
-func (s *Store) unverified(d cas.Digest) (src *dedupe.File, verified bool, err error) {
-	f, verified, err := s.whole.OpenUnverified(d)
-	if err != nil {
-		return nil, false, err
-	}
-	src, err = dedupe.NewFile(f)
-	return src, verified, err
 }
 
 // Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads
@@ -130,20 +92,6 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 // Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 	return s.asItIs(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
-}
-
-// CheckCopy drops an unpacked form whose bytes are not what they were: it is made again when it is needed.
-func (s *Store) CheckCopy(ctx context.Context, d cas.Digest) {
-	open := s.open.Load()
-	if open == nil || !open.Has(d) {
-		return
-	}
-	if err := open.Check(ctx, d); Broken(err) {
-		s.log.Warn("unpacked blob dropped", "digest", d.String(), "why", err)
-		if err := open.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
-			s.log.Error("unpacked blob not dropped", "digest", d.String(), "error", err)
-		}
-	}
 }
 
 // Broken tells that an error is about bytes that are not what they should be, of a blob, a container or a recipe.

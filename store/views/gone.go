@@ -175,7 +175,7 @@ func (vs *Store) remove(dir string, files []file) error {
 func (vs *Store) unlink(dir *os.File, file file) {
 	store := vs.o.Blobs
 	if file.unpacked {
-		store = vs.o.Forms.Copies()
+		store = vs.o.Forms.Copies.Store()
 	}
 	if store != nil && !file.copied {
 		_ = store.Unlink(file.digest, dir, file.name) // a stamp not renewed costs hashing, or unpacking, once
@@ -193,7 +193,7 @@ func (vs *Store) DoomStrangers(ctx context.Context) error {
 		return err
 	}
 	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
-	if _, apart := vs.o.Forms.Folder(); err == nil && apart {
+	if _, apart := vs.o.Forms.Copies.Folder(); err == nil && apart {
 		var more []string
 		more, err = filepath.Glob(filepath.Join(vs.folder(true), "*", "*"))
 		found = append(found, more...)

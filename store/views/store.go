@@ -42,7 +42,7 @@ func Open(o Options) (*Store, error) {
 
 // folder is where views lie that have a file of an unpacked form, or none.
 func (vs *Store) folder(unpacked bool) string {
-	if folder, apart := vs.o.Forms.Folder(); unpacked && apart {
+	if folder, apart := vs.o.Forms.Copies.Folder(); unpacked && apart {
 		return filepath.Join(folder, "views")
 	}
 	return vs.o.Dir

@@ -65,7 +65,7 @@ func (vs *Store) intact(v *View) bool {
 		switch {
 		case f.copied:
 		case f.unpacked:
-			want, ok = vs.o.Forms.CopyStamp(f.digest)
+			want, ok = vs.o.Forms.Copies.Stamp(f.digest)
 		default:
 			want, ok = vs.o.Blobs.Stamp(f.digest)
 		}
@@ -142,7 +142,7 @@ func (vs *Store) earlier(b *index.Build) *View {
 	}
 	where, apart := strings.CutPrefix(string(saved), viewsApart)
 	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.o.Forms.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
+	if _, elsewhere := vs.o.Forms.Copies.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
 		return nil
 	}
 	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: filepath.Join(vs.folder(apart), parts[0], parts[1])}
