@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -53,7 +53,7 @@ func TestGetTakesAClaimInstead(t *testing.T) {
 	worker := filepath.Join(t.TempDir(), "worker")
 	require.NoError(t, os.WriteFile(worker,
 		[]byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
-	t.Setenv(workerVariable, worker)
+	t.Setenv(acquire.WorkerVariable, worker)
 	b := newStandIn(t)
 	var asked []wire.OnMiss
 	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
@@ -77,7 +77,7 @@ func TestGetTakesAClaimInstead(t *testing.T) {
 func TestClaimWhoseCompilerCrashes(t *testing.T) {
 	worker := filepath.Join(t.TempDir(), "worker")
 	require.NoError(t, os.WriteFile(worker, []byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
-	t.Setenv(workerVariable, worker)
+	t.Setenv(acquire.WorkerVariable, worker)
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
@@ -113,16 +113,6 @@ func TestModelThatChanges(t *testing.T) {
 	require.ErrorContains(t, m.Unchanged(), "w.bin")
 }
 
-func TestClaimIsCompiledAsItWasAskedFor(t *testing.T) {
-	r := &request{embed: true, dims: map[string]int64{"batch": 1}, output: &wire.Output{
-		ExternalInitializersFile: "rest.bin", ExternalInitializersThreshold: 64, KeepInitializersInSource: true}}
-	job := (&claimant{}).job("/folder", "/model.onnx", r, &wire.AcquireReply{Claim: &wire.Claim{Output: "x_ctx.onnx", Route: "compile_api"}})
-	require.Equal(t, compilers.Initializers{File: "rest.bin", Threshold: 64, InSource: true}, job.Initializers)
-	require.Equal(t, map[string]int64{"batch": 1}, job.FreeDimensions)
-	require.True(t, job.Embed)
-	require.Equal(t, "x_ctx.onnx", job.Output)
-}
-
 // standInWorker compiles as the stand-in does.
 type standInWorker struct{ *standin.Compiler }
 
@@ -131,8 +121,8 @@ func (standInWorker) Close() error { return nil }
 // claimed calls get with libraries of its own, of a daemon that refuses the put, and gives the files in --out.
 func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result, out []string) {
 	t.Helper()
-	defer func(was func() claimWorker) { newClaimWorker = was }(newClaimWorker)
-	newClaimWorker = func() claimWorker { return standInWorker{standin.New()} }
+	defer func(was func() acquire.Worker) { acquire.NewWorker = was }(acquire.NewWorker)
+	acquire.NewWorker = func() acquire.Worker { return standInWorker{standin.New()} }
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: claim}}, nil

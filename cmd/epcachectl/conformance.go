@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -16,13 +16,13 @@ import (
 // conform is replaced in tests.
 var conform = func(ctx context.Context, job compilers.ConformanceJob) (compilers.Conformance,
 	error) {
-	worker := compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(workerVariable)})
+	worker := compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(acquire.WorkerVariable)})
 	defer worker.Close() // its jobs have ended
 	return worker.Conformance(ctx, job)
 }
 
 // conformance holds a plugin library to ONNX Runtime's guidelines, and prints a report.
-func (a *app) conformance(ctx context.Context, library, dir string, asked *request) error {
+func (a *app) conformance(ctx context.Context, library, dir string, asked *acquire.Request) error {
 	library, err := filepath.Abs(library)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		return exit.Hint(exit.During("probe", err),
 			"name a folder that has ONNX Runtime: --runtime DIR")
 	}
-	ep, err := asked.oneEP()
+	ep, err := asked.OneEP()
 	if err != nil {
 		return err
 	}
@@ -64,30 +64,6 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		return exit.Status(exit.Failed)
 	}
 	return err
-}
-
-// oneEP is the execution provider that is asked for, at most one; without a name it is the
-// library's.
-func (r *request) oneEP() (compilers.EP, error) {
-	if len(r.eps) > 1 {
-		return compilers.EP{}, exit.Usage(errors.New("one --ep at a time"))
-	}
-	ep := compilers.EP{Options: map[string]string{}}
-	if len(r.eps) == 1 {
-		ep.Name, ep.Options = r.eps[0].GetName(), r.eps[0].GetOptions()
-		ep.Devices = selectors(r.eps[0].GetDevices())
-	}
-	for _, o := range append(r.early, r.named...) {
-		if o.ep != "" && o.ep != ep.Name {
-			return compilers.EP{}, exit.Usage(fmt.Errorf("--option %s/%s: there is no --ep %s",
-				term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep)))
-		}
-		if ep.Options == nil {
-			ep.Options = map[string]string{}
-		}
-		ep.Options[o.key] = o.value
-	}
-	return ep, nil
 }
 
 // runtimeFor finds the ONNX Runtime in dir, or in the nearest folder above the library that has

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
@@ -131,7 +132,7 @@ func TestProbeConformanceSkipsAnONNXRuntimeThatAllUsersMayWrite(t *testing.T) {
 
 // The verb loads the libraries in a worker, and tells what that says: here that they are none.
 func TestProbeConformanceRunsTheLibraryInAWorker(t *testing.T) {
-	t.Setenv(workerVariable, compilertest.Worker(t))
+	t.Setenv(acquire.WorkerVariable, compilertest.Worker(t))
 	r := call(t, "probe", "--conformance", aLibrary(t))
 	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "file too short")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/tinymodel"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
@@ -218,7 +219,7 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	r := call(t, append([]string{"get", model, "--on-miss=fail"}, strings.Fields(flags)...)...)
 	require.Equal(t, exit.NotFound, r.code, r.err)
 	require.Contains(t, r.err, "hint: compile it: epcachectl get "+flags+" "+model+"\n")
-	for _, name := range (&request{}).flagNames() {
+	for _, name := range (&acquire.Request{}).FlagNames() {
 		require.Contains(t, flags+" ", "--"+name+" ", "the test leaves out a flag")
 	}
 }

@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -70,7 +74,7 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) error {
 	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
 	for _, j := range jobs {
 		rows = append(rows, []string{
-			term.OrDash(term.Short(j.GetId())), term.OrDash(j.GetState()), term.OrDash(j.GetPhase()), term.Whole(milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
+			term.OrDash(term.Short(j.GetId())), term.OrDash(j.GetState()), term.OrDash(j.GetPhase()), term.Whole(term.Milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
 			waitingOf(j), modelOf(j), term.OrDash(j.GetEp()), term.OrDash(j.GetWhy()),
 		})
 	}
@@ -97,13 +101,11 @@ func jobID(listed []*wire.Job, name string) (string, error) {
 	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Counted(len(found), "job")), "write more of it: epcachectl jobs --json"))
 }
 
-func milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
-
 func usually(estimateMs int64) string {
 	if estimateMs <= 0 {
 		return "-"
 	}
-	return term.Whole(milliseconds(estimateMs))
+	return term.Whole(term.Milliseconds(estimateMs))
 }
 
 func waitingOf(j *wire.Job) string {
@@ -164,4 +166,198 @@ func retryOf(f *wire.Failure, now time.Time) string {
 		return "tried again by the next request"
 	}
 	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.Whole(at.Sub(now)), ways)
+}
+
+func (a *app) jobsCancelCommand() *cobra.Command {
+	var all, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "cancel JOB... | cancel --all",
+		Short: "give compiles up",
+		Long: `cancel takes the caller out of compiles: its requests are answered with "cancelled", and a compile that nobody else wants
+ends. An administrator ends it for all. --all is all that the caller asked for, of an administrator all that there are. With -n it
+prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
+		Example: `  epcachectl jobs cancel 6524d4
+  epcachectl jobs cancel --all -n`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return exit.Usage(exit.Hint(errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"))
+			}
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				listed, err := c.Jobs(ctx)
+				if err != nil {
+					return exit.During("jobs cancel", err)
+				}
+				ids := make([]string, len(args))
+				for i, name := range args {
+					if ids[i], err = jobID(listed.GetJobs(), name); err != nil {
+						return err
+					}
+				}
+				if !dryRun {
+					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: ids, All: all})
+					return a.printEnded(reply, "cancelled", false, exit.During("jobs cancel", err))
+				}
+				chosen := &wire.JobsReply{}
+				for _, id := range ids {
+					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
+						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job %q", term.Brief(id))), "see what there is: epcachectl jobs")
+					}
+				}
+				for _, j := range listed.GetJobs() {
+					if all || slices.Contains(ids, j.GetId()) {
+						chosen.Jobs = append(chosen.Jobs, j)
+					}
+				}
+				return a.printEnded(chosen, "would cancel", true, nil)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "give all of them up")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be")
+	return cmd
+}
+
+func (a *app) jobsRetryCommand() *cobra.Command {
+	var all, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "retry ENTRY|MODEL... | retry --all",
+		Short: "forget failures, so that they are tried again",
+		Long: `retry has the daemon forget that compiles failed: the next request for one compiles again, and is not answered with what is
+remembered. ENTRY is as for show, and a model's file or name stands for all that failed of it. With -n it prints what would be
+forgotten.` + exit.Help(exit.AskingCodes...),
+		Example: `  epcachectl jobs retry mobilenet.onnx
+  epcachectl jobs retry --all`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return exit.Usage(exit.Hint(errors.New("jobs retry: name entries, or give --all"), "see what failed: epcachectl jobs"))
+			}
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				entries, err := modelfile.Entries(ctx, args)
+				if err != nil {
+					return err
+				}
+				if !dryRun {
+					reply, err := c.RetryJobs(ctx, &wire.RetryJobs{Entries: entries, All: all})
+					return a.printEnded(reply, "forgot", false, exit.During("jobs retry", modelfile.AsGiven(err, args, entries)))
+				}
+				reply, err := c.Jobs(ctx)
+				chosen := &wire.JobsReply{}
+				for i, entry := range entries {
+					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return isOf(f, entry) }) {
+						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", term.Brief(args[i]))), "see what there is: epcachectl jobs")
+					}
+				}
+				for _, f := range reply.GetFailures() {
+					if all || slices.ContainsFunc(entries, func(entry string) bool { return isOf(f, entry) }) {
+						chosen.Failures = append(chosen.Failures, f)
+					}
+				}
+				return a.printEnded(chosen, "would forget", true, err)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "forget all of them")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "forget nothing, print what would be")
+	return cmd
+}
+
+// isOf tells whether the entry's name means the failure, as the daemon would.
+func isOf(f *wire.Failure, entry string) bool {
+	for _, key := range []string{f.GetBuild(), f.GetRequestKey(), f.GetModelDigest()} {
+		if entry != "" && strings.HasPrefix(key, entry) {
+			return true
+		}
+	}
+	return entry == f.GetModelName()
+}
+
+// printEnded prints the jobs and failures that a change was about.
+func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err error) error {
+	if err != nil {
+		return err
+	}
+	if a.JSON {
+		return a.PrintForScripts(dryRun, reply)
+	}
+	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
+		a.Print.Line("%s nothing", did)
+	}
+	for _, j := range reply.GetJobs() {
+		what := did + " " + modelOf(j)
+		switch state := j.GetState(); {
+		case dryRun || state == "cancelled":
+		case state == "done":
+			what = modelOf(j) + " is done already"
+		case state == "failed":
+			what = modelOf(j) + " has failed already"
+		default:
+			what = "left " + modelOf(j) + " to others, who want it"
+		}
+		a.Print.Line("%s: %s, job %s", what, term.OrDash(j.GetEp()), term.OrDash(term.Short(j.GetId())))
+	}
+	for _, f := range reply.GetFailures() {
+		a.Print.Line("%s %s: %s, %s", did, term.OrDash(f.GetModelName()), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()))
+	}
+	return nil
+}
+
+func (a *app) jobsFollowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "follow JOB",
+		Short: "wait for a compile, and show how far it is",
+		Long: `follow waits for the end of a compile and prints it. Meanwhile it shows how far the compile is: on a terminal with
+a bar, elsewhere with a line for each phase, to standard error. Who follows does not keep the compile going: it ends when all
+who asked for it have gone, unless it runs in the background.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt) + `
+Failed means that the compile did, or was cancelled.`,
+		Example: "  epcachectl jobs follow 6524d4",
+		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				listed, err := c.Jobs(ctx)
+				if err != nil {
+					return err
+				}
+				id, err := jobID(listed.GetJobs(), args[0])
+				if err != nil {
+					return err
+				}
+				show := term.NewPhases(a.Print, !a.Print.Terminal && !a.JSON, 1)
+				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
+				show.End()
+				if err != nil {
+					return exit.Early(ctx, exit.Failing("follow", args[0], err), a.Timeout, func() (string, string) {
+						return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
+					})
+				}
+				return a.printEnd(job)
+			})
+		},
+	}
+}
+
+// printEnd tells how a job ended; a failure is the call's.
+func (a *app) printEnd(job *wire.Job) error {
+	failed := acquire.JobError(job)
+	if a.JSON {
+		if err := a.Print.JSON(jsonout.Of(job)); err != nil || failed == nil {
+			return err
+		}
+		return exit.Status(exit.Code(failed))
+	}
+	if failed != nil {
+		return exit.Failing("compile", jobName(job), failed)
+	}
+	a.Print.Line("%s", jobLine(job))
+	return nil
+}
+
+func jobName(job *wire.Job) string {
+	if job.GetModelName() != "" {
+		return job.GetModelName()
+	}
+	return job.GetId()
+}
+
+func jobLine(job *wire.Job) string {
+	return fmt.Sprintf("%s %s: %s", term.OrDash(job.GetState()), modelOf(job), acquire.JobResultLine(job))
 }

@@ -6,16 +6,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func (a *app) keyCommand() *cobra.Command {
-	var r request
+	var r acquire.Request
 	cmd := &cobra.Command{
 		Use:   "key MODEL --ep EP[:DEVICE]... [flags]",
 		Short: "print the request key, and what it is made of",
@@ -25,33 +25,29 @@ looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := r.completeOrEP(); err != nil {
+			if err := r.CompleteOrEP(); err != nil {
 				return err
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				if err := r.onlyEP(ctx, c, a); err != nil {
+				if err := r.OnlyEP(ctx, c, a.Print); err != nil {
 					return exit.During("key", err)
 				}
 				return a.key(ctx, c, args[0], &r)
 			})
 		},
 	}
-	r.addFlags(cmd)
+	r.AddFlags(cmd)
 	return cmd
 }
 
-func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *request) error {
-	g := getCall{app: a, verb: "key", request: *r}
-	show := term.NewPhases(a.Print, false, 1)
-	result := g.acquire(ctx, c, path, wire.OnMiss_KEY_ONLY, show)
-	show.End()
-	defer closeViews([]got{result})
-	if result.err != nil {
-		return result.err
+func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *acquire.Request) error {
+	g := acquire.Get{Call: &a.Call, Verb: "key", Request: *r}
+	reply, err := g.Ask(ctx, c, path, wire.OnMiss_KEY_ONLY)
+	if err != nil {
+		return err
 	}
-	reply := result.reply
 	if reply.GetRequestKey() == "" {
-		err := errors.New("it is compiled already, and nothing is looked up for it")
+		err = errors.New("it is compiled already, and nothing is looked up for it")
 		return exit.Failing("key", path, err)
 	}
 	if a.JSON {

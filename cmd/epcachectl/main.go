@@ -1,14 +1,25 @@
 // Command epcachectl asks the daemon for compiled models, and shows and changes what it keeps.
 //
-// Each verb has a file with its help, flags and code. They share root.go (the program without its process), request.go
-// (what is asked for), model.go (opening models with the caller's own rights), print.go (the only place that
-// prints messages) and exit.go (the exit codes). Verbs that look at more than one side have several files of one name.
+// Each verb has a file with its help, flags and code. What they share is in the packages below internal: cli (the
+// flags of all verbs, and the connection), acquire (asking for models, for get and warm), exit (exit codes, errors
+// and hints), term and jsonout (what is printed), daemon (finding and starting the daemon) and modelfile (opening
+// models with the caller's own rights).
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
 // version is set by the linker for releases.
@@ -19,4 +30,75 @@ func main() {
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
+}
+
+// app has the verbs of one call of the program.
+type app struct {
+	cli.Call
+}
+
+// run is the program without its process, for main and for tests.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{cli.Call{Print: term.NewPrinter(stdout, stderr), Stdin: stdin,
+		Finder: daemon.Finder{Version: version}}}
+	return a.run(ctx, args)
+}
+
+func (a *app) run(ctx context.Context, args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Print.Out)
+	root.SetErr(a.Print.Err)
+	err := root.ExecuteContext(ctx)
+	var reported exit.Status
+	if err != nil && !errors.As(err, &reported) {
+		a.Print.Failure(err)
+	}
+	a.Print.Clear()
+	return exit.Code(err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "epcachectl",
+		Short: "ask for compiled ONNX models, and see what is kept",
+		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
+daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
+or the system's. Where there is neither, every verb but status, doctor and stop has the user's own started, if epcached stands beside this
+program or in PATH, or EPCACHE_DAEMON names it; EPCACHE_AUTOSTART=0 keeps it from that.
+
+Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
+  epcachectl list`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cli.UsageArgs(cobra.NoArgs),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.Socket, "socket", "", "the daemon's socket `PATH`")
+	flags.BoolVar(&a.JSON, "json", false, "print the result as JSON")
+	flags.DurationVar(&a.Timeout, "timeout", 0, "give up after `DURATION`, such as 30s or 5m")
+	flags.DurationVar(&a.Wait, "wait", daemon.DefaultWait, "wait `DURATION` for a daemon that is starting, at most 10s")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		a.WaitSet = cmd.Flags().Changed("wait")
+		if a.Timeout < 0 || a.Wait < 0 || a.Wait > daemon.MaxWait {
+			return exit.Usage(fmt.Errorf("--timeout must not be negative, and --wait be 0 to %v", daemon.MaxWait))
+		}
+		return nil
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		var wrong *pflag.InvalidValueError
+		if errors.As(err, &wrong) && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
+			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
+		}
+		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
+	})
+	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
+		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.stopCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand())
+	root.SetOut(a.Print.Out) // which cobra's completion keeps
+	addCompletion(root)
+	return root
 }

@@ -3,13 +3,19 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"strings"
 
+	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -17,7 +23,7 @@ import (
 func (a *app) probeCommand() *cobra.Command {
 	var find, refresh bool
 	var runtime, library string
-	asked := &request{}
+	asked := &acquire.Request{}
 	cmd := &cobra.Command{
 		Use:   "probe [--find] [--runtime DIR] [--conformance LIBRARY]",
 		Short: "print runtimes, execution providers and devices",
@@ -48,7 +54,7 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 				}
 				return a.conformance(cmd.Context(), library, runtime, asked)
 			}
-			if len(asked.eps)+len(asked.early)+len(asked.named) > 0 {
+			if asked.Given() {
 				return exit.Usage(errors.New("--ep and --option go with --conformance"))
 			}
 			if find {
@@ -63,8 +69,8 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
 	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`")
 	cmd.Flags().StringVar(&library, "conformance", "", "hold the plugin `LIBRARY` of an execution provider to ONNX Runtime's guidelines")
-	cmd.Flags().Var(cli.Each(asked.addEP, "EP[:DEVICE]"), "ep", "with --conformance: the execution provider's name, if the library has several, and the device")
-	cmd.Flags().Var(cli.Each(asked.addOption, "K=V"), "option", "with --conformance: provider option; repeatable")
+	cmd.Flags().Var(cli.Each(asked.AddEP, "EP[:DEVICE]"), "ep", "with --conformance: the execution provider's name, if the library has several, and the device")
+	cmd.Flags().Var(cli.Each(asked.AddOption, "K=V"), "option", "with --conformance: provider option; repeatable")
 	return cmd
 }
 
@@ -96,4 +102,148 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 		a.Print.Hint("the daemon has no runtime; find some with: epcachectl probe --find")
 	}
 	return nil
+}
+
+// tomlString spells a path as people write it, and leaves the odd ones to those who know all rules.
+func tomlString(path string) (string, error) {
+	if term.Printable(path) == path && !strings.ContainsAny(path, `"\`) {
+		return `"` + path + `"`, nil
+	}
+	text, err := toml.Marshal(map[string]string{"directory": path})
+	return strings.TrimSpace(strings.TrimPrefix(string(text), "directory = ")), err
+}
+
+func (a *app) findRuntimes(ctx context.Context, dir string) error {
+	runtimes, err := lookFor(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if a.JSON {
+		out := make([]*wire.RuntimeFacts, len(runtimes))
+		for i, r := range runtimes {
+			out[i] = &wire.RuntimeFacts{Directory: r.Directory, OrtVersion: r.ORTVersion,
+				OrtLibrary: r.ORTLibrary}
+			for _, ep := range r.EPs {
+				out[i].Eps = append(out[i].Eps, &wire.EpFacts{Name: ep.EP, Library: ep.Path})
+			}
+		}
+		if err := a.Print.JSON(jsonout.List(out)); err != nil || len(runtimes) > 0 {
+			return err
+		}
+	}
+	if len(runtimes) == 0 {
+		a.Print.Failure(exit.Hint(errors.New("probe: no runtime with a known execution provider found"),
+			"install one: pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino, and look again with --runtime runtime"))
+		return exit.Status(exit.NotFound)
+	}
+	for _, r := range runtimes {
+		a.Print.Line("# ONNX Runtime %s", term.OrDash(r.ORTVersion))
+		for _, ep := range r.EPs {
+			a.Print.Line("# %s: %s", term.Printable(ep.EP), term.Printable(ep.Path))
+		}
+		text, err := tomlString(r.Directory)
+		if err != nil {
+			return err
+		}
+		a.Print.Line("[[runtime]]\ndirectory = %s\n", text)
+	}
+	return nil
+}
+
+func lookFor(ctx context.Context, dir string) ([]compilers.Runtime, error) {
+	if dir == "" {
+		return compilers.FindAll(ctx), nil
+	}
+	r, err := compilers.Find(dir)
+	if errors.Is(err, compilers.ErrNotFound) {
+		err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: err.Error()}
+	}
+	return []compilers.Runtime{r}, err
+}
+
+func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
+	p.Line("%s: ONNX Runtime %s%s", term.OrDash(r.GetDirectory()), term.OrDash(r.GetOrtVersion()), condition(r))
+	if r.GetError() != "" {
+		p.Line("  not usable: %s", term.Printable(r.GetError()))
+	}
+	for i, change := range r.GetChanges() {
+		if i == 0 {
+			p.Line("  changed since the probe of %s:", term.Time(r.GetPreviousMs()))
+		}
+		p.Line("    %s", term.Printable(change))
+	}
+	for _, ep := range r.GetEps() {
+		p.Line("  %s %s", term.Printable(ep.GetName()), term.Printable(ep.GetVersion()))
+		if ep.GetError() != "" {
+			p.Line("    not usable: %s", term.Printable(ep.GetError()))
+		}
+		if ep.GetDriverVersion() != "" {
+			p.Line("    driver %s%s", term.Printable(ep.GetDriverVersion()), from(ep.GetDriverSource()))
+		}
+		for _, d := range ep.GetDevices() {
+			p.Line("    %s %s (vendor %04x, device %04x)%s", term.OrDash(d.GetType()), term.OrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
+		}
+	}
+}
+
+// printSandbox lists what keeps the workers from doing harm.
+func printSandbox(p *term.Printer, lines []string) {
+	for i, line := range lines {
+		if i == 0 {
+			p.Line("workers:")
+		}
+		p.Line("  %s", term.Printable(line))
+	}
+}
+
+// notInForce is in the line of a measure that this system has no means for.
+const notInForce = ": NOT IN FORCE: "
+
+// sandboxSummary names what is not in force.
+func sandboxSummary(lines []string) string {
+	var missing []string
+	for _, line := range lines {
+		if name, _, is := strings.Cut(line, notInForce); is {
+			missing = append(missing, name)
+		}
+	}
+	switch {
+	case len(lines) == 0:
+		return "-"
+	case len(missing) == 0:
+		return "all in force"
+	}
+	return term.Printable("not in force: " + strings.Join(missing, ", ") + " (epcachectl probe says more)")
+}
+
+func fingerprint(d *wire.DeviceFacts) string {
+	switch {
+	case d.GetError() != "":
+		return ": cannot compile: " + term.Printable(d.GetError())
+	case d.GetSdkVersion() != "":
+		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.OrDash(d.GetHardwareArchitecture()))
+	}
+	return ""
+}
+
+// condition is a runtime's state and how changes of it are noticed.
+func condition(r *wire.RuntimeFacts) string {
+	text := ""
+	if r.GetState() != "" {
+		text += ", " + term.Printable(r.GetState())
+	}
+	if r.GetWatched() != "" {
+		text += ", watched: " + term.Printable(r.GetWatched())
+	}
+	if r.GetProbedMs() != 0 {
+		text += ", probed " + term.Time(r.GetProbedMs())
+	}
+	return text
+}
+
+func from(source string) string {
+	if source == "" {
+		return ""
+	}
+	return " (from " + term.Printable(source) + ")"
 }

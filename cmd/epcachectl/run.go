@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/program"
@@ -17,7 +18,7 @@ import (
 // runCall is one call of run.
 type runCall struct {
 	app     *app
-	request request // only --ep, --option and --runtime
+	request acquire.Request // only --ep, --option and --runtime
 	onMiss  string
 	report  string // where the summary goes; "-": standard error
 	program []string
@@ -64,11 +65,11 @@ Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.Ba
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what stands behind the program is the program's
-	f.Var(cli.Each(r.request.addEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
-	f.Var(cli.Each(r.request.addOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
-	f.StringVar(&r.request.runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
+	f.Var(cli.Each(r.request.AddEP, "EP[:DEVICE]"), "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(cli.Each(r.request.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.StringVar(&r.request.Runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
 	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
-	f.Float64Var(&r.request.verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
+	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
 	f.StringVar(&r.report, "report", "", "at the end tell of every session, on standard error or into `FILE`")
 	f.Lookup("report").NoOptDefVal = toStderr
 	return cmd
@@ -116,12 +117,12 @@ func (r *runCall) run(ctx context.Context) error {
 
 // settings are those for the Python side.
 func (r *runCall) settings() (s program.Settings, err error) {
-	s.OnMiss, s.VerifyOutput = r.onMiss, r.request.verify
-	for _, ep := range r.request.eps {
+	s.OnMiss, s.VerifyOutput = r.onMiss, r.request.Verify
+	for _, ep := range r.request.EPs {
 		s.Send(ep)
 	}
-	if r.request.runtime != "" {
-		s.Runtime, err = filepath.Abs(r.request.runtime)
+	if r.request.Runtime != "" {
+		s.Runtime, err = filepath.Abs(r.request.Runtime)
 	}
 	return s, err
 }
@@ -130,11 +131,11 @@ func (r *runCall) check() error {
 	if len(r.program) == 0 {
 		return exit.Usage(exit.Hint(errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"))
 	}
-	if len(r.request.eps) > 0 {
-		if err := r.request.complete(); err != nil {
+	if len(r.request.EPs) > 0 {
+		if err := r.request.Complete(); err != nil {
 			return err
 		}
-	} else if len(r.request.early)+len(r.request.named) > 0 {
+	} else if r.request.Given() {
 		return exit.Usage(errors.New("run: --option is for an --ep, and there is none"))
 	}
 	switch r.onMiss {
@@ -142,11 +143,11 @@ func (r *runCall) check() error {
 	default:
 		return exit.Usage(fmt.Errorf("run: --on-miss %q: it is wait, background, claim or fail", r.onMiss))
 	}
-	if r.request.runtime == "" {
+	if r.request.Runtime == "" {
 		return nil
 	}
-	if found, err := filepath.Glob(filepath.Join(r.request.runtime, "onnxruntime*")); err != nil || len(found) == 0 {
-		return exit.Usage(fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.runtime))
+	if found, err := filepath.Glob(filepath.Join(r.request.Runtime, "onnxruntime*")); err != nil || len(found) == 0 {
+		return exit.Usage(fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.Runtime))
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 
 func TestRunHandsDevicesOnWithTheirIds(t *testing.T) {
 	r := &runCall{app: &app{}}
-	require.NoError(t, r.request.addEP("A:NPU,vendor=0x8086,device=0x643e,is_virtual=1"))
+	require.NoError(t, r.request.AddEP("A:NPU,vendor=0x8086,device=0x643e,is_virtual=1"))
 	settings, err := r.settings()
 	require.NoError(t, err)
 	text, err := json.Marshal(settings)

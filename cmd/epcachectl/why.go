@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
@@ -19,7 +23,7 @@ import (
 )
 
 func (a *app) whyCommand() *cobra.Command {
-	var r request
+	var r acquire.Request
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "why MODEL --ep EP[:DEVICE]... [flags] | why ENTRY",
@@ -37,11 +41,11 @@ Done means that there is a build which is served, not found that there is none (
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked := false
-			for _, name := range r.flagNames() {
+			for _, name := range r.FlagNames() {
 				asked = asked || cmd.Flags().Changed(name)
 			}
 			if asked {
-				if err := r.complete(); err != nil {
+				if err := r.Complete(); err != nil {
 					return err
 				}
 			}
@@ -54,13 +58,13 @@ Done means that there is a build which is served, not found that there is none (
 			})
 		},
 	}
-	r.addFlags(cmd)
+	r.AddFlags(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "print every field, not only those that differ")
 	return cmd
 }
 
 // explanation asks for a request's decision, or for an entry's state.
-func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r *request, asked bool) (*wire.Explanation, error) {
+func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r *acquire.Request, asked bool) (*wire.Explanation, error) {
 	if !asked {
 		entry, err := modelfile.Entry(ctx, arg)
 		if err != nil {
@@ -72,22 +76,19 @@ func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r
 		}
 		return e, nil
 	}
-	g := getCall{app: a, verb: "why", request: *r}
-	show := term.NewPhases(a.Print, false, 1)
-	result := g.acquire(ctx, c, arg, wire.OnMiss_EXPLAIN, show)
-	show.End()
-	defer closeViews([]got{result})
-	if result.err != nil {
-		if errors.Is(result.err, fs.ErrNotExist) {
-			return nil, exit.Hint(result.err, "of an entry, give no flags of a request: epcachectl why "+term.Printable(term.Brief(arg)))
+	g := acquire.Get{Call: &a.Call, Verb: "why", Request: *r}
+	reply, err := g.Ask(ctx, c, arg, wire.OnMiss_EXPLAIN)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, exit.Hint(err, "of an entry, give no flags of a request: epcachectl why "+term.Printable(term.Brief(arg)))
 		}
-		return nil, result.err
+		return nil, err
 	}
-	if e := result.reply.GetExplanation(); e != nil {
+	if e := reply.GetExplanation(); e != nil {
 		return e, nil
 	}
-	if result.reply.GetOutcome() == "passthrough" {
-		return &wire.Explanation{Decision: "passthrough", Reason: result.reply.GetWhy(), RequestKey: result.reply.GetRequestKey()}, nil
+	if reply.GetOutcome() == "passthrough" {
+		return &wire.Explanation{Decision: "passthrough", Reason: reply.GetWhy(), RequestKey: reply.GetRequestKey()}, nil
 	}
 	return nil, exit.Failing("why", arg, errors.New("the daemon explains nothing: it is older than this program"))
 }
@@ -150,4 +151,161 @@ func decided(arg string, e *wire.Explanation) string {
 		text += ": " + term.Printable(e.GetReason())
 	}
 	return text
+}
+
+// printExplanation prints an explanation for people: the decision, the builds, the nearest entries, the history.
+func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool) error {
+	p.Line("%s", decided(arg, e))
+	rows := [][]string{}
+	if e.GetRequestKey() != "" {
+		rows = append(rows, []string{"  request key", term.Printable(e.GetRequestKey())})
+	}
+	if e.GetRuntime() != "" {
+		rows = append(rows, []string{"  runtime", term.Printable(e.GetRuntime())})
+	}
+	if err := p.Table(rows); err != nil {
+		return err
+	}
+	if all {
+		if err := printRecord(p, e.GetRecord()); err != nil {
+			return err
+		}
+	}
+	for _, c := range e.GetCandidates() {
+		if err := printCandidate(p, c, all); err != nil {
+			return err
+		}
+	}
+	for i, n := range e.GetNeighbours() {
+		if i == 0 {
+			p.Line("\nnearest entries:")
+		}
+		if err := printNeighbour(p, n); err != nil {
+			return err
+		}
+	}
+	for i, event := range e.GetHistory() {
+		if i == 0 {
+			p.Line("\nhistory:")
+		}
+		p.Line("  %s", eventLine(event))
+	}
+	return nil
+}
+
+func printCandidate(p *term.Printer, c *wire.Candidate, all bool) error {
+	b := c.GetBuild()
+	verb := "not served"
+	if c.GetServed() {
+		verb = "served"
+	}
+	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb, term.OrDash(c.GetReason()))
+	if all {
+		if err := printBuild(p, b, ""); err != nil {
+			return err
+		}
+		return printDifferences(p, "  ", "now", "made with", c.GetDifferences())
+	}
+	rows := [][]string{
+		{"  compatibility", judgement(b)},
+		{"  made by", madeBy(b)},
+		{"  compiled", term.Time(b.GetCreatedMs()) + " in " + term.Seconds(b.GetCompileSeconds())},
+		{"  state", stateOf(b)},
+		{"  kept", keptText(b)},
+		{"  gain", gain(b)},
+	}
+	if err := p.Table(rows); err != nil {
+		return err
+	}
+	return printDifferences(p, "  ", "now", "made with", c.GetDifferences())
+}
+
+// madeBy is what made a build, as far as it is known.
+func madeBy(b *wire.Build) string {
+	text := term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion())
+	for _, part := range []struct{ name, value string }{
+		{"SDK", b.GetSdkVersion()}, {"hardware", b.GetHardwareArchitecture()}, {"driver", b.GetDriverVersion()}, {"ONNX Runtime", b.GetOrtVersion()},
+	} {
+		if part.value != "" {
+			text += ", " + part.name + " " + term.Printable(part.value)
+		}
+	}
+	return text
+}
+
+func printNeighbour(p *term.Printer, n *wire.Neighbour) error {
+	builds, fields := term.Counted(int(n.GetBuilds()), "build"), term.Counted(len(n.GetDifferences()), "field")
+	p.Line("  %s, request key %s, %s, differs in %s", term.OrDash(n.GetModelName()), term.Printable(term.Short(n.GetRequestKey())), builds, fields)
+	return printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
+}
+
+func printDifferences(p *term.Printer, indent, asked, found string, list []*wire.Difference) error {
+	if len(list) == 0 {
+		return nil
+	}
+	rows := [][]string{{indent + "FIELD", upper(asked), upper(found)}}
+	for _, d := range list {
+		rows = append(rows, []string{indent + term.Printable(d.GetField()), fieldValue(d.GetAsked()), fieldValue(d.GetFound())})
+	}
+	return p.Table(rows)
+}
+
+func upper(text string) string {
+	out := []byte(text)
+	for i, b := range out {
+		if 'a' <= b && b <= 'z' {
+			out[i] = b - 'a' + 'A'
+		}
+	}
+	return string(out)
+}
+
+func fieldValue(v string) string {
+	if v == "" {
+		return "(not there)"
+	}
+	return term.Printable(term.Brief(v))
+}
+
+// printRecord prints every field of a request's record.
+func printRecord(p *term.Printer, record string) error {
+	var tree any
+	if record == "" {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(record), &tree); err != nil {
+		return fmt.Errorf("request record: %w", err)
+	}
+	rows := [][]string{{"  FIELD", "ASKED FOR"}}
+	flatten("", tree, func(field, value string) {
+		rows = append(rows, []string{"  " + term.Printable(field), fieldValue(value)})
+	})
+	p.Line("")
+	return p.Table(rows)
+}
+
+// flatten names the leaves of a record as differences do: "execution_providers[0].options.precision".
+func flatten(path string, v any, leaf func(field, value string)) {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			inner := key
+			if path != "" {
+				inner = path + "." + key
+			}
+			flatten(inner, v[key], leaf)
+		}
+	case []any:
+		for i, one := range slices.All(v) {
+			flatten(fmt.Sprintf("%s[%d]", path, i), one, leaf)
+		}
+	case string:
+		leaf(path, v)
+	default:
+		text, err := json.Marshal(v)
+		if err != nil {
+			text = []byte("?") // numbers and truths always have a form
+		}
+		leaf(path, string(text))
+	}
 }

@@ -43,12 +43,13 @@ func portion(p *wire.Progress, age time.Duration) (float64, bool) {
 }
 
 func elapsed(p *wire.Progress, age time.Duration) time.Duration {
-	return max(0, time.Duration(p.GetElapsedMs())*time.Millisecond+age)
+	return max(0, Milliseconds(p.GetElapsedMs())+age)
 }
 
-func estimated(p *wire.Progress) time.Duration {
-	return time.Duration(p.GetEstimateMs()) * time.Millisecond
-}
+func estimated(p *wire.Progress) time.Duration { return Milliseconds(p.GetEstimateMs()) }
+
+// Milliseconds is a number of them as a duration.
+func Milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
 
 func tookOf(p *wire.Progress, age time.Duration) string {
 	took, usual := elapsed(p, age), estimated(p)

@@ -1,4 +1,4 @@
-package main
+package acquire
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 
 // acquireGroup asks for all models as one weight-sharing group. The results stand in the models' order, and all hold the
 // same view; an error, and what else is told once of a group, stands with the first.
-func (g *getCall) acquireGroup(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := term.NewPhases(g.app.Print, g.progress, 1)
+func (g *Get) acquireGroup(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
+	show := term.NewPhases(g.Print, g.Progress, 1)
 	defer show.End()
 	return eachOfGroup(g.acquireModels(ctx, c, models, onMiss, show), models)
 }

@@ -1,4 +1,4 @@
-package main
+package acquire
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 )
 
 // checkStored says which flags mean nothing where no daemon is asked.
-func (g *getCall) checkStored() error {
+func (g *Get) checkStored() error {
 	if g.state == "" {
 		if g.build != "" {
 			return exit.Usage(errors.New("get: --build is for --state: a daemon finds the build that suits"))
@@ -32,8 +32,8 @@ func (g *getCall) checkStored() error {
 		given bool
 		flag  string
 	}{
-		{g.app.Socket != "", "--socket"}, {g.keep, "--keep-going"}, {g.request.strictORT, "--strict-ort"},
-		{g.request.verify != 0, "--verify-output"}, {g.request.store != "", "--store"}, {g.onMiss != "wait" && g.onMiss != "fail", "--on-miss " + g.onMiss},
+		{g.Socket != "", "--socket"}, {g.keep, "--keep-going"}, {g.Request.strictORT, "--strict-ort"},
+		{g.Request.Verify != 0, "--verify-output"}, {g.Request.store != "", "--store"}, {g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss " + g.OnMiss},
 	} {
 		if wrong.given {
 			return exit.Usage(fmt.Errorf("get: %s is for the daemon, and --state asks none", wrong.flag))
@@ -43,18 +43,18 @@ func (g *getCall) checkStored() error {
 }
 
 // openStore opens the store that --state names.
-func (g *getCall) openStore(ctx context.Context) (err error) {
+func (g *Get) openStore(ctx context.Context) (err error) {
 	if g.stored, err = cache.ReadStore(ctx, g.state, uint32(os.Getuid())); err != nil {
 		return exit.Failing("read", g.state, storedError(err))
 	}
 	for _, problem := range g.stored.Problems() {
-		g.app.Print.Warning(fmt.Sprintf("read %q: %s", g.state, problem))
+		g.Print.Warning(fmt.Sprintf("read %q: %s", g.state, problem))
 	}
 	return nil
 }
 
 // find asks the store, once more with the external data that the models turned out to refer to.
-func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
+func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
 	progress func(*wire.Progress), out *got) error {
 	request, err := cache.RequestOf(cache.Peer{}, w, files)
 	if err != nil {
@@ -83,7 +83,7 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 	if err != nil {
 		return err
 	}
-	if answer.Build != nil && answer.View == nil && !g.dryRun && !g.copies() {
+	if answer.Build != nil && answer.View == nil && !g.DryRun && !g.copies() {
 		if err := g.unpack(ctx, answer, progress); err != nil {
 			return err
 		}
@@ -102,7 +102,7 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 }
 
 // unpack makes a view in the first folder that will do, for a build that has none in the store.
-func (g *getCall) unpack(
+func (g *Get) unpack(
 	ctx context.Context, answer *cache.Answer, progress func(*wire.Progress),
 ) (err error) {
 	for _, folder := range g.unpackFolders() {
@@ -117,7 +117,7 @@ func (g *getCall) unpack(
 }
 
 // unpackFolders lists where a build is unpacked: where the call says, else where programs keep what can be made again.
-func (g *getCall) unpackFolders() (folders []string) {
+func (g *Get) unpackFolders() (folders []string) {
 	if g.unpackTo != "" {
 		return []string{g.unpackTo}
 	}

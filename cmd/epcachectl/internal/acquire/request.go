@@ -1,10 +1,14 @@
-package main
+package acquire
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,20 +22,21 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// request is what a call asks for, the model left out.
-type request struct {
-	eps            []*wire.ExecutionProvider
+// Request is what a call asks for, the model left out.
+type Request struct {
+	EPs            []*wire.ExecutionProvider
 	early          []pair // options before the first --ep
 	named          []pair // options that name their EP
 	sessionOptions map[string]string
 	dims           map[string]int64
-	denotations    map[string]int64
-	runtime        string
+	Denotations    map[string]int64
+	Runtime        string
 	embed          bool
-	verify         float64
+	Verify         float64
 	strictORT      bool
 	level          string
 	route          string
@@ -41,15 +46,16 @@ type request struct {
 
 type pair struct{ ep, key, value string }
 
-func (r *request) addFlags(cmd *cobra.Command) {
+// AddFlags adds the flags of a request.
+func (r *Request) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(cli.Each(r.addEP, "EP[:DEVICE]"), "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
+	f.Var(cli.Each(r.AddEP, "EP[:DEVICE]"), "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
 		"what epcachectl probe --json lists: EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE of its metadata; is_virtual=1 names one that is not in this machine")
-	f.Var(cli.Each(r.addOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(cli.Each(r.AddOption, "K=V"), "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.Var(cli.Each(keyValue(&r.sessionOptions), "K=V"), "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
 	f.Var(cli.Each(dimension(&r.dims), "NAME=N"), "dim", "fix the free dimension NAME; repeatable")
-	f.Var(cli.Each(dimension(&r.denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
-	f.StringVar(&r.runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
+	f.Var(cli.Each(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
+	f.StringVar(&r.Runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
 	f.BoolVar(&r.embed, "embed", false, "one file: the context inside the graph instead of beside it. It loads more slowly, and 2 GiB are its limit")
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
 	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
@@ -60,15 +66,15 @@ func (r *request) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false, "leave initializers in the model's external data, which becomes part of the build")
 	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "", "`PREFIX` of what the execution provider names (ep.context_node_name_prefix)")
 	f.BoolVar(&r.output.Complete, "complete", false, "fail where a node would be left to the CPU")
-	f.Float64Var(&r.verify, "verify-output", 0, "run the compiled model once on zeros, and refuse what differs from the model itself by more than `TOLERANCE`, as it is and as a part")
+	f.Float64Var(&r.Verify, "verify-output", 0, "run the compiled model once on zeros, and refuse what differs from the model itself by more than `TOLERANCE`, as it is and as a part")
 	f.StringVar(&r.store, "store", "", "keep it as `SCOPE`: shared, user or none; can only narrow")
 }
 
-// flagNames are the flags that addFlags adds.
-func (r *request) flagNames() []string {
+// FlagNames are the flags that AddFlags adds.
+func (r *Request) FlagNames() []string {
 	var names []string
 	cmd := &cobra.Command{}
-	(&request{}).addFlags(cmd)
+	(&Request{}).AddFlags(cmd)
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return names
 }
@@ -76,7 +82,8 @@ func (r *request) flagNames() []string {
 // epForms are the ways to name an execution provider, for messages.
 const epForms = "EP, EP:TYPE or EP:TYPE,vendor=N,device=N,K=V"
 
-func (r *request) addEP(v string) error {
+// AddEP adds an execution provider, as --ep names it.
+func (r *Request) AddEP(v string) error {
 	name, device, narrowed := strings.Cut(v, ":")
 	if name == "" || narrowed && device == "" {
 		return fmt.Errorf("%q is not %s", term.Brief(v), epForms)
@@ -95,7 +102,7 @@ func (r *request) addEP(v string) error {
 		}
 		ep.Devices = []*wire.Device{d}
 	}
-	r.eps = append(r.eps, ep)
+	r.EPs = append(r.EPs, ep)
 	return nil
 }
 
@@ -114,7 +121,8 @@ func narrow(d *wire.Device, part string) error {
 	return nil
 }
 
-func (r *request) addOption(v string) error {
+// AddOption adds a provider option, as --option names it.
+func (r *Request) AddOption(v string) error {
 	key, value, ok := strings.Cut(v, "=")
 	if !ok || key == "" {
 		return fmt.Errorf("%q is not K=V", term.Brief(v))
@@ -123,11 +131,11 @@ func (r *request) addOption(v string) error {
 		r.named = append(r.named, pair{ep, rest, value})
 		return nil
 	}
-	if len(r.eps) == 0 {
+	if len(r.EPs) == 0 {
 		r.early = append(r.early, pair{"", key, value})
 		return nil
 	}
-	return setOption(r.eps[len(r.eps)-1], key, value)
+	return setOption(r.EPs[len(r.EPs)-1], key, value)
 }
 
 func setOption(ep *wire.ExecutionProvider, key, value string) error {
@@ -170,16 +178,16 @@ func dimension(to *map[string]int64) func(string) error {
 	}
 }
 
-// complete checks what only the whole call tells.
-func (r *request) complete() error {
-	if len(r.eps) == 0 {
+// Complete checks what only the whole call tells.
+func (r *Request) Complete() error {
+	if len(r.EPs) == 0 {
 		return exit.Usage(exit.Hint(fmt.Errorf("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe"))
 	}
 	for _, o := range r.early {
-		if len(r.eps) > 1 {
+		if len(r.EPs) > 1 {
 			return exit.Usage(exit.Hint(fmt.Errorf("--option %s stands before the first of several --ep", term.Brief(o.key)), "put it behind its --ep, or write EP/"+term.Brief(o.key)))
 		}
-		if err := setOption(r.eps[0], o.key, o.value); err != nil {
+		if err := setOption(r.EPs[0], o.key, o.value); err != nil {
 			return exit.Usage(err)
 		}
 	}
@@ -191,16 +199,19 @@ func (r *request) complete() error {
 	return r.checkValues()
 }
 
-// completeOrEP is complete for a call that onlyEP may complete.
-func (r *request) completeOrEP() error {
-	if len(r.eps) == 0 {
+// Given reports whether --ep or --option was.
+func (r *Request) Given() bool { return len(r.EPs)+len(r.early)+len(r.named) > 0 }
+
+// CompleteOrEP is Complete for a call that OnlyEP may complete.
+func (r *Request) CompleteOrEP() error {
+	if len(r.EPs) == 0 {
 		return r.checkValues()
 	}
-	return r.complete()
+	return r.Complete()
 }
 
 // checkValues checks flags whose values are words of a few.
-func (r *request) checkValues() error {
+func (r *Request) checkValues() error {
 	switch r.level {
 	case "", "disable_all", "basic", "extended", "layout", "all":
 	default:
@@ -211,8 +222,8 @@ func (r *request) checkValues() error {
 	default:
 		return exit.Usage(fmt.Errorf("--route %q: it is compile_api or session_options", r.route))
 	}
-	if !(r.verify >= 0 && r.verify <= math.MaxFloat64) { // nor NaN
-		return exit.Usage(fmt.Errorf("--verify-output %v: a tolerance is 0 or more", r.verify))
+	if !(r.Verify >= 0 && r.Verify <= math.MaxFloat64) { // nor NaN
+		return exit.Usage(fmt.Errorf("--verify-output %v: a tolerance is 0 or more", r.Verify))
 	}
 	switch r.store {
 	case "", "shared", "user", "none":
@@ -222,8 +233,8 @@ func (r *request) checkValues() error {
 	return nil
 }
 
-func (r *request) setNamed(o pair) error {
-	for _, ep := range r.eps {
+func (r *Request) setNamed(o pair) error {
+	for _, ep := range r.EPs {
 		if ep.Name == o.ep {
 			return setOption(ep, o.key, o.value)
 		}
@@ -234,28 +245,28 @@ func (r *request) setNamed(o pair) error {
 // message makes the request for one model. Options that name a file go as descriptors of what this process opened:
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.
-func (r *request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
+func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
 	entries, folder := identity.ExternalFolder(r.sessionOptions)
 	if folder != "" {
 		m.Folders = []string{folder}
 	}
 	a := &wire.Acquire{
 		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD")}, SessionOptions: entries, FreeDimensions: r.dims,
-		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
-		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.verify,
+		FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
+		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.Verify,
 	}
 	if proto.Size(r.output) > 0 {
 		a.Output = r.output
 	}
-	if r.runtime != "" {
-		dir, err := filepath.Abs(r.runtime)
+	if r.Runtime != "" {
+		dir, err := filepath.Abs(r.Runtime)
 		if err != nil {
 			return nil, nil, err
 		}
 		a.Runtime = &wire.Runtime{Directory: dir}
 	}
 	files := []*os.File{m.File}
-	for _, ep := range r.eps {
+	for _, ep := range r.EPs {
 		ep = proto.CloneOf(ep)
 		a.Eps = append(a.Eps, ep)
 		var err error
@@ -298,3 +309,138 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 }
 
 func closeExtra(files []*os.File) { closeFiles(files[1:]) }
+
+// flags spells the request as on a command line, with a space behind each flag.
+func (r *Request) flags() string {
+	text := ""
+	for _, ep := range r.EPs {
+		text += "--ep " + term.Printable(ep.GetName())
+		if len(ep.GetDevices()) > 0 {
+			device := ep.GetDevices()[0]
+			text += ":" + term.Printable(device.GetType())
+			for _, key := range slices.Sorted(maps.Keys(device.GetMetadata())) {
+				text += "," + term.Printable(term.Brief(key+"="+device.GetMetadata()[key]))
+			}
+		}
+		text += " "
+		for _, option := range slices.Sorted(maps.Keys(ep.GetOptions())) {
+			text += "--option " + term.Printable(term.Brief(option+"="+ep.GetOptions()[option])) + " "
+		}
+	}
+	add := func(flag, value string) {
+		if value != "" {
+			text += flag + " " + term.Printable(term.Brief(value)) + " "
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.sessionOptions)) {
+		add("--session-option", key+"="+r.sessionOptions[key])
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.dims)) {
+		add("--dim", fmt.Sprintf("%s=%d", name, r.dims[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Denotations)) {
+		add("--dim-by-denotation", fmt.Sprintf("%s=%d", name, r.Denotations[name]))
+	}
+	add("--runtime", r.Runtime)
+	add("--optimization-level", r.level)
+	add("--route", r.route)
+	add("--store", r.store)
+	add("--initializers-file", r.output.GetExternalInitializersFile())
+	if n := r.output.GetExternalInitializersThreshold(); n != 0 {
+		add("--initializers-threshold", strconv.FormatInt(n, 10))
+	}
+	add("--node-name-prefix", r.output.GetNodeNamePrefix())
+	if r.Verify != 0 {
+		add("--verify-output", strconv.FormatFloat(r.Verify, 'g', -1, 64))
+	}
+	return text + r.switches()
+}
+
+// switches spells the flags without a value.
+func (r *Request) switches() string {
+	text := ""
+	for _, s := range []struct {
+		on   bool
+		flag string
+	}{
+		{r.embed, "--embed "}, {r.strictORT, "--strict-ort "}, {r.output.GetKeepInitializersInSource(), "--keep-initializers "}, {r.output.GetComplete(), "--complete "},
+	} {
+		if s.on {
+			text += s.flag
+		}
+	}
+	return text
+}
+
+// OnlyEP takes the execution provider and device that this machine has, where the call names none and there is one that can
+// compile; it says so. Where there are several it lists them: which is meant nobody can guess.
+func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printer) error {
+	if len(r.EPs) > 0 {
+		return nil
+	}
+	probe := &wire.Probe{}
+	if r.Runtime != "" {
+		dir, err := filepath.Abs(r.Runtime)
+		if err != nil {
+			return err
+		}
+		probe.Runtime = &wire.Runtime{Directory: dir}
+	}
+	reply, err := c.Probe(ctx, probe)
+	if err != nil {
+		return err
+	}
+	able := ableEPs(reply.GetRuntimes())
+	switch len(able) {
+	case 0:
+		return exit.Hint(errors.New("no --ep, and no execution provider here can compile"), "see why: epcachectl probe")
+	case 1:
+		p.Note("no --ep: " + term.Printable(able[0]) + ", which is all that can compile here")
+		if err := r.AddEP(able[0]); err != nil {
+			return err
+		}
+		return r.Complete()
+	}
+	return exit.Usage(exit.Hint(fmt.Errorf("no --ep: which execution provider shall compile? here are %s", strings.Join(term.Printables(able), ", ")),
+		"name one, such as --ep "+term.Printable(able[0])))
+}
+
+// ableEPs lists the devices that models can be compiled for, as --ep names them.
+func ableEPs(runtimes []*wire.RuntimeFacts) []string {
+	var able []string
+	for _, rt := range runtimes {
+		for _, ep := range rt.GetEps() {
+			for _, d := range ep.GetDevices() {
+				name := ep.GetName() + ":" + d.GetType()
+				if ep.GetError() == "" && d.GetError() == "" && !slices.Contains(able, name) {
+					able = append(able, name)
+				}
+			}
+		}
+	}
+	return able
+}
+
+// OneEP is the execution provider that is asked for, at most one; without a name it is the
+// library's.
+func (r *Request) OneEP() (compilers.EP, error) {
+	if len(r.EPs) > 1 {
+		return compilers.EP{}, exit.Usage(errors.New("one --ep at a time"))
+	}
+	ep := compilers.EP{Options: map[string]string{}}
+	if len(r.EPs) == 1 {
+		ep.Name, ep.Options = r.EPs[0].GetName(), r.EPs[0].GetOptions()
+		ep.Devices = selectors(r.EPs[0].GetDevices())
+	}
+	for _, o := range append(r.early, r.named...) {
+		if o.ep != "" && o.ep != ep.Name {
+			return compilers.EP{}, exit.Usage(fmt.Errorf("--option %s/%s: there is no --ep %s",
+				term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep)))
+		}
+		if ep.Options == nil {
+			ep.Options = map[string]string{}
+		}
+		ep.Options[o.key] = o.value
+	}
+	return ep, nil
+}

@@ -1,4 +1,4 @@
-package main
+package acquire
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 
 // ask is a request for a model, or for several as a group.
 type ask struct {
-	call   *getCall
+	call   *Get
 	models []string
 }
 
@@ -32,14 +32,14 @@ func (k ask) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss
 
 // warming is a call of warm before the daemon is asked.
 type warming struct {
-	call     *getCall
+	call     *Get
 	models   []string // of the arguments
 	pipeline *config.Pipeline
 	onMiss   wire.OnMiss
 }
 
 // warming checks the call and reads its pipeline file.
-func (g *getCall) warming(args []string, file string) (*warming, error) {
+func (g *Get) warming(args []string, file string) (*warming, error) {
 	if len(args) == 0 && file == "" {
 		return nil, exit.Usage(exit.Hint(errors.New("warm: no model"),
 			"epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"))
@@ -61,7 +61,7 @@ func (g *getCall) warming(args []string, file string) (*warming, error) {
 	if w.needsEP() != "" {
 		return w, nil
 	}
-	if o := append(g.request.early, g.request.named...); len(g.request.eps) == 0 && len(o) > 0 {
+	if o := append(g.Request.early, g.Request.named...); len(g.Request.EPs) == 0 && len(o) > 0 {
 		return nil, exit.Usage(fmt.Errorf("--option %s: there is no --ep; in %s each model names its own",
 			term.Brief(o[0].key), file))
 	}
@@ -72,7 +72,7 @@ func (g *getCall) warming(args []string, file string) (*warming, error) {
 // needsEP returns the first model whose execution provider neither the flags nor the file name, or
 // "".
 func (w *warming) needsEP() string {
-	if len(w.call.request.eps) > 0 {
+	if len(w.call.Request.EPs) > 0 {
 		return ""
 	}
 	if len(w.models) > 0 {
@@ -100,7 +100,7 @@ func (w *warming) asks() ([]ask, error) {
 	for i := range w.pipeline.Requests {
 		r := &w.pipeline.Requests[i]
 		one := *w.call
-		if err := one.request.over(r); err != nil {
+		if err := one.Request.over(r); err != nil {
 			wrong = append(wrong, err)
 		}
 		asks = append(asks, ask{&one, r.Models})
@@ -112,7 +112,7 @@ func (w *warming) asks() ([]ask, error) {
 }
 
 // asksFor returns a request for each model by itself.
-func (g *getCall) asksFor(models []string) []ask {
+func (g *Get) asksFor(models []string) []ask {
 	asks := make([]ask, len(models))
 	for i, path := range models {
 		asks[i] = ask{g, []string{path}}
@@ -151,16 +151,16 @@ func eachModel(asks []ask, results []got) []got {
 }
 
 // over changes a copy of the flags' request to what a pipeline file says.
-func (r *request) over(file *config.PipelineRequest) *config.Error {
-	flags := r.eps
-	r.eps = nil
+func (r *Request) over(file *config.PipelineRequest) *config.Error {
+	flags := r.EPs
+	r.EPs = nil
 	if len(file.EPs) == 0 {
 		for _, ep := range flags {
-			r.eps = append(r.eps, proto.CloneOf(ep))
+			r.EPs = append(r.EPs, proto.CloneOf(ep))
 		}
 	}
 	for i, ep := range file.EPs {
-		if err := r.addEP(ep); err != nil {
+		if err := r.AddEP(ep); err != nil {
 			return file.Wrong(err, "ep", strconv.Itoa(i))
 		}
 	}
@@ -174,7 +174,7 @@ func (r *request) over(file *config.PipelineRequest) *config.Error {
 	}
 	r.sessionOptions = merged(r.sessionOptions, file.SessionOptions)
 	r.dims = merged(r.dims, sizes(file.Dims))
-	r.denotations = merged(r.denotations, sizes(file.Denotations))
+	r.Denotations = merged(r.Denotations, sizes(file.Denotations))
 	r.embed = r.embed || file.Embed
 	if file.Level != "" {
 		r.level = file.Level
@@ -184,16 +184,16 @@ func (r *request) over(file *config.PipelineRequest) *config.Error {
 
 // replaceOption sets an option of the only execution provider, or, as EP/KEY, of the one that it
 // names.
-func (r *request) replaceOption(key, value string) error {
+func (r *Request) replaceOption(key, value string) error {
 	name, option, named := strings.Cut(key, "/")
-	if !named && len(r.eps) > 1 {
-		return fmt.Errorf("there are %d execution providers: write %q", len(r.eps),
-			r.eps[0].GetName()+"/"+key)
+	if !named && len(r.EPs) > 1 {
+		return fmt.Errorf("there are %d execution providers: write %q", len(r.EPs),
+			r.EPs[0].GetName()+"/"+key)
 	}
 	if !named {
-		name, option = r.eps[0].GetName(), key
+		name, option = r.EPs[0].GetName(), key
 	}
-	for _, ep := range r.eps {
+	for _, ep := range r.EPs {
 		if ep.GetName() == name {
 			ep.Options = merged(ep.Options, map[string]string{option: value})
 			return nil

@@ -1,4 +1,4 @@
-package main
+package acquire
 
 import (
 	"context"
@@ -13,13 +13,14 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// workerVariable names the worker program that compiles under a claim. Without it that is epcached-ort beside this program.
-const workerVariable = "EPCACHE_WORKER"
+// WorkerVariable names the worker program that compiles under a claim. Without it that is epcached-ort beside this program.
+const WorkerVariable = "EPCACHE_WORKER"
 
 // giveUpTime is how long the daemon is waited for when a claim is given up; it ends with the connection in any case.
 const giveUpTime = 2 * time.Second
@@ -31,30 +32,30 @@ const maxBeside = 512
 // need not know.
 type claimant struct {
 	runtime compilers.Runtime
-	worker  claimWorker
+	worker  Worker
 	places  chan struct{} // a token for each compile that runs
 }
 
-// claimWorker is what of a compiler is used here.
-type claimWorker interface {
+// Worker is what of a compiler is used here.
+type Worker interface {
 	Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error)
 	Close() error
 }
 
-// newClaimWorker makes the worker; tests have another.
-var newClaimWorker = func() claimWorker { return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(workerVariable)}) }
+// NewWorker makes the worker; tests have another.
+var NewWorker = func() Worker { return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(WorkerVariable)}) }
 
-func newClaimant(r *request) (*claimant, error) {
-	rt, err := compilers.Find(r.runtime)
+func newClaimant(r *Request) (*claimant, error) {
+	rt, err := compilers.Find(r.Runtime)
 	if err != nil {
 		return nil, err
 	}
-	for _, ep := range r.eps {
+	for _, ep := range r.EPs {
 		if _, err := rt.Library(ep.Name); err != nil {
 			return nil, err
 		}
 	}
-	return &claimant{runtime: rt, worker: newClaimWorker(), places: make(chan struct{}, runtime.NumCPU())}, nil
+	return &claimant{runtime: rt, worker: NewWorker(), places: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
 func (cl *claimant) close() error { return cl.worker.Close() }
@@ -115,7 +116,7 @@ func instead(err error) []string {
 // work compiles what a claim is for, and puts it. It tells the daemon of a failure, so that the next
 // waiter may try. own are the files of a result for which the store has no space, where copies of
 // them are all that is wanted: the reply describes them, and they stay until the caller calls end.
-func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *getCall, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
+func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
 	cl.places <- struct{}{}
 	defer func() { <-cl.places }()
 	above, err := os.MkdirTemp("", "epcachectl-claim-")
@@ -131,7 +132,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 			os.RemoveAll(above) // what stays is in a temporary folder
 		}
 	}()
-	result, err := cl.compile(ctx, folder, m, &g.request, claimed, progress)
+	result, err := cl.compile(ctx, folder, m, &g.Request, claimed, progress)
 	if err != nil {
 		return nil, nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
 	}
@@ -145,7 +146,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	if own, err = ownFilesIn(ctx, folder, result); err != nil {
 		return nil, nil, nil, err
 	}
-	return own.reply(claimed, g.request.eps, why), nil, own, nil
+	return own.reply(claimed, g.Request.EPs, why), nil, own, nil
 }
 
 // ownFiles are those of a result that this program has compiled itself, and the daemon does not keep.
@@ -206,14 +207,14 @@ func (o *ownFiles) end() {
 	}
 }
 
-func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
+func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
 	claim := claimed.GetClaim()
 	if !filepath.IsLocal(claim.GetOutput()) {
 		return compilers.Result{}, fmt.Errorf("the daemon wants the graph to be called %q", claim.GetOutput())
 	}
 	if limit := claim.GetDeadlineMs(); limit > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, milliseconds(limit))
+		ctx, cancel = context.WithTimeout(ctx, term.Milliseconds(limit))
 		defer cancel()
 	}
 	model, err := m.Linked(folder, claim.GetOutput())
@@ -231,16 +232,16 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Mod
 }
 
 // job is what was asked for, as the daemon would compile it.
-func (cl *claimant) job(folder, model string, r *request, claimed *wire.AcquireReply) compilers.Job {
+func (cl *claimant) job(folder, model string, r *Request, claimed *wire.AcquireReply) compilers.Job {
 	claim := claimed.GetClaim()
 	job := compilers.Job{
 		Runtime: cl.runtime, Model: model, Folder: folder, Output: claim.GetOutput(), Route: claim.GetRoute(), Embed: r.embed,
-		SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims, FreeDimensionsByDenotation: r.denotations,
+		SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims, FreeDimensionsByDenotation: r.Denotations,
 		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(),
 		Initializers: compilers.Initializers{File: r.output.GetExternalInitializersFile(), Threshold: r.output.GetExternalInitializersThreshold(),
 			InSource: r.output.GetKeepInitializersInSource()},
 	}
-	for _, ep := range r.eps {
+	for _, ep := range r.EPs {
 		job.EPs = append(job.EPs, compilers.EP{Name: ep.GetName(), Options: ep.GetOptions(), Devices: selectors(ep.GetDevices())})
 	}
 	return job

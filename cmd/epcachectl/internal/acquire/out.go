@@ -1,4 +1,4 @@
-package main
+package acquire
 
 import (
 	"bytes"
@@ -27,7 +27,7 @@ type copied struct {
 }
 
 // copyOut writes what the models came to. It looks at everything that is there before it writes anything.
-func (g *getCall) copyOut(ctx context.Context, results []got) error {
+func (g *Get) copyOut(ctx context.Context, results []got) error {
 	var plan []copied
 	for _, r := range results {
 		if r.missing || r.told() {
@@ -40,17 +40,17 @@ func (g *getCall) copyOut(ctx context.Context, results []got) error {
 		plan = append(plan, files...)
 	}
 	for _, c := range plan {
-		if g.dryRun {
-			if !c.same && !g.app.JSON {
-				g.app.Print.Line("would write %s", term.Printable(c.to))
+		if g.DryRun {
+			if !c.same && !g.JSON {
+				g.Print.Line("would write %s", term.Printable(c.to))
 			}
 			continue
 		}
 		if err := c.write(ctx); err != nil {
 			return exit.Failing("write", c.to, err)
 		}
-		if !g.app.JSON && len(g.program) == 0 {
-			g.app.Print.Line("%s %s", c.did(), term.Printable(c.to))
+		if !g.JSON && len(g.Program) == 0 {
+			g.Print.Line("%s %s", c.did(), term.Printable(c.to))
 		}
 	}
 	return nil
@@ -64,7 +64,7 @@ func (c *copied) did() string {
 	return "wrote"
 }
 
-func (g *getCall) planOut(ctx context.Context, r *got) ([]copied, error) {
+func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 	if r.queued() {
 		return nil, r.errQueued()
 	}
@@ -91,7 +91,7 @@ func (g *getCall) planOut(ctx context.Context, r *got) ([]copied, error) {
 }
 
 // planModel plans the copy of a model that is compiled already, with all files that it refers to.
-func (g *getCall) planModel(ctx context.Context, path string) (plan []copied, err error) {
+func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err error) {
 	m, err := modelfile.Open(path)
 	if err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (g *getCall) planModel(ctx context.Context, path string) (plan []copied, er
 }
 
 // addOwn adds a file of the user's to the plan.
-func (g *getCall) addOwn(plan []copied, name string,
+func (g *Get) addOwn(plan []copied, name string,
 	open func(string) (*os.File, error)) ([]copied, error) {
 	f, err := open(name)
 	if err != nil {
@@ -130,7 +130,7 @@ func (g *getCall) addOwn(plan []copied, name string,
 }
 
 // add adds a file to the plan, unless what is there already is in its way.
-func (g *getCall) add(plan []copied, c copied) (_ []copied, err error) {
+func (g *Get) add(plan []copied, c copied) (_ []copied, err error) {
 	if c.same, err = c.isThere(); err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (g *getCall) add(plan []copied, c copied) (_ []copied, err error) {
 	return append(plan, c), nil
 }
 
-func (g *getCall) mayReplace(c *copied) error {
+func (g *Get) mayReplace(c *copied) error {
 	if c.same || g.force {
 		return nil
 	}

@@ -1,0 +1,459 @@
+// Package acquire asks for the compiled form of models, from the daemon or from a store that is read
+// without one, and does with it what get and warm say: print it, copy it, run a program with it. Where
+// the daemon lets this program compile, claim.go does.
+package acquire
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/program"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// atOnce is how many models one call asks for at the same time; the daemon queues what is too much for it.
+const atOnce = 8
+
+// Get is one call of get, or of a verb that asks as get does.
+type Get struct {
+	*cli.Call
+	Verb     string // empty: get
+	Request  Request
+	OnMiss   string
+	out      string
+	force    bool
+	DryRun   bool
+	Progress bool
+	keep     bool
+	share    bool
+	adopt    bool
+	Program  []string      // behind "--", empty: none
+	claimant *claimant     // compiles under claims; nil until there is one; guarded by once
+	state    string        // of a store that is read without a daemon; empty: the daemon is asked
+	build    string        // with state: how the build's key begins
+	unpackTo string        // with state: a folder for what is unpacked; empty: where programs keep what can be made again
+	stored   *cache.Stored // with state: the store
+}
+
+// copies tells whether nothing is done with what comes but to copy it.
+func (g *Get) copies() bool { return g.out != "" && len(g.Program) == 0 }
+
+// name is the verb's, for messages.
+func (g *Get) name() string { return cmp.Or(g.Verb, "get") }
+
+// AddFlags adds the flags of get.
+func (g *Get) AddFlags(cmd *cobra.Command) {
+	g.Request.AddFlags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&g.OnMiss, "on-miss", "wait", "wait, background, claim, fail, refresh or bypass")
+	f.BoolVar(&g.keep, "keep-going", false, "finish the compile though this call is interrupted")
+	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
+	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
+	f.BoolVarP(&g.DryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
+	f.BoolVar(&g.Progress, "progress", false, "print each phase on a line of its own to standard error")
+	f.StringVar(&g.state, "state", "", "read the store in `DIR`, and write nothing: no daemon is asked or started")
+	f.StringVar(&g.build, "build", "", "with --state: only the build whose `KEY` begins so")
+	f.StringVar(&g.unpackTo, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
+	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
+	f.BoolVar(&g.adopt, "adopt", false, "keep models that are compiled already, with their files")
+}
+
+// Run asks for the models, and does with them what the flags say.
+func (g *Get) Run(ctx context.Context, models []string) (err error) {
+	onMiss, err := g.check(models)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if g.claimant != nil {
+			err = errors.Join(err, g.claimant.close())
+		}
+	}()
+	if g.OnMiss == "claim" {
+		if _, err := g.claiming(); err != nil {
+			return err
+		}
+	}
+	if g.state != "" {
+		return g.WithTimeout(ctx, func(ctx context.Context) error {
+			if err := g.openStore(ctx); err != nil {
+				return err
+			}
+			return g.acquireAndUse(ctx, nil, models, onMiss)
+		})
+	}
+	return g.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		if err := g.Request.OnlyEP(ctx, c, g.Print); err != nil {
+			return exit.During("get", err)
+		}
+		return g.acquireAndUse(ctx, c, models, onMiss)
+	})
+}
+
+// acquireAndUse asks for all models, and does with the results what is wanted of them. Without a
+// client the store that is read answers.
+func (g *Get) acquireAndUse(
+	ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss,
+) error {
+	acquire := g.acquireAll
+	if g.share {
+		acquire = g.acquireGroup
+	}
+	results := acquire(ctx, c, models, onMiss)
+	defer closeViews(results)
+	err := g.report(results)
+	if err == nil && g.out != "" {
+		err = g.copyOut(ctx, results)
+	}
+	if err == nil && len(g.Program) > 0 && !g.DryRun {
+		err = g.become(results)
+	}
+	return err
+}
+
+func (g *Get) check(models []string) (wire.OnMiss, error) {
+	if len(models) == 0 {
+		return 0, exit.Usage(exit.Hint(errors.New("get: no model"), "epcachectl get MODEL --ep EP"))
+	}
+	if g.share && len(models) < 2 {
+		return 0, exit.Usage(exit.Hint(errors.New("get: --share: a group has two models or more"), "epcachectl get --share MODEL MODEL... --ep EP"))
+	}
+	if g.share && g.Request.embed {
+		return 0, exit.Usage(errors.New("get: --share: what the models share stands in a file of its own, so --embed cannot go with it"))
+	}
+	if len(g.Program) > 0 && g.JSON {
+		return 0, exit.Usage(errors.New("get: --json cannot go with a program, whose output standard output is"))
+	}
+	if err := program.CheckPlaces(g.Program, len(models)); err != nil {
+		return 0, err
+	}
+	complete := g.Request.CompleteOrEP
+	if g.OnMiss == "claim" { // the daemon may know nothing of those libraries
+		complete = g.Request.Complete
+	}
+	if err := complete(); err != nil {
+		return 0, err
+	}
+	if err := g.checkStored(); err != nil {
+		return 0, err
+	}
+	if g.adopt && (g.state != "" || g.share) {
+		return 0, exit.Usage(errors.New("get: --adopt keeps single models in a daemon's store, " +
+			"and cannot go with --state or --share"))
+	}
+	if g.OnMiss == "claim" && g.share {
+		return 0, exit.Usage(errors.New("get: --on-miss claim is for one model at a time, and --share for several at once"))
+	}
+	if g.OnMiss == "claim" && g.Request.Runtime == "" {
+		return 0, exit.Usage(exit.Hint(errors.New("get: --on-miss claim compiles with libraries of your own, and there is no --runtime"), "name their folder: --runtime DIR"))
+	}
+	onMiss, known := onMissNames[g.OnMiss]
+	switch {
+	case !known:
+		return 0, exit.Usage(fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.OnMiss))
+	case g.DryRun:
+		return wire.OnMiss_FAIL, nil
+	}
+	return onMiss, nil
+}
+
+var onMissNames = map[string]wire.OnMiss{
+	"wait": wire.OnMiss_WAIT, "fail": wire.OnMiss_FAIL, "refresh": wire.OnMiss_REFRESH, "bypass": wire.OnMiss_BYPASS,
+	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM,
+}
+
+// acquireAll asks for all models at once, and answers in their order.
+func (g *Get) acquireAll(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
+	show := term.NewPhases(g.Print, g.Progress, len(models))
+	defer show.End()
+	return acquireEach(ctx, c, g.asksFor(models), onMiss, show)
+}
+
+func (g *Get) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *term.Phases) got {
+	return g.acquireModels(ctx, c, []string{path}, onMiss, show)
+}
+
+// acquireModels asks for one model, or for several as a group.
+func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *term.Phases) got {
+	path := paths[0]
+	result := got{path: path, adopts: g.adopt}
+	defer show.Done(path)
+	models, failed, err := modelfile.OpenAll(paths)
+	if err != nil {
+		result.err = exit.Failing(g.name(), failed, err)
+		return result
+	}
+	defer modelfile.CloseAll(models)
+	message, files, err := g.Request.message(models[0])
+	if err != nil {
+		result.err = exit.Failing(g.name(), path, err)
+		return result
+	}
+	defer closeExtra(files)
+	files = addGroup(message, files, models[1:]) // which closeModels closes
+	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keep, g.adopt
+	message.HoldsView = !g.JSON // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
+	start := time.Now()
+	external := func(i int, location string) (*os.File, error) { return models[i].External(location) }
+	var last atomic.Pointer[wire.Progress]
+	progress := func(p *wire.Progress) {
+		last.Store(p)
+		show.Phase(path, p)
+	}
+	if g.stored != nil {
+		if err := g.find(ctx, message, files, external, progress, &result); err != nil {
+			result.err = exit.Failing(g.name(), path, storedError(err))
+		}
+		result.elapsed = time.Since(start)
+		return result
+	}
+	ask := func(c *unixsock.Client) error {
+		message.OnMiss = onMiss
+		result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
+		if g.mayClaim(err, onMiss, paths) {
+			message.OnMiss = wire.OnMiss_CLAIM
+			result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
+		}
+		if err == nil && result.reply.GetClaim() != nil {
+			cl, claimErr := g.claiming()
+			if claimErr != nil {
+				return errors.Join(claimErr, giveUp(ctx, c, result.reply.GetClaim(), claimErr))
+			}
+			result.reply, result.view, result.own, err = cl.work(ctx, c, models[0], g, result.reply,
+				progress)
+		}
+		return err
+	}
+	err = ask(c)
+	if unixsock.WentAway(err) {
+		err = g.Again(ctx, ask)
+	}
+	if slices.Contains(instead(err), "own") {
+		if own, ownErr := g.OwnDaemon(ctx); ownErr == nil {
+			result.daemon, err = own, ask(own)
+		}
+	}
+	result.elapsed = time.Since(start)
+	result.graph = result.reply.GetGraph()
+	if result.own != nil {
+		result.blobs = result.own.openers()
+	}
+	if err == nil && result.passedThrough() {
+		err = checkReferences(ctx, path)
+	}
+	switch {
+	case err == nil:
+		result.missing = g.DryRun && g.compilesAnyway() && result.reply.GetOutcome() == "hit"
+	case g.DryRun && g.wouldCompile(err):
+		result.missing, result.begun = true, underWay(err)
+	default:
+		result.err = exit.Early(ctx, exit.Failing(g.name(), path, g.withHint(err, paths)), g.Timeout, func() (string, string) { return g.fate(last.Load()) })
+	}
+	return result
+}
+
+// mayClaim tells whether the daemon proposes a claim instead, which this call can take: for one
+// model, with --runtime. A daemon that can compile nothing for this user proposes one of the user's
+// own before that.
+func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
+	ways := instead(err)
+	if len(ways) > 0 && ways[0] == "own" && g.DaemonProgram() != "" {
+		return false
+	}
+	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
+}
+
+// compilesAnyway tells whether the call compiles a model that has a build as well.
+func (g *Get) compilesAnyway() bool { return g.OnMiss == "refresh" || g.OnMiss == "bypass" }
+
+// wouldCompile tells whether the call would compile the model that a dry run ended for with err: there
+// is no build, and no remembered failure that is the answer instead.
+func (g *Get) wouldCompile(err error) bool {
+	return errors.Is(err, unixsock.ErrNotFound) && g.OnMiss != "fail" &&
+		(g.compilesAnyway() || !failedBefore(err))
+}
+
+// Ask asks for one model in a request that compiles nothing.
+func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
+	onMiss wire.OnMiss) (*wire.AcquireReply, error) {
+	show := term.NewPhases(g.Print, false, 1)
+	result := g.acquire(ctx, c, path, onMiss, show)
+	show.End()
+	closeViews([]got{result})
+	return result.reply, result.err
+}
+
+// once guards what the models of a call share and the first one makes that needs it.
+var once sync.Mutex
+
+// claiming gives what compiles under claims.
+func (g *Get) claiming() (*claimant, error) {
+	once.Lock()
+	defer once.Unlock()
+	var err error
+	if g.claimant == nil {
+		g.claimant, err = newClaimant(&g.Request)
+	}
+	return g.claimant, err
+}
+
+// withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
+func (g *Get) withHint(err error, paths []string) error {
+	var e *unixsock.Error
+	if !errors.Is(err, unixsock.ErrNotFound) || !errors.As(err, &e) || failedBefore(err) {
+		return err
+	}
+	plain := *e
+	plain.Hint = ""
+	hint := "compile it: epcachectl get "
+	if underWay(err) {
+		hint = "wait for it: epcachectl get "
+	}
+	hint += g.Request.flags()
+	if len(paths) > 1 {
+		hint += "--share "
+	}
+	hint += strings.Join(term.Printables(paths), " ")
+	if job := e.Facts["job"]; job != "" {
+		hint += ", or epcachectl jobs follow " + term.Printable(term.Short(job))
+	}
+	return exit.Hint(&plain, hint)
+}
+
+// underWay tells whether there is no build yet because it is being compiled.
+func underWay(err error) bool {
+	var e *unixsock.Error
+	return errors.As(err, &e) && e.Facts["phase"] != ""
+}
+
+// failedBefore tells whether there is no build because the daemon remembers that the model does not compile.
+func failedBefore(err error) bool {
+	var e *unixsock.Error
+	return errors.As(err, &e) && e.Facts["reason"] != ""
+}
+
+// report prints every model's result, and gives the exit code of the first that failed.
+func (g *Get) report(results []got) error {
+	var failed error
+	for _, r := range results {
+		if r.told() && (r.err == nil || failed != nil) {
+			continue
+		}
+		if r.err != nil {
+			g.Print.Failure(r.err)
+			if failed == nil {
+				failed = exit.Status(exit.Code(r.err))
+			}
+			continue
+		}
+		for _, warning := range r.reply.GetWarnings() {
+			g.Print.Warning(fmt.Sprintf("%s %q: %s", g.name(), r.path, warning))
+		}
+		if !g.JSON && len(g.Program) == 0 {
+			g.Print.Line("%s", r.line(g.DryRun))
+			if g.state != "" && r.view != nil {
+				g.Print.Line("  %s", term.Printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
+			}
+			for _, line := range r.groupLines() {
+				g.Print.Line("%s", line)
+			}
+		}
+	}
+	if g.JSON {
+		return errors.Join(failed, g.Print.JSON(objects(results, g.DryRun)))
+	}
+	return failed
+}
+
+// checkReferences fails where a file that a compiled model refers to is not there, because no session
+// loads the model then.
+func checkReferences(ctx context.Context, path string) error {
+	m, err := modelfile.Open(path)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	names, err := m.References(ctx)
+	for _, name := range names {
+		if err == nil {
+			var f *os.File
+			if f, err = m.External(name); err == nil {
+				f.Close() // only whether it opens was asked
+			}
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil // of another mistake the daemon knows more, because it has read the graph
+}
+
+// fate tells what becomes of a model's compile when its request leaves: last is what was last heard of it.
+func (g *Get) fate(last *wire.Progress) (text, hint string) {
+	if last.GetPhase() == "" {
+		return "", ""
+	}
+	during := "(" + term.Printable(last.GetPhase()) + ")"
+	if last.GetJob() == "" {
+		return during, ""
+	}
+	follow := "epcachectl jobs follow " + term.Printable(term.Short(last.GetJob()))
+	switch {
+	case g.keep:
+		return during + ": the compile goes on, as --keep-going has it", "wait for it: " + follow
+	case last.GetWaiting() > 1:
+		return during + ": the compile goes on, for others wait for it too", "wait for it: " + follow
+	}
+	return during + ": the compile ends, unless somebody else wants it", "with --keep-going it is finished all the same, and with --on-miss background it is not waited for"
+}
+
+// become runs the program in the place of this process: so it has the descriptor of the view under the same
+// number, gets its signals itself, and its exit status needs no passing on. The build is held until it ends, for the
+// descriptor is the lease.
+func (g *Get) become(results []got) error {
+	paths := make([]string, len(results))
+	var views []*os.File
+	for i := range results {
+		graph, err := results[i].graphPath()
+		if err != nil {
+			return exit.Failing("get", results[i].path, err)
+		}
+		paths[i] = graph
+		if results[i].view != nil && !results[i].told() {
+			views = append(views, results[i].view)
+		}
+	}
+	path, err := program.Find(g.Program[0])
+	if err != nil {
+		return exit.Failing("run", g.Program[0], err)
+	}
+	argv := program.FillPlaces(g.Program, paths)
+	g.Print.Clear()
+	if told, err := program.Tell(objects(results, false)); err != nil {
+		return exit.Failing("run", path, err)
+	} else if !told {
+		g.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", path, program.ToldVariable, program.MaxTold))
+	}
+	if err := program.Replace(path, argv, views); err != nil {
+		return exit.Failing("run", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,184 @@
+package acquire
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// objects are the elements of what get --json prints.
+func objects(results []got, dryRun bool) []any {
+	list := make([]any, len(results))
+	for i := range results {
+		list[i] = results[i].json(dryRun)
+	}
+	return list
+}
+
+// json is one element of what get --json prints. That of a model that failed stands in the list, so
+// that the others keep their places.
+func (r *got) json(dryRun bool) jsonout.Object {
+	out := jsonout.Object{"outcome": "missing"} // with -n: it would be compiled
+	a, e := r.reply, (*unixsock.Error)(nil)
+	switch {
+	case r.missing:
+	case r.err != nil:
+		out = jsonout.Object{"outcome": "failed", "error": r.err.Error(),
+			"hint": strings.Join(exit.Hints(r.err), "; ")}
+		if errors.As(r.err, &e) {
+			out["class"], out["facts"] = wire.ErrorClass_name[int32(e.Class)], e.Facts
+		}
+	default:
+		out = jsonout.Of(a, "request_key", "build", "model_digest", "ep", "sdk_version",
+			"hardware_architecture", "compatibility", "view", "files", "provider_options",
+			"session_options", "compile_seconds", "why", "unkept", "job", "member", "members",
+			"warnings")
+		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph,
+			r.elapsed.Seconds()
+		if level := a.GetGraphOptimizationLevel(); level != "" {
+			out["session_options"].(jsonout.Object)["graph_optimization_level"] = level
+		}
+		at := int(a.GetMember())
+		if len(r.group) > 0 {
+			at = r.member
+		}
+		if members := a.GetMembers(); at < len(members) {
+			out["member"], out["model_digest"] = at, members[at].GetModelDigest()
+		}
+		switch {
+		case r.queued():
+			out["outcome"] = "queued"
+		case r.job != nil: // it was queued, and has ended since
+			out["outcome"], out["build"] = "compiled", r.job.GetBuild()
+			out["ep"] = r.job.GetEp()
+			out["elapsed_seconds"] = term.Milliseconds(r.job.GetElapsedMs()).Seconds()
+		}
+	}
+	out["model"], out["dry_run"] = r.path, dryRun // the path as it was given or found
+	return out
+}
+
+// got is what one model came to.
+type got struct {
+	path    string
+	reply   *wire.AcquireReply
+	view    *os.File
+	elapsed time.Duration
+	err     error
+	missing bool                                     // with -n: it would be compiled
+	adopts  bool                                     // it was to be adopted
+	begun   bool                                     // then: it is being compiled already
+	job     *wire.Job                                // how its job ended, when that was followed
+	graph   string                                   // relative to the view
+	blobs   map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
+	group   []string                                 // the paths of all models of the group; nil: it is none
+	member  int                                      // which of them it is
+	own     *ownFiles                                // that were compiled here under a claim, where there is no view of them; else nil
+	// daemon is the user's own, where it answered instead of another user's; else nil
+	daemon *unixsock.Client
+}
+
+// asked returns the connection to the daemon that answered, where the call asked with c.
+func (r *got) asked(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
+
+// queued tells whether it is being compiled and was not waited for.
+func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
+
+// errQueued is why nothing can be done yet with what is compiled in the background.
+func (r *got) errQueued() error {
+	return exit.Hint(exit.Missing("it is being compiled"), "wait for it: epcachectl jobs follow "+term.Printable(r.reply.GetJob()))
+}
+
+func (r *got) line(dryRun bool) string {
+	path := r.name()
+	if r.begun {
+		return "would wait for " + path + ": it is being compiled"
+	}
+	if r.missing {
+		return "would compile " + path
+	}
+	a := r.reply
+	switch {
+	case dryRun && r.wouldAdopt():
+		return "would adopt " + path
+	case r.passedThrough():
+		return passThroughLine(path, a)
+	case r.queued():
+		return fmt.Sprintf("queued %s: job %s", path, term.OrDash(a.GetJob()))
+	case r.job != nil:
+		return "compiled " + path + ": " + JobResultLine(r.job)
+	}
+	var size int64
+	for _, f := range a.GetFiles() {
+		size += f.GetSize()
+	}
+	outcome := term.Printable(outcomeOf(a))
+	if dryRun {
+		outcome = "would hit"
+	}
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, term.Printable(a.GetEp()), term.OrDash(term.Short(a.GetBuild())), term.OrDash(a.GetCompatibility()), term.Bytes(size), term.Seconds(r.elapsed.Seconds()))
+	if s := a.GetCompileSeconds(); s > 0 {
+		text += fmt.Sprintf(" (compiled in %s)", term.Seconds(s))
+	}
+	if len(r.group) == 0 && len(a.GetMembers()) > 0 {
+		text += memberNote(a)
+	}
+	return text
+}
+
+// wouldAdopt tells of a dry run whether the model would be adopted.
+func (r *got) wouldAdopt() bool {
+	refused := func(warning string) bool { return strings.HasPrefix(warning, "not adopted") }
+	return r.adopts && r.passedThrough() && !slices.ContainsFunc(r.reply.GetWarnings(), refused)
+}
+
+// passThroughLine says what is known of a model that is compiled already.
+func passThroughLine(path string, a *wire.AcquireReply) string {
+	compatibility := term.OrDash(a.GetCompatibility())
+	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, compatibility)
+	switch a.GetCompatibility() {
+	case "unsupported":
+		return line + ": " + term.Printable(a.GetCompatibilityReason())
+	case "unknown":
+		line = fmt.Sprintf("passthrough %s: it is compiled already, whether it loads here is not known", path)
+	}
+	return line + "; load it as it is"
+}
+
+// outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.
+func outcomeOf(a *wire.AcquireReply) string {
+	if a.GetOutcome() == "put" {
+		return "compiled"
+	}
+	return a.GetOutcome()
+}
+
+// JobError is what a job ended with, nil if it is done.
+func JobError(job *wire.Job) error {
+	if e := job.GetError(); e != nil {
+		return &unixsock.Error{Class: e.GetClass(), Text: e.GetText(), Hint: e.GetHint(), Facts: e.GetFacts()}
+	}
+	switch job.GetState() {
+	case "done":
+		return nil
+	case "cancelled":
+		return &unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "it was cancelled"}
+	}
+	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.OrDash(job.GetState()))
+}
+
+// JobResultLine says what a job came to, and how long it took.
+func JobResultLine(job *wire.Job) string {
+	return fmt.Sprintf("%s build %s in %s", term.OrDash(job.GetEp()), term.OrDash(term.Short(job.GetBuild())), term.Seconds(term.Milliseconds(job.GetElapsedMs()).Seconds()))
+}
