@@ -47,30 +47,47 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 		for k := range low {
 			low[k] = uint32(chunk) + uint32(i+k) // a piece begins at a multiple of its chunks: nothing is carried
 		}
-		compress(lanes, &c[i], &b[i*guts.ChunkSize], guts.ChunkSize, guts.ChunkSize/guts.BlockSize,
-			&low, uint32(chunk>>32), 0, guts.FlagChunkStart, guts.FlagChunkEnd)
+		compress(lanes, inputs{
+			out: &c[i], in: &b[i*guts.ChunkSize], stride: guts.ChunkSize,
+			blocks: guts.ChunkSize / guts.BlockSize, low: &low, high: uint32(chunk >> 32),
+			first: guts.FlagChunkStart, last: guts.FlagChunkEnd,
+		})
 	}
 	low = [mostLanes]uint32{}
 	for n := len(c) / 2; n > 1; n /= 2 {
 		// Below a whole step, what stands behind the n pairs is joined as well, and nobody looks at that.
 		for i := 0; i < n; i += lanes {
-			compress(lanes, &c[i], (*byte)(unsafe.Pointer(&c[2*i])), 2*32, 1, &low, 0, guts.FlagParent, 0, 0)
+			in := (*byte)(unsafe.Pointer(&c[2*i]))
+			compress(lanes, inputs{out: &c[i], in: in, stride: 2 * 32, blocks: 1, low: &low, flags: guts.FlagParent})
 		}
 	}
 	return parent(c[0], c[1])
 }
 
-// compress compresses as many inputs as there are lanes; out is the first of as many chaining values.
-func compress(lanes int, out *[8]uint32, in *byte, stride, blocks int, low *[mostLanes]uint32, high, flags, first, last uint32) {
+// inputs is what is compressed side by side: an input for each lane. The assembly reads it from the
+// stack as it is laid out here.
+type inputs struct {
+	out    *[8]uint32 // the first of as many chaining values
+	in     *byte      // the first input; the next ones follow in steps of stride
+	stride int
+	blocks int // of each input
+
+	low                *[mostLanes]uint32 // counters, with high
+	high               uint32
+	flags, first, last uint32
+}
+
+// compress compresses as many inputs as there are lanes.
+func compress(lanes int, a inputs) {
 	if lanes == 16 {
-		compress16AVX512((*[16][8]uint32)(unsafe.Pointer(out)), in, stride, blocks, low, high, flags, first, last)
+		compress16AVX512(a)
 		return
 	}
-	compress8AVX2((*[8][8]uint32)(unsafe.Pointer(out)), in, stride, blocks, (*[8]uint32)(low[:]), high, flags, first, last)
+	compress8AVX2(a)
 }
 
 //go:noescape
-func compress16AVX512(out *[16][8]uint32, in *byte, stride, blocks int, low *[16]uint32, high, flags, first, last uint32)
+func compress16AVX512(a inputs)
 
 //go:noescape
-func compress8AVX2(out *[8][8]uint32, in *byte, stride, blocks int, low *[8]uint32, high, flags, first, last uint32)
+func compress8AVX2(a inputs)

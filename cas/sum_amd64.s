@@ -66,18 +66,18 @@ GLOBL at<>(SB), RODATA|NOPTR, $64
 	KXNORW K1, K1, K1; \
 	VPSCATTERDD z, K1, n(DI)(Z8*1)
 
-// func compress16AVX512(out *[16][8]uint32, in *byte, stride, blocks int, low *[16]uint32, high, flags, first, last uint32)
+// func compress16AVX512(a inputs)
 // Reads blocks of 64 bytes at in, in+stride, ... and in+15*stride. low and high
 // are the counters of the lanes; flags hold for all blocks, first and last for
 // the first and the last one besides. out may begin where in does.
 TEXT ·compress16AVX512(SB), NOSPLIT, $0-56
-	MOVQ out+0(FP), DI
-	MOVQ in+8(FP), SI
-	MOVQ stride+16(FP), R8
-	MOVQ blocks+24(FP), CX
-	MOVQ low+32(FP), DX
-	MOVL flags+44(FP), AX
-	ORL first+48(FP), AX
+	MOVQ a_out+0(FP), DI
+	MOVQ a_in+8(FP), SI
+	MOVQ a_stride+16(FP), R8
+	MOVQ a_blocks+24(FP), CX
+	MOVQ a_low+32(FP), DX
+	MOVL a_flags+44(FP), AX
+	ORL a_first+48(FP), AX
 	LEAQ (R8)(R8*2), R9
 
 	VPBROADCASTD iv<>+0(SB), Z0
@@ -122,11 +122,11 @@ block:
 
 	CMPQ CX, $1
 	JNE middle
-	ORL last+52(FP), AX
+	ORL a_last+52(FP), AX
 
 middle:
 	MOVL $64, BX
-	MOVL high+40(FP), R13
+	MOVL a_high+40(FP), R13
 	VPBROADCASTD iv<>+0(SB), Z8
 	VPBROADCASTD iv<>+4(SB), Z9
 	VPBROADCASTD iv<>+8(SB), Z10
@@ -153,7 +153,7 @@ middle:
 	VPXORD Z14, Z6, Z6
 	VPXORD Z15, Z7, Z7
 
-	MOVL flags+44(FP), AX
+	MOVL a_flags+44(FP), AX
 	ADDQ $64, SI
 	DECQ CX
 	JNZ block
@@ -235,16 +235,16 @@ GLOBL rot8<>(SB), RODATA|NOPTR, $32
 	VEXTRACTI128 $1, y, (32*l+128)(DI); \
 	VEXTRACTI128 $1, z, (32*l+144)(DI)
 
-// func compress8AVX2(out *[8][8]uint32, in *byte, stride, blocks int, low *[8]uint32, high, flags, first, last uint32)
+// func compress8AVX2(a inputs)
 // The same as compress16AVX512, of eight.
 TEXT ·compress8AVX2(SB), NOSPLIT, $576-56
-	MOVQ out+0(FP), DI
-	MOVQ in+8(FP), SI
-	MOVQ stride+16(FP), R8
-	MOVQ blocks+24(FP), CX
-	MOVQ low+32(FP), DX
-	MOVL flags+44(FP), AX
-	ORL first+48(FP), AX
+	MOVQ a_out+0(FP), DI
+	MOVQ a_in+8(FP), SI
+	MOVQ a_stride+16(FP), R8
+	MOVQ a_blocks+24(FP), CX
+	MOVQ a_low+32(FP), DX
+	MOVL a_flags+44(FP), AX
+	ORL a_first+48(FP), AX
 	LEAQ (R8)(R8*2), R9
 	LEAQ 31(SP), R11
 	ANDQ $~31, R11
@@ -267,11 +267,11 @@ block:
 
 	CMPQ CX, $1
 	JNE middle
-	ORL last+52(FP), AX
+	ORL a_last+52(FP), AX
 
 middle:
 	MOVL $64, BX
-	MOVL high+40(FP), R13
+	MOVL a_high+40(FP), R13
 	VPBROADCASTD iv<>+0(SB), Y8
 	VPBROADCASTD iv<>+4(SB), Y9
 	VPBROADCASTD iv<>+8(SB), Y10
@@ -301,7 +301,7 @@ middle:
 	VPXOR Y14, Y6, Y6
 	VPXOR Y15, Y7, Y7
 
-	MOVL flags+44(FP), AX
+	MOVL a_flags+44(FP), AX
 	ADDQ $64, SI
 	DECQ CX
 	JNZ block
