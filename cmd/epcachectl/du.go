@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/picture"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -74,14 +75,14 @@ Users see their own builds and the shared ones that they had.` + exit.Help(exit.
 
 // picture prints what files share as an SVG, or what would be drawn.
 func (a *app) picture(ctx context.Context, c *unixsock.Client, entries []string) error {
-	reply, err := c.Layout(ctx, &wire.Layout{Entries: entries, Most: svgFiles})
+	reply, err := c.Layout(ctx, &wire.Layout{Entries: entries, Most: picture.MostFiles})
 	if err != nil {
 		return err
 	}
 	if a.JSON {
 		return a.Print.JSON(jsonout.Of(reply))
 	}
-	_, err = a.Print.Out.Write(drawLayout(reply))
+	_, err = a.Print.Out.Write(picture.Draw(reply))
 	return err
 }
 

@@ -9,18 +9,11 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/picture"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// digestAt returns the digest of the file at a place of Holders, "" beyond them.
-func digestAt(r *wire.LayoutReply, at uint32) string {
-	if int(at) < len(r.GetHolders()) {
-		return r.GetHolders()[at]
-	}
-	return ""
-}
 
 // showTensors prints what the files of an entry are made of.
 func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg string) error {
@@ -46,18 +39,10 @@ func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg string) e
 	return nil
 }
 
-// compressedText says how much of a packed file is kept compressed.
-func compressedText(f *wire.LaidFile) string {
-	if f.GetCompressedBytes() == 0 {
-		return ""
-	}
-	return ", " + term.Bytes(f.GetCompressedBytes()) + " of it compressed"
-}
-
 func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) error {
 	form := ""
 	if f.GetPacked() {
-		form = ", packed" + compressedText(f)
+		form = ", packed" + picture.CompressedText(f)
 	}
 	p.Line("%s: %s of build %s by %s%s%s", term.OrDash(f.GetName()), term.Bytes(f.GetSize()),
 		term.Short(f.GetBuild()), term.OrDash(f.GetEp()), shapesText(f.GetShapes()), form)
@@ -162,10 +147,10 @@ func (r *placedRow) holderText(l *wire.LayoutReply, f *wire.LaidFile) string {
 	switch {
 	case !r.whole:
 		return "several files"
-	case digestAt(l, at) == f.GetDigest():
+	case picture.DigestAt(l, at) == f.GetDigest():
 		return "this file"
 	}
-	text := term.Short(digestAt(l, at))
+	text := term.Short(picture.DigestAt(l, at))
 	if by := l.GetHeldBy(); int(at) < len(by) && by[at].GetBuild() != "" {
 		text += " of " + term.OrDash(by[at].GetModelName()) + " " + term.Short(by[at].GetBuild())
 	} else {

@@ -1,4 +1,4 @@
-package main
+package picture
 
 import (
 	"encoding/xml"
@@ -43,11 +43,11 @@ func half() *wire.LayoutReply {
 func TestAPictureTellsWhatIsCompressed(t *testing.T) {
 	files := half()
 	files.Files[1].CompressedBytes = 1 << 18
-	require.Contains(t, wellFormed(t, drawLayout(files)), "packed, 256.0 KiB of it compressed, 512.0 KiB its own")
+	require.Contains(t, wellFormed(t, Draw(files)), "packed, 256.0 KiB of it compressed, 512.0 KiB its own")
 }
 
 func TestAPictureShowsWhatIsShared(t *testing.T) {
-	svg := drawLayout(half())
+	svg := Draw(half())
 	texts := wellFormed(t, svg)
 	require.Contains(t, texts, `<b&"4.onnx`, "escaped, and so itself again")
 	require.Contains(t, texts, "packed, 512.0 KiB its own")
@@ -71,30 +71,30 @@ func TestAPictureNamesVariantsByWhatDiffers(t *testing.T) {
 		return &wire.LaidFile{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx", Ep: "OpenVINOExecutionProvider",
 			Shapes: shapes, Digest: digest, Size: 1, OwnBytes: 1}
 	}
-	texts := wellFormed(t, drawLayout(&wire.LayoutReply{Files: []*wire.LaidFile{
+	texts := wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.LaidFile{
 		file("a", "batch=1, channels=3, height=320, width=320"), file("b", "batch=1, channels=3, height=640, width=640")}}))
 	require.Contains(t, texts, "height=320, width=320, acdcdcdcdcdc, batch=1,…")
 	require.Contains(t, texts, "height=640, width=640, bcdcdcdcdcdc, batch=1,…")
 	require.Contains(t, texts, "stored whole", "nothing of it stands elsewhere")
-	require.Contains(t, wellFormed(t, drawLayout(&wire.LayoutReply{Files: []*wire.LaidFile{file("a", "batch=1")}})), "acdcdcdcdcdc, batch=1, OpenVINO")
+	require.Contains(t, wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.LaidFile{file("a", "batch=1")}})), "acdcdcdcdcdc, batch=1, OpenVINO")
 }
 
 // However many pieces files have, and whatever they say, a picture stays small and is one.
 func TestAPictureIsBounded(t *testing.T) {
 	l := &wire.LayoutReply{}
-	for i := range svgFiles {
+	for i := range MostFiles {
 		f := &wire.LaidFile{ModelName: strings.Repeat("ü\x00", 500), Digest: fmt.Sprint(i), Size: 1 << 30}
 		l.Holders = append(l.Holders, f.Digest)
 		for at := int64(0); at < 1<<30; at += 1 << 21 {
-			holder := uint32((i + int(at>>21)) % svgFiles)
+			holder := uint32((i + int(at>>21)) % MostFiles)
 			f.Pieces = append(f.Pieces, &wire.Piece{At: at, Length: 1 << 21, Holder: holder, From: at})
 		}
 		l.Files = append(l.Files, f)
 	}
-	svg := drawLayout(l)
+	svg := Draw(l)
 	wellFormed(t, svg)
 	require.Less(t, len(svg), 5<<20)
-	wellFormed(t, drawLayout(&wire.LayoutReply{}))
-	wellFormed(t, drawLayout(&wire.LayoutReply{Files: []*wire.LaidFile{{Digest: "x", Size: 0}, {Digest: "y", Size: 1,
+	wellFormed(t, Draw(&wire.LayoutReply{}))
+	wellFormed(t, Draw(&wire.LayoutReply{Files: []*wire.LaidFile{{Digest: "x", Size: 0}, {Digest: "y", Size: 1,
 		Pieces: []*wire.Piece{{At: -5, Length: 1 << 40, Holder: 9, From: -1}}}}}))
 }

@@ -1,4 +1,5 @@
-package main
+// Package picture draws what the files of builds share.
+package picture
 
 import (
 	"bytes"
@@ -25,7 +26,7 @@ const (
 	svgRow     = 34
 	svgBarHigh = 20
 	svgColumn  = 2 // the resolution of bars, which bounds the size of a picture
-	svgFiles   = 60
+	MostFiles  = 60
 	svgNames   = 36 // characters of a name
 )
 
@@ -51,8 +52,8 @@ type picture struct {
 	out     bytes.Buffer
 }
 
-// drawLayout gives the picture as an SVG that needs nothing besides.
-func drawLayout(l *wire.LayoutReply) []byte {
+// Draw gives the picture as an SVG that needs nothing besides.
+func Draw(l *wire.LayoutReply) []byte {
 	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{},
 		bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
 		byName: map[string]*wire.LaidFile{}, family: map[string]string{}}
@@ -76,7 +77,7 @@ func (p *picture) relate() {
 		p.files = append(p.files, f)
 		took := map[string]bool{}
 		for _, piece := range f.Pieces {
-			holder := digestAt(p.layout, piece.Holder)
+			holder := DigestAt(p.layout, piece.Holder)
 			if holder == f.Digest {
 				continue
 			}
@@ -272,7 +273,7 @@ func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
 	form := "stored whole"
 	switch {
 	case f.Packed:
-		form = "packed" + compressedText(f) + ", " + term.Bytes(f.OwnBytes) + " its own"
+		form = "packed" + CompressedText(f) + ", " + term.Bytes(f.OwnBytes) + " its own"
 	case f.SharedBytes > 0:
 		form += ", " + term.Bytes(f.SharedBytes) + " elsewhere too"
 	}
@@ -308,7 +309,7 @@ func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 		}
 	}
 	for _, piece := range f.Pieces {
-		if holder := digestAt(p.layout, piece.Holder); holder != f.Digest {
+		if holder := DigestAt(p.layout, piece.Holder); holder != f.Digest {
 			paint(piece.At, piece.Length, holder)
 		}
 	}
@@ -352,4 +353,20 @@ func apart(all []*wire.Piece) (out []*wire.Piece) {
 		out = append(out, &wire.Piece{At: r.At, Length: r.Length})
 	}
 	return out
+}
+
+// DigestAt returns the digest of the file at a place of Holders, "" beyond them.
+func DigestAt(r *wire.LayoutReply, at uint32) string {
+	if int(at) < len(r.GetHolders()) {
+		return r.GetHolders()[at]
+	}
+	return ""
+}
+
+// CompressedText says how much of a packed file is kept compressed.
+func CompressedText(f *wire.LaidFile) string {
+	if f.GetCompressedBytes() == 0 {
+		return ""
+	}
+	return ", " + term.Bytes(f.GetCompressedBytes()) + " of it compressed"
 }
