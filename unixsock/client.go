@@ -31,17 +31,18 @@ type Client struct {
 	stream *stream
 	hello  *wire.HelloReply
 	last   atomic.Uint64 // request number
-	done   chan struct{} // closed when the reader has gone
-	reason error         // why it went; valid after done is closed
+	done   chan struct{} // closed when the connection has ended
+	reason error         // why it has; valid after done is closed
 	closed atomic.Bool
 	alive  func(context.Context) error // asks on another connection
 	mute   atomic.Bool                 // and it has not answered
 	heard  atomic.Int64                // when a frame came last, in nanoseconds since made
 	made   time.Time
 
-	mu    sync.Mutex
-	calls map[uint64]*call
-	gone  bool // no new calls
+	mu      sync.Mutex
+	calls   map[uint64]*call // nil: the caller gave up, and the answer is still to come
+	reading bool             // a goroutine reads, or is about to; see ownread.go
+	gone    bool             // no new calls
 }
 
 // call is a request that waits for its answer. A slow progress callback loses reports, never the answer.
@@ -58,9 +59,7 @@ type reply struct {
 }
 
 func newClient(s *stream, hello *wire.HelloReply, alive func(context.Context) error) *Client {
-	c := &Client{stream: s, hello: hello, done: make(chan struct{}), calls: make(map[uint64]*call), alive: alive, made: time.Now()}
-	go c.read()
-	return c
+	return &Client{stream: s, hello: hello, done: make(chan struct{}), calls: make(map[uint64]*call), alive: alive, made: time.Now()}
 }
 
 // Hello is what the daemon said about itself, and about who it takes this process for.
@@ -70,6 +69,7 @@ func (c *Client) Hello() *wire.HelloReply { return c.hello }
 func (c *Client) Close() error {
 	c.closed.Store(true)
 	err := c.stream.conn.Close()
+	c.readOn() // what ends the connection
 	<-c.done
 	if errors.Is(err, net.ErrClosed) {
 		return nil // the daemon was first
@@ -77,13 +77,23 @@ func (c *Client) Close() error {
 	return err
 }
 
-// read hands answers to those who wait, and closes descriptors that nobody waits for any more.
+// read hands answers to their callers until none is to come, and closes the descriptors of those whose
+// callers gave up.
 func (c *Client) read() {
-	defer close(c.done)
-	var err error
-	for err == nil {
-		err = c.receive()
+	for {
+		if err := c.receive(c.stream.envelope(clientFrameTimeout)); err != nil {
+			c.end(err)
+			return
+		}
+		if c.rest() {
+			return
+		}
 	}
+}
+
+// end is called by the goroutine that reads, when the connection has ended.
+func (c *Client) end(err error) {
+	defer close(c.done)
 	c.mu.Lock()
 	c.gone = true
 	c.mu.Unlock()
@@ -95,8 +105,8 @@ func (c *Client) read() {
 	_ = c.stream.conn.Close()
 }
 
-func (c *Client) receive() error {
-	envelope, fds, _, err := c.stream.envelope(clientFrameTimeout)
+// receive takes what was read.
+func (c *Client) receive(envelope *wire.Envelope, fds []int, _ int, err error) error {
 	if err != nil {
 		return err
 	}
@@ -197,20 +207,13 @@ func setDeadline(ctx context.Context, envelope *wire.Envelope) {
 
 // abandon forgets a call that was not sent, and has the daemon forget its descriptors.
 func (c *Client) abandon(number uint64, err error, attached bool) error {
-	c.forget(number)
+	c.mu.Lock()
+	delete(c.calls, number)
+	c.mu.Unlock()
 	if attached {
 		c.sendCancel(number)
 	}
 	return err
-}
-
-// forget tells whether the call still waited for its answer.
-func (c *Client) forget(number uint64) (waited bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, waited = c.calls[number]
-	delete(c.calls, number)
-	return waited
 }
 
 func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) error {
@@ -243,6 +246,7 @@ func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) e
 
 // reasonOfEnd waits for the reader, which finds the daemon's last word in what was received before the end.
 func (c *Client) reasonOfEnd(ctx context.Context) error {
+	c.readOn()
 	select {
 	case <-c.done:
 		return c.reason
@@ -261,6 +265,13 @@ func (c *Client) sendCancel(number uint64) {
 
 // wait gives the answer to a call. The files are the caller's.
 func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progress func(*wire.Progress)) (reply, error) {
+	c.readOwn(ctx)
+	select {
+	case r := <-waiting.answer:
+		waiting.tell(progress)
+		return r, nil
+	default:
+	}
 	silence := time.NewTimer(silenceLimit)
 	defer silence.Stop()
 	for {
@@ -268,9 +279,7 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 		case <-silence.C:
 			silence.Reset(c.silent(ctx))
 		case r := <-waiting.answer:
-			for len(waiting.progress) > 0 { // of the phases that came with the answer
-				progress(<-waiting.progress)
-			}
+			waiting.tell(progress)
 			return r, nil
 		case m := <-waiting.progress:
 			progress(m)
@@ -283,9 +292,15 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 				return r, nil
 			default:
 			}
-			c.forget(number)
 			return reply{}, c.reason
 		}
+	}
+}
+
+// tell passes on the phases that came with the answer.
+func (waiting *call) tell(progress func(*wire.Progress)) {
+	for len(waiting.progress) > 0 {
+		progress(<-waiting.progress)
 	}
 }
 
@@ -307,9 +322,16 @@ func (c *Client) silent(ctx context.Context) time.Duration {
 	return silenceLimit
 }
 
-// giveUp forgets a call, which the daemon is told as long as it has not answered.
+// giveUp cancels a call, unless it is answered. Its answer comes all the same, and the reader closes the
+// descriptors that come with it.
 func (c *Client) giveUp(number uint64, waiting *call) {
-	if c.forget(number) {
+	c.mu.Lock()
+	_, waited := c.calls[number]
+	if waited {
+		c.calls[number] = nil
+	}
+	c.mu.Unlock()
+	if waited {
 		c.sendCancel(number)
 	}
 	select {

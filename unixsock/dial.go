@@ -114,6 +114,9 @@ func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Cl
 		_ = conn.SetDeadline(time.Unix(1, 0))
 	})
 	reply, err := exchangeHello(stream, d.Name, limit)
+	if err == nil {
+		err = stream.blockFor(ownReadLimit)
+	}
 	if !stop() {
 		err = errors.Join(ctx.Err(), err)
 	}

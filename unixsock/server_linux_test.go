@@ -565,3 +565,39 @@ func TestLateAnswerIsClosed(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, time.Millisecond)
 }
+
+// A late answer that nobody reads would keep its descriptor, which is the lease, on its way to the client.
+func TestLateAnswerEndsItsLease(t *testing.T) {
+	started, late := make(chan struct{}), make(chan *os.File)
+	backend := &standIn{acquire: func(context.Context, Peer, *wire.Acquire, []*os.File, func(*wire.Progress)) (Answer, error) {
+		started <- struct{}{}
+		return Answer{View: <-late}, nil // whether or not the context has ended
+	}}
+	s, model := serve(t, backend, limits{}), modelFile(t)
+	between := map[string]func(*Client) error{
+		"no call follows": func(*Client) error { return nil },
+		"the next call is answered before": func(c *Client) error {
+			_, err := c.Status(background(t))
+			return err
+		},
+	}
+	for name, follow := range between {
+		t.Run(name, func(t *testing.T) {
+			c := dial(t, s)
+			ctx, cancel := context.WithCancel(context.Background())
+			go func() { <-started; cancel() }()
+			_, _, err := c.Acquire(ctx, acquireModel(), []*os.File{model}, nil, nil)
+			require.ErrorIs(t, err, context.Canceled)
+			require.NoError(t, follow(c))
+			lease, view, err := os.Pipe()
+			require.NoError(t, err)
+			defer lease.Close()
+			late <- view
+			require.NoError(t, lease.SetReadDeadline(time.Now().Add(patience)))
+			_, err = lease.Read(make([]byte, 1))
+			require.ErrorIs(t, err, io.EOF, "the last copy of the descriptor is closed")
+			_, err = c.Status(background(t))
+			require.NoError(t, err, "the connection goes on")
+		})
+	}
+}

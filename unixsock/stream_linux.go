@@ -36,6 +36,7 @@ type stream struct {
 	gotOOB     int
 	gotFlags   int
 	gotErr     error
+	soon       bool // of frameSoon
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -73,6 +74,36 @@ func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
 			}
 		}
 		if err := s.fill(); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+// blockFor makes frameSoon wait so long. Everything else asks the kernel not to block.
+func (s *stream) blockFor(limit time.Duration) (err error) {
+	timeout := unix.NsecToTimeval(limit.Nanoseconds())
+	controlErr := s.raw.Control(func(fd uintptr) {
+		if err = unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err == nil {
+			err = unix.SetNonblock(int(fd), false)
+		}
+	})
+	return errors.Join(controlErr, err)
+}
+
+// frameSoon is frame for one that is there, or comes within the limit of blockFor. Otherwise it fails
+// with errNotYet, and what has come of the frame is for the next call.
+func (s *stream) frameSoon() ([]byte, int64, error) {
+	s.soon = true
+	defer func() { s.soon = false }()
+	for {
+		if payload, at, err := s.buffered(); payload != nil || err != nil {
+			return payload, at, err
+		}
+		err := s.fill()
+		if errors.Is(err, unix.EAGAIN) {
+			err = errNotYet
+		}
+		if err != nil {
 			return nil, 0, err
 		}
 	}
@@ -140,10 +171,14 @@ func (s *stream) makeRoom() {
 }
 
 func (s *stream) recvmsg(fd uintptr) bool {
+	flags := unix.MSG_CMSG_CLOEXEC | unix.MSG_DONTWAIT
+	if s.soon && s.start == s.end { // else the rest of a frame is there, or is not for frameSoon
+		flags &^= unix.MSG_DONTWAIT
+	}
 	for {
-		s.gotN, s.gotOOB, s.gotFlags, _, s.gotErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], unix.MSG_CMSG_CLOEXEC)
+		s.gotN, s.gotOOB, s.gotFlags, _, s.gotErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], flags)
 		if s.gotErr != unix.EINTR {
-			return s.gotErr != unix.EAGAIN
+			return s.gotErr != unix.EAGAIN || s.soon
 		}
 	}
 }

@@ -27,6 +27,7 @@ func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) erro
 		}
 		return err
 	}
+	c.readOn()
 	defer c.giveUp(envelope.Request, waiting) // the daemon may still serve it
 	return c.follow(ctx, waiting, fn)
 }

@@ -1,0 +1,66 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// To wake a goroutine that reads, which then wakes the caller, takes longer than the daemon's work for a
+// hit. So the caller of the only request on a connection reads its answer, in one system call that
+// blocks. An answer that takes longer is left to a goroutine, the reader, as are those to requests that
+// came meanwhile. The reader stops when no answer is to come. It also waits for those whose callers gave
+// up, because a descriptor that nobody reads would keep its build leased.
+
+// ownReadLimit is how long a caller reads, rounded up to the kernel's ticks; its context can end
+// meanwhile, and is looked at afterwards.
+const ownReadLimit = 2 * time.Millisecond
+
+// errNotYet is no error of the connection: the answer takes longer.
+var errNotYet = errors.New("the answer has not come yet")
+
+// takeReading reports whether nobody read the connection. From then on the caller does, until rest.
+func (c *Client) takeReading() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.reading
+	c.reading = true
+	return !was
+}
+
+// readOn starts the reader where nobody reads.
+func (c *Client) readOn() {
+	if c.takeReading() {
+		go c.read()
+	}
+}
+
+// rest ends the reading where no answer is to come, and reports whether. Close waits for the goroutine that
+// reads at that moment, which ends the connection.
+func (c *Client) rest() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reading = len(c.calls) > 0 || c.closed.Load()
+	return !c.reading
+}
+
+// readOwn is called by a caller that has sent a request. It returns when the answer has come, or when
+// another goroutine reads.
+func (c *Client) readOwn(ctx context.Context) {
+	if ctx.Err() != nil {
+		c.readOn()
+		return
+	}
+	if !c.takeReading() {
+		return
+	}
+	err := c.receive(c.stream.envelopeSoon())
+	switch {
+	case err == errNotYet:
+		go c.read()
+	case err != nil:
+		c.end(err)
+	case !c.rest():
+		go c.read()
+	}
+}
