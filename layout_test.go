@@ -52,6 +52,7 @@ var allowed = map[string][]string{
 	"store/packing":                          {"cas", "dedupe"}, // and not index: it knows no builds
 	"cache/rights":                           {"index"},         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
+	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights"}, // not cache, which is written to
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},          // index: for keys, and where failures are remembered
@@ -59,7 +60,7 @@ var allowed = map[string][]string{
 	"cache/identity":                         {"cas", "compilers", "index", "internal/apierr", "internal/suggest"}, // index: for keys, and what a build says of itself
 	"cache/runtimes":                         {"compilers"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "weights", "internal/witness", "cache/event", "cache/rights", "cache/runtimes"},
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"},                                                                                          // the names of execution providers, and where the socket is by default
 	"cmd/epcached":                           {"cache", "compilers", "internal/config", "cache/failure", "internal/apierr", "cache/identity", "cache/rules", "unixsock", "unixsock/wire", "internal/watch", "cache/rights", "cache/runtimes"}, // watch: the configuration, while the daemon runs
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},

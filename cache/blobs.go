@@ -151,6 +151,15 @@ func (c *Cache) needs(d cas.Digest) (all []needed, err error) {
 	return all, err
 }
 
+// neededBy lists the builds that need a blob. A build may be listed twice.
+func (c *Cache) neededBy(d cas.Digest) (ids []index.BuildID, err error) {
+	needs, err := c.needs(d)
+	for _, n := range needs {
+		ids = append(ids, n.build)
+	}
+	return ids, err
+}
+
 // reach are the scopes of the builds that need a blob.
 type reach map[string]struct{}
 

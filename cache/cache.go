@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
@@ -27,6 +28,7 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -99,15 +101,15 @@ type Cache struct {
 	machine  *runtimes.Machine
 	watcher  *watch.Watcher
 	rights   *rights.Rights
+	events   query.Stream
+	query    *query.Queries
 	changes  *changes
 	views    *views.Store
 	places   *places
 
 	attend   *attending
 	evicting sync.Mutex // held by who writes ghosts and removes their builds
-	usages   usages
 	flights  flights
-	stream   stream
 	rebuilds rebuilds
 	reports  *reports
 	claims   *claims
@@ -120,7 +122,6 @@ type Cache struct {
 	conversions keyed.Group[*compiled] // by build key, scope and what is converted
 	maxGraph    int64                  // epmodel.MaxGraph
 	searches    chan struct{}          // one token for each search for neighbours
-	naming      chan struct{}          // the token of who reads a source model for the names of its tensors
 	tidied      chan struct{}          // closed when what is done once after a start is done
 	explaining  explaining
 
@@ -160,7 +161,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), opening: make(chan struct{}, maxBlocking),
-		searches: make(chan struct{}, maxSearches), naming: make(chan struct{}, 1), tidied: make(chan struct{}), explaining: newExplaining(),
+		searches: make(chan struct{}, maxSearches), tidied: make(chan struct{}), explaining: newExplaining(),
 		maxGraph: epmodel.MaxGraph, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
@@ -173,7 +174,7 @@ func Open(dir string, o Options) (*Cache, error) {
 func (c *Cache) open() error {
 	var err error
 	if c.index, err = index.Open(c.dir, index.Options{FS: c.options.fs, Log: c.log,
-		Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking, Broken: func(err *index.BrokenError) {
+		Heard: c.events.Add, Disk: c.diskBytes, Making: c.indexMaking, Broken: func(err *index.BrokenError) {
 			if c.options.Broken != nil {
 				c.options.Broken(err)
 			}
@@ -194,6 +195,7 @@ func (c *Cache) open() error {
 		Now: c.now, Log: c.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
+	c.query = c.openQueries()
 	c.keepReserve()
 	// Nothing fails from here on: what is begun is ended by Close.
 	c.memo = newMemo(&c.index.Memos)
@@ -297,6 +299,28 @@ func (c *Cache) Leave() { c.leaving.Store(true) }
 
 // Directory is the state directory, absolute.
 func (c *Cache) Directory() string { return c.dir }
+
+// Queries answers what changes nothing.
+func (c *Cache) Queries() *query.Queries { return c.query }
+
+func (c *Cache) openQueries() *query.Queries {
+	return query.New(query.Options{Now: c.now, Rights: c.rights, Stream: &c.events,
+		Index: c.index, Blobs: c.cas, Forms: c.forms, Views: c.views,
+		Space: c.Space, Inventory: c.takeInventory, PartsOf: c.partsOf, DiskBytesOf: c.takenBy,
+		NeededBy: c.neededBy, Sources: c.sourceModels,
+		Quota: func() int64 {
+			b, err := c.bounds()
+			if err != nil {
+				return 0 // the answer has none then
+			}
+			return b.user
+		},
+		Judge: func(out *wire.Build, b *index.Build) {
+			g := c.gains.of(b.ID)
+			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
+			setJudgement(out, c.standing(b))
+		}})
+}
 
 // Rights decides which user may see and do what.
 func (c *Cache) Rights() *rights.Rights { return c.rights }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -26,11 +27,11 @@ func (c *Cache) changed(p Peer) *changing { return &changing{c, p, &wire.ChangeR
 
 // took notes a build that is still there, and gone one that was removed.
 func (ch *changing) took(b *index.Build) error {
-	return ch.note(func() (*wire.Build, error) { return ch.c.listed(ch.peer, b) })
+	return ch.note(func() (*wire.Build, error) { return ch.c.query.Listed(ch.peer, b) })
 }
 
 func (ch *changing) gone(b *index.Build) {
-	_ = ch.note(func() (*wire.Build, error) { return ch.c.listing(b), nil }) // cannot fail
+	_ = ch.note(func() (*wire.Build, error) { return ch.c.query.Listing(b), nil }) // cannot fail
 }
 
 func (ch *changing) note(list func() (*wire.Build, error)) error {
@@ -105,7 +106,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 	if everything {
 		freed, err = c.everything(ctx)
 	} else {
-		freed, err = c.freedBy(ctx, p, ids)
+		freed, err = c.query.FreedBy(ctx, p, ids)
 	}
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "remove")
@@ -176,14 +177,14 @@ func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID,
 		return nil
 	})
 	if err != nil {
-		return nil, searchError(ctx, err)
+		return nil, query.Error(ctx, err)
 	}
 	return ids, nil
 }
 
 // changeable lists the builds that the names mean, for somebody who wants to change them.
 func (c *Cache) changeable(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
-	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
+	err = c.query.EachNamed(ctx, p, names, func(b *index.Build) error {
 		if !c.rights.MayChange(p, b.Scope) {
 			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
 		}

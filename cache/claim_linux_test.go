@@ -493,7 +493,7 @@ func TestEventsOfClaims(t *testing.T) {
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	app.put(app.compile(r, app.claim(r).Claim))
 	var kinds []string
-	events, err := b.cache.Events(context.Background(), r.Peer, time.Time{}, 0)
+	events, err := b.cache.query.Events(context.Background(), r.Peer, time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range events.Events {
 		if e.RequestKey != "" {
@@ -501,7 +501,7 @@ func TestEventsOfClaims(t *testing.T) {
 		}
 	}
 	require.Equal(t, "claimed, claim ended, claimed, put", strings.Join(kinds, ", "))
-	hidden, err := b.cache.Events(context.Background(), Peer{UID: stranger + 1}, time.Time{}, 0)
+	hidden, err := b.cache.query.Events(context.Background(), Peer{UID: stranger + 1}, time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range hidden.Events {
 		require.Empty(t, e.RequestKey, "others hear nothing of %s", e.Kind)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -39,7 +40,7 @@ func (c *Cache) CollectReply(plan *Collection) *wire.CollectReply {
 	for i, b := range plan.told {
 		r := &plan.Steps[i]
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
-			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(firstEP(b)), Scope: b.Scope, FreesBytes: r.Frees,
+			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)), Scope: b.Scope, FreesBytes: r.Frees,
 			Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome), CompileSeconds: b.CompileSeconds,
 			LastUsedMs: wire.Milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
 			Action: r.Action.String()})

@@ -38,7 +38,7 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	survey, inv, err := c.takeInventory(ctx, goal.Progress)
+	survey, inv, err := c.takeInventory(ctx, farThrough(goal.Progress, "reading"))
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}

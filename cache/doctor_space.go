@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store/evict"
 )
 
@@ -39,24 +40,24 @@ func (c *Cache) adviseSpace(p Peer) []Advice {
 	if t := c.thrashes(); t.Counts() {
 		out = append(out, warning(subject, "of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s", t.Evicted, t.Back, t.Seconds).
 			hint("the budget is too small: with %s it would have kept them; see budget in [space]",
-				bytesText(r.BudgetBytes+t.Bytes)))
+				bytesize.Text(r.BudgetBytes+t.Bytes)))
 	}
 	used := r.DiskBytes + r.UnpackedBytes + r.ManifestBytes + r.HeldBytes + r.ReservedBytes
 	switch {
 	case r.BudgetBytes > 0 && used > r.BudgetBytes:
 		out = append(out, warning(subject, "%s are used of a budget of %s, and nothing more may go",
-			bytesText(used), bytesText(r.BudgetBytes)).
+			bytesize.Text(used), bytesize.Text(r.BudgetBytes)).
 			hint("epcachectl gc -n says what may not go, and why"))
 	case r.FloorBytes > 0 && r.FreeBytes < r.FloorBytes:
 		out = append(out, warning(subject,
-			"%s are free, and %s are to stay free: nothing more is kept", bytesText(r.FreeBytes),
-			bytesText(r.FloorBytes)).
+			"%s are free, and %s are to stay free: nothing more is kept", bytesize.Text(r.FreeBytes),
+			bytesize.Text(r.FloorBytes)).
 			hint("make room on the disk, or lower free_floor in [space]"))
 	}
 	out = append(out, c.adviseUnkept(p)...)
 	if len(out) == 0 && r.BudgetBytes > 0 {
-		out = append(out, fine(subject, "%s are used of a budget of %s", bytesText(used),
-			bytesText(r.BudgetBytes)))
+		out = append(out, fine(subject, "%s are used of a budget of %s", bytesize.Text(used),
+			bytesize.Text(r.BudgetBytes)))
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // spaceAdvice gives what the doctor says of space with these words; the zero Advice where it says nothing of the kind.
@@ -44,7 +45,7 @@ func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
 			require.Contains(t, a.Text, "model \"model.onnx\" ")
 			require.Contains(t, a.Hint, of.hint)
 			if of.space.Budget.Bytes > 0 {
-				require.Contains(t, a.Text, "it takes "+bytesText(perBuild+cas.Block)+" on disk, and the budget for all is "+bytesText(perBuild-1))
+				require.Contains(t, a.Text, "it takes "+bytesize.Text(perBuild+cas.Block)+" on disk, and the budget for all is "+bytesize.Text(perBuild-1))
 			}
 			require.NotZero(t, b.spaceAdvice(b.self(), "compiled once in"))
 			require.Zero(t, b.spaceAdvice(Peer{UID: stranger}, "is not kept"), "models of others are not named")

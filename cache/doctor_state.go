@@ -82,12 +82,10 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 			hint("models on ext4, XFS, btrfs or f2fs are hashed once"))
 	}
 	if len(out) == 0 {
-		out = append(out, fine(subject, "%s are free on %s for %s", bytesText(s.free), s.kind, dir))
+		out = append(out, fine(subject, "%s are free on %s for %s", bytesize.Text(s.free), s.kind, dir))
 	}
 	return out
 }
-
-func bytesText(n int64) string { return bytesize.Text(n) }
 
 func adviseRights(dir string, o owner, uid uint32) []Advice {
 	var out []Advice

@@ -13,13 +13,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func (b *bench) events(p Peer) []*wire.Event {
 	b.Helper()
-	out, err := b.cache.Events(context.Background(), p, time.Time{}, 0)
+	out, err := b.cache.query.Events(context.Background(), p, time.Time{}, 0)
 	require.NoError(b, err)
 	return out.Events
 }
@@ -131,11 +132,11 @@ func TestEventsAreBounded(t *testing.T) {
 		b.later.Store(int64(time.Duration(i) * time.Hour))
 		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
-	newest, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 3)
+	newest, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
 	require.Len(t, newest.Events, 3)
 	require.Equal(t, []string{"47", "48", "49"}, []string{newest.Events[0].Text, newest.Events[1].Text, newest.Events[2].Text})
-	late, err := b.cache.Events(context.Background(), b.self(), start.Add(48*time.Hour-time.Minute), 0)
+	late, err := b.cache.query.Events(context.Background(), b.self(), start.Add(48*time.Hour-time.Minute), 0)
 	require.NoError(t, err)
 	require.Len(t, late.Events, 2)
 }
@@ -144,9 +145,9 @@ func TestEventsAreBounded(t *testing.T) {
 func (b *bench) subscribe(p Peer) <-chan *wire.Event {
 	ctx, cancel := context.WithCancel(context.Background())
 	out, done := make(chan *wire.Event, 100), make(chan error)
-	end := b.cache.stream.end()
+	end := b.cache.events.End()
 	go func() {
-		done <- b.cache.subscribe(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
+		done <- b.cache.query.SubscribeFrom(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
 	}()
 	b.Cleanup(func() {
 		cancel()
@@ -181,23 +182,22 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	b := newBench(t)
 	b.assessed(func(RuntimeFacts) bool { return true }) // nothing else happens from here on
-	end := b.cache.stream.end()
-	for i := range 3 * maxBehind {
+	end := b.cache.events.End()
+	for i := range 3 * query.MaxBehind {
 		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event
-	err := b.cache.subscribe(context.Background(), b.self(), end, func(e *wire.Event) error {
+	err := b.cache.query.SubscribeFrom(context.Background(), b.self(), end, func(e *wire.Event) error {
 		got = append(got, e)
-		if e.Text == fmt.Sprint(3*maxBehind-1) {
+		if e.Text == fmt.Sprint(3*query.MaxBehind-1) {
 			return enough
 		}
 		return nil
 	})
 	require.ErrorIs(t, err, enough)
-	require.Len(t, got, 1+maxBehind)
+	require.Len(t, got, 1+query.MaxBehind)
 	require.Equal(t, event.Missed, got[0].Kind)
 	require.Zero(t, got[0].Sequence)
-	require.Equal(t, fmt.Sprint(2*maxBehind), got[1].Text)
-	require.LessOrEqual(t, len(b.cache.stream.latest), 2*maxBehind)
+	require.Equal(t, fmt.Sprint(2*query.MaxBehind), got[1].Text)
 }

@@ -6,10 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
@@ -25,11 +23,8 @@ const (
 	decidedFailed = "failed" // its compile, and there is no build
 )
 
-// Bounds of what is told of one entry.
-const (
-	maxCandidates = 32
-	maxHistory    = 200
-)
+// maxCandidates bounds the builds that are told of one entry.
+const maxCandidates = 32
 
 // explaining bounds how many explanations are made at the same time. Each hashes what is stored of its entry, and may have builds loaded.
 type explaining struct {
@@ -78,7 +73,7 @@ func (c *Cache) explain(ctx context.Context, at *attempt) (*Answer, error) {
 	}
 	out.Neighbours, err = c.neighbours(ctx, at.Peer, wanted{key: at.plan.requestKey, model: at.plan.canonical.Model, name: at.Name, record: record})
 	if err != nil {
-		return nil, searchError(ctx, err)
+		return nil, query.Error(ctx, err)
 	}
 	if len(out.Candidates) == 0 {
 		if gone := c.whyNone(at.Peer, at.plan.requestKey); gone != "" {
@@ -99,7 +94,7 @@ func (c *Cache) explain(ctx context.Context, at *attempt) (*Answer, error) {
 			return nil, err
 		}
 	}
-	if err := c.tellHistory(at.Peer, at.plan.requestKey, out); err != nil {
+	if err := c.query.AddHistory(at.Peer, at.plan.requestKey, out); err != nil {
 		return nil, err
 	}
 	a := at.answer(Explained)
@@ -150,7 +145,7 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, at *attempt
 		one.Differences = differencesReply(differences)
 		if !c.rights.MaySee(at.Peer, o.build.ID, o.build.Scope) {
 			one.Build.ModelName = at.Name // whoever has the model may know of the build, and not what others call it
-			one.Build.Members = membersReply(at.named(o.build.Members))
+			one.Build.Members = query.MembersReply(at.named(o.build.Members))
 		}
 		if o.judgement.Runtime != "" {
 			setJudgement(one.Build, o.judgement)
@@ -179,11 +174,11 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, at *attempt
 
 // candidate is a build of an entry that is explained.
 func (c *Cache) candidate(p Peer, b *index.Build, reason string) (*wire.Candidate, error) {
-	of, err := c.listed(p, b)
+	of, err := c.query.Listed(p, b)
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "build %s", b.BuildKey)
 	}
-	of.KeptText = wire.Valid(c.keptAs(b))
+	of.KeptText = wire.Valid(c.query.KeptText(b))
 	return &wire.Candidate{Build: of, Reason: wire.Valid(reason)}, nil
 }
 
@@ -194,25 +189,6 @@ func differencesReply(list []identity.Difference) []*wire.Difference {
 			Found: wire.Valid(d.Found)})
 	}
 	return out
-}
-
-// shorten drops first what is farthest from the decision: the oldest history, then the least like
-// neighbours.
-func shorten(e *wire.Explanation, limit int) {
-	for proto.Size(e) > limit {
-		switch {
-		case len(e.History) > 0:
-			e.History = e.History[(len(e.History)+1)/2:]
-		case len(e.Neighbours) > 0:
-			e.Neighbours = e.Neighbours[:len(e.Neighbours)/2]
-		case len(e.Candidates) > 0:
-			e.Candidates = e.Candidates[:len(e.Candidates)/2]
-		case e.Record != "":
-			e.Record = ""
-		default:
-			return
-		}
-	}
 }
 
 // expected is what would make the build, for comparing it with what made the build. Of the plan's
@@ -253,30 +229,6 @@ func missedBy(n *wire.Neighbour) string {
 		names = append(names[:3], fmt.Sprintf("%d more", len(names)-3))
 	}
 	return "never compiled for this request; the nearest one for this model differs in " + strings.Join(names, ", ")
-}
-
-func searchError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return apierr.New(apierr.Cancelled, ctx.Err(), "search")
-	}
-	return apierr.New(apierr.Internal, err, "search")
-}
-
-// tellHistory adds what is still known of the entry, as far as the peer may hear it.
-func (c *Cache) tellHistory(p Peer, key index.RequestKey, out *wire.Explanation) error {
-	all, err := c.index.Journal.History(key)
-	if err != nil {
-		return apierr.New(apierr.Internal, err, "history of %s", key)
-	}
-	out.Reason = wire.Valid(out.Reason)
-	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
-		if e := &all[i]; c.rights.MayHear(p, e) {
-			out.History = append(out.History, event.Reply(c.complete(e)))
-		}
-	}
-	slices.Reverse(out.History)
-	shorten(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // which the answer to a request has once more
-	return nil
 }
 
 // explainPassThrough explains the answer to a model that is compiled already.

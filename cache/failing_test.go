@@ -84,7 +84,7 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 	require.Contains(t, again.Text, failure.In(first).Text)
 	require.Equal(t, "1", again.Facts["failed"])
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
-	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
+	events, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Equal(t, []string{event.Failed}, entryKinds(events.Events), "what is answered from memory is no event")
 }
@@ -293,7 +293,7 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 		r.OnMiss = Bypass
 		b.refused(r)
 	}
-	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
+	events, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Equal(t, []string{event.Failed}, entryKinds(events.Events))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/memo"
 )
 
@@ -203,7 +204,7 @@ func (c *Cache) fitsAboveFloor(files []*os.File) error {
 	free := b.free - (c.places.reserved - c.places.written)
 	c.places.mu.Unlock()
 	if b.floor > 0 && free-need < b.floor {
-		return noRoom("a copy of the model takes %s; %s are free, of which %s are to stay free", bytesText(need), bytesText(free), bytesText(b.floor))
+		return noRoom("a copy of the model takes %s; %s are free, of which %s are to stay free", bytesize.Text(need), bytesize.Text(free), bytesize.Text(b.floor))
 	}
 	return nil
 }

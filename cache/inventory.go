@@ -10,8 +10,8 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// takeInventory surveys the store. Progress may be nil.
-func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*index.Survey, *evict.Inventory, error) {
+// takeInventory surveys the store. told may be nil.
+func (c *Cache) takeInventory(ctx context.Context, told index.Told) (*index.Survey, *evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)
 		unpacked = make(map[cas.Digest]int64)
@@ -46,7 +46,7 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 	if err != nil {
 		return nil, nil, err
 	}
-	survey, err := c.index.Survey(ctx, wanted, farThrough(progress, "reading"))
+	survey, err := c.index.Survey(ctx, wanted, told)
 	if err != nil {
 		return nil, nil, err
 	}

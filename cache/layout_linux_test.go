@@ -12,15 +12,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
-func (b *bench) layout(p Peer, most int, tensors bool, names ...string) *Layout {
+func (b *bench) layout(p Peer, most int, tensors bool, names ...string) *query.Layout {
 	b.Helper()
-	l, err := b.cache.Layout(context.Background(), p, names, most, tensors)
+	l, err := b.cache.query.Layout(context.Background(), p, names, most, tensors)
 	require.NoError(b, err)
 	return l
 }
@@ -61,7 +63,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.EqualValues(t, 2, l.More)
 	require.Positive(t, l.MoreBytes)
 	require.Empty(t, b.layout(Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
-	_, err := b.cache.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
+	_, err := b.cache.query.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 
 	// Who shares something is told, if one may see it.
@@ -129,19 +131,6 @@ func (b *bench) stateFiles() map[string]string {
 	return all
 }
 
-// What overlaps is counted once, whatever order it comes in.
-func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
-	h, other := cas.Digest{1}, cas.Digest{2}
-	has := rangesIn([]Piece{{Length: 60, Holder: h, From: 1030}, {Length: 60, Holder: h, From: 1000}, {Length: 5, Holder: h, From: 1140}, {Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
-	require.Equal(t, map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
-	r := relative{has: has}
-	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
-	require.EqualValues(t, 95, r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
-	require.EqualValues(t, 2, r.overlap([]Piece{{Length: 4, Holder: h, From: 1088}}))
-	pieces := []Piece{{At: 0, Length: 100}, {At: 100, Length: 50}}
-	require.Equal(t, []int{0, 1, 1, 2}, []int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149), firstAt(pieces, 150)})
-}
-
 // What a packed container was left of is told as that container, wherever in its own literals it stands: a digest of literals tells nobody anything.
 func TestALayoutNamesThePackedContainer(t *testing.T) {
 	b := newBench(t)
@@ -177,17 +166,8 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 	require.GreaterOrEqual(t, others, int64(300*300*4))
 }
 
-// What of a file stands in one and is taken by another counts once, and what a packed file has of its own is what show says.
-func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
-	d := func(n byte) cas.Digest { return cas.Digest{n} }
-	l := Layout{Files: []LaidFile{
-		{Digest: d(1), Size: 100, Pieces: []Piece{{Length: 100, Holder: d(1)}}},
-		{Digest: d(2), Size: 100, Pieces: []Piece{{Length: 90, Holder: d(1)}, {At: 90, Length: 10, Holder: d(2), From: 90}}},
-		{Digest: d(3), Size: 100, Pieces: []Piece{{Length: 95, Holder: d(2)}, {At: 95, Length: 5, Holder: d(3), From: 95}}},
-	}}
-	l.countShared()
-	require.Equal(t, []int64{90, 95, 95}, []int64{l.Files[0].Shared, l.Files[1].Shared, l.Files[2].Shared})
-
+// A packed file has as many bytes of its own in a layout as show says.
+func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	for _, f := range b.layout(b.self(), 0, false).Files {
 		if !f.Packed {
@@ -196,28 +176,21 @@ func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 		}
 		require.Equal(t, large(builds[1]), f.Digest)
 		require.Less(t, f.Own, f.Size/2)
-		require.Contains(t, b.cache.keptAs(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesText(f.Own), bytesText(f.Size)))
+		require.Contains(t, b.cache.query.KeptText(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Own), bytesize.Text(f.Size)))
 	}
 }
 
-// A build that others take from has what they take, also where it might itself be packed with a third one.
-func TestWhoIsTakenFromHasWhatIsTaken(t *testing.T) {
+// The layout of a packed file names the build that it takes from, and the blob that holds the bytes.
+func TestALayoutNamesTheBuildsThatHoldItsBytes(t *testing.T) {
 	b, builds, _ := packedPair(t)
-	ctx := context.Background()
-	k, err := b.cache.kinships(ctx)
-	require.NoError(t, err)
-	f := LaidFile{Build: *builds[1], Digest: large(builds[1]), Size: b.sizeOf(large(builds[1]))}
-	require.NoError(t, k.layOut(ctx, &f))
 	holder := large(builds[0])
-	k.pieces[holder] = []Piece{{Length: b.sizeOf(holder), Holder: cas.Digest{9}}}
-	relatives, err := k.relatives(ctx, b.self(), &f)
-	require.NoError(t, err)
-	require.Len(t, relatives, 1)
-	require.Greater(t, relatives[0].overlap(f.Pieces), f.Size/2)
-
-	l := &Layout{Files: []LaidFile{{Tensors: []Placed{{Holder: holder}, {Holder: cas.Digest{9}}}}}}
-	require.NoError(t, b.cache.nameHolders(b.self(), l))
-	require.Len(t, l.Holders, 1)
-	require.Equal(t, builds[0].BuildKey.String(), l.Holders[holder].Build)
-	require.Equal(t, holder, builds[0].Files[slices.IndexFunc(builds[0].Files, func(f index.File) bool { return f.Name == l.Holders[holder].File })].Digest)
+	for _, f := range b.layout(b.self(), 0, true).Files {
+		if f.Digest == large(builds[1]) {
+			require.Len(t, f.Sharers, 1)
+			require.Equal(t, builds[0].BuildKey.String(), f.Sharers[0].Build)
+		}
+	}
+	held := b.layout(b.self(), 0, true).Holders[holder]
+	require.Equal(t, builds[0].BuildKey.String(), held.Build)
+	require.Equal(t, holder, builds[0].Files[slices.IndexFunc(builds[0].Files, func(f index.File) bool { return f.Name == held.File })].Digest)
 }

@@ -63,7 +63,7 @@ func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 }
 
 func (b *bench) packable() int64 {
-	u, err := b.cache.Usage(context.Background(), b.self(), &wire.Usage{}, nil)
+	u, err := b.cache.query.Usage(context.Background(), b.self(), &wire.Usage{}, nil)
 	require.NoError(b, err)
 	return u.PackableBytes
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -176,7 +177,7 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 			return nil
 		}
 		out.Builds = append(out.Builds, &wire.PackedBuild{Build: b.BuildKey.String(),
-			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(firstEP(b)), Scope: b.Scope,
+			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)), Scope: b.Scope,
 			Outcome: wire.Clip(outcome), FreesBytes: frees, LaterBytes: later})
 		return nil
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -170,7 +171,7 @@ func TestQNNTensorsAreNamed(t *testing.T) {
 		f := b.layout(b.self(), 0, true, build.ID.String()).Files[0]
 		require.Empty(t, f.Unknown)
 		require.EqualValues(t, len(tiles), f.NamedBytes)
-		i := slices.IndexFunc(f.Tensors, func(p Placed) bool { return p.Name == "ROOT" })
+		i := slices.IndexFunc(f.Tensors, func(p query.Placed) bool { return p.Name == "ROOT" })
 		require.Positive(t, i)
 		root := f.Tensors[i]
 		source, err := b.cache.forms.Look(f.Digest)

@@ -134,3 +134,12 @@ func validFacts(facts map[string]string) map[string]string {
 	}
 	return out
 }
+
+// setJudgement says what a build is good for.
+func setJudgement(out *wire.Build, j Judgement) {
+	if j.Source != "" || j.Reason != "" { // else nobody judged it
+		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
+		out.CompatibilityReason = wire.Valid(j.Reason)
+		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, wire.Milliseconds(j.At)
+	}
+}

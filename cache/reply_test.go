@@ -170,36 +170,10 @@ func TestTextThatIsNone(t *testing.T) {
 	}
 }
 
-func TestExplanationFitsIntoAFrame(t *testing.T) {
-	long := strings.Repeat("x", 10<<10)
-	e := &wire.Explanation{Decision: "miss"}
-	for i := range 300 {
-		e.History = append(e.History, &wire.Event{Sequence: uint64(i + 1), Text: long})
-		e.Neighbours = append(e.Neighbours, &wire.Neighbour{ModelName: fmt.Sprint(i), Differences: []*wire.Difference{{Asked: long}}})
-		e.Candidates = append(e.Candidates, &wire.Candidate{Reason: fmt.Sprint(i, long)})
-	}
-	reply := proto.CloneOf(e)
-	shorten(reply, wire.MaxReply)
-	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
-	require.Equal(t, "miss", reply.Decision)
-	require.NotEmpty(t, reply.Candidates, "the history goes first, then the neighbours")
-	require.True(t, strings.HasPrefix(reply.Candidates[0].Reason, "0x"), "the first candidates stay")
-
-	e.Candidates = nil
-	reply = proto.CloneOf(e)
-	shorten(reply, wire.MaxReply)
-	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
-	require.Equal(t, "0", reply.Neighbours[0].ModelName, "the nearest stay")
-
-	e.Neighbours = nil
-	reply = proto.CloneOf(e)
-	shorten(reply, wire.MaxReply)
-	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
-	require.EqualValues(t, 300, reply.History[len(reply.History)-1].Sequence, "the newest stay")
-
+func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"} // told twice, which is too often
-	require.NoError(t, b.cache.tellHistory(b.self(), index.RequestKey{1}, out))
+	require.NoError(t, b.cache.query.AddHistory(b.self(), index.RequestKey{1}, out))
 	answer := (&Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
 	require.Less(t, proto.Size(answer), wire.MaxFrame)
 	require.Equal(t, "why", answer.Explanation.Reason)
@@ -210,13 +184,13 @@ func TestEventsFitIntoAFrame(t *testing.T) {
 	for i := range 300 {
 		b.cache.happened(Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
 	}
-	reply, err := b.cache.Events(t.Context(), b.self(), time.Time{}, 0)
+	reply, err := b.cache.query.Events(t.Context(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Less(t, proto.Size(reply), wire.MaxFrame)
 	require.Greater(t, proto.Size(reply), wire.MaxFrame*3/4, "as many as fit")
 	require.True(t, strings.HasPrefix(reply.Events[len(reply.Events)-1].Text, "299x"), "the newest, and oldest first")
 	require.Less(t, reply.Events[0].Sequence, reply.Events[1].Sequence)
-	reply, err = b.cache.Events(t.Context(), b.self(), time.Time{}, 3)
+	reply, err = b.cache.query.Events(t.Context(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
 	require.Len(t, reply.Events, 3)
 }

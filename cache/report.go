@@ -103,7 +103,7 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 	if _, err := index.ParseBuildKey(r.Build); err != nil {
 		return nil, none
 	}
-	builds, err := c.find(ctx, p, []string{r.Build})
+	builds, err := c.query.Find(ctx, p, []string{r.Build})
 	if apierr.ClassOf(err) == apierr.NotFound && err != nil {
 		return nil, none
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store/packing"
 )
 
@@ -244,15 +245,15 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64) (final b
 	used := now.counted() + others
 	switch {
 	case b.budget > 0 && disk > b.budget:
-		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
+		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesize.Text(disk), bytesize.Text(b.budget)).
 			WithHint("raise budget in [space]")
 	case b.budget > 0 && used > b.budget && used+disk > b.budget+r.above:
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
-			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
+			bytesize.Text(disk), bytesize.Text(b.budget), bytesize.Text(now.disk+now.manifests+now.packed.Sum()), bytesize.Text(now.held), bytesize.Text(others)).
 			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
 	case b.free-(s.reserved-s.written) < b.floor+(disk-min(r.written, disk))-(r.disk-r.counted) && b.floor > 0:
 		return false, noRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
-			bytesText(disk), bytesText(b.free), bytesText(others-(s.written-r.counted)), bytesText(b.floor)).
+			bytesize.Text(disk), bytesize.Text(b.free), bytesize.Text(others-(s.written-r.counted)), bytesize.Text(b.floor)).
 			WithHint("make room on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, bytes)
@@ -268,12 +269,12 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 	if bytes <= b.user && used+bytes-now.mayGo <= b.user {
 		return false, nil
 	}
-	e := noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
+	e := noRoom("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(b.user)).
 		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
 	if e.Err = errUserFull; bytes > b.user {
 		return true, e
 	}
-	e.Text += fmt.Sprintf(", and would have %s with this build", bytesText(used+bytes))
+	e.Text += fmt.Sprintf(", and would have %s with this build", bytesize.Text(used+bytes))
 	if now.stays != "" {
 		e.Text += "; " + now.stays
 	}

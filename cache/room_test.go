@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
@@ -88,7 +89,7 @@ func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
 	require.Equal(t, Compiled, a.Outcome)
 	require.Len(t, b.read(a), 2)
 	require.Len(t, a.Warnings, 1)
-	require.Contains(t, a.Warnings[0], fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s", bytesText(perBuild+cas.Block), bytesText(perBuild-1)))
+	require.Contains(t, a.Warnings[0], fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s", bytesize.Text(perBuild+cas.Block), bytesize.Text(perBuild-1)))
 	require.Empty(t, b.list())
 	require.Zero(t, b.blobs(), "nothing of it was stored")
 	require.Equal(t, []string{event.Unkept}, b.kinds(a.RequestKey))

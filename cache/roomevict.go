@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store/views"
 )
 
@@ -176,7 +177,7 @@ func (c *Cache) lookAtRoom(
 		return 0, "", err
 	}
 	if held > 0 {
-		stays = fmt.Sprintf("%s of them are pinned, in use or given out lately", bytesText(held))
+		stays = fmt.Sprintf("%s of them are pinned, in use or given out lately", bytesize.Text(held))
 	}
 	return mayGo, stays, nil
 }

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
@@ -267,6 +268,20 @@ func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, er
 		return nil, err
 	}
 	return r, c.sameModel(ctx, r, at.model)
+}
+
+// sourceModels opens the models that the build was made from.
+func (c *Cache) sourceModels(ctx context.Context, b *index.Build) (*query.Sources, error) {
+	r, err := c.sourceRequest(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	out := &query.Sources{Close: r.close}
+	for i := range r.models() {
+		one := r.model(i)
+		out.Models = append(out.Models, query.SourceModel{Name: one.Name, Graph: one.Graph, External: one.External})
+	}
+	return out, nil
 }
 
 // sameModel compares the models of the request with those that it was made for, and closes them if they are others.

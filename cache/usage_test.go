@@ -19,7 +19,7 @@ import (
 
 func (b *bench) usage(p Peer, entries ...string) *wire.UsageReply {
 	b.Helper()
-	u, err := b.cache.Usage(context.Background(), p, &wire.Usage{Entries: entries}, nil)
+	u, err := b.cache.query.Usage(context.Background(), p, &wire.Usage{Entries: entries}, nil)
 	require.NoError(b, err)
 	require.Empty(b, u.Next)
 	return u
@@ -119,7 +119,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	u = b.usage(r.Peer)
 	require.Len(t, u.Builds, 1, "others' are not told")
 	require.EqualValues(t, 2*cas.Block, u.Builds[0].OwnBytes, "nor what they share")
-	_, err := b.cache.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
+	_, err := b.cache.query.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -23,13 +24,13 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 		return nil, err
 	}
 	defer leave()
-	builds, err := c.find(ctx, p, []string{entry})
+	builds, err := c.query.Find(ctx, p, []string{entry})
 	if apierr.ClassOf(err) == apierr.NotFound {
 		for _, f := range c.failures.List(c.hears(p), nil) {
 			if f.Means(entry) { // it has no builds, because its compile failed
 				out := &wire.Explanation{Decision: decidedFailed, RequestKey: f.RequestKey.String(),
 					Reason: f.Said()}
-				return out, c.tellHistory(p, f.RequestKey, out)
+				return out, c.query.AddHistory(p, f.RequestKey, out)
 			}
 		}
 		return c.whyGone(p, entry, err)
@@ -81,9 +82,9 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 	}
 	out.Neighbours, err = c.neighbours(ctx, p, wanted{key: first.RequestKey, model: first.ModelDigest, name: first.ModelName, record: record})
 	if err != nil {
-		return nil, searchError(ctx, err)
+		return nil, query.Error(ctx, err)
 	}
-	return out, c.tellHistory(p, first.RequestKey, out)
+	return out, c.query.AddHistory(p, first.RequestKey, out)
 }
 
 // wholeEntry gives all builds of the entry that the peer may see, for the name may have been that of one of them, in
@@ -162,14 +163,14 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 		if e.Kind == event.Unkept {
 			out.Reason = "there is no build; " + unkept(e)
 		}
-		return out, c.tellHistory(p, e.RequestKey, out)
+		return out, c.query.AddHistory(p, e.RequestKey, out)
 	}
 	if ghost == nil {
 		return nil, notFound
 	}
 	out := &wire.Explanation{Decision: decidedGone, RequestKey: ghost.RequestKey.String(),
 		Reason: "no build is left; the last that happened: " + ghost.Reason}
-	return out, c.tellHistory(p, ghost.RequestKey, out)
+	return out, c.query.AddHistory(p, ghost.RequestKey, out)
 }
 
 // whyNone says why there is no build for a request: what became of the last one, as far as the peer may hear it. "": nobody knows of one.
@@ -226,7 +227,7 @@ func meansEvent(name string, e *Event) bool {
 	if name == e.ModelName {
 		return true
 	}
-	return len(name) >= minPrefix && (strings.HasPrefix(e.RequestKey.String(),
+	return len(name) >= index.MinPrefix && (strings.HasPrefix(e.RequestKey.String(),
 		name) || strings.HasPrefix(e.BuildKey.String(),
 		name) || strings.HasPrefix(e.BuildID.String(), name))
 }

@@ -213,11 +213,11 @@ type listed struct {
 }
 
 func (b *bench) list() (out []listed) {
-	page, err := b.cache.List(context.Background(), Peer{UID: b.cache.uid}, &wire.List{}, nil)
+	page, err := b.cache.query.List(context.Background(), Peer{UID: b.cache.uid}, &wire.List{}, nil)
 	require.NoError(b, err)
 	require.Empty(b, page.Next)
 	for _, told := range page.Builds {
-		found, _ := b.cache.find(context.Background(), b.self(), []string{told.Build})
+		found, _ := b.cache.query.Find(context.Background(), b.self(), []string{told.Build})
 		i := slices.IndexFunc(found, func(one index.Build) bool {
 			return one.Scope == told.Scope && wire.Milliseconds(one.Created) == told.CreatedMs
 		})

@@ -22,9 +22,9 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Release:
 		return &wire.ReleaseReply{}, nil // the lease is the descriptor
 	case *wire.List:
-		return c.List(ctx, q, w, far)
+		return c.Queries().List(ctx, q, w, progress)
 	case *wire.Show:
-		return c.Show(ctx, q, w.Entry)
+		return c.Queries().Show(ctx, q, w.Entry)
 	case *wire.Why:
 		return c.Why(ctx, q, w.Entry)
 	case *wire.Invalidate:
@@ -50,9 +50,9 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 				Detail: fmt.Sprintf("build %d of %d", done+1, total)})
 		})
 	case *wire.Usage:
-		return c.Usage(ctx, q, w, far)
+		return c.Queries().Usage(ctx, q, w, progress)
 	case *wire.Layout:
-		l, err := c.Layout(ctx, q, w.Entries, int(w.Most), w.Tensors)
+		l, err := c.Queries().Layout(ctx, q, w.Entries, int(w.Most), w.Tensors)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 		if w.SinceMs > 0 {
 			since = time.UnixMilli(w.SinceMs)
 		}
-		return c.Events(ctx, q, since, int(w.Limit))
+		return c.Queries().Events(ctx, q, since, int(w.Limit))
 	case *wire.Jobs:
 		return b.jobs(ctx, q)
 	case *wire.Follow:

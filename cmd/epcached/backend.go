@@ -102,7 +102,7 @@ func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 // Subscribe gives events as they happen.
 func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
 	send func(*wire.Event) error) error {
-	return b.cache.Subscribe(ctx, peer(p), send)
+	return b.cache.Queries().Subscribe(ctx, peer(p), send)
 }
 
 // wireError gives the cache's errors their class on the wire; the numbers are the same on purpose.

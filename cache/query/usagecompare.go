@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ const maxShared = 256
 
 // compareEntries finds what the files of two entries share, by reading them: bytes count wherever they
 // stand.
-func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
+func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
 	found []index.Build) error {
 	var files [2][]index.File
 	for i, entry := range entries {
@@ -37,8 +37,8 @@ func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries 
 		}
 	}
 	for _, f := range files[1] {
-		if err := c.compareFile(ctx, u, f, files[0]); err != nil {
-			return searchError(ctx, err)
+		if err := q.compareFile(ctx, u, f, files[0]); err != nil {
+			return Error(ctx, err)
 		}
 	}
 	slices.SortFunc(u.Shared, func(a, b *wire.SharedBlob) int {
@@ -49,7 +49,7 @@ func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries 
 	return nil
 }
 
-func (c *Cache) compareFile(ctx context.Context, u *wire.UsageReply, f index.File,
+func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.File,
 	with []index.File) error {
 	shares := func(with index.File, bytes int64) {
 		u.SharedBytes += bytes
@@ -60,14 +60,14 @@ func (c *Cache) compareFile(ctx context.Context, u *wire.UsageReply, f index.Fil
 		shares(with[i], f.Size)
 		return nil
 	}
-	target, err := c.forms.Look(f.Digest)
+	target, err := q.forms.Look(f.Digest)
 	if err != nil {
 		return err
 	}
 	defer target.Close() // read-only: nothing can be lost
 	var candidates []dedupe.Candidate
 	for _, other := range with[:min(len(with), dedupe.MaxContainers-1)] {
-		s, err := c.forms.Look(other.Digest)
+		s, err := q.forms.Look(other.Digest)
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"google.golang.org/protobuf/proto"

@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"cmp"
@@ -28,7 +28,7 @@ type names struct {
 
 // nameRanges finds out what stands in a file.
 func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named, error) {
-	source, err := k.c.forms.Look(f.Digest)
+	source, err := k.q.forms.Look(f.Digest)
 	if err != nil {
 		return nil, err
 	}
@@ -106,29 +106,28 @@ func (k *kinship) weightsOf(ctx context.Context, b *index.Build) (*names, error)
 	}
 	k.names = nil // so that there is room for these
 	select {
-	case k.c.naming <- struct{}{}:
-		defer func() { <-k.c.naming }()
+	case k.q.naming <- struct{}{}:
+		defer func() { <-k.q.naming }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	one := &names{of: b.ModelDigest}
-	if one.err = one.read(ctx, k.c, b); ctx.Err() != nil {
+	if one.err = one.read(ctx, k.q, b); ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	k.names = one
 	return one, one.err
 }
 
-func (n *names) read(ctx context.Context, c *Cache, b *index.Build) error {
-	r, err := c.sourceRequest(ctx, b)
+func (n *names) read(ctx context.Context, q *Queries, b *index.Build) error {
+	sources, err := q.options.Sources(ctx, b)
 	if err != nil {
 		return err
 	}
-	defer r.close()
+	defer sources.Close()
 	var models []weights.Model
 	var called []string
-	for i := range r.models() {
-		one := r.model(i)
+	for _, one := range sources.Models {
 		graph, err := epmodel.FileSource(one.Graph)
 		if err != nil {
 			return err

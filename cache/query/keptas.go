@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"cmp"
@@ -10,39 +10,40 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store/packing"
 )
 
-// keptAs says how the large files of a build are kept on the disk.
-func (c *Cache) keptAs(b *index.Build) string {
+// KeptText says how the large files of a build are kept on the disk.
+func (q *Queries) KeptText(b *index.Build) string {
 	said := make(map[string]int64) // with the bytes of whom it is said
 	for d, size := range distinctBlobs(b) {
 		if size < packing.Least {
 			continue
 		}
-		said[c.formText(d)] += size
+		said[q.formText(d)] += size
 	}
 	texts := slices.SortedFunc(maps.Keys(said), func(a, b string) int { return cmp.Or(cmp.Compare(said[b], said[a]), strings.Compare(a, b)) })
 	for i, text := range texts {
 		if len(texts) > 1 {
-			texts[i] = bytesText(said[text]) + " " + text
+			texts[i] = bytesize.Text(said[text]) + " " + text
 		}
 	}
 	if len(texts) == 0 {
-		return c.formWord(b)
+		return q.KeptWord(b)
 	}
 	return strings.Join(texts, "; ")
 }
 
-// formWord says in a word how a build is kept: whole, or packed if some of its files is. A copy is
+// KeptWord says in a word how a build is kept: whole, or packed if some of its files is. A copy is
 // the unpacked form beside it that requests are served from.
-func (c *Cache) formWord(b *index.Build) string {
+func (q *Queries) KeptWord(b *index.Build) string {
 	word, copied := "whole", false
 	for d := range distinctBlobs(b) {
-		if !c.forms.OnlyPacked(d) {
+		if !q.forms.OnlyPacked(d) {
 			continue
 		}
-		_, _, unpacked := c.forms.Bytes(d)
+		_, _, unpacked := q.forms.Bytes(d)
 		word, copied = "packed", copied || unpacked > 0
 	}
 	if copied {
@@ -51,16 +52,16 @@ func (c *Cache) formWord(b *index.Build) string {
 	return word
 }
 
-func (c *Cache) formText(d cas.Digest) string {
-	p, packed := c.forms.Recipes.Has(d)
-	if !packed || !c.forms.OnlyPacked(d) {
+func (q *Queries) formText(d cas.Digest) string {
+	p, packed := q.forms.Recipes.Has(d)
+	if !packed || !q.forms.OnlyPacked(d) {
 		return "whole"
 	}
-	text := fmt.Sprintf("packed, %s of %s its own", bytesText(ownOf(&p)), bytesText(p.Size))
+	text := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(ownOf(&p)), bytesize.Text(p.Size))
 	if p.Compressed > 0 {
-		text += fmt.Sprintf(", compressed to %s", bytesText(p.Stored))
+		text += fmt.Sprintf(", compressed to %s", bytesize.Text(p.Stored))
 	}
-	if _, _, unpacked := c.forms.Bytes(d); unpacked > 0 {
+	if _, _, unpacked := q.forms.Bytes(d); unpacked > 0 {
 		text += ", with a copy that is served"
 	}
 	return text
@@ -72,4 +73,13 @@ func ownOf(p *dedupe.Packed) int64 {
 		return p.Containers[p.Literals].Size
 	}
 	return p.Compressed
+}
+
+// distinctBlobs returns the build's blobs, each once, with its size.
+func distinctBlobs(b *index.Build) map[cas.Digest]int64 {
+	out := make(map[cas.Digest]int64, len(b.Files))
+	for _, f := range b.Blobs() {
+		out[f.Digest] = f.Size
+	}
+	return out
 }

@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/epmodel"
@@ -72,16 +73,16 @@ const (
 // Layout lays out the files of the builds that the names mean, or without any of all that the peer may see: the largest, most of them at
 // most. tensors also names what is in them, and tells who shares it. What is not packed and shares something is compared for
 // it, which takes as long as reading it.
-func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, tensors bool) (*Layout, error) {
+func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int, tensors bool) (*Layout, error) {
 	if most <= 0 || most > maxLaid {
 		most = maxLaid
 	}
 	out := &Layout{}
-	err := c.eachToLayOut(ctx, p, names, func(b *index.Build) error {
+	err := q.eachToLayOut(ctx, p, names, func(b *index.Build) error {
 		for _, f := range b.Files {
 			if tensors || f.Size >= leastLaid || len(names) > 0 {
-				one := LaidFile{Build: *b, EP: firstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Own: f.Size, Packed: c.forms.OnlyPacked(f.Digest)}
-				if recipe, there := c.forms.Recipes.Has(f.Digest); one.Packed && there {
+				one := LaidFile{Build: *b, EP: FirstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Own: f.Size, Packed: q.forms.OnlyPacked(f.Digest)}
+				if recipe, there := q.forms.Recipes.Has(f.Digest); one.Packed && there {
 					one.Own, one.Compressed = ownOf(&recipe), recipe.Compressed
 				}
 				out.Files = append(out.Files, one)
@@ -96,9 +97,9 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 		return nil, err
 	}
 	out.largest(most)
-	kin, err := c.kinships(ctx)
+	kin, err := q.kinships(ctx)
 	if err != nil {
-		return nil, searchError(ctx, err)
+		return nil, Error(ctx, err)
 	}
 	for i := range out.Files {
 		f := &out.Files[i]
@@ -107,13 +108,13 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 			err = kin.place(ctx, p, f)
 		}
 		if err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
-			return nil, searchError(ctx, err)
+			return nil, Error(ctx, err)
 		}
 	}
 	out.countShared()
 	if tensors {
-		if err := c.nameHolders(p, out); err != nil {
-			return nil, searchError(ctx, err)
+		if err := q.nameHolders(p, out); err != nil {
+			return nil, Error(ctx, err)
 		}
 	}
 	for i := range out.Files {
@@ -123,7 +124,7 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 }
 
 // nameHolders finds a build for each blob that tensors stand in, of those that the peer may see.
-func (c *Cache) nameHolders(p Peer, l *Layout) error {
+func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
 	l.Holders = make(map[cas.Digest]*wire.Sharer)
 	looked := make(map[cas.Digest]bool)
 	for i := range l.Files {
@@ -132,13 +133,13 @@ func (c *Cache) nameHolders(p Peer, l *Layout) error {
 				continue
 			}
 			looked[t.Holder] = true
-			ids, err := c.index.Needs(t.Holder)
+			ids, err := q.index.Needs(t.Holder)
 			if err != nil {
 				return err
 			}
 			for _, id := range ids {
-				b, err := c.index.Get(id)
-				if err != nil || !c.rights.MaySee(p, b.ID, b.Scope) {
+				b, err := q.index.Get(id)
+				if err != nil || !q.rights.MaySee(p, b.ID, b.Scope) {
 					continue // gone meanwhile, or not the peer's to know
 				}
 				if at := slices.IndexFunc(b.Files, func(f index.File) bool { return f.Digest == t.Holder }); at >= 0 {
@@ -154,7 +155,7 @@ func (c *Cache) nameHolders(p Peer, l *Layout) error {
 // sharer is a file of a build.
 func sharer(b *index.Build, file int) *wire.Sharer {
 	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: wire.Clip(b.ModelName),
-		Ep: wire.Clip(firstEP(b)), File: wire.Clip(b.Files[file].Name)}
+		Ep: wire.Clip(FirstEP(b)), File: wire.Clip(b.Files[file].Name)}
 }
 
 // largest leaves out all files but so many.
@@ -199,25 +200,25 @@ func (l *Layout) countShared() {
 	}
 }
 
-// eachToLayOut is eachNamed, or goes through all that the peer may see.
-func (c *Cache) eachToLayOut(ctx context.Context, p Peer, names []string, fn func(*index.Build) error) error {
+// eachToLayOut is EachNamed, or goes through all that the peer may see.
+func (q *Queries) eachToLayOut(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
 	if len(names) > 0 {
-		return c.eachNamed(ctx, p, names, fn)
+		return q.EachNamed(ctx, p, names, fn)
 	}
-	err := c.index.Each(ctx, func(b index.Build) error {
-		if c.rights.MaySee(p, b.ID, b.Scope) {
+	err := q.index.Each(ctx, func(b index.Build) error {
+		if q.rights.MaySee(p, b.ID, b.Scope) {
 			return fn(&b)
 		}
 		return nil
 	})
 	if err != nil {
-		return searchError(ctx, err)
+		return Error(ctx, err)
 	}
 	return nil
 }
 
 // firstEP names the first execution provider of a build, "" if it has none.
-func firstEP(b *index.Build) string {
+func FirstEP(b *index.Build) string {
 	if len(b.EPs) == 0 {
 		return ""
 	}
@@ -226,7 +227,7 @@ func firstEP(b *index.Build) string {
 
 // kinship finds out which blobs have bytes of which others, each once.
 type kinship struct {
-	c      *Cache
+	q      *Queries
 	takers map[cas.Digest][]cas.Digest // of blobs that are packed, or could be: who takes from them
 	whose  map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
 	stands map[cas.Digest][]dedupe.Extent
@@ -234,10 +235,10 @@ type kinship struct {
 	names  *names // of the latest source model that was looked at
 }
 
-func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
-	k := &kinship{c: c, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
+func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
+	k := &kinship{q: q, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
 		whose: make(map[cas.Digest]cas.Digest), stands: make(map[cas.Digest][]dedupe.Extent)}
-	err := c.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := q.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		for i, from := range p.Containers {
 			k.takers[from.Digest] = append(k.takers[from.Digest], d)
 			if i == p.Literals {
@@ -252,8 +253,8 @@ func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
 	for literals, d := range k.whose {
 		k.takers[d] = append(k.takers[d], k.takers[literals]...)
 	}
-	return k, c.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
-		if c.cas.Has(d) {
+	return k, q.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+		if q.blobs.Has(d) {
 			for _, from := range s.From {
 				k.takers[from] = append(k.takers[from], d)
 			}
@@ -302,7 +303,7 @@ func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
 	}
 	stands, known := k.stands[d]
 	if !known {
-		if r, err := k.c.forms.Recipes.Get(d); err == nil { // else it went meanwhile, or check tells of it
+		if r, err := k.q.forms.Recipes.Get(d); err == nil { // else it went meanwhile, or check tells of it
 			stands = literalsOf(r)
 		}
 		k.stands[d] = stands
@@ -336,9 +337,9 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 // extentsOf gives the containers and extents of a blob; own is the container with what stands nowhere else. No extents: it shares
 // nothing that is known.
 func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
-	c := k.c
-	if c.forms.OnlyPacked(d) {
-		r, err := c.forms.Recipes.Get(d)
+	q := k.q
+	if q.forms.OnlyPacked(d) {
+		r, err := q.forms.Recipes.Get(d)
 		if err != nil {
 			return nil, nil, 0, err
 		}
@@ -347,10 +348,10 @@ func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []ded
 		}
 		return r.Containers, r.Extents, r.Literals, nil
 	}
-	if c.forms.Sharing.Saving(d) == 0 {
+	if q.forms.Sharing.Saving(d) == 0 {
 		return nil, nil, 0, nil
 	}
-	m, err := c.forms.Sharing.Match(ctx, d, nil)
+	m, err := q.forms.Sharing.Match(ctx, d, nil)
 	if m == nil || err != nil {
 		return nil, nil, 0, err
 	}
@@ -376,7 +377,7 @@ func coarse(all []Piece) []Piece {
 }
 
 // place names the ranges of a file, and finds out who shares them.
-func (k *kinship) place(ctx context.Context, p Peer, f *LaidFile) error {
+func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 	named, err := k.nameRanges(ctx, f)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -477,8 +478,18 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 	return out
 }
 
+// heldBy returns the ranges of each of the holders that a blob of these pieces has. A blob has all of
+// itself, even where its pieces say what it would take from others if it were packed.
+func heldBy(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
+	has := rangesIn(pieces, holders)
+	if holders[d] {
+		has[d] = []byteRange{{Length: size}}
+	}
+	return has
+}
+
 // relatives finds the files of other builds that may have bytes of one, those that the peer may see.
-func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []relative, err error) {
+func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (out []relative, err error) {
 	holders := map[cas.Digest]bool{f.Digest: true}
 	for _, piece := range f.Pieces {
 		holders[piece.Holder] = true
@@ -492,14 +503,14 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 	}
 	list := slices.SortedFunc(maps.Keys(kin), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
 	for _, d := range list[:min(len(list), maxFamily)] {
-		ids, err := k.c.index.Needs(d)
+		ids, err := k.q.index.Needs(d)
 		if err != nil {
 			return nil, err
 		}
 		var has map[cas.Digest][]byteRange
 		for _, id := range ids {
-			b, err := k.c.index.Get(id)
-			if err != nil || id == f.Build.ID || !k.c.rights.MaySee(p, b.ID, b.Scope) {
+			b, err := k.q.index.Get(id)
+			if err != nil || id == f.Build.ID || !k.q.rights.MaySee(p, b.ID, b.Scope) {
 				continue
 			}
 			i := slices.IndexFunc(b.Files, func(one index.File) bool { return one.Digest == d })
@@ -514,10 +525,7 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 					}
 					break
 				}
-				has = rangesIn(pieces, holders)
-				if holders[d] { // it has all of itself, whatever it would take from others if it were packed
-					has[d] = []byteRange{{Length: b.Files[i].Size}}
-				}
+				has = heldBy(d, b.Files[i].Size, pieces, holders)
 			}
 			out = append(out, relative{same: d == f.Digest, has: has})
 			f.Sharers = append(f.Sharers, sharer(&b, i))

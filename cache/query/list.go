@@ -1,0 +1,263 @@
+package query
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// List pages through the builds that the peer may see, in the order of their ids. Next is empty where
+// that was all.
+func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
+	progress func(*wire.Progress)) (*wire.ListReply, error) {
+	limit := 500
+	if w.Limit > 0 {
+		limit = min(limit, int(w.Limit))
+	}
+	var after index.BuildID
+	var err error
+	if w.After != "" {
+		if after, err = index.ParseBuildID(w.After); err != nil {
+			return nil, apierr.New(apierr.BadRequest, err, "list: page").
+				WithHint("ask from the beginning")
+		}
+	}
+	looked, all := 0, uint64(0)
+	if progress != nil {
+		space, err := q.index.Space()
+		if err != nil {
+			return nil, apierr.New(apierr.Internal, err, "list")
+		}
+		all = space.Builds
+	}
+	var page []index.Build // and one more, where there is one
+	err = q.index.EachAfter(ctx, after, func(b index.Build) error {
+		if looked++; progress != nil && looked%farAfter == 0 {
+			far(progress, "reading builds", "builds", before(b.ID, all), all)
+		}
+		if q.rights.MaySee(p, b.ID, b.Scope) && isListed(w, &b) {
+			page = append(page, b)
+		}
+		if len(page) > limit {
+			return errStop
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errStop) {
+		return nil, apierr.New(apierr.Internal, err, "list")
+	}
+	reply, left := &wire.ListReply{}, wire.Left(wire.MaxReply)
+	for i := range page {
+		one, err := q.Listed(p, &page[i])
+		if err != nil {
+			return nil, apierr.New(apierr.Internal, err, "list")
+		}
+		if i == limit || !left.Takes(one) && i > 0 {
+			reply.Next = page[i-1].ID.String()
+			break
+		}
+		reply.Builds = append(reply.Builds, one)
+	}
+	return reply, nil
+}
+
+// before is about how many of so many builds come before this one: ids are random.
+func before(id index.BuildID, all uint64) uint64 {
+	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
+}
+
+// isListed tells whether a build is one that List asks for.
+func isListed(w *wire.List, b *index.Build) bool {
+	if w.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
+		return strings.HasPrefix(m.ModelDigest.String(), w.Model) ||
+			strings.Contains(m.ModelName, w.Model)
+	}) {
+		return false
+	}
+	return w.Ep == "" || slices.ContainsFunc(b.EPs,
+		func(e index.EPFacts) bool { return e.Name == w.Ep })
+}
+
+// Listing returns what is known of a build and its use. Listed adds how it is kept, and what its
+// removal would free.
+func (q *Queries) Listing(b *index.Build) *wire.Build {
+	state := q.index.Journal.StateOf(b.ID)
+	lastUsed, hits := q.index.Uses.Last(b.ID)
+	out := &wire.Build{
+		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
+		ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName, OrtVersion: b.ORTVersion,
+		Scope: b.Scope, Graph: b.Graph, CreatedMs: wire.Milliseconds(b.Created),
+		CompileSeconds: b.CompileSeconds, State: cmp.Or(state.Name, index.Current),
+		Reason: state.Reason, LastUsedMs: wire.Milliseconds(lastUsed), Hits: hits,
+		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput,
+		Members: MembersReply(b.Members),
+	}
+	_, out.Pinned = q.index.Journal.Pinned(b.ID)
+	q.options.Judge(out, b)
+	if b.Put {
+		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
+	}
+	if !b.Converted.ID.IsZero() {
+		out.ConvertedFrom = b.Converted.BuildKey.String()
+	}
+	if v := q.options.Views.Current(b.ID); v != nil {
+		if held, _ := v.Held(); held { // a folder that cannot be opened is held by nobody
+			out.Leases = 1
+		}
+	}
+	if len(b.EPs) > 0 {
+		ep := b.EPs[0]
+		out.Ep, out.EpVersion, out.EpLibraryDigest = ep.Name, ep.Version, ep.LibraryDigest.String()
+		out.SdkVersion, out.HardwareArchitecture = ep.SDKVersion, ep.HardwareArchitecture
+		out.CompatibilityString, out.DriverVersion = ep.CompatibilityString, ep.DriverVersion
+	}
+	for _, f := range b.Files {
+		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size,
+			Digest: f.Digest.String()})
+	}
+	return out
+}
+
+// MembersReply fills in the models of a group.
+func MembersReply(members []index.Member) (out []*wire.Member) {
+	for _, m := range members {
+		out = append(out, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(),
+			Graph: m.Graph, SessionOptions: m.SessionOptions})
+	}
+	return out
+}
+
+// Listed is Listing of a build that has not been removed.
+func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
+	own, err := q.OwnBytes(p, b)
+	if err != nil {
+		return nil, err
+	}
+	out := q.Listing(b)
+	out.KeptAs, out.OwnBytes = q.KeptWord(b), own
+	return out, nil
+}
+
+// Show tells everything about the builds that a name means, each with its record, and the history of
+// their requests: the latest of it.
+func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.ShowReply, error) {
+	builds, err := q.Find(ctx, p, []string{name})
+	if err != nil {
+		return nil, err
+	}
+	reply, left := &wire.ShowReply{}, wire.Left(wire.MaxReply)
+	var history []string
+	told := make(map[index.RequestKey]bool)
+	for i := range builds {
+		b := &builds[i]
+		one, err := q.Listed(p, b)
+		if err != nil {
+			return nil, apierr.New(apierr.Internal, err, "show %q", name)
+		}
+		one.KeptText = wire.Valid(q.KeptText(b))
+		if !left.TakesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
+			reply.More = uint64(len(builds) - i)
+			break
+		}
+		reply.Builds, reply.Records = append(reply.Builds, one), append(reply.Records, b.RecordJSON)
+		if told[b.RequestKey] {
+			continue
+		}
+		told[b.RequestKey] = true
+		events, err := q.index.Journal.History(b.RequestKey)
+		if err != nil {
+			return nil, apierr.New(apierr.Internal, err, "history of %s", b.RequestKey)
+		}
+		for _, e := range events {
+			one := fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)
+			history = append(history, wire.Valid(one))
+		}
+	}
+	from := len(history)
+	for from > 0 && left.TakesBytes(len(history[from-1])) {
+		from--
+	}
+	reply.History = history[from:]
+	return reply, nil
+}
+
+// EachNamed calls fn with every build that one of the names means, each once, as far as the peer may see it: a request key, build key, build
+// id or model digest, a prefix of one, or a model's name. A name that means nothing is an error, after fn was called with the others.
+func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
+	told := make(map[index.BuildID]bool)
+	for _, name := range names {
+		used := false
+		err := q.index.Named(ctx, name, func(b index.Build) error {
+			if !q.rights.MaySee(p, b.ID, b.Scope) {
+				return nil
+			}
+			used = true
+			if told[b.ID] {
+				return nil
+			}
+			if len(names) > 1 {
+				told[b.ID] = true
+			}
+			return fn(&b)
+		})
+		if err != nil {
+			var e *apierr.Error
+			if errors.As(err, &e) {
+				return err
+			}
+			return Error(ctx, err)
+		}
+		if !used {
+			return apierr.New(apierr.NotFound, nil, "no entry %q", name).WithHint("%s", hintOf(name))
+		}
+	}
+	return nil
+}
+
+// hintOf says what to do about a name that means nothing.
+func hintOf(name string) string {
+	const list = "epcachectl list shows what there is"
+	if name != "" && len(name) < index.MinPrefix && strings.Trim(name, "0123456789abcdef") == "" {
+		return fmt.Sprintf("of a key at least %d digits are needed; %s", index.MinPrefix, list)
+	}
+	return list
+}
+
+// maxFound bounds the records that are in memory of what names mean. Applications that call all their models one name have more.
+const maxFound = 1000
+
+// Find returns the builds that the names mean, see EachNamed.
+func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out []index.Build, err error) {
+	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
+		if len(out) == maxFound {
+			return apierr.New(apierr.BadRequest, nil, "%q means more than %d builds", names, maxFound).WithHint("name one by its key: epcachectl list --model NAME shows them")
+		}
+		out = append(out, *b)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// idsOf gives the ids of the builds that the names mean, see EachNamed.
+func (q *Queries) idsOf(ctx context.Context, p rights.Peer, names []string) (ids []index.BuildID, err error) {
+	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
+		ids = append(ids, b.ID)
+		return nil
+	})
+	return ids, err
+}

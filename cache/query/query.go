@@ -1,0 +1,107 @@
+// Package query answers the questions that change nothing: which builds there are, how they are
+// kept, what they take and share, and what happened. It fills the messages that clients receive.
+package query
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Options are what queries read.
+type Options struct {
+	Now    func() time.Time
+	Rights *rights.Rights
+	Stream *Stream // of the index's events
+
+	Index *index.Index
+	Blobs *cas.Store
+	Forms *packing.Store
+	Views *views.Store // nil: of a store that no daemon has
+
+	Space       func() (*wire.Space, error) // of the whole store
+	Quota       func() int64                // bytes of one user's builds; 0: no bound
+	Inventory   func(context.Context, index.Told) (*index.Survey, *evict.Inventory, error)
+	PartsOf     func(*index.Build) map[cas.Digest]int64 // the blobs whose bytes removing a build may free, with their sizes
+	DiskBytesOf func(cas.Digest) int64                  // what a blob takes on the disk, in all of its forms
+	NeededBy    func(cas.Digest) ([]index.BuildID, error)
+
+	Judge   func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
+	Sources func(context.Context, *index.Build) (*Sources, error)
+}
+
+// Sources are the open files of the models that a build was made from.
+type Sources struct {
+	Models []SourceModel
+	Close  func() // closes the files
+}
+
+// SourceModel is one of them.
+type SourceModel struct {
+	Name     string // "": not known
+	Graph    *os.File
+	External map[string]*os.File // by location
+}
+
+// Queries answers by the records of one store. Its methods may be called by several goroutines.
+type Queries struct {
+	options Options
+	rights  *rights.Rights
+	index   *index.Index
+	blobs   *cas.Store
+	forms   *packing.Store
+	usages  usages
+	naming  chan struct{} // one token: source models are read for the names of tensors one at a time
+}
+
+// New returns queries of what the options name.
+func New(o Options) *Queries {
+	return &Queries{options: o, rights: o.Rights, index: o.Index, blobs: o.Blobs, forms: o.Forms,
+		naming: make(chan struct{}, 1)}
+}
+
+// Error returns what a client is told of an error of the index or of a file.
+func Error(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return apierr.New(apierr.Cancelled, ctx.Err(), "search")
+	}
+	return apierr.New(apierr.Internal, err, "search")
+}
+
+// errStop ends a walk through the index early.
+var errStop = errors.New("enough")
+
+// farAfter is how many builds are gone through between two reports.
+const farAfter = 256
+
+// far reports progress through the whole store: of so many things, or, where of is 0, of an unknown
+// number.
+func far(progress func(*wire.Progress), phase, things string, through, of uint64) {
+	p := &wire.Progress{Phase: phase, Detail: fmt.Sprintf("%d %s", through, things), Done: through}
+	if of > 0 {
+		p.Done, p.Total = min(through, of), of
+		p.Detail = fmt.Sprintf("%d of %d %s", p.Done, of, things)
+	}
+	progress(p)
+}
+
+// readingOf is far for the index, which is read.
+func readingOf(progress func(*wire.Progress)) index.Told {
+	if progress == nil {
+		return nil
+	}
+	return func(things string, through, of uint64) {
+		far(progress, "reading "+things, things, through, of)
+	}
+}

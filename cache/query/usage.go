@@ -1,0 +1,168 @@
+package query
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// usagePage is how many builds are told at once.
+const usagePage = 256
+
+// Usage tells where the space goes: of the builds that the peer may see, or of these entries; of two,
+// what they share as well. Progress may be nil.
+func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
+	progress func(*wire.Progress)) (*wire.UsageReply, error) {
+	if w.After != "" {
+		return q.usageFrom(ctx, w.After)
+	}
+	survey, inv, err := q.options.Inventory(ctx, readingOf(progress))
+	if err != nil {
+		return nil, Error(ctx, err)
+	}
+	u := &wire.UsageReply{}
+	if u.Space, err = q.options.Space(); err != nil { // the first page says it for all, because it takes longer than a page
+		return nil, err
+	}
+	var wanted map[index.BuildID]bool
+	if len(w.Entries) > 0 {
+		ids, err := q.idsOf(ctx, p, w.Entries)
+		if err != nil {
+			return nil, err
+		}
+		wanted = make(map[index.BuildID]bool, len(ids))
+		for _, id := range ids {
+			wanted[id] = true
+		}
+		if len(w.Entries) == 2 {
+			found, err := q.Find(ctx, p, w.Entries)
+			if err != nil {
+				return nil, err
+			}
+			if err := q.compareEntries(ctx, u, w.Entries, found); err != nil {
+				return nil, err
+			}
+		}
+	}
+	everything := q.rights.Administrator(p)
+	seen := make([]*index.Brief, 0, len(survey.Builds))
+	list := make([]*index.Brief, 0, len(survey.Builds))
+	for i := range survey.Builds {
+		b := &survey.Builds[i]
+		if !everything && !q.rights.MaySee(p, b.ID, b.Scope) {
+			continue // what others share with the peer's builds is not the peer's to know
+		}
+		seen = append(seen, b)
+		if wanted == nil || wanted[b.ID] {
+			list = append(list, b)
+		}
+	}
+	accounts := inv.Account(seen)
+	if wanted == nil {
+		u.Users = usageSums(accounts.SumsBy(list,
+			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), q.options.Quota())
+		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
+		err := q.forms.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
+			u.PackableBytes += q.forms.Sharing.Saving(d)
+			return nil
+		})
+		if err != nil {
+			return nil, Error(ctx, err)
+		}
+	}
+	q.usagePage(u, q.usages.keep(accounts.ByModel(list)), 0)
+	return u, nil
+}
+
+// maxSums bounds the users and providers that are told: the largest come first.
+const maxSums = 256
+
+func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
+	for _, s := range list[:min(len(list), maxSums)] {
+		out = append(out, &wire.UsageSum{Name: wire.Clip(s.Name), Builds: s.Builds,
+			LogicalBytes: s.Logical, OwnBytes: s.Own,
+			DiskBytes: s.Disk, QuotaBytes: quota})
+	}
+	return out
+}
+
+// usages remembers the latest lists that did not fit into one answer, so that all pages are of one survey.
+type usages struct {
+	mu    sync.Mutex
+	lists []usageList // oldest first; guarded by mu
+}
+
+type usageList struct {
+	id   string
+	rows []evict.Row
+}
+
+// maxLists bounds them: a list takes some 40 bytes for each build.
+const maxLists = 4
+
+func (us *usages) keep(rows []evict.Row) usageList {
+	l := usageList{rand.Text(), rows}
+	if len(rows) > usagePage {
+		us.mu.Lock()
+		us.lists = append(us.lists[max(0, len(us.lists)-maxLists+1):len(us.lists):len(us.lists)], l)
+		us.mu.Unlock()
+	}
+	return l
+}
+
+func (q *Queries) usageFrom(ctx context.Context, after string) (*wire.UsageReply, error) {
+	id, at, _ := strings.Cut(after, "-")
+	from, err := strconv.ParseUint(at, 10, 32)
+	q.usages.mu.Lock()
+	defer q.usages.mu.Unlock()
+	for _, l := range q.usages.lists {
+		if l.id == id && err == nil && from < uint64(len(l.rows)) && ctx.Err() == nil {
+			u := &wire.UsageReply{}
+			q.usagePage(u, l, int(from))
+			return u, nil
+		}
+	}
+	return nil, apierr.New(apierr.BadRequest, nil, "page %.80q is not known any more", after).
+		WithHint("ask from the beginning")
+}
+
+// maxUsageMembers bounds what is said of a group: how many it has.
+const maxUsageMembers = 64
+
+// usagePage adds the builds of a page: of each as much as lets a page fit into a frame.
+func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
+	to := min(from+usagePage, len(l.rows))
+	for _, r := range l.rows[from:to] {
+		b, err := q.index.Get(r.ID)
+		if err != nil {
+			continue // it has gone meanwhile
+		}
+		of := q.Listing(&b)
+		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,
+			ModelDigest: of.ModelDigest, ModelName: wire.Clip(of.ModelName), Ep: wire.Clip(of.Ep),
+			Scope: wire.Clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own,
+			KeptAs: q.KeptWord(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
+			CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
+		for range min(len(b.Members), maxUsageMembers) {
+			brief.Members = append(brief.Members, &wire.Member{})
+		}
+		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical,
+			OwnBytes: r.Own, SharedBytes: r.Shared, OnceBytes: r.Once,
+			Shapes: wire.Clip(identity.Shapes(&b))})
+	}
+	if to < len(l.rows) {
+		u.Next = l.id + "-" + strconv.Itoa(to)
+	}
+}

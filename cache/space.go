@@ -1,0 +1,88 @@
+package cache
+
+import (
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Space tells where the space of the whole store goes.
+func (c *Cache) Space() (*wire.Space, error) {
+	b, err := c.bounds()
+	if err != nil {
+		return nil, apierr.New(apierr.Internal, err, "space")
+	}
+	s, held, packed, err := c.spaceAtOnce()
+	if err != nil {
+		return nil, apierr.New(apierr.Internal, err, "space")
+	}
+	counters := c.index.Counters.All()
+	c.places.mu.Lock()
+	reserved := c.places.reserved
+	c.places.mu.Unlock()
+	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes,
+		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
+		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
+		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: reserved,
+		PinnedBytes: c.diskOf(c.index.Journal.PinnedBuilds()), DeadBytes: c.diskOf(c.index.Journal.NotServed()),
+		BudgetBytes: b.budget, FloorBytes: b.floor, FreeBytes: b.free, MaxEntries: b.entries,
+		Evicted: counters["evicted"], Unkept: counters["unkept"],
+		ToLookAt: uint64(c.sharing.left.Load())}, nil
+}
+
+// spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
+// by what it takes and by what others have open of it, or are packed with. A blob that is being packed counts as what it takes now.
+func (c *Cache) spaceAtOnce() (s index.Space, held int64, packed packing.Space, err error) {
+	var before, after moment
+	for range 10 { // always something going: as near as it gets
+		if before, err = c.moment(); err != nil {
+			return s, 0, packed, err
+		}
+		if packed, err = c.forms.Space(true); err != nil {
+			return s, 0, packed, err
+		}
+		if after, err = c.moment(); err != nil {
+			return s, 0, packed, err
+		}
+		if after == before {
+			break
+		}
+	}
+	after.space.DiskBytes -= after.ahead
+	return after.space, after.held, packed, nil
+}
+
+// moment is what changes whenever something goes from one account to another.
+type moment struct {
+	space       index.Space
+	held, ahead int64
+}
+
+func (c *Cache) moment() (m moment, err error) {
+	if m.space, err = c.index.Space(); err != nil {
+		return m, err
+	}
+	m.held = c.views.HeldBytes()
+	m.ahead, err = c.forms.Ahead()
+	return m, err
+}
+
+// diskOf sums what the blobs of some builds take, and those that they are packed with, each once.
+func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
+	counted := make(map[cas.Digest]bool)
+	for _, id := range ids {
+		b, err := c.index.Get(id)
+		if err != nil {
+			continue // it has just gone
+		}
+		for d := range c.partsOf(&b) {
+			if !counted[d] {
+				counted[d] = true
+				sum += c.takenBy(d) // of one that is missing, none
+			}
+		}
+	}
+	return sum
+}
