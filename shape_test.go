@@ -38,7 +38,7 @@ const (
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
 var larger = map[string]figures{
 	// Most of what a request needs is still in one package, as methods of one type.
-	"cache": {files: 108, lines: 21_800, methods: 405, wide: 14, circle: 98},
+	"cache": {files: 106, lines: 21_100, methods: 398, wide: 3, circle: 95},
 	// Each verb of the command line is a method of app.
 	"cmd/epcachectl": {files: 62, lines: 8_300, methods: 73, circle: 50},
 }

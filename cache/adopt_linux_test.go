@@ -247,7 +247,7 @@ func TestAdoptedBuildsAreJudged(t *testing.T) {
 	require.Equal(t, Hit, a.Outcome)
 	require.Equal(t, first.Build.ID, a.Build.ID)
 	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
-	require.Empty(t, b.cache.rebuilds.list())
+	require.Empty(t, b.cache.rebuilds.List())
 	b.library("2.0") // which does not load it
 	a = b.acquire(b.adopts(s))
 	require.Equal(t, PassThrough, a.Outcome)

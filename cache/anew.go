@@ -9,43 +9,89 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// compileAnew compiles what the task asks for, unless that is settled already, and publishes it in the build's scope.
-// It says how much processor time the workers took.
-func (c *Cache) compileAnew(ctx context.Context, t *task) (time.Duration, error) {
-	builds, err := c.index.Lookup(t.key.request, t.key.scope)
+// rebuild compiles a build again.
+type rebuild struct {
+	c *Cache
+
+	// runtime is nil for a build whose own libraries compile it, as they are by then, or else the first
+	// runtime that has its execution providers.
+	runtime *runtime
+	asked   *Request // a request that the build answers; nil: there is none
+
+	upkeep.Task // while it is compiled
+}
+
+// wish asks for a build to be compiled again.
+func (t rebuild) wish(b *index.Build, why string) upkeep.Wish {
+	w := upkeep.Wish{Build: b, Why: why, Compile: t.compile}
+	if t.runtime != nil {
+		w.Runtime = t.runtime.name
+	}
+	return w
+}
+
+// files lets the rebuild use those of a request, which stay the caller's to close. r may be nil.
+func (t rebuild) files(r *Request) *upkeep.Files {
+	if r == nil {
+		return nil
+	}
+	return &upkeep.Files{Count: len(r.descriptors()), Hold: func() (upkeep.Compile, func(), error) {
+		own, err := r.own()
+		if err != nil {
+			return nil, nil, err
+		}
+		t.asked = own
+		return t.compile, own.close, nil
+	}}
+}
+
+// compile compiles the build of the task, unless that is settled already, and publishes it in the
+// build's scope.
+func (t rebuild) compile(ctx context.Context, task upkeep.Task) (out upkeep.Outcome) {
+	c := t.c
+	t.Task = task
+	builds, err := c.index.Lookup(t.RequestKey, t.Scope)
 	if err != nil {
-		return 0, err
+		return upkeep.Outcome{Err: err}
 	}
 	if len(builds) == 0 {
-		return 0, settled("the builds of the request are gone")
+		return upkeep.Outcome{Err: upkeep.Settled("the builds of the request are gone")}
 	}
-	// The build that was wished for may have been made anew meanwhile, but its request is that of all of them.
-	b := &builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.build }))]
-	at, err := c.planAnew(ctx, t, b)
+	// The build that was wished for may have been compiled meanwhile, but its request is that of all of them.
+	b := &builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.Build }))]
+	at, err := t.plan(ctx, b)
 	if err == nil {
-		t.rc = at.rc
-		err = c.needed(t, builds, at.plan)
+		if rt := t.runtime; rt != nil {
+			out.Same = func() bool {
+				now := rt.facts.Load()
+				return now == nil || now.same(at.rc)
+			}
+		}
+		err = t.needed(builds, at.plan)
 	}
 	var m *kept
 	if err == nil {
-		m, err = c.modelFor(ctx, t, b, builds)
+		m, err = t.modelFor(ctx, b, builds)
 	}
-	var cpu time.Duration
 	if err == nil {
 		defer m.request.close()
-		cpu, err = c.flyAnew(ctx, t, b, m, at.withRequest(m.request))
+		out.CPU, err = t.fly(ctx, b, m, at.withRequest(m.request))
 	}
 	c.tellUnmade(ctx, b, err)
-	return cpu, err
+	out.Err = err
+	return out
 }
 
-// flyAnew runs the compile, or waits for that of a request for the same.
-func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, at *attempt) (time.Duration, error) {
-	c.happened(event.Of(b, event.Rebuild, "%s", t.why))
+// fly runs the compile, or waits for that of a request for the same. It returns the processor time
+// that the workers took.
+func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *attempt) (time.Duration, error) {
+	c := t.c
+	c.happened(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *job
 	key := flightKey{build: at.plan.buildKey, scope: b.Scope}
 	result, _, err := c.flights.join(ctx, key, asking{idle: true}, func() (runner, error) {
@@ -54,7 +100,7 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, a
 			return nil, err
 		}
 		own = j
-		j.id, j.anew, j.sources, j.replaces, j.foreign = t.id, t.why, m.sources, b.ID, m.foreign
+		j.id, j.anew, j.sources, j.replaces, j.foreign = t.ID, t.Why, m.sources, b.ID, m.foreign
 		return j, nil
 	})
 	var cpu time.Duration
@@ -62,25 +108,25 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, a
 		cpu = time.Duration(own.cpu.Load())
 	}
 	if errors.Is(err, errGivenUp) {
-		return cpu, settled("cancelled")
+		return cpu, upkeep.Settled("cancelled")
 	}
 	if err == nil && result.alone != nil {
-		return cpu, settled("not kept: %s %v", result.why, result.build.Warnings)
+		return cpu, upkeep.Settled("not kept: %s %v", result.why, result.build.Warnings)
 	}
 	return cpu, err
 }
 
-// planAnew thinks the build's request through for the runtime that it is to be made for.
-func (c *Cache) planAnew(ctx context.Context, t *task, b *index.Build) (*attempt, error) {
-	at, err := c.attemptOf(b)
+// plan plans the build's request for the runtime that it is compiled for.
+func (t rebuild) plan(ctx context.Context, b *index.Build) (*attempt, error) {
+	at, err := t.c.attemptOf(b)
 	if err != nil {
 		return nil, err
 	}
-	rc, err := c.runtimeAnew(ctx, t, b, at.Request)
+	rc, err := t.libraries(ctx, b, at.Request)
 	if err != nil {
 		return nil, err
 	}
-	if at, err = c.planned(ctx, at.withRuntime("", rc)); err != nil {
+	if at, err = t.c.planned(ctx, at.withRuntime("", rc)); err != nil {
 		return nil, err
 	}
 	if now := at.plan.requestKey; now != b.RequestKey {
@@ -89,10 +135,11 @@ func (c *Cache) planAnew(ctx context.Context, t *task, b *index.Build) (*attempt
 	return at, nil
 }
 
-func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Request) (*runtimeContent, error) {
+func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*runtimeContent, error) {
+	c := t.c
 	quiet := func(string) {}
 	if t.runtime != nil && !c.runtimes.has(t.runtime) {
-		return nil, settled("runtime %q is not registered any more", t.runtime.name)
+		return nil, upkeep.Settled("runtime %q is not registered any more", t.runtime.name)
 	}
 	if t.runtime != nil {
 		rc, err := c.content(ctx, t.runtime, quiet)
@@ -114,14 +161,15 @@ func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Req
 }
 
 // needed says that it is settled if there is a build already that is what would be made.
-func (c *Cache) needed(t *task, builds []index.Build, p *plan) error {
+func (t rebuild) needed(builds []index.Build, p *plan) error {
+	c := t.c
 	for i := range builds {
 		have := &builds[i]
 		if !p.exactly(have) || c.index.Journal.StateOf(have.ID).Name != index.Current {
 			continue
 		}
-		if have.ID != t.build || !t.refresh || c.now().Sub(have.Created) < refreshEvery && !c.tooOld(have) {
-			return settled("build %s is there", have.ID)
+		if have.ID != t.Build || !t.Refresh || c.now().Sub(have.Created) < refreshEvery && !c.tooOld(have) {
+			return upkeep.Settled("build %s is there", have.ID)
 		}
 	}
 	return nil
@@ -147,7 +195,9 @@ const healDelay = 5 * time.Second
 // heal wants a build anew that is damaged.
 func (c *Cache) heal(b *index.Build) {
 	if s := c.index.Journal.StateOf(b.ID); s.Name == index.Damaged {
-		c.rebuilds.want(wish{build: b, why: "it was damaged: " + s.Reason, delay: healDelay})
+		w := rebuild{c: c}.wish(b, "it was damaged: "+s.Reason)
+		w.Delay = healDelay
+		c.rebuilds.Want(w)
 	}
 }
 
@@ -175,10 +225,11 @@ type kept struct {
 
 // modelFor opens the model: the files of the request that asked, or else a source that one of the request's builds
 // has, its own first.
-func (c *Cache) modelFor(ctx context.Context, t *task, b *index.Build, builds []index.Build) (*kept, error) {
-	if t.request != nil {
-		if r, err := c.askedWith(ctx, t.request, b); err == nil {
-			return &kept{request: r, foreign: t.request.Peer.UID != r.Peer.UID}, nil
+func (t rebuild) modelFor(ctx context.Context, b *index.Build, builds []index.Build) (*kept, error) {
+	c := t.c
+	if t.asked != nil {
+		if r, err := c.askedWith(ctx, t.asked, b); err == nil {
+			return &kept{request: r, foreign: t.asked.Peer.UID != r.Peer.UID}, nil
 		} else if ctx.Err() != nil {
 			return nil, err
 		}
@@ -225,10 +276,10 @@ func (c *Cache) askedWith(ctx context.Context, asked *Request, b *index.Build) (
 // tellUnmade writes into the history why a build was not made anew, where that is not how things are anyway: a source
 // that was never kept is not worth a line for each of thousands.
 func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
-	if err == nil || ctx.Err() != nil || errors.Is(err, errSettled) || errors.Is(err, errNoSource) && b.Source.Kind == "" {
+	if err == nil || ctx.Err() != nil || errors.Is(err, upkeep.ErrSettled) || errors.Is(err, upkeep.ErrNoSource) && b.Source.Kind == "" {
 		return
 	}
-	if !errors.Is(err, errNoSource) {
+	if !errors.Is(err, upkeep.ErrNoSource) {
 		c.index.Counters.Add("failures", 1)
 	}
 	c.log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)

@@ -20,6 +20,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -46,7 +47,7 @@ type Options struct {
 	Quiet            time.Duration     // how long a runtime's files must be at rest after a change; 0: 1 s
 	Poll             time.Duration     // how often files are looked at that cannot be watched; 0: 2 s
 	Policies         map[string]Policy // by execution provider; "" for those that have none of their own
-	Rebuild          RebuildOptions
+	Rebuild          upkeep.RebuildOptions
 	KeepSource       string   // "reference" (default), "copy", "none": how a source model is kept for compiling it again
 	TrustedReporters []uint32 // users whose reports count without others'
 	Publishers       []uint32 // users who may put builds that all share, besides administrators
@@ -110,7 +111,7 @@ type Cache struct {
 	attend   *attending
 	evicting sync.Mutex // held by who writes ghosts and removes their builds
 	flights  flights
-	rebuilds rebuilds
+	rebuilds upkeep.Rebuilds
 	reports  *reports
 	claims   *claims
 	gains    gains
@@ -212,11 +213,12 @@ func (c *Cache) open() error {
 	c.flights.attend = c.attend
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
-	c.flights.began, c.flights.ended = c.gains.disturb, c.rebuilds.wake
+	c.flights.began, c.flights.ended = c.gains.disturb, c.rebuilds.Wake
 	c.work.Go(func() { c.machine.Look(ctx) })
 	c.gains.start(ctx, c)
 	c.sharing.start(ctx, c)
-	c.rebuilds.start(ctx, c) // before there is anybody who wants something
+	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
+		LastUse: c.index.Uses.Last, Busy: c.flights.busy, NewID: newID, Now: c.now, Log: c.log}) // before there is anybody who wants something
 	before := c.wantedBefore()
 	c.work.Go(func() { c.background(ctx, before) })
 	c.work.Go(func() { c.heed(ctx) })
@@ -277,7 +279,7 @@ const sweepEvery = 5 * time.Second
 // must have ended before.
 func (c *Cache) Close() error {
 	c.stop()
-	c.rebuilds.close() // it starts flights
+	c.rebuilds.Close() // it starts flights
 	c.flights.close()
 	c.gains.work.Wait()
 	err := c.watcher.Close()

@@ -87,7 +87,10 @@ func (c *Cache) lookAtMachine(ctx context.Context) {
 // there is none, may bring the model.
 func (c *Cache) wantAnew(b *index.Build, runtime, why string, r *Request) {
 	c.log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
-	c.rebuilds.want(wish{build: b, runtime: c.runtimes.named(runtime, b), why: why, refresh: true, request: r})
+	t := rebuild{c: c, runtime: c.runtimes.named(runtime, b)}
+	w := t.wish(b, why)
+	w.Refresh, w.Files = true, t.files(r)
+	c.rebuilds.Want(w)
 }
 
 // The subjects that are watched besides runtimes.

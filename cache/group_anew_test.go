@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/memo"
 )
@@ -29,7 +30,7 @@ func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
 	_, err := b.cache.askedWith(context.Background(), b.request(b.model(1)), group.Build)
-	require.ErrorIs(t, err, errNoSource)
+	require.ErrorIs(t, err, upkeep.ErrNoSource)
 	whole, err := b.cache.askedWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)
 	whole.close()

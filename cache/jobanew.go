@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -16,11 +17,11 @@ const maxJobsAnew = 256
 // jobsAnew gives what the daemon wants to compile anew and has not begun, as far as the peer may see the builds.
 func (c *Cache) jobsAnew(p Peer) []Job {
 	var out []Job
-	for _, r := range c.rebuilds.list() {
+	for _, r := range c.rebuilds.List() {
 		if len(out) == maxJobsAnew {
 			break
 		}
-		if j := c.toBeMade(p, &r); j != nil && r.State == rebuildQueued {
+		if j := c.toBeMade(p, &r); j != nil && r.State == upkeep.Queued {
 			out = append(out, c.toldTo(p, *j))
 		}
 	}
@@ -29,15 +30,15 @@ func (c *Cache) jobsAnew(p Peer) []Job {
 
 // jobAnew gives one of them; nil: there is none of that id that the peer may see.
 func (c *Cache) jobAnew(p Peer, id string) *Job {
-	if r := c.rebuilds.named(id); r != nil {
+	if r := c.rebuilds.Named(id); r != nil {
 		return c.toBeMade(p, r)
 	}
 	return nil
 }
 
 // toBeMade gives a rebuild as a job that has not begun; nil: it waits for a request, or is not for the peer to see.
-func (c *Cache) toBeMade(p Peer, r *Rebuild) *Job {
-	if r.State != rebuildQueued && r.State != rebuildRunning {
+func (c *Cache) toBeMade(p Peer, r *upkeep.Rebuild) *Job {
+	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
 	}
 	b, err := c.index.Get(r.Build)
@@ -58,7 +59,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j Job) (*flight, *Job, er
 	defer tick.Stop()
 	for {
 		select {
-		case <-c.rebuilds.changes():
+		case <-c.rebuilds.Changes():
 		case <-tick.C: // not all that happens to one changes what there is to do
 		case <-ctx.Done():
 			return nil, nil, contextError(ctx, j.ModelName)
@@ -80,39 +81,11 @@ func (c *Cache) dropAnew(p Peer) []Job {
 		return nil
 	}
 	out := c.jobsAnew(p)
-	c.rebuilds.drop(func(*task) bool { return true })
+	c.rebuilds.DropAll()
 	for i := range out {
 		out[i].State = JobCancelled
 	}
 	return out
-}
-
-// drop takes tasks out of the queue, unless they are being worked on, and tells whether there were any. They come back
-// when they are wanted again.
-func (q *rebuilds) drop(which func(*task) bool) (any bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for key, t := range q.tasks {
-		if t.state == rebuildQueued && which(t) {
-			q.release(t)
-			delete(q.tasks, key)
-			any = true
-		}
-	}
-	return any
-}
-
-// named gives the task of that id; nil: there is none.
-func (q *rebuilds) named(id string) *Rebuild {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, t := range q.tasks {
-		if t.id == id {
-			r := t.told()
-			return &r
-		}
-	}
-	return nil
 }
 
 // findJob gives the job that an id names, or the beginning of one, if the peer may follow it: the flight, also of one that

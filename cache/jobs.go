@@ -314,7 +314,7 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 		case !c.rights.Administrator(p) && (f == nil || !f.askedBy(p.UID)):
 			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
-			if c.rebuilds.drop(func(t *task) bool { return t.id == id }) {
+			if c.rebuilds.Drop(id) {
 				anew.State = JobCancelled
 			}
 			past = append(past, c.toldTo(p, *anew))

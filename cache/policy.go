@@ -28,14 +28,6 @@ const (
 	PolicyFail            = "fail"
 )
 
-// RebuildOptions bound the compiles that nobody waits for.
-type RebuildOptions struct {
-	Off      bool
-	Jobs     int     // at the same time; 0: 1
-	CPUShare float64 // seconds of processor time per second and job; 0: 0.5
-	Window   string  // local time of day, "22:00-06:00"; "": always
-}
-
 // policy is the one for an execution provider.
 func (s *settings) policy(ep string) Policy {
 	p, ok := s.policies[ep]

@@ -78,7 +78,7 @@ func (c *Cache) publish(ctx context.Context, m made, hold *cas.Hold) error {
 	}
 	c.rights.Saw(m.peer, b) // before the event, or a subscriber who asked for the build would not hear of it
 	c.happened(event.Of(b, m.kind, "%s", m.text))
-	c.rebuilds.made(b)
+	c.rebuilds.Published(b)
 	c.inheritPin(m.replaces, b)
 	c.supersede(ctx, b)
 	return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -567,18 +568,22 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 	}
 }
 
-// A build of a request that waited for its model to be compiled again has come with the put.
+// A put build ends the rebuild of an earlier one that waits for a request.
 func TestPutEndsARebuildThatWaits(t *testing.T) {
-	b := newBench(t)
-	c := newClaimed(b, nil)
-	cl, err := b.cache.claims.find(c.request.Peer, c.claim.ID)
+	b := rebuilding(t, nil)
+	put := func() *Answer {
+		c := newClaimed(b, nil)
+		a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+		require.NoError(t, err)
+		require.NoError(t, a.View.Close())
+		return a
+	}
+	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build, Compile: func(context.Context, upkeep.Task) upkeep.Outcome {
+		return upkeep.Outcome{Err: upkeep.ErrNoSource}
+	}})
+	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
+	_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
 	require.NoError(t, err)
-	q, key := &b.cache.rebuilds, taskKey{request: cl.plan.requestKey, scope: cl.outsider.key.scope}
-	q.mu.Lock()
-	q.tasks[key] = &task{key: key, state: rebuildWaiting}
-	q.mu.Unlock()
-	a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.NoError(t, err)
-	require.NoError(t, a.View.Close())
-	require.Empty(t, q.list())
+	put()
+	require.Empty(t, b.cache.rebuilds.List())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -23,7 +24,7 @@ const soon = time.Minute
 // rebuilding is a bench whose cache builds anew in the background, of what it builds nothing at first.
 func rebuilding(t testing.TB, change func(*Options)) *bench {
 	return newBenchWith(t, func(o *Options) {
-		o.Rebuild = RebuildOptions{CPUShare: 1}
+		o.Rebuild = upkeep.RebuildOptions{CPUShare: 1}
 		if change != nil {
 			change(o)
 		}
@@ -31,18 +32,18 @@ func rebuilding(t testing.TB, change func(*Options)) *bench {
 }
 
 // settles waits until nothing is queued or being made.
-func (b *bench) settles() []Rebuild {
+func (b *bench) settles() []upkeep.Rebuild {
 	b.Helper()
-	var left []Rebuild
+	var left []upkeep.Rebuild
 	require.Eventually(b, func() bool {
-		left = b.cache.rebuilds.list()
-		return !slices.ContainsFunc(left, func(r Rebuild) bool { return r.State == rebuildQueued || r.State == rebuildRunning })
+		left = b.cache.rebuilds.List()
+		return !slices.ContainsFunc(left, func(r upkeep.Rebuild) bool { return r.State == upkeep.Queued || r.State == upkeep.Running })
 	}, soon, time.Millisecond)
 	return left
 }
 
 func (b *bench) want(build *index.Build, why string) {
-	b.cache.rebuilds.want(wish{build: build, why: why, runtime: b.cache.runtimes.all()[0]})
+	b.cache.rebuilds.Want(rebuild{c: b.cache, runtime: b.cache.runtimes.all()[0]}.wish(build, why))
 }
 
 // age makes what is there so old that it may be made anew for the very same libraries.
@@ -50,7 +51,15 @@ func (b *bench) age() { b.later.Add(int64(refreshEvery + time.Hour)) }
 
 // refresh wants a build anew though it is the libraries' own.
 func (b *bench) refresh(build *index.Build) {
-	b.cache.rebuilds.want(wish{build: build, why: "test", runtime: b.cache.runtimes.all()[0], refresh: true})
+	b.refreshWith(build, nil)
+}
+
+// refreshWith does so with the files of a request.
+func (b *bench) refreshWith(build *index.Build, r *Request) {
+	one := rebuild{c: b.cache, runtime: b.cache.runtimes.all()[0]}
+	w := one.wish(build, "test")
+	w.Refresh, w.Files = true, one.files(r)
+	b.cache.rebuilds.Want(w)
 }
 
 // kinds are the kinds of events in the history of a request, oldest first.
@@ -169,7 +178,7 @@ func TestMostUsedFirst(t *testing.T) {
 	for _, i := range []int{0, 1, 3, 0, 1} {
 		b.refresh(builds[i])
 	}
-	require.Len(t, b.cache.rebuilds.list(), 4, "none is queued twice")
+	require.Len(t, b.cache.rebuilds.List(), 4, "none is queued twice")
 	g.holding(false)
 	close(g.pass)
 	require.Empty(t, b.settles())
@@ -195,11 +204,8 @@ func TestNothingIsBegunWhileARequestWaits(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
 	b.refresh(first.Build)
-	task, _, _ := b.cache.rebuilds.next(time.Time{})
-	require.Nil(t, task)
-	why, _ := b.cache.rebuilds.pause(b.cache.now())
-	require.Contains(t, why, "requests wait")
-	require.Len(t, g.begun(), 2)
+	require.Never(t, func() bool { return len(g.begun()) > 2 }, 100*time.Millisecond, 10*time.Millisecond)
+	require.Equal(t, upkeep.Queued, b.cache.rebuilds.List()[0].State)
 	g.pass <- struct{}{}
 	a := <-done
 	require.NotNil(t, a)
@@ -262,37 +268,6 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
-func TestWindow(t *testing.T) {
-	at := func(text string) time.Time {
-		when, err := time.ParseInLocation("15:04:05", text, time.UTC)
-		require.NoError(t, err)
-		return when.AddDate(2026, 5, 0)
-	}
-	for _, c := range []struct {
-		window, now string
-		opens       time.Duration
-	}{
-		{"", "12:00:00", 0},
-		{"22:00-06:00", "22:00:00", 0},
-		{"22:00-06:00", "23:59:59", 0},
-		{"22:00-06:00", "05:59:59", 0},
-		{"22:00-06:00", "06:00:00", 16 * time.Hour},
-		{"22:00-06:00", "21:59:30", 30 * time.Second},
-		{"09:15-17:00", "09:14:00", time.Minute},
-		{"09:15-17:00", "16:59:59", 0},
-		{"09:15-17:00", "17:00:00", 16*time.Hour + 15*time.Minute},
-		{"00:00-00:00", "12:00:00", 0},
-	} {
-		w, err := parseWindow(c.window)
-		require.NoError(t, err)
-		require.Equal(t, c.opens, w.opens(at(c.now)), "%s at %s", c.window, c.now)
-	}
-	for _, bad := range []string{"22:00", "22-06", "25:00-06:00", "22:00-06:00-07:00", "-", "22:61-06:00"} {
-		_, err := RebuildOptions{Window: bad}.check()
-		require.ErrorContains(t, err, bad)
-	}
-}
-
 func TestWorkWaitsForTheWindow(t *testing.T) {
 	now := time.Now()
 	b := rebuilding(t, func(o *Options) {
@@ -301,11 +276,10 @@ func TestWorkWaitsForTheWindow(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	b.age()
 	b.refresh(first.Build)
-	_, wait, _ := b.cache.rebuilds.next(time.Time{})
-	require.Greater(t, wait, time.Hour)
-	require.Equal(t, rebuildQueued, b.cache.rebuilds.list()[0].State)
+	require.Never(t, func() bool { return b.compiler.Compiles.Load() > 1 }, 100*time.Millisecond, 10*time.Millisecond)
+	require.Equal(t, upkeep.Queued, b.cache.rebuilds.List()[0].State)
 	b.later.Add(int64(3 * time.Hour))
-	b.cache.rebuilds.wake()
+	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
@@ -318,12 +292,12 @@ func TestShareOfTheProcessor(t *testing.T) {
 	b.refresh(builds[0])
 	require.Empty(t, b.settles())
 	b.refresh(builds[1])
-	left := func() int { return len(b.cache.rebuilds.list()) }
+	left := func() int { return len(b.cache.rebuilds.List()) }
 	b.later.Add(int64(2390 * time.Second))
-	b.cache.rebuilds.wake()
+	b.cache.rebuilds.Wake()
 	require.Never(t, func() bool { return left() == 0 }, 100*time.Millisecond, 10*time.Millisecond, "600 s of four times as many")
 	b.later.Add(int64(10 * time.Second))
-	b.cache.rebuilds.wake()
+	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
 	require.EqualValues(t, 4, b.compiler.Compiles.Load())
 }
@@ -339,27 +313,26 @@ func TestWhatFailsIsTriedAFewTimes(t *testing.T) {
 	tried := func(n int64) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			return b.compiler.Compiles.Load() == 1+n && b.cache.rebuilds.list()[0].State != rebuildRunning
+			return b.compiler.Compiles.Load() == 1+n && b.cache.rebuilds.List()[0].State != upkeep.Running
 		}, soon, time.Millisecond)
 	}
 	tried(1)
 	for i, pause := range []time.Duration{time.Minute, 10 * time.Minute} {
-		task, wait, _ := b.cache.rebuilds.next(time.Time{})
-		require.Nil(t, task)
+		wait := b.cache.rebuilds.List()[0].After.Sub(b.cache.now())
 		require.InDelta(t, pause.Seconds(), wait.Seconds(), 30)
 		b.later.Add(int64(pause))
-		b.cache.rebuilds.wake()
+		b.cache.rebuilds.Wake()
 		tried(int64(i) + 2)
 	}
 	left := b.settles()
 	require.Len(t, left, 1)
-	require.Equal(t, rebuildFailed, left[0].State)
+	require.Equal(t, upkeep.Failed, left[0].State)
 	require.Contains(t, left[0].Text, "told to refuse")
 	b.later.Add(int64(time.Hour))
 	want()
 	b.settles()
 	tried(3)
-	require.Equal(t, rebuildFailed, b.cache.rebuilds.list()[0].State, "not again for the same libraries")
+	require.Equal(t, upkeep.Failed, b.cache.rebuilds.List()[0].State, "not again for the same libraries")
 	b.compiler.Fault = standin.None
 	b.library("3.0")
 	_, err := b.cache.content(context.Background(), rt, func(string) {})
@@ -373,7 +346,9 @@ func TestARefreshIsNoLoop(t *testing.T) {
 	b := rebuilding(t, nil)
 	a := b.acquire(b.request(b.model(1)))
 	refresh := func() {
-		b.cache.rebuilds.want(wish{build: b.acquire(b.request(b.model(1))).Build, why: "not the best", refresh: true})
+		w := rebuild{c: b.cache}.wish(b.acquire(b.request(b.model(1))).Build, "not the best")
+		w.Refresh = true
+		b.cache.rebuilds.Want(w)
 		require.Empty(t, b.settles())
 	}
 	refresh()
@@ -396,14 +371,16 @@ func TestSourceThatChanged(t *testing.T) {
 	b.want(first.Build, "the SDK is 2.0 now")
 	left := b.settles()
 	require.Len(t, left, 1)
-	require.Equal(t, rebuildWaiting, left[0].State)
+	require.Equal(t, upkeep.Waiting, left[0].State)
 	require.Equal(t, `the source model at "`+graph.Name()+`" has changed`, left[0].Text)
 	require.Equal(t, []string{"compiled", "not rebuilt"}, b.kinds(first.RequestKey))
 	b.want(first.Build, "again")
-	require.Equal(t, rebuildWaiting, b.cache.rebuilds.list()[0].State, "not looked for with each hit")
+	require.Equal(t, upkeep.Waiting, b.cache.rebuilds.List()[0].State, "not looked for with each hit")
 
 	asked := b.request(b.model(1))
-	b.cache.rebuilds.want(wish{build: first.Build, why: "asked for", request: asked})
+	w := rebuild{c: b.cache}.wish(first.Build, "asked for")
+	w.Files = rebuild{c: b.cache}.files(asked)
+	b.cache.rebuilds.Want(w)
 	require.Empty(t, b.settles(), "a request brings it")
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
@@ -414,10 +391,10 @@ func TestWhoWaitsForARequestIsServedByIt(t *testing.T) {
 	require.Equal(t, index.Source{Why: whySwitchedOff}, first.Build.Source)
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
-	require.Equal(t, rebuildWaiting, b.settles()[0].State)
+	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
 	require.Equal(t, []string{"compiled"}, b.kinds(first.RequestKey))
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
-	require.Empty(t, b.cache.rebuilds.list())
+	require.Empty(t, b.cache.rebuilds.List())
 }
 
 func TestCloseInTheMiddle(t *testing.T) {
@@ -430,7 +407,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 	b.close()
 	g.holding(false)
 	b.open()
-	require.Empty(t, b.cache.rebuilds.list())
+	require.Empty(t, b.cache.rebuilds.List())
 	require.Equal(t, []string{"compiled", "rebuild"}, b.kinds(first.RequestKey))
 	entries, err := os.ReadDir(b.state + "/staging")
 	require.NoError(t, err)

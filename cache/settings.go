@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -19,7 +20,7 @@ import (
 type settings struct {
 	rules            *rules.Set
 	policies         map[string]Policy
-	rebuild          rebuildLimits
+	rebuild          upkeep.Limits
 	allowed          identity.Allowed
 	administrators   []uint32
 	trustedReporters []uint32
@@ -54,7 +55,7 @@ func newSettings(o *Options) (*settings, error) {
 	if s.pack, err = o.packWhen(); err != nil {
 		return nil, err
 	}
-	s.rebuild, err = o.Rebuild.check()
+	s.rebuild, err = o.Rebuild.Limits()
 	return s, err
 }
 
@@ -80,7 +81,7 @@ func (c *Cache) Reload(o Options) error {
 		next.planning++
 	}
 	c.settings.Store(next)
-	c.rebuilds.adjust()
+	c.rebuilds.Adjust()
 	c.sharing.wake()
 	c.places.want()
 	c.setRuntimes(o.Runtimes)

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -123,14 +124,14 @@ func TestRebuildsFollow(t *testing.T) {
 	b := newBench(t) // without rebuilds
 	build := b.acquire(b.request(b.model(1))).Build
 	b.want(build, "first")
-	require.Empty(t, b.cache.rebuilds.list())
-	b.reload(func(o *Options) { o.Rebuild = RebuildOptions{Jobs: 2, CPUShare: 1} })
+	require.Empty(t, b.cache.rebuilds.List())
+	b.reload(func(o *Options) { o.Rebuild = upkeep.RebuildOptions{Jobs: 2, CPUShare: 1} })
 	b.want(build, "second")
 	b.settles()
-	b.reload(func(o *Options) { o.Rebuild = RebuildOptions{Off: true} })
-	require.Empty(t, b.cache.rebuilds.list())
+	b.reload(func(o *Options) { o.Rebuild = upkeep.RebuildOptions{Off: true} })
+	require.Empty(t, b.cache.rebuilds.List())
 	b.want(build, "third")
-	require.Empty(t, b.cache.rebuilds.list())
+	require.Empty(t, b.cache.rebuilds.List())
 }
 
 func TestRuntimesFollow(t *testing.T) {

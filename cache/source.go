@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
@@ -237,14 +238,11 @@ func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 	return s, nil
 }
 
-// errNoSource says that a build cannot be compiled again before somebody asks for it and brings the model.
-var errNoSource = errors.New("the source model is not kept")
-
-// sourceError is errNoSource with what became of the one that was.
+// sourceError is upkeep.ErrNoSource with what became of the one that was.
 type sourceError struct{ text string }
 
 func (e *sourceError) Error() string        { return e.text }
-func (e *sourceError) Is(target error) bool { return target == errNoSource }
+func (e *sourceError) Is(target error) bool { return target == upkeep.ErrNoSource }
 
 func goneSource(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
@@ -256,7 +254,7 @@ func goneSource(err error) error {
 func noSource(format string, args ...any) error { return &sourceError{fmt.Sprintf(format, args...)} }
 
 // sourceRequest gives the request that the build answers, with the model's files open, which the caller closes. The
-// error wraps errNoSource if there is no model, or another one than the build was made from.
+// error wraps upkeep.ErrNoSource if there is no model, or another one than the build was made from.
 func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, error) {
 	at, err := c.attemptOf(b)
 	if err != nil {
@@ -350,7 +348,7 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 		}
 		return nil
 	}
-	return errNoSource
+	return upkeep.ErrNoSource
 }
 
 func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Source,

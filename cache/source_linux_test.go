@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -110,7 +111,7 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 			r.close()
 			c.change(b, build.Source.Path)
 			_, err = b.cache.sourceRequest(context.Background(), build)
-			require.ErrorIs(t, err, errNoSource)
+			require.ErrorIs(t, err, upkeep.ErrNoSource)
 			require.ErrorContains(t, err, build.Source.Path)
 			require.ErrorContains(t, err, c.says)
 		})
@@ -133,7 +134,7 @@ func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
 
 	require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
 	_, err := b.cache.sourceRequest(context.Background(), first)
-	require.ErrorIs(t, err, errNoSource, "its user took the rights back")
+	require.ErrorIs(t, err, upkeep.ErrNoSource, "its user took the rights back")
 	require.ErrorContains(t, err, "other users may not read it")
 }
 
@@ -224,7 +225,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 				again.close()
 				return
 			}
-			require.ErrorIs(t, err, errNoSource)
+			require.ErrorIs(t, err, upkeep.ErrNoSource)
 			require.ErrorContains(t, err, "has changed")
 		})
 	}
@@ -303,7 +304,7 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	b.refresh(first.Build)
 	left := b.settles()
 	require.Len(t, left, 1)
-	require.Equal(t, rebuildWaiting, left[0].State)
+	require.Equal(t, upkeep.Waiting, left[0].State)
 	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
 	require.False(t, b.cache.cas.Has(copied), "it is in the quarantine")
 }
@@ -335,9 +336,9 @@ func TestFoundDamageHeals(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, index.Damaged, b.list()[0].told.State)
 	b.reopen() // the queue is forgotten, the damage is not
-	require.Eventually(t, func() bool { return len(b.cache.rebuilds.list()) == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.cache.rebuilds.List()) == 1 }, soon, time.Millisecond)
 	b.later.Add(int64(healDelay))
-	b.cache.rebuilds.wake()
+	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, again.Outcome)
@@ -359,27 +360,5 @@ func TestOneDescriptorStaysOne(t *testing.T) {
 	require.Len(t, own.descriptors(), 2)
 	for _, f := range own.descriptors() {
 		require.False(t, slices.Contains(r.files(), f), "it has a descriptor of its own")
-	}
-}
-
-// What is held for a task is bounded over all models of a group.
-func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
-	for name, c := range map[string]struct {
-		files int
-		held  bool
-	}{"few": {maxHeldFiles - 2, true}, "many": {maxHeldFiles - 1, false}} {
-		t.Run(name, func(t *testing.T) {
-			b := rebuilding(t, nil)
-			r := b.group(1, 2)
-			r.Group[0].External = make(map[string]*os.File)
-			for i := range c.files {
-				r.Group[0].External[fmt.Sprint(i)] = b.openFile(r.Graph.Name())
-			}
-			q, one := &b.cache.rebuilds, &task{}
-			q.mu.Lock()
-			defer q.mu.Unlock()
-			require.Equal(t, c.held, q.hold(one, r, b.cache.now()))
-			q.release(one)
-		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -26,8 +27,8 @@ const (
 func (c *Cache) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := make(map[index.BuildID]bool)
-	for _, r := range c.rebuilds.list() {
-		if r.State == rebuildWaiting {
+	for _, r := range c.rebuilds.List() {
+		if r.State == upkeep.Waiting {
 			missing[r.Build] = true
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -129,7 +130,7 @@ func (c *Cache) takeUp(ctx context.Context, rows map[string][]byte) {
 		if w.Starts++; w.Starts > 1 && w.Starts <= maxStarts { // what it did to the last one it may do to this: others are taken up before
 			c.later(func(ctx context.Context) {
 				select {
-				case <-time.After(backoff(w.Starts - 1)):
+				case <-time.After(upkeep.Backoff(w.Starts - 1)):
 					c.takeUpOne(ctx, id, w)
 				case <-ctx.Done():
 				}

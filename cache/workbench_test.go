@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/compilers"
@@ -89,7 +90,7 @@ func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
 		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
-		Rebuild: RebuildOptions{Off: true}, Pack: PackOff, Policies: map[string]Policy{"": {MeasureGain: new(bool)}},
+		Rebuild: upkeep.RebuildOptions{Off: true}, Pack: PackOff, Policies: map[string]Policy{"": {MeasureGain: new(bool)}},
 	}
 	for ep, p := range b.policies {
 		p.MeasureGain = new(bool)

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
 )
@@ -99,7 +100,7 @@ unpacked_dir = "/unpacked"
 		Pack:  cache.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",
 		Publishers: []uint32{9}, Claims: cache.ClaimOptions{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers:  []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
-		Rebuild:  cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
+		Rebuild:  upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
 		Failures: failure.Options{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute, Longest: 48 * time.Hour, Refused: 4 * time.Hour},
 		Policies: map[string]cache.Policy{
 			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},

@@ -1,0 +1,302 @@
+package upkeep
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// Wish asks for a build to be compiled again, though no request waits for that.
+type Wish struct {
+	Build   *index.Build // whose request is compiled again, into the build's own scope
+	Why     string       // for people and for the history: "the SDK is 1.8.1 now"
+	Runtime string       // name of the runtime that it is compiled for; "": Compile chooses
+	Compile Compile      // of the source that is kept with the build
+	Files   *Files       // of a request that the build answers; nil: there is none
+
+	// Refresh compiles also if the current libraries made the build and nothing is known against it:
+	// it is too old, or they do not consider it the best any more.
+	Refresh bool
+
+	// Delay is how long the rebuild waits at least, because a request is about to compile the same.
+	Delay time.Duration
+}
+
+// Compile compiles a build again and publishes the result.
+type Compile func(context.Context, Task) Outcome
+
+// Task is the rebuild that Compile is called for.
+type Task struct {
+	ID         string // of its job
+	RequestKey index.RequestKey
+	Scope      string
+	Build      index.BuildID
+	Why        string
+	Refresh    bool // see Wish
+}
+
+// Outcome is the result of a Compile.
+type Outcome struct {
+	CPU time.Duration // processor time that the workers took
+
+	// Same reports whether the runtime's libraries still are those that were tried, as far as is
+	// known. nil: they were not determined.
+	Same func() bool
+
+	Err error // nil: published. ErrSettled and ErrNoSource have meanings of their own.
+}
+
+// Files are a request's open files. They are a source if none is kept with the build.
+type Files struct {
+	Count int // of descriptors
+
+	// Hold duplicates the descriptors. It returns a Compile that uses them, and what closes them.
+	Hold func() (Compile, func(), error)
+}
+
+// Options are what rebuilds need of the cache.
+type Options struct {
+	Limits  func() Limits                                // in force now
+	LastUse func(index.BuildID) (at time.Time, n uint64) // of a build, with the number of its hits
+	Busy    func() bool                                  // reports whether a request waits for a compile
+	NewID   func() string                                // of a job
+	Now     func() time.Time
+	Log     *slog.Logger
+}
+
+// Rebuilds compile builds again in the background: one at a time by default, the most used first,
+// only while no request waits for a compile, only at the configured times of day, and within a share
+// of the processor. The compiles are ordinary jobs: a request for the same build joins, and makes the
+// job urgent. A request for another build does not wait.
+//
+// The queue is in memory, because after a start the builds are judged, and asked for, again.
+//
+// A build without a source, or with another one by now, waits for its next request. A failed rebuild
+// is retried a few times with a growing delay, and later only if the runtime's libraries have changed
+// or a day has passed.
+//
+// The zero value queues nothing. Start makes it work.
+type Rebuilds struct {
+	options Options
+	ctx     context.Context // of the work
+	work    sync.WaitGroup
+
+	mu      sync.Mutex // guards the rest
+	serving int        // goroutines that work on tasks, or would if there were as many jobs
+	closed  bool
+	tasks   map[taskKey]*task
+	held    int           // tasks that hold a request's files
+	changed chan struct{} // closed and replaced when there may be something to do
+}
+
+// taskKey: one build of a request, scope and runtime is compiled at a time, whichever earlier build asked.
+type taskKey struct {
+	request index.RequestKey
+	scope   string
+	runtime string // its name; "" if the wish left it open
+}
+
+// task is a wish in the queue.
+type task struct {
+	id       string // of its job
+	key      taskKey
+	build    index.BuildID
+	model    string
+	why      string
+	compile  Compile
+	refresh  bool
+	held     Compile // with a request's files; nil: it holds none
+	letGo    func()  // closes them
+	heldTill time.Time
+
+	state string
+	text  string // why it is not done yet
+	since time.Time
+	after time.Time // not tried again before
+	tries int
+	same  func() bool // Outcome.Same of the last try that got so far
+	again *Wish       // arrived while the task was running
+}
+
+// The states of a Rebuild.
+const (
+	Queued  = "queued"
+	Running = "running"
+	Waiting = "waiting" // for a request: there is no source
+	Failed  = "failed"
+)
+
+const (
+	maxTries     = 3
+	giveUpFor    = 24 * time.Hour
+	askAgain     = time.Hour       // before a source that was not there is looked for again without a request
+	holdFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
+	maxHeld      = 16              // requests whose files are held
+	maxHeldFiles = 64              // of one of them
+	maxTasks     = 1 << 16
+	longestWait  = time.Minute // of a timer: clocks are set, and machines sleep
+)
+
+// Backoff returns how long to wait after so many failures.
+func Backoff(tries int) time.Duration {
+	pause := time.Minute
+	for range tries - 1 {
+		pause *= 10
+	}
+	return pause
+}
+
+// Want queues a rebuild. It returns at once, and may be called for each hit: a rebuild that is queued
+// already, or failed lately with the same libraries, is not queued again.
+func (q *Rebuilds) Want(w Wish) {
+	if q.ctx == nil || q.options.Limits().Off {
+		return
+	}
+	now := q.options.Now()
+	key := taskKey{request: w.Build.RequestKey, scope: w.Build.Scope, runtime: w.Runtime}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.tasks[key]
+	switch {
+	case t == nil && len(q.tasks) >= maxTasks:
+		return // the next judging asks again
+	case t == nil:
+		t = &task{id: q.options.NewID(), key: key, since: now}
+		q.tasks[key] = t
+	case t.state == Running:
+		again := w
+		again.Files = nil
+		t.again = &again // the libraries may have changed under it
+		return
+	case t.state == Queued:
+		t.refresh = t.refresh || w.Refresh
+		q.hold(t, w.Files, now)
+		return
+	case t.state == Waiting && !q.hold(t, w.Files, now) && now.Before(t.after):
+		return
+	case t.state == Failed && now.Before(t.after) && t.sameLibraries():
+		return
+	default:
+		t.tries = 0
+	}
+	t.build, t.model, t.why, t.compile, t.refresh = w.Build.ID, w.Build.ModelName, w.Why, w.Compile, w.Refresh
+	t.state, t.text, t.after = Queued, "", now.Add(w.Delay)
+	q.hold(t, w.Files, now)
+	q.wakeLocked()
+}
+
+// sameLibraries reports whether the runtime is, as far as is known, what it was at the last try.
+func (t *task) sameLibraries() bool { return t.same == nil || t.same() }
+
+// hold keeps a request's files open for a task that is going to run soon, if possible. The caller holds mu.
+func (q *Rebuilds) hold(t *task, f *Files, now time.Time) bool {
+	if t.held != nil {
+		return true
+	}
+	if f == nil || q.held >= maxHeld || f.Count > maxHeldFiles || q.options.Limits().window.opens(now) > 0 {
+		return false
+	}
+	compile, letGo, err := f.Hold()
+	if err != nil {
+		q.options.Log.Warn("a request's files cannot be held", "model", t.model, "error", err)
+		return false
+	}
+	t.held, t.letGo, t.heldTill = compile, letGo, now.Add(holdFor)
+	q.held++
+	return true
+}
+
+// release closes the files that the task holds.
+func (q *Rebuilds) release(t *task) {
+	if t.held == nil {
+		return
+	}
+	t.letGo()
+	t.held, t.letGo = nil, nil
+	q.held--
+}
+
+// Published reports a published build to the queue: a rebuild that waits for a request is done.
+func (q *Rebuilds) Published(b *index.Build) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for key, t := range q.tasks {
+		if key.request == b.RequestKey && key.scope == b.Scope && t.state == Waiting {
+			delete(q.tasks, key)
+		}
+	}
+}
+
+// Rebuild is a build that is being compiled again, or waits for that.
+type Rebuild struct {
+	ID           string // of its job
+	RequestKey   index.RequestKey
+	Scope        string
+	Build        index.BuildID // the one that asked for it
+	ModelName    string
+	Runtime      string // its name; "" where it is not decided yet
+	Why          string
+	State        string // "queued", "running", "waiting" for a request that brings the model, "failed"
+	Text         string // why it waits, or what went wrong
+	Since, After time.Time
+	Tries        int
+}
+
+func (t *task) report() Rebuild {
+	return Rebuild{ID: t.id, RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, ModelName: t.model, Runtime: t.key.runtime,
+		Why: t.why, State: t.state, Text: t.text, Since: t.since, After: t.after, Tries: t.tries}
+}
+
+// List returns the rebuilds that are queued, running, waiting or failed, the oldest first.
+func (q *Rebuilds) List() []Rebuild {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := make([]Rebuild, 0, len(q.tasks))
+	for _, t := range q.tasks {
+		out = append(out, t.report())
+	}
+	slices.SortFunc(out, func(a, b Rebuild) int {
+		return cmp.Or(a.Since.Compare(b.Since), slices.Compare(a.RequestKey[:], b.RequestKey[:]))
+	})
+	return out
+}
+
+// Drop removes a rebuild from the queue unless it is running, and reports whether it was there. It comes
+// back when it is wanted again.
+func (q *Rebuilds) Drop(id string) bool {
+	return q.drop(func(t *task) bool { return t.id == id })
+}
+
+// DropAll removes all of them, unless they are running.
+func (q *Rebuilds) DropAll() { q.drop(func(*task) bool { return true }) }
+
+func (q *Rebuilds) drop(which func(*task) bool) (any bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for key, t := range q.tasks {
+		if t.state == Queued && which(t) {
+			q.release(t)
+			delete(q.tasks, key)
+			any = true
+		}
+	}
+	return any
+}
+
+// Named returns the rebuild with that id, nil if there is none.
+func (q *Rebuilds) Named(id string) *Rebuild {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range q.tasks {
+		if t.id == id {
+			r := t.report()
+			return &r
+		}
+	}
+	return nil
+}

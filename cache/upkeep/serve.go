@@ -1,0 +1,251 @@
+package upkeep
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// paused reports whether nothing is begun now, and for how long that lasts: 0 until something changes.
+func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
+	if wait := q.options.Limits().window.opens(now); wait > 0 {
+		return true, wait
+	}
+	return q.options.Busy(), 0
+}
+
+// Start begins the work. It ends with the context.
+func (q *Rebuilds) Start(ctx context.Context, o Options) {
+	q.options, q.ctx, q.tasks, q.changed = o, ctx, make(map[taskKey]*task), make(chan struct{})
+	q.Adjust()
+}
+
+// Adjust follows the limits that are in force now. Running rebuilds continue. If rebuilds are
+// switched off, the others are dropped.
+func (q *Rebuilds) Adjust() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	limits := q.options.Limits()
+	if limits.Off {
+		for key, t := range q.tasks {
+			if t.state != Running {
+				q.release(t)
+				delete(q.tasks, key)
+			}
+		}
+	}
+	for ; !limits.Off && q.serving < limits.Jobs; q.serving++ {
+		number := q.serving
+		q.work.Go(func() { q.serve(number) })
+	}
+	q.wakeLocked()
+}
+
+// Close waits for the work, whose context has ended, and closes the files that are held.
+func (q *Rebuilds) Close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.work.Wait()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range q.tasks {
+		q.release(t)
+	}
+}
+
+// Changes returns a channel that is closed when the queue, or what it waits for, has changed.
+func (q *Rebuilds) Changes() <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.changed
+}
+
+// Wake looks at the queue again, because a request that it waited for has ended.
+func (q *Rebuilds) Wake() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.wakeLocked()
+}
+
+func (q *Rebuilds) wakeLocked() {
+	close(q.changed)
+	q.changed = make(chan struct{})
+}
+
+// serve works on one task after the other, as long as there are more jobs than its number.
+func (q *Rebuilds) serve(number int) {
+	ctx := q.ctx
+	var rest time.Time // nothing is begun before
+	for ctx.Err() == nil {
+		changed := q.Changes()
+		if limits := q.options.Limits(); limits.Off || number >= limits.Jobs {
+			sleepUntil(ctx, 0, changed)
+			continue
+		}
+		t, wait, changed := q.next(rest)
+		if t == nil {
+			sleepUntil(ctx, wait, changed)
+			continue
+		}
+		began := q.options.Now()
+		cpu := q.run(ctx, t)
+		rest = began.Add(time.Duration(float64(cpu) / q.options.Limits().CPUShare))
+	}
+}
+
+// sleepUntil waits for a change, and not longer than the wait unless that is 0.
+func sleepUntil(ctx context.Context, wait time.Duration, changed <-chan struct{}) {
+	var tick <-chan time.Time
+	if wait > 0 {
+		timer := time.NewTimer(min(wait, longestWait))
+		defer timer.Stop()
+		tick = timer.C
+	}
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-tick:
+	}
+}
+
+// next takes the task that is to be worked on now; without one it says how long there will be none, 0 until changed
+// is closed.
+func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-chan struct{}) {
+	now := q.options.Now()
+	q.mu.Lock()
+	changed = q.changed
+	ready, wait := q.ready(now)
+	q.mu.Unlock()
+	if len(ready) == 0 {
+		return nil, wait, changed
+	}
+	if rest.After(now) {
+		return nil, rest.Sub(now), changed
+	}
+	if paused, wait := q.paused(now); paused {
+		return nil, wait, changed
+	}
+	q.byUse(ready)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, one := range ready {
+		if one.t.state == Queued { // not another's by now
+			one.t.state = Running
+			return one.t, 0, changed
+		}
+	}
+	return nil, time.Millisecond, changed // all went to others meanwhile: look again
+}
+
+// ready lists the tasks that could be worked on. wait is how long until there is another. The caller holds mu.
+func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
+	later := func(at time.Time) {
+		if d := max(at.Sub(now), time.Millisecond); wait == 0 || d < wait {
+			wait = d
+		}
+	}
+	for _, t := range q.tasks {
+		if t.held != nil && t.state != Running {
+			if now.After(t.heldTill) {
+				q.release(t)
+			} else {
+				later(t.heldTill)
+			}
+		}
+		switch {
+		case t.state != Queued:
+		case t.after.After(now):
+			later(t.after)
+		default:
+			ready = append(ready, ranked{t: t, build: t.build, since: t.since})
+		}
+	}
+	return ready, wait
+}
+
+// ranked is a task with what its place depends on.
+type ranked struct {
+	t     *task
+	build index.BuildID
+	since time.Time
+	hits  uint64
+	last  time.Time
+}
+
+// byUse sorts tasks: most hits first, then the latest used, then the first come.
+func (q *Rebuilds) byUse(list []ranked) {
+	for i := range list {
+		one := &list[i]
+		one.last, one.hits = q.options.LastUse(one.build)
+	}
+	slices.SortFunc(list, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(b.hits, a.hits), b.last.Compare(a.last), a.since.Compare(b.since))
+	})
+}
+
+// run compiles for a task that next returned, and returns how much processor time that took.
+func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
+	q.mu.Lock()
+	compile := t.compile
+	if t.held != nil {
+		compile = t.held
+	}
+	task := Task{ID: t.id, RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, Why: t.why, Refresh: t.refresh}
+	q.mu.Unlock()
+	out := compile(ctx, task)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now, err := q.options.Now(), out.Err
+	if out.Same != nil {
+		t.same = out.Same
+	}
+	again := t.again
+	t.again = nil
+	switch {
+	case ctx.Err() != nil:
+		t.state = Queued
+		return out.CPU
+	case err == nil || errors.Is(err, ErrSettled):
+		q.release(t)
+		delete(q.tasks, t.key)
+	case errors.Is(err, ErrNoSource):
+		q.release(t)
+		t.state, t.text, t.after = Waiting, err.Error(), now.Add(askAgain)
+	case t.tries+1 >= maxTries:
+		q.release(t)
+		t.tries++
+		t.state, t.text, t.after = Failed, err.Error(), now.Add(giveUpFor)
+	default:
+		t.tries++
+		t.state, t.text, t.after = Queued, err.Error(), now.Add(Backoff(t.tries))
+	}
+	if again != nil {
+		if t.state == Queued && !t.sameLibraries() {
+			t.after, t.tries = time.Time{}, 0 // it failed of the very change that it is wanted for again
+		}
+		q.mu.Unlock()
+		q.Want(*again)
+		q.mu.Lock()
+	}
+	return out.CPU
+}
+
+// ErrSettled says that there is nothing left to do.
+var ErrSettled = errors.New("settled")
+
+// ErrNoSource says that a build cannot be compiled again before a request brings the model.
+var ErrNoSource = errors.New("the source model is not kept")
+
+// Settled returns an ErrSettled with the reason.
+func Settled(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrSettled, fmt.Sprintf(format, args...))
+}
