@@ -38,11 +38,8 @@ status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsa
 			if space && repair {
 				return exit.Usage(errors.New("check: --repair is for files, and --space compares accounts only"))
 			}
-			if space {
-				return a.WithDaemon(cmd.Context(), a.checkSpace)
-			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				return a.check(ctx, c, &wire.Check{Deep: deep, Repair: repair})
+				return a.check(ctx, c, &wire.Check{Deep: deep, Repair: repair, Space: space})
 			})
 		},
 	}
@@ -54,29 +51,21 @@ status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsa
 }
 
 func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check) error {
-	reply, err := a.checked(ctx, c, request)
+	reply, err := cli.Shown(&a.Call, func(progress func(*wire.Progress)) (*wire.CheckReply, error) {
+		return c.Check(ctx, request, progress)
+	})
 	if err != nil {
 		return err
 	}
-	damaged := slices.ContainsFunc(reply.GetFindings(), isDamage)
-	if a.JSON {
-		err = a.Print.JSON(jsonout.Of(reply, "blobs", "builds", "bytes", "findings", "more"))
-	} else {
-		a.printCheck(reply, damaged)
+	report := a.reportFindings
+	if request.Space {
+		report = a.reportSpace
 	}
+	damaged, err := report(reply)
 	if err == nil && damaged {
 		return exit.Status(exit.Damage)
 	}
 	return err
-}
-
-// checked shows how far the daemon is with it.
-func (a *app) checked(ctx context.Context, c *unixsock.Client, request *wire.Check) (reply *wire.CheckReply, err error) {
-	err = a.Showing(func(progress func(*wire.Progress)) (err error) {
-		reply, err = c.Check(ctx, request, progress)
-		return err
-	})
-	return reply, err
 }
 
 // isDamage takes a kind that is not known for damage: a newer daemon may find more.
@@ -84,7 +73,12 @@ func isDamage(f *wire.Finding) bool {
 	return f.GetKind() != "leftover" && f.GetKind() != "stale view"
 }
 
-func (a *app) printCheck(r *wire.CheckReply, damaged bool) {
+// reportFindings prints what was found, and reports whether it is damage.
+func (a *app) reportFindings(r *wire.CheckReply) (damaged bool, err error) {
+	damaged = slices.ContainsFunc(r.GetFindings(), isDamage)
+	if a.JSON {
+		return damaged, a.Print.JSON(jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more"))
+	}
 	printStoreFindings(a.Print, r.GetFindings())
 	if n := r.GetMore(); n > 0 {
 		a.Print.Line("and %d more", n)
@@ -95,6 +89,7 @@ func (a *app) printCheck(r *wire.CheckReply, damaged bool) {
 	}
 	a.Print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"), term.Counted(r.GetBlobs(), "file"),
 		term.Bytes(r.GetBytes()), verdict)
+	return damaged, nil
 }
 
 func printStoreFindings(p *term.Printer, list []*wire.Finding) {
@@ -107,50 +102,32 @@ func printStoreFindings(p *term.Printer, list []*wire.Finding) {
 	}
 }
 
-func (a *app) checkSpace(ctx context.Context, c *unixsock.Client) error {
-	reply, err := a.checked(ctx, c, &wire.Check{Space: true})
-	if err != nil {
-		return err
-	}
-	all, differs := int64(0), false
-	for _, l := range reply.GetSpace() {
-		all += l.GetDiskBytes()
-		differs = differs || l.AccountedBytes != nil && l.GetAccountedBytes() != l.GetDiskBytes()
-	}
-	if a.JSON {
-		out := jsonout.Of(reply, "space", "findings")
-		out["disk_bytes"] = all
-		err = a.Print.JSON(out)
-	} else {
-		err = a.printSpace(reply, all, differs)
-	}
-	if err == nil && differs {
-		return exit.Status(exit.Damage)
-	}
-	return err
-}
-
-func (a *app) printSpace(r *wire.CheckReply, all int64, differs bool) error {
+// reportSpace prints the account, and reports whether it differs from what the file system says.
+func (a *app) reportSpace(r *wire.CheckReply) (differs bool, err error) {
+	all, verdict := int64(0), "is"
 	rows := [][]string{{"WHAT", "FILES", "ON DISK", "ACCOUNTED"}}
 	for _, l := range r.GetSpace() {
+		all += l.GetDiskBytes()
 		accounted := "-"
 		if l.AccountedBytes != nil {
 			accounted = term.Bytes(l.GetAccountedBytes())
 			if d := l.GetAccountedBytes() - l.GetDiskBytes(); d != 0 {
 				accounted += ", a difference of " + strconv.FormatInt(d, 10) + " bytes"
+				differs, verdict = true, "differs from"
 			}
 		}
 		rows = append(rows, []string{term.Printable(l.GetName()), strconv.FormatUint(l.GetFiles(), 10),
 			term.Bytes(l.GetDiskBytes()), accounted})
 	}
+	if a.JSON {
+		out := jsonout.Of(r, "space", "findings")
+		out["disk_bytes"] = all
+		return differs, a.Print.JSON(out)
+	}
 	if err := a.Print.Table(append(rows, []string{"all", "", term.Bytes(all), ""})); err != nil {
-		return err
+		return differs, err
 	}
 	printStoreFindings(a.Print, r.GetFindings())
-	if differs {
-		a.Print.Line("the account differs from what the file system says")
-	} else {
-		a.Print.Line("the account is what the file system says")
-	}
-	return nil
+	a.Print.Line("the account %s what the file system says", verdict)
+	return differs, nil
 }

@@ -95,9 +95,7 @@ func printGuideline(p *term.Printer, f compilers.Finding) {
 	if f.Level != compilers.Required {
 		text += " (" + f.Level + ")"
 	}
-	if f.Reason != "" {
-		text += ": " + term.Printable(f.Reason)
-	}
+	text += term.After(": ", f.Reason)
 	p.Line("  %-15s %s", f.Outcome, text)
 	if f.Outcome != compilers.GuidelineBroken {
 		return

@@ -226,7 +226,7 @@ func (m *duModel) rows() [][]string {
 		if i == len(m.builds)-1 {
 			branch = "└─ "
 		}
-		what := branch + term.Short(b.GetBuild()) + " " + term.OrDash(b.GetEp()) + shapesText(one.GetShapes())
+		what := branch + term.Short(b.GetBuild()) + " " + term.OrDash(b.GetEp()) + term.After(", ", one.GetShapes())
 		if b.GetScope() != "shared" {
 			what += ", " + term.OrDash(b.GetScope()) + " only"
 		}

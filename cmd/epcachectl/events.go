@@ -52,10 +52,12 @@ misses and repeats nothing. --json prints one object on each line.` + exit.Help(
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				reply, err := c.Events(ctx, &wire.Events{SinceMs: sinceMs(from), Limit: limit})
-				if err != nil {
-					return err
+				for _, e := range reply.GetEvents() {
+					if err == nil {
+						err = a.printEvent(e)
+					}
 				}
-				return a.printEvents(reply.GetEvents())
+				return err
 			})
 		},
 	}
@@ -72,15 +74,6 @@ func sinceMs(at time.Time) int64 {
 	return max(1, at.UnixMilli()) // 0 would be all
 }
 
-func (a *app) printEvents(events []*wire.Event) error {
-	for _, e := range events {
-		if err := a.printEvent(e); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (a *app) printEvent(e *wire.Event) error {
 	if !a.JSON {
 		a.Print.Line("%s", eventLine(e))
@@ -93,20 +86,9 @@ func (a *app) printEvent(e *wire.Event) error {
 }
 
 func eventLine(e *wire.Event) string {
-	line := fmt.Sprintf("%s  %-11s", term.Time(e.GetAtMs()), term.Printable(e.GetKind()))
-	if e.GetModel() != "" {
-		line += "  " + term.Printable(e.GetModel())
-	}
-	if e.GetBuild() != "" {
-		line += "  build " + term.Printable(term.Short(e.GetBuild()))
-	}
-	if e.GetRuntime() != "" {
-		line += "  " + term.Printable(e.GetRuntime())
-	}
-	if e.GetText() != "" {
-		line += "  " + term.Printable(e.GetText())
-	}
-	return line
+	return fmt.Sprintf("%s  %-11s", term.Time(e.GetAtMs()), term.Printable(e.GetKind())) +
+		term.After("  ", e.GetModel()) + term.After("  build ", term.Short(e.GetBuild())) +
+		term.After("  ", e.GetRuntime()) + term.After("  ", e.GetText())
 }
 
 // settle is how long after subscribing what has happened is asked for once more: a subscription has no answer that tells when it began.

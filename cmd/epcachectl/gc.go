@@ -40,21 +40,16 @@ administrators among all. Where less may go than should, gc does what it may, th
 				request.ToBytes = &bytes
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				var reply *wire.CollectReply
-				err := a.Showing(func(progress func(*wire.Progress)) (err error) {
-					reply, err = c.Collect(ctx, &request, progress)
-					return err
+				reply, err := cli.Shown(&a.Call, func(progress func(*wire.Progress)) (*wire.CollectReply, error) {
+					return c.Collect(ctx, &request, progress)
 				})
-				if err != nil {
-					return err
+				if err == nil {
+					err = a.printCollection(request.DryRun, reply)
 				}
-				if err := a.printCollection(request.DryRun, reply); err != nil {
-					return err
-				}
-				if reply.GetShortBytes() > 0 {
+				if err == nil && reply.GetShortBytes() > 0 {
 					return exit.Status(exit.Short) // which the last line says
 				}
-				return nil
+				return err
 			})
 		},
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) invalidateCommand() *cobra.Command {
-	var request wire.Invalidate
+	var reason string
 	cmd := &cobra.Command{
 		Use:   "invalidate ENTRY|MODEL... [--reason TEXT]",
 		Short: "do not serve builds again",
@@ -22,23 +22,36 @@ func (a *app) invalidateCommand() *cobra.Command {
 anew. What programs have loaded stays as it is. ENTRY is as for show. With -n it prints what would be
 withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
-		Args:    cli.UsageArgs(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				var err error
-				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
-					return err
-				}
-				reply, err := c.Invalidate(ctx, &request)
-				if err != nil {
-					return exit.During("invalidate", modelfile.AsGiven(err, args, request.Entries))
-				}
-				return a.printChange("withheld", "would withhold", request.DryRun, reply)
-			})
-		},
 	}
-	cmd.Flags().StringVar(&request.Reason, "reason", "", "why, for the history")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "change nothing, print what would be")
+	cmd.Flags().StringVar(&reason, "reason", "", "why, for the history")
+	words := changeWords{"withheld", "would withhold", "change nothing, print what would be"}
+	return a.change(cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
+		dryRun bool) (*wire.ChangeReply, error) {
+		return c.Invalidate(ctx, &wire.Invalidate{Entries: entries, Reason: reason, DryRun: dryRun})
+	})
+}
+
+// changeWords are what a verb says that changes builds: it did, it would, and of -n.
+type changeWords struct{ done, would, dryRun string }
+
+// change makes a command one that changes all builds of the entries that it is given.
+func (a *app) change(cmd *cobra.Command, words changeWords, ask func(ctx context.Context,
+	c *unixsock.Client, entries []string, dryRun bool) (*wire.ChangeReply, error)) *cobra.Command {
+	dryRun := cmd.Flags().BoolP("dry-run", "n", false, words.dryRun)
+	cmd.Args = cli.UsageArgs(cobra.MinimumNArgs(1))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			entries, err := modelfile.Entries(ctx, args)
+			if err != nil {
+				return err
+			}
+			reply, err := ask(ctx, c, entries, *dryRun)
+			if err != nil {
+				return exit.During(cmd.Name(), modelfile.AsGiven(err, args, entries))
+			}
+			return a.printChange(words.done, words.would, *dryRun, reply)
+		})
+	}
 	return cmd
 }
 

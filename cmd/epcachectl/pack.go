@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -16,7 +17,6 @@ import (
 )
 
 func (a *app) packCommand() *cobra.Command {
-	var request wire.Pack
 	cmd := &cobra.Command{
 		Use:   "pack ENTRY|MODEL...|--all [-n]",
 		Short: "keep builds as what they share with others",
@@ -34,17 +34,11 @@ and what would be of builds that are in use or were given out lately, and until 
 stay.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pack --all -n
   epcachectl pack mobilenet.onnx`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changePacked(cmd.Context(), args, &request, "packed")
-		},
 	}
-	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "pack nothing, print what would be freed")
-	return cmd
+	return a.changePacked(cmd, &wire.Pack{}, "pack nothing, print what would be freed")
 }
 
 func (a *app) unpackCommand() *cobra.Command {
-	request := wire.Pack{Unpack: true}
 	cmd := &cobra.Command{
 		Use:   "unpack ENTRY|MODEL...|--all [-n]",
 		Short: "keep builds whole again",
@@ -52,39 +46,37 @@ func (a *app) unpackCommand() *cobra.Command {
 them as well if the daemon shall not pack them when they are not used for a while. With -n it prints how much they would take. ENTRY
 and --all are as for pack.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpack mobilenet.onnx`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changePacked(cmd.Context(), args, &request, "unpacked")
-		},
 	}
-	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "unpack nothing, print how much it would take")
-	return cmd
+	return a.changePacked(cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much it would take")
 }
 
-func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pack, done string) error {
-	verb := strings.TrimSuffix(done, "ed")
-	switch {
-	case request.All && len(args) > 0:
-		return exit.Usage(exit.During(verb, errors.New("name entries, or give --all, not both")))
-	case !request.All && len(args) == 0:
-		return exit.Usage(exit.During(verb, errors.New("name entries, or give --all")))
-	}
-	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
-		entries, err := modelfile.Entries(ctx, args)
-		if err != nil {
-			return err
+// changePacked makes a command one that packs builds, or unpacks them.
+func (a *app) changePacked(cmd *cobra.Command, request *wire.Pack, dryRun string) *cobra.Command {
+	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, dryRun)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case request.All && len(args) > 0:
+			return exit.Usage(exit.During(cmd.Name(), errors.New("name entries, or give --all, not both")))
+		case !request.All && len(args) == 0:
+			return exit.Usage(exit.During(cmd.Name(), errors.New("name entries, or give --all")))
 		}
-		request.Entries = entries
-		var reply *wire.PackReply
-		err = a.Showing(func(progress func(*wire.Progress)) (err error) {
-			reply, err = c.Pack(ctx, request, progress)
-			return err
+		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			entries, err := modelfile.Entries(ctx, args)
+			if err != nil {
+				return err
+			}
+			request.Entries = entries
+			reply, err := cli.Shown(&a.Call, func(progress func(*wire.Progress)) (*wire.PackReply, error) {
+				return c.Pack(ctx, request, progress)
+			})
+			if err != nil {
+				return modelfile.AsGiven(err, args, entries)
+			}
+			return a.printPacked(request.DryRun, reply, cmd.Name()+"ed")
 		})
-		if err != nil {
-			return modelfile.AsGiven(err, args, entries)
-		}
-		return a.printPacked(request.DryRun, reply, done)
-	})
+	}
+	return cmd
 }
 
 func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {

@@ -177,8 +177,12 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 		if ep.GetError() != "" {
 			p.Line("    not usable: %s", term.Printable(ep.GetError()))
 		}
-		if ep.GetDriverVersion() != "" {
-			p.Line("    driver %s%s", term.Printable(ep.GetDriverVersion()), from(ep.GetDriverSource()))
+		if version := ep.GetDriverVersion(); version != "" {
+			source := term.After(" (from ", ep.GetDriverSource())
+			if source != "" {
+				source += ")"
+			}
+			p.Line("    driver %s%s", term.Printable(version), source)
 		}
 		for _, d := range ep.GetDevices() {
 			p.Line("    %s %s (vendor %04x, device %04x)%s", term.OrDash(d.GetType()), term.OrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
@@ -228,22 +232,9 @@ func fingerprint(d *wire.DeviceFacts) string {
 
 // condition is a runtime's state and how changes of it are noticed.
 func condition(r *wire.RuntimeFacts) string {
-	text := ""
-	if r.GetState() != "" {
-		text += ", " + term.Printable(r.GetState())
-	}
-	if r.GetWatched() != "" {
-		text += ", watched: " + term.Printable(r.GetWatched())
-	}
+	text := term.After(", ", r.GetState()) + term.After(", watched: ", r.GetWatched())
 	if r.GetProbedMs() != 0 {
 		text += ", probed " + term.Time(r.GetProbedMs())
 	}
 	return text
-}
-
-func from(source string) string {
-	if source == "" {
-		return ""
-	}
-	return " (from " + term.Printable(source) + ")"
 }

@@ -147,10 +147,7 @@ func compactRecord(record string) string {
 }
 
 func stateOf(b *wire.Build) string {
-	text := term.OrDash(b.GetState())
-	if b.GetReason() != "" {
-		text += ": " + term.Printable(b.GetReason())
-	}
+	text := term.OrDash(b.GetState()) + term.After(": ", b.GetReason())
 	if b.GetLeases() > 0 {
 		text += ", in use"
 	}
@@ -169,15 +166,11 @@ func judgement(b *wire.Build) string {
 	if b.GetCompatibilitySource() != "" {
 		text += ", says " + sourceName(b.GetCompatibilitySource())
 	}
-	if b.GetCompatibilityRuntime() != "" {
-		text += ", for " + term.Printable(b.GetCompatibilityRuntime())
-	}
+	text += term.After(", for ", b.GetCompatibilityRuntime())
 	if b.GetJudgedMs() != 0 {
 		text += ", " + term.Time(b.GetJudgedMs())
 	}
-	if b.GetCompatibilityReason() != "" {
-		text += ": " + term.Printable(b.GetCompatibilityReason())
-	}
+	text += term.After(": ", b.GetCompatibilityReason())
 	return text
 }
 

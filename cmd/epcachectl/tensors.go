@@ -45,7 +45,7 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) error 
 		form = ", packed" + picture.CompressedText(f)
 	}
 	p.Line("%s: %s of build %s by %s%s%s", term.OrDash(f.GetName()), term.Bytes(f.GetSize()),
-		term.Short(f.GetBuild()), term.OrDash(f.GetEp()), shapesText(f.GetShapes()), form)
+		term.Short(f.GetBuild()), term.OrDash(f.GetEp()), term.After(", ", f.GetShapes()), form)
 	named := percent(f.GetNamedBytes(), f.GetSize())
 	switch {
 	case f.GetUnknown() != "":
@@ -160,14 +160,6 @@ func (r *placedRow) holderText(l *wire.LayoutReply, f *wire.LaidFile) string {
 		return text
 	}
 	return text + " at " + fmt.Sprint(r.first.GetFrom())
-}
-
-// shapesText tells at which shapes a build was made, behind other facts.
-func shapesText(shapes string) string {
-	if shapes == "" {
-		return ""
-	}
-	return ", " + term.Printable(shapes)
 }
 
 // percent is a part of a whole, "-" for none; all is said of nothing less.

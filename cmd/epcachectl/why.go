@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -146,11 +147,7 @@ func decided(arg string, e *wire.Explanation) string {
 	if sentence == "" {
 		sentence = "%s: " + term.Printable(e.GetDecision())
 	}
-	text := fmt.Sprintf(sentence, name)
-	if e.GetReason() != "" {
-		text += ": " + term.Printable(e.GetReason())
-	}
-	return text
+	return fmt.Sprintf(sentence, name) + term.After(": ", e.GetReason())
 }
 
 // printExplanation prints an explanation for people: the decision, the builds, the nearest entries, the history.
@@ -222,15 +219,9 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) error {
 
 // madeBy is what made a build, as far as it is known.
 func madeBy(b *wire.Build) string {
-	text := term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion())
-	for _, part := range []struct{ name, value string }{
-		{"SDK", b.GetSdkVersion()}, {"hardware", b.GetHardwareArchitecture()}, {"driver", b.GetDriverVersion()}, {"ONNX Runtime", b.GetOrtVersion()},
-	} {
-		if part.value != "" {
-			text += ", " + part.name + " " + term.Printable(part.value)
-		}
-	}
-	return text
+	return term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion()) +
+		term.After(", SDK ", b.GetSdkVersion()) + term.After(", hardware ", b.GetHardwareArchitecture()) +
+		term.After(", driver ", b.GetDriverVersion()) + term.After(", ONNX Runtime ", b.GetOrtVersion())
 }
 
 func printNeighbour(p *term.Printer, n *wire.Neighbour) error {
@@ -243,21 +234,11 @@ func printDifferences(p *term.Printer, indent, asked, found string, list []*wire
 	if len(list) == 0 {
 		return nil
 	}
-	rows := [][]string{{indent + "FIELD", upper(asked), upper(found)}}
+	rows := [][]string{{indent + "FIELD", strings.ToUpper(asked), strings.ToUpper(found)}}
 	for _, d := range list {
 		rows = append(rows, []string{indent + term.Printable(d.GetField()), fieldValue(d.GetAsked()), fieldValue(d.GetFound())})
 	}
 	return p.Table(rows)
-}
-
-func upper(text string) string {
-	out := []byte(text)
-	for i, b := range out {
-		if 'a' <= b && b <= 'z' {
-			out[i] = b - 'a' + 'A'
-		}
-	}
-	return string(out)
 }
 
 func fieldValue(v string) string {

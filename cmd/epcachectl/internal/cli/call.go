@@ -107,6 +107,15 @@ func (a *Call) Showing(ask func(progress func(*wire.Progress)) error) error {
 	})
 }
 
+// Shown is Showing for one request.
+func Shown[R any](a *Call, ask func(progress func(*wire.Progress)) (R, error)) (reply R, err error) {
+	err = a.Showing(func(progress func(*wire.Progress)) (err error) {
+		reply, err = ask(progress)
+		return err
+	})
+	return reply, err
+}
+
 // PrintForScripts prints a reply for scripts, with whether nothing was done.
 func (a *Call) PrintForScripts(dryRun bool, reply proto.Message) error {
 	out := jsonout.Of(reply)

@@ -211,6 +211,14 @@ func OrDash(text string) string {
 	return Printable(text)
 }
 
+// After is a printable text with what goes before it, "" where there is no text.
+func After(before, text string) string {
+	if text == "" {
+		return ""
+	}
+	return before + Printable(text)
+}
+
 // Bytes spells a number of bytes.
 func Bytes(n int64) string { return bytesize.Text(n) }
 
