@@ -53,7 +53,7 @@ var allowed = map[string][]string{
 	"cache/rights":                           {"index"},         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
 	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights"}, // not cache, which is written to
-	"cache/upkeep":                           {"index"},                                                                                                                                                                                                 // for keys, builds and their ids
+	"cache/upkeep":                           {"index", "internal/memo"},                                                                                                                                                                                // index: for keys, builds and their ids
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},          // index: for keys, and where failures are remembered

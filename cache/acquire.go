@@ -328,7 +328,7 @@ func (c *Cache) finish(a *Answer, at *attempt) *Answer {
 		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 		a.Warnings = append(a.Warnings, a.Build.Warnings...)
 		if !c.readOnly {
-			a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
+			a.Warnings = append(a.Warnings, c.gains.Of(a.Build.ID).Warnings()...)
 		}
 		a.tellMembers(at.Request, at.plan.canonical.Model)
 		c.rights.Saw(at.Peer, a.Build)

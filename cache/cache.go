@@ -114,7 +114,7 @@ type Cache struct {
 	rebuilds upkeep.Rebuilds
 	reports  *reports
 	claims   *claims
-	gains    gains
+	gains    upkeep.Gains
 	failures *failure.Remembered
 	opening  chan struct{}       // one token for each open of a remembered path
 	reading  keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
@@ -122,6 +122,7 @@ type Cache struct {
 
 	conversions keyed.Group[*compiled] // by build key, scope and what is converted
 	maxGraph    int64                  // epmodel.MaxGraph
+	gainLimit   time.Duration          // upkeep.GainLimit
 	searches    chan struct{}          // one token for each search for neighbours
 	tidied      chan struct{}          // closed when what is done once after a start is done
 	explaining  explaining
@@ -163,7 +164,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), opening: make(chan struct{}, maxBlocking),
 		searches: make(chan struct{}, maxSearches), tidied: make(chan struct{}), explaining: newExplaining(),
-		maxGraph: epmodel.MaxGraph, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
+		maxGraph: epmodel.MaxGraph, gainLimit: upkeep.GainLimit, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {
@@ -213,9 +214,9 @@ func (c *Cache) open() error {
 	c.flights.attend = c.attend
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
-	c.flights.began, c.flights.ended = c.gains.disturb, c.rebuilds.Wake
+	c.flights.began, c.flights.ended = c.gains.Disturb, c.rebuilds.Wake
 	c.work.Go(func() { c.machine.Look(ctx) })
-	c.gains.start(ctx, c)
+	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.flights.count() > 0 }, Log: c.log})
 	c.sharing.start(ctx, c)
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.flights.busy, NewID: newID, Now: c.now, Log: c.log}) // before there is anybody who wants something
@@ -281,7 +282,7 @@ func (c *Cache) Close() error {
 	c.stop()
 	c.rebuilds.Close() // it starts flights
 	c.flights.close()
-	c.gains.work.Wait()
+	c.gains.Wait()
 	err := c.watcher.Close()
 	c.work.Wait()
 	c.views.Close()
@@ -318,7 +319,7 @@ func (c *Cache) openQueries() *query.Queries {
 			return b.user
 		},
 		Judge: func(out *wire.Build, b *index.Build) {
-			g := c.gains.of(b.ID)
+			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
 			setJudgement(out, c.standing(b))
 		}})

@@ -35,15 +35,15 @@ func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) {
 		o.Compiler, o.Runtimes, o.Policies = urgent{ort}, []compilers.Runtime{r}, nil
 	})
-	b.cache.gains.limit = time.Minute
+	b.cache.gainLimit = time.Minute
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
 	request := b.request(b.openFile(path))
 	request.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider"}}
 	require.Equal(t, Compiled, b.acquire(request).Outcome)
-	b.cache.gains.work.Wait()
+	b.cache.gains.Wait()
 	g := b.gain()
 	require.Positive(t, g.Load)
 	require.Greater(t, g.SourceLoad, g.Load)
-	require.Empty(t, b.cache.gains.warnings(b.list()[0].Build.ID))
+	require.Empty(t, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -24,10 +25,10 @@ func measuring(t testing.TB, load, source float64, change func(*Options)) *bench
 	return b
 }
 
-func (b *bench) gain() Gain { return b.cache.gains.of(b.list()[0].Build.ID) }
+func (b *bench) gain() upkeep.Gain { return b.cache.gains.Of(b.list()[0].Build.ID) }
 
 // measured waits until the only build is measured.
-func (b *bench) measured() Gain {
+func (b *bench) measured() upkeep.Gain {
 	b.Helper()
 	require.Eventually(b, func() bool { return b.gain().SourceLoad > 0 }, soon, time.Millisecond)
 	return b.gain()
@@ -42,15 +43,15 @@ func (b *bench) staged() []os.DirEntry {
 func TestGainIsMeasured(t *testing.T) {
 	b := measuring(t, 0.25, 8, nil)
 	first := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Gain{Load: 0.25, SourceLoad: 8}, b.measured())
+	require.Equal(t, upkeep.Gain{Load: 0.25, SourceLoad: 8}, b.measured())
 	require.Eventually(t, func() bool { return len(b.staged()) == 0 }, soon, time.Millisecond,
 		"the copy is removed")
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
-	require.Empty(t, b.cache.gains.warnings(b.list()[0].Build.ID))
+	require.Empty(t, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
 	require.Empty(t, b.acquire(b.request(b.model(1))).Warnings)
 	require.NotContains(t, first.Why, "gain")
 	b.reopen()
-	require.Equal(t, Gain{Load: 0.25, SourceLoad: 8}, b.gain(), "it is remembered")
+	require.Equal(t, upkeep.Gain{Load: 0.25, SourceLoad: 8}, b.gain(), "it is remembered")
 }
 
 func TestLossIsSaid(t *testing.T) {
@@ -59,31 +60,16 @@ func TestLossIsSaid(t *testing.T) {
 	b.measured()
 	want := []string{"compiling gained nothing: the compiled model takes 2.000 s of processor " +
 		"time to load, the source model 0.500 s"}
-	require.Equal(t, want, b.cache.gains.warnings(b.list()[0].Build.ID))
+	require.Equal(t, want, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
 	hit := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, hit.Outcome)
 	require.Equal(t, want, hit.Warnings)
 }
 
-func TestLossNeedsAClearMargin(t *testing.T) {
-	for name, c := range map[string]struct {
-		g     Gain
-		loses bool
-	}{
-		"not measured":           {Gain{}, false},
-		"faster":                 {Gain{Load: 1, SourceLoad: 2}, false},
-		"as good":                {Gain{Load: 1.2, SourceLoad: 1}, false},
-		"slower":                 {Gain{Load: 1.3, SourceLoad: 1}, true},
-		"slower by milliseconds": {Gain{Load: 0.009, SourceLoad: 0.002}, false},
-	} {
-		require.Equal(t, c.loses, c.g.Loses(), name)
-	}
-}
-
 func TestGainIsNotMeasuredWhereItIsSwitchedOff(t *testing.T) {
 	b := measuring(t, 1, 2, func(o *Options) { o.Policies = map[string]Policy{"": {MeasureGain: new(bool)}} })
 	b.acquire(b.request(b.model(1)))
-	b.cache.gains.work.Wait()
+	b.cache.gains.Wait()
 	require.Zero(t, b.gain())
 	require.Zero(t, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.staged())
@@ -127,7 +113,7 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
 	<-s.begun // of the second
 	close(s.fast)
-	b.cache.gains.work.Wait()
+	b.cache.gains.Wait()
 	for _, l := range b.list() {
 		require.Equal(t, l.Build.ID == first.Build.ID, l.told.SourceLoadSeconds == 0)
 	}
@@ -138,11 +124,11 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 // Nothing but time ends a measurement that gets no processor time, and its lease and copy with it.
 func TestBusyMachineEndsAMeasurement(t *testing.T) {
 	b, s := comparingSlowly(t, nil)
-	b.cache.gains.limit = 100 * time.Millisecond
+	b.cache.gainLimit = 100 * time.Millisecond
 	b.acquire(b.request(b.model(1)))
 	ended := make(chan struct{})
 	go func() {
-		b.cache.gains.work.Wait()
+		b.cache.gains.Wait()
 		close(ended)
 	}()
 	select {
@@ -163,7 +149,7 @@ func TestBuildRemovedDuringItsMeasurementLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.DirExists(t, a.Path, "the measurement has a lease")
 	close(s.fast)
-	b.cache.gains.work.Wait()
+	b.cache.gains.Wait()
 	require.NoDirExists(t, a.Path)
 }
 
@@ -186,7 +172,7 @@ func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 	settings.space.Floor = Amount{Percent: 100}
 	b.cache.settings.Store(&settings)
 	b.acquire(b.request(b.model(1)))
-	b.cache.gains.work.Wait()
+	b.cache.gains.Wait()
 	require.Zero(t, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.staged())
 }

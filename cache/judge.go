@@ -456,8 +456,3 @@ func ruleFacts(f *index.EPFacts, ort string) rules.Facts {
 	return rules.Facts{EP: f.Name, EPVersion: f.Version, LibraryDigest: f.LibraryDigest.String(), SDKVersion: f.SDKVersion,
 		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString, DriverVersion: f.DriverVersion, ORTVersion: ort}
 }
-
-// Gain compares what the two forms of a model take to load, in processor seconds; 0: not measured.
-type Gain struct {
-	Load, SourceLoad float64
-}

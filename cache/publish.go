@@ -44,7 +44,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
 		return c.unkept(b, out, err)
 	}
-	c.gains.after(j, b)
+	j.measureGain(b)
 	return &compiled{build: b}, nil
 }
 

@@ -1,0 +1,154 @@
+package upkeep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
+)
+
+// Gain compares what the two forms of a model take to load, in processor seconds; 0: not measured.
+type Gain struct {
+	Load, SourceLoad float64
+}
+
+// Bounds of noise, of two loads measured one after the other in the same process: they differ by
+// more than a quarter and by more than these processor seconds.
+const (
+	gainRatio  = 1.25
+	gainMargin = 0.01
+)
+
+// Loses reports whether the compiled form takes more processor time to load than the source model, by
+// a clear margin.
+func (g Gain) Loses() bool {
+	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
+}
+
+// Warnings are for the application that is given the build.
+func (g Gain) Warnings() []string {
+	if !g.Loses() {
+		return nil
+	}
+	return []string{fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor "+
+		"time to load, the source model %.3f s", g.Load, g.SourceLoad)}
+}
+
+// Gains compare the processor time of loading a compiled model and of loading its source, because
+// processor time does not depend on what else the machine does. A build is measured at most once,
+// right after its job, if nothing is compiled then: at the lowest priority, in one worker for both
+// loads. A compile that begins ends the measurement for good, and so does a machine that is too busy
+// for it. The result is remembered beside the index, and may be lost.
+type Gains struct {
+	options GainOptions
+	ctx     context.Context
+	work    sync.WaitGroup
+
+	measuring sync.Mutex // held by the measurement under way
+	stop      atomic.Pointer[context.CancelFunc]
+
+	known memo.Table[index.BuildID, Gain] // zero: nothing is remembered either
+	mu    sync.Mutex                      // held while what is remembered beside the index is read, or changed
+}
+
+// GainOptions are what measuring needs of the cache.
+type GainOptions struct {
+	Book      memo.Book   // remembers the results
+	Compiling func() bool // reports whether a job is under way
+	Log       *slog.Logger
+}
+
+const gainEntries = 1 << 16
+
+// GainLimit is how long a measurement may take, besides twice what the compile took.
+const GainLimit = 5 * time.Second
+
+// Measurement is what Measure runs.
+type Measurement struct {
+	Build *index.Build
+	After <-chan struct{}                     // closed when the job that compiled the build has ended
+	Limit time.Duration                       // how long it may take
+	Load  func(context.Context) (Gain, error) // loads both forms
+	End   func()                              // called afterwards, also if Load was not
+}
+
+// Start makes measuring possible until the context ends.
+func (gs *Gains) Start(ctx context.Context, o GainOptions) { gs.options, gs.ctx = o, ctx }
+
+// Wait waits for the measurements under way.
+func (gs *Gains) Wait() { gs.work.Wait() }
+
+// Disturb ends the measurement under way, because a compile begins. It does not wait.
+func (gs *Gains) Disturb() {
+	if stop := gs.stop.Load(); stop != nil {
+		(*stop)()
+	}
+}
+
+// Of returns what is known of the build. It is on the path of each hit.
+func (gs *Gains) Of(id index.BuildID) Gain {
+	g, ok := gs.known.Load(id)
+	if ok {
+		return g
+	}
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	g, _ = memo.Recall[Gain](gs.options.Book, gainKey(id))
+	gs.known.Save(id, g, gainEntries)
+	return g
+}
+
+func (gs *Gains) save(id index.BuildID, g Gain) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.known.Save(id, g, gainEntries)
+	if err := memo.Save(gs.options.Book, gainKey(id), g); err != nil {
+		gs.options.Log.Warn("measured gain not kept", "build", id.String(), "error", err)
+	}
+}
+
+func gainKey(id index.BuildID) string { return "loads:" + string(id[:]) }
+
+// Measure measures a build in the background, unless a compile is under way after its job.
+func (gs *Gains) Measure(m Measurement) {
+	gs.work.Go(func() {
+		defer m.End()
+		select {
+		case <-m.After:
+		case <-gs.ctx.Done():
+			return
+		}
+		gs.measuring.Lock()
+		defer gs.measuring.Unlock()
+		ctx, stop := context.WithCancel(gs.ctx)
+		defer stop()
+		gs.stop.Store(&stop)
+		if !gs.options.Compiling() { // from now on a compile that begins finds the stop to call
+			gs.measure(ctx, m)
+		}
+	})
+}
+
+func (gs *Gains) measure(ctx context.Context, m Measurement) {
+	ctx, end := context.WithTimeout(ctx, m.Limit)
+	defer end()
+	b := m.Build
+	log := gs.options.Log.With("model", b.ModelName, "build", b.BuildKey.String())
+	g, err := m.Load(ctx)
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled): // a compile has begun
+	case err != nil:
+		log.Info("gain not measured", "error", err)
+	default:
+		gs.save(b.ID, g)
+		if g.Loses() {
+			log.Info("compiling gained nothing", "load", g.Load, "source", g.SourceLoad)
+		}
+	}
+}
