@@ -15,7 +15,7 @@ import (
 )
 
 func (a *app) keyCommand() *cobra.Command {
-	var r acquire.Request
+	g := &acquire.Get{Call: &a.Call, Verb: "key"}
 	cmd := &cobra.Command{
 		Use:   "key MODEL --ep EP[:DEVICE]... [flags]",
 		Short: "print the request key, and what it is made of",
@@ -25,37 +25,31 @@ looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := r.CompleteOrEP(); err != nil {
+			if err := g.Request.CompleteOrEP(); err != nil {
 				return err
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				if err := r.OnlyEP(ctx, c, a.Print); err != nil {
+				if err := g.Request.OnlyEP(ctx, c, a.Print); err != nil {
 					return exit.During("key", err)
 				}
-				return a.key(ctx, c, args[0], &r)
+				reply, err := g.Ask(ctx, c, args[0], wire.OnMiss_KEY_ONLY)
+				switch {
+				case err != nil:
+					return err
+				case reply.GetRequestKey() == "":
+					return exit.Failing("key", args[0],
+						errors.New("it is compiled already, and nothing is looked up for it"))
+				case a.JSON:
+					return a.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
+				}
+				return a.Print.Table([][]string{
+					{"request key", reply.GetRequestKey()},
+					{"model digest", reply.GetModelDigest()},
+					{"record", compactRecord(reply.GetRecord())},
+				})
 			})
 		},
 	}
-	r.AddFlags(cmd)
+	g.Request.AddFlags(cmd)
 	return cmd
-}
-
-func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *acquire.Request) error {
-	g := acquire.Get{Call: &a.Call, Verb: "key", Request: *r}
-	reply, err := g.Ask(ctx, c, path, wire.OnMiss_KEY_ONLY)
-	if err != nil {
-		return err
-	}
-	if reply.GetRequestKey() == "" {
-		err = errors.New("it is compiled already, and nothing is looked up for it")
-		return exit.Failing("key", path, err)
-	}
-	if a.JSON {
-		return a.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
-	}
-	return a.Print.Table([][]string{
-		{"request key", reply.GetRequestKey()},
-		{"model digest", reply.GetModelDigest()},
-		{"record", compactRecord(reply.GetRecord())},
-	})
 }

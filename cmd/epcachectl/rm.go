@@ -59,8 +59,8 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 // confirm asks a person before more than one build is deleted; a script means what it says. The name of a model means all builds
 // of all models that are called so, which is more than many think of.
 func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Remove, args []string) error {
-	if !a.asksPeople() {
-		return nil
+	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) {
+		return nil // nobody sits there who could answer
 	}
 	plan, err := c.Remove(ctx, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true})
 	if err != nil {
@@ -96,8 +96,3 @@ func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Rem
 
 // mostNamed bounds the builds that a question lists.
 const mostNamed = 10
-
-// asksPeople tells whether somebody sits at the terminal who can answer.
-func (a *app) asksPeople() bool {
-	return a.Print.Terminal && term.IsTerminal(a.Stdin)
-}

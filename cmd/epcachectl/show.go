@@ -35,10 +35,14 @@ Builds that are not packed are compared for it with those that they share with.`
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				if tensors {
-					return a.showTensors(ctx, c, args[0])
+				entry, err := modelfile.Entry(ctx, args[0])
+				switch {
+				case err != nil:
+					return exit.Failing("show", args[0], err)
+				case tensors:
+					return a.showTensors(ctx, c, args[0], entry)
 				}
-				return a.show(ctx, c, args[0])
+				return a.show(ctx, c, args[0], entry)
 			})
 		},
 	}
@@ -46,11 +50,7 @@ Builds that are not packed are compared for it with those that they share with.`
 	return cmd
 }
 
-func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
-	entry, err := modelfile.Entry(ctx, arg)
-	if err != nil {
-		return exit.Failing("show", arg, err)
-	}
+func (a *app) show(ctx context.Context, c *unixsock.Client, arg, entry string) error {
 	reply, err := c.Show(ctx, &wire.Show{Entry: entry})
 	if err != nil {
 		return exit.Failing("show", arg, err)

@@ -147,29 +147,24 @@ func spaceDetails(s *wire.Space) string {
 
 // watchStatus goes on until the context ends.
 func (a *app) watchStatus(ctx context.Context, every time.Duration) error {
-	again := func(ctx context.Context, c *unixsock.Client) error {
-		return a.statusAgain(ctx, c, every)
-	}
-	return a.OverRestarts(ctx, again, func() {})
-}
-
-func (a *app) statusAgain(ctx context.Context, c *unixsock.Client, every time.Duration) error {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for first := true; ; first = false {
-		s, err := c.Status(ctx)
-		if err != nil {
-			return err
+	return a.OverRestarts(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for first := true; ; first = false {
+			s, err := c.Status(ctx)
+			if err == nil {
+				err = a.printAgain(s, c.Hello(), first)
+			}
+			if err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
 		}
-		if err := a.printAgain(s, c.Hello(), first); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	}, func() {})
 }
 
 // printAgain takes a terminal's screen, and puts an empty line between two anywhere else.

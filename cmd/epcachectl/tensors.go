@@ -8,7 +8,6 @@ import (
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/picture"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
@@ -16,11 +15,7 @@ import (
 )
 
 // showTensors prints what the files of an entry are made of.
-func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg string) error {
-	entry, err := modelfile.Entry(ctx, arg)
-	if err != nil {
-		return exit.Failing("show", arg, err)
-	}
+func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg, entry string) error {
 	reply, err := c.Layout(ctx, &wire.Layout{Entries: []string{entry}, Tensors: true})
 	if err != nil {
 		return exit.Failing("show", arg, err)

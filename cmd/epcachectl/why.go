@@ -24,7 +24,8 @@ import (
 )
 
 func (a *app) whyCommand() *cobra.Command {
-	var r acquire.Request
+	g := &acquire.Get{Call: &a.Call, Verb: "why"}
+	r := &g.Request
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "why MODEL --ep EP[:DEVICE]... [flags] | why ENTRY",
@@ -51,7 +52,7 @@ Done means that there is a build which is served, not found that there is none (
 				}
 			}
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				e, err := a.explanation(ctx, c, args[0], &r, asked)
+				e, err := explanation(ctx, c, args[0], g, asked)
 				if err != nil {
 					return err
 				}
@@ -65,7 +66,7 @@ Done means that there is a build which is served, not found that there is none (
 }
 
 // explanation asks for a request's decision, or for an entry's state.
-func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r *acquire.Request, asked bool) (*wire.Explanation, error) {
+func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire.Get, asked bool) (*wire.Explanation, error) {
 	if !asked {
 		entry, err := modelfile.Entry(ctx, arg)
 		if err != nil {
@@ -77,7 +78,6 @@ func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r
 		}
 		return e, nil
 	}
-	g := acquire.Get{Call: &a.Call, Verb: "why", Request: *r}
 	reply, err := g.Ask(ctx, c, arg, wire.OnMiss_EXPLAIN)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
