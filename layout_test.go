@@ -56,9 +56,9 @@ var allowed = map[string][]string{
 	"cache/upkeep":                           {"index", "internal/memo"},                                                                                                                                                                                // index: for keys, builds and their ids
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
-	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},          // index: for keys, and where failures are remembered
-	"store/views":                            {"cas", "internal/flock", "store/packing", "index"},                  // index: for ids, files and names of builds, and where their views were
-	"cache/identity":                         {"cas", "compilers", "index", "internal/apierr", "internal/suggest"}, // index: for keys, and what a build says of itself
+	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
+	"store/views":                            {"cas", "internal/flock", "store/packing", "index"},                                                                                    // index: for ids, files and names of builds, and where their views were
+	"cache/identity":                         {"cas", "compilers", "epmodel", "index", "internal/apierr", "internal/keyed", "internal/memo", "internal/suggest", "internal/witness"}, // index: for keys, what a build says of itself, and where its source is
 	"cache/runtimes":                         {"compilers"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep"},

@@ -38,7 +38,7 @@ func (c *Cache) tooLargeToAdopt(r *Request) (why string, err error) {
 // stranger's bytes are never served unchecked. Without an answer the model is passed through, and
 // why says what kept it from being adopted. why is empty where the request adopts nothing.
 func (c *Cache) adopt(ctx context.Context, at *attempt) (a *Answer, why string, err error) {
-	m, err := readModel(ctx, at.Request.model(0))
+	m, err := at.Request.model(0).Read(ctx)
 	if err != nil {
 		return nil, "", err
 	}
@@ -106,18 +106,6 @@ func (c *Cache) adoptNow(ctx context.Context, at *attempt) (*Answer, string, err
 	a := c.finish(found.answer, at)
 	a.Outcome, a.Why = Adopted, "your compiled model is kept now"
 	return a, "", nil
-}
-
-func readModel(ctx context.Context, f ModelFiles) (*epmodel.Model, error) {
-	src, err := epmodel.FileSource(f.Graph)
-	if err != nil {
-		return nil, apierr.New(apierr.BadModel, err, "model %q cannot be read", f.Name)
-	}
-	m, err := epmodel.Read(ctx, f.Name, src)
-	if err != nil {
-		return nil, modelError(f.Name, err)
-	}
-	return m, nil
 }
 
 // embedded tells which form an artefact has.

@@ -134,7 +134,7 @@ func TestAdoptionTakesAllFiles(t *testing.T) {
 	r := b.adopts(s)
 	r.External = nil
 	_, err := b.cache.Acquire(context.Background(), r, nil)
-	var need *NeedFilesError
+	var need *identity.NeedFilesError
 	require.ErrorAs(t, err, &need)
 	require.Equal(t, s.files, need.Locations)
 	first := b.acquire(b.adopts(s))

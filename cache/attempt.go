@@ -18,7 +18,7 @@ type attempt struct {
 	adopting    bool   // for a build of a model that is compiled already
 	member      bool   // for a group that has the model among its members
 
-	model   modelIdentity
+	model   identity.Model
 	store   string          // the scope that a build is stored in; "": none
 	look    []string        // the scopes that builds are looked for in
 	runtime string          // its name
@@ -58,13 +58,8 @@ func newAttempt(r *Request, t *telling) (*attempt, error) {
 	return at, err
 }
 
-// ofBuild is an attempt at what a build answers, without the files of its models.
-func ofBuild(r *Request, id modelIdentity) *attempt {
-	return &attempt{Request: r, model: id, unserved: &unservedBuilds{}, phase: func(string) {}}
-}
-
 // withModel is the attempt for a model, of which the request is as its group is asked for.
-func (at *attempt) withModel(id modelIdentity, r *Request) *attempt {
+func (at *attempt) withModel(id identity.Model, r *Request) *attempt {
 	out := *at
 	out.Request, out.model = r, id
 	out.store, out.look = r.scopes(id.Store)

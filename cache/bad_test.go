@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -117,7 +118,7 @@ func TestExternalData(t *testing.T) {
 	files := r.External
 	r.External = nil
 	_, err := b.cache.Acquire(context.Background(), r, nil)
-	var need *NeedFilesError
+	var need *identity.NeedFilesError
 	require.ErrorAs(t, err, &need)
 	require.Equal(t, []string{"weights.bin"}, need.Locations)
 	r.External = files

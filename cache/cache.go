@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cache/rights"
@@ -95,7 +96,8 @@ type Cache struct {
 	index    *index.Index
 	forms    *packing.Store
 	sharing  sharing
-	memo     *modelMemo
+	models   *identity.Models
+	sources  *identity.Sources
 	probes   *probes
 	compiler compilers.Compiler
 	runtimes register
@@ -116,7 +118,6 @@ type Cache struct {
 	claims   *claims
 	gains    upkeep.Gains
 	failures *failure.Remembered
-	opening  chan struct{}       // one token for each open of a remembered path
 	reading  keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
 	checks   chan struct{}       // one token for each load check, or conversion, that requests wait for
 
@@ -162,7 +163,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), opening: make(chan struct{}, maxBlocking),
+		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs),
 		searches: make(chan struct{}, maxSearches), tidied: make(chan struct{}), explaining: newExplaining(),
 		maxGraph: epmodel.MaxGraph, gainLimit: upkeep.GainLimit, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
 	c.settings.Store(first)
@@ -200,7 +201,7 @@ func (c *Cache) open() error {
 	c.query = c.openQueries()
 	c.keepReserve()
 	// Nothing fails from here on: what is begun is ended by Close.
-	c.memo = newMemo(&c.index.Memos)
+	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
 	c.probes = newProbes(c.compiler, &c.index.Memos, c.now, &c.flights)

@@ -245,7 +245,7 @@ func (ref *RuntimeRef) keepLibraries(open bool) (RuntimeRef, error) {
 		one := EPLibraryRef{EP: l.EP, Path: l.Path}
 		if open && l.File != nil {
 			var err error
-			if one.File, err = duplicate(l.File); err != nil {
+			if one.File, err = identity.Duplicate(l.File); err != nil {
 				out.close()
 				return RuntimeRef{}, err
 			}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -62,7 +63,7 @@ func (v *conversion) embed(ctx context.Context, m *epmodel.Model, graph epmodel.
 }
 
 func (v *conversion) detach(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
-	return epmodel.Detach(ctx, m, graph, v.plan.output(), sumOf)
+	return epmodel.Detach(ctx, m, graph, v.plan.output(), identity.Sum)
 }
 
 // copyRest copies what is neither graph nor context: external initializers, for one.

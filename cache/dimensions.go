@@ -80,7 +80,7 @@ func (w *workspace) addDimensions(m *epmodel.Model) {
 			w.open = append(w.open, d)
 		}
 	}
-	w.dimensions = append(w.dimensions, freeDimensions(m)...)
+	w.dimensions = append(w.dimensions, identity.FreeDimensions(m)...)
 }
 
 // fixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime says nothing of them.

@@ -7,7 +7,7 @@
 // presented, and its digests hold; what it answered survives a power cut; a build is compiled once, however many
 // ask for it at the same time; a view keeps its files as long as somebody holds the descriptor that came with it.
 //
-// What fails for a reason that a user is to hear is a *refusal.Error; see NeedFilesError for files that a request still lacks.
+// What fails for a reason that a user is to hear is a *refusal.Error; see identity.NeedFilesError for files that a request still lacks.
 //
 // A Cache may be used by any number of goroutines. Start reading at Cache.Acquire (acquire.go), which is the
 // whole flow of a request in one function; package identity says what makes two requests equal, lookup.go what a hit

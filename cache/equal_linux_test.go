@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -140,7 +141,7 @@ func TestClientsAreToldWhatToDoInstead(t *testing.T) {
 		"a claim is for what is kept")
 	require.Equal(t, "own",
 		instead(func(r *Request) {
-			app.showing(r).Group = []ModelFiles{{Name: "2.onnx",
+			app.showing(r).Group = []identity.Files{{Name: "2.onnx",
 				Graph: b.model(2)}}
 		}))
 	require.Equal(t, "show claim own",

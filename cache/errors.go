@@ -3,23 +3,12 @@ package cache
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
-
-// NeedFilesError answers a request whose model refers to external data that was not presented.
-type NeedFilesError struct {
-	Locations []string
-	Members   []int // of a group: whose each location is, 0 is the first model; nil: all are that one's
-}
-
-func (e *NeedFilesError) Error() string {
-	return fmt.Sprintf("the model refers to %d files of external data that were not presented", len(e.Locations))
-}
 
 // workerError gives a worker's failure its class, with the compiler's own last words in the text.
 func workerError(err error, format string, args ...any) error {

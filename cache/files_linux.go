@@ -12,14 +12,6 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-func duplicate(f *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
-		return nil, &os.PathError{Op: "dup", Path: f.Name(), Err: err}
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
-}
-
 // openAgain opens an open file again, for reading only, if the daemon may. It does not wait for a
 // lease that another process holds on the file.
 func openAgain(f *os.File) (*os.File, error) {

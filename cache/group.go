@@ -2,8 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
-	"os"
 	"path"
 	"slices"
 
@@ -13,13 +11,6 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
-
-// ModelFiles is a further model of a weight-sharing group.
-type ModelFiles struct {
-	Name     string // for people; never part of identity
-	Graph    *os.File
-	External map[string]*os.File // by location
-}
 
 // Member is one model of a group, in an answer.
 type Member struct {
@@ -31,16 +22,6 @@ type Member struct {
 
 // maxGroup bounds a group: its models are compiled one after the other in one worker.
 const maxGroup = 64
-
-func (r *Request) models() int { return 1 + len(r.Group) }
-
-// model gives the files of one of the models. 0 is the first.
-func (r *Request) model(i int) ModelFiles {
-	if i == 0 {
-		return ModelFiles{r.Name, r.Graph, r.External}
-	}
-	return r.Group[i-1]
-}
 
 // checkGroup refuses groups that no execution provider compiles.
 func (r *Request) checkGroup() error {
@@ -90,7 +71,7 @@ func (c *Cache) identified(ctx context.Context, at *attempt) (_ *attempt, err er
 	if known.tooLarge, err = c.tooLargeToAdopt(r); err != nil {
 		return nil, err
 	}
-	id, err := c.identifyAll(ctx, r, known.adopts(), at.phase)
+	id, err := c.models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.all(), Adopt: known.adopts(), Phase: at.phase})
 	if err != nil {
 		return nil, err
 	}
@@ -98,62 +79,6 @@ func (c *Cache) identified(ctx context.Context, at *attempt) (_ *attempt, err er
 		r = r.sharing()
 	}
 	return known.withModel(id, r), nil
-}
-
-// identifyAll identifies every model of the request, one after the other. adopt: one that is compiled already is to be kept.
-func (c *Cache) identifyAll(ctx context.Context, r *Request, adopt bool, phase func(string)) (modelIdentity, error) {
-	one := reading{uid: r.Peer.UID, ModelFiles: r.model(0), adopt: adopt, phase: phase}
-	if len(r.Group) == 0 {
-		return c.identify(ctx, &one)
-	}
-	one.sums = &sums{now: c.now}
-	all := modelIdentity{}
-	need := &NeedFilesError{}
-	seen := make(map[cas.Digest]string)
-	for i := range r.models() {
-		one.ModelFiles = r.model(i)
-		id, err := c.identify(ctx, &one)
-		var missing *NeedFilesError
-		switch {
-		case errors.As(err, &missing):
-			need.add(missing, i)
-			continue
-		case err != nil:
-			return modelIdentity{}, err
-		case id.Compiled:
-			return modelIdentity{}, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
-		case seen[id.Digest] != "":
-			return modelIdentity{}, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
-		}
-		seen[id.Digest] = one.Name
-		if i == 0 {
-			all = id
-			continue
-		}
-		all.Group = append(all.Group, id.Digest)
-		all.Store = narrower(all.Store, id.Store)
-		all.FreeDims = slices.Concat(all.FreeDims, id.FreeDims) // what the memo remembers is others' too
-	}
-	if len(need.Locations) > 0 {
-		return modelIdentity{}, need
-	}
-	return all, nil
-}
-
-// narrower of two models' wishes about where to store: what holds for one member holds for the group.
-func narrower(a, b string) string {
-	for _, wish := range []string{"none", "user"} {
-		if a == wish || b == wish {
-			return wish
-		}
-	}
-	return a
-}
-
-func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
-	for _, l := range missing.Locations {
-		e.Locations, e.Members = append(e.Locations, l), append(e.Members, member)
-	}
 }
 
 // lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.

@@ -29,7 +29,7 @@ func (b *bench) variants(ep identity.EP, seed uint64, n int) *Request {
 	r := b.request(open(1))
 	r.EPs = []identity.EP{ep}
 	for _, rows := range []int{2, 4} {
-		r.Group = append(r.Group, ModelFiles{Name: "m.onnx", Graph: open(rows)})
+		r.Group = append(r.Group, identity.Files{Name: "m.onnx", Graph: open(rows)})
 	}
 	return r
 }
@@ -146,7 +146,7 @@ func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *Request
 		require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
 		files := map[string]*os.File{"weights.bin": b.openFile(filepath.Join(folder, "weights.bin"))}
 		if i > 0 {
-			r.Group = append(r.Group, ModelFiles{Name: filepath.Base(path), Graph: b.openFile(path), External: files})
+			r.Group = append(r.Group, identity.Files{Name: filepath.Base(path), Graph: b.openFile(path), External: files})
 			continue
 		}
 		r = b.request(b.openFile(path))

@@ -24,7 +24,7 @@ func (b *bench) group(seeds ...uint64) *Request {
 	r := b.request(b.model(seeds[0]))
 	r.Name = fmt.Sprintf("model%d.onnx", seeds[0])
 	for _, seed := range seeds[1:] {
-		r.Group = append(r.Group, ModelFiles{Name: fmt.Sprintf("model%d.onnx", seed), Graph: b.model(seed)})
+		r.Group = append(r.Group, identity.Files{Name: fmt.Sprintf("model%d.onnx", seed), Graph: b.model(seed)})
 	}
 	return r
 }
@@ -163,7 +163,7 @@ func TestGroupsThatAreRefused(t *testing.T) {
 		"embedded":              {func(r *Request) { r.Embed = true }, "cannot be embedded"},
 		"one model twice":       {func(r *Request) { r.Group[0].Graph = b.model(1) }, "are the same"},
 		"a model is missing":    {func(r *Request) { r.Group[0].Graph = nil }, "no model 2 of the group"},
-		"too many":              {func(r *Request) { r.Group = make([]ModelFiles, maxGroup) }, "more than 64"},
+		"too many":              {func(r *Request) { r.Group = make([]identity.Files, maxGroup) }, "more than 64"},
 		"compiled already":      {func(r *Request) { r.Group[0].Graph = compiled }, "compiled already"},
 		"under a claim":         {func(r *Request) { r.OnMiss = ForClaim }, "by the daemon"},
 		"external initializers": {func(r *Request) { r.Output.InitializersFile = "weights.bin" }, "stay in their graphs"},
@@ -370,7 +370,7 @@ func (b *bench) layered(folders ...string) *Request {
 		require.NoError(b, os.MkdirAll(filepath.Join(dir, folder), 0o755))
 		require.NoError(b, os.WriteFile(filepath.Join(dir, folder, name), m.Encode(), 0o644))
 		require.NoError(b, os.WriteFile(filepath.Join(dir, folder, "weights.bin"), raw, 0o644))
-		one := ModelFiles{Name: name, Graph: b.openFile(filepath.Join(dir, folder, name)),
+		one := identity.Files{Name: name, Graph: b.openFile(filepath.Join(dir, folder, name)),
 			External: map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir, folder, "weights.bin"))}}
 		if i == 0 {
 			r = b.request(one.Graph)
@@ -424,42 +424,12 @@ func (c *countsCopies) Compile(ctx context.Context, job compilers.Job, progress 
 	return c.Compiler.Compile(ctx, job, progress)
 }
 
-func TestARangeThatModelsShareIsHashedOnce(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "weights.bin")
-	require.NoError(t, os.WriteFile(file, make([]byte, 1000), 0o644))
-	f, err := os.Open(file)
-	require.NoError(t, err)
-	defer f.Close()
-	s := &sums{}
-	for range 2 {
-		src, err := s.source(f)
-		require.NoError(t, err)
-		d, err := s.of(context.Background(), src, 10, 500)
-		require.NoError(t, err)
-		want, err := sumOf(context.Background(), src, 10, 500)
-		require.NoError(t, err)
-		require.Equal(t, want, d)
-	}
-	require.Len(t, s.known, 1)
-	for key := range s.known {
-		s.known[key] = [32]byte{1}
-	}
-	src, err := s.source(f)
-	require.NoError(t, err)
-	d, err := s.of(context.Background(), src, 10, 500)
-	require.NoError(t, err)
-	require.Equal(t, [32]byte{1}, d, "it is from memory")
-	d, err = s.of(context.Background(), src, 10, 501)
-	require.NoError(t, err)
-	require.NotEqual(t, [32]byte{1}, d, "another range is not")
-}
-
 func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 	b := newBench(t)
 	r := b.layered("a", "b", "c")
 	r.External, r.Group[1].External = nil, nil
 	_, err := b.cache.Acquire(context.Background(), r, nil)
-	var need *NeedFilesError
+	var need *identity.NeedFilesError
 	require.ErrorAs(t, err, &need)
 	require.Equal(t, []string{"weights.bin", "weights.bin"}, need.Locations)
 	require.Equal(t, []int{0, 2}, need.Members)

@@ -11,12 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/memo"
 )
 
 // wrapped asks for an ONNX model that wraps one in OpenVINO's own format.
@@ -74,7 +72,7 @@ func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 			lacks := b.wrapped(1)
 			delete(lacks.External, "ir/model.bin")
 			_, err := b.cache.Acquire(t.Context(), lacks, nil)
-			var need *NeedFilesError
+			var need *identity.NeedFilesError
 			require.ErrorAs(t, err, &need)
 			require.Equal(t, []string{"ir/model.bin"}, need.Locations)
 		})
@@ -123,26 +121,6 @@ func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 			require.NotEqual(t, first.Build.ID, again.Build.ID)
 		})
 	}
-}
-
-// remembers is a memoBook in memory.
-type remembers map[string][]byte
-
-func (r remembers) Get(key []byte) ([]byte, bool) { v, ok := r[string(key)]; return v, ok }
-func (r remembers) Save(key, value []byte) error  { r[string(key)] = value; return nil }
-
-// An earlier daemon remembered such models as compiled: they are read again, once.
-func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
-	book, key := remembers{}, memo.ID{1}
-	id := modelIdentity{Digest: cas.Digest{2}, Compiled: true}
-	require.NoError(t, memo.Save(book, "graph:"+string(key[:]), id))
-	_, ok := newMemo(book).load(key, "graph")
-	require.False(t, ok)
-	id.Reader = readerVersion
-	newMemo(book).save(key, "graph", id)
-	got, ok := newMemo(book).load(key, "graph")
-	require.True(t, ok)
-	require.Equal(t, id, got)
 }
 
 // irModel gives a model in OpenVINO's own format, y = Relu(x W), with W of n rows and columns that

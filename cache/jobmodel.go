@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -77,32 +76,17 @@ func (w *workspace) modelPath(i int) string {
 
 // prove compares the copies with the digests that the key is made of.
 func (w *workspace) prove(ctx context.Context, models []*epmodel.Model) error {
-	var seen sums
+	var seen identity.Sums
 	for i, m := range models {
-		got, err := w.copies[i].digest(ctx, m, &seen)
+		got, err := seen.DigestAt(ctx, m, w.copies[i].path)
 		if err != nil {
-			return modelError(w.of.model(i).Name, err)
+			return w.of.model(i).Refused(err)
 		}
 		if got != w.keyed.ModelOf(i) {
 			return w.otherThanHashed(i)
 		}
 	}
 	return nil
-}
-
-// digest gives the digest of a copied model with its external data.
-func (c modelCopy) digest(ctx context.Context, m *epmodel.Model, seen *sums) (cas.Digest, error) {
-	opened := &openFiles{sums: seen}
-	defer opened.close()
-	graph, err := opened.source(c.path)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	folder := filepath.Dir(c.path)
-	d, err := epmodel.Digest(ctx, m, graph, func(location string) (epmodel.Source, error) {
-		return opened.source(filepath.Join(folder, filepath.FromSlash(location)))
-	}, seen.of)
-	return cas.Digest(d), err
 }
 
 // memberName is what the files of one of the job's models are called: the first by the build key alone, as EPs name after it
@@ -126,7 +110,7 @@ func (w *workspace) otherThanHashed(member int) error {
 			w.of.model(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
 	}
-	return w.of.model(member).changed(nil)
+	return w.of.model(member).Changed(nil)
 }
 
 // copied maps each path in a folder, relative and clean, to the file that was copied there.
@@ -163,7 +147,7 @@ func (w *workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 	}
 	m, err := epmodel.Read(ctx, filepath.Base(model), graph)
 	if err != nil {
-		return nil, modelError(r.Name, err)
+		return nil, r.Refused(err)
 	}
 	locations := m.Locations()
 	w.addDimensions(m)
@@ -221,11 +205,11 @@ func makeSteps(folder, location string) error {
 }
 
 // folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.
-func (w *workspace) folderFor(i int, r ModelFiles, locations []string, made copied) (string, error) {
+func (w *workspace) folderFor(i int, r identity.Files, locations []string, made copied) (string, error) {
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {
-			return "", r.changed(nil)
+			return "", r.Changed(nil)
 		}
 		if there, same := made.taken(location, f); there && !same {
 			folder := filepath.Join(w.modelFolder(), strconv.Itoa(i+1))
@@ -239,10 +223,7 @@ func (w *workspace) folderFor(i int, r ModelFiles, locations []string, made copi
 }
 
 // openFiles are files that are read, and closed together.
-type openFiles struct {
-	sums *sums
-	open []*os.File
-}
+type openFiles struct{ open []*os.File }
 
 func (o *openFiles) source(path string) (epmodel.Source, error) {
 	f, err := os.Open(path)
@@ -250,7 +231,7 @@ func (o *openFiles) source(path string) (epmodel.Source, error) {
 		return nil, err
 	}
 	o.open = append(o.open, f)
-	return o.sums.source(f)
+	return epmodel.FileSource(f)
 }
 
 func (o *openFiles) close() {

@@ -232,7 +232,7 @@ func TestGroupOfAnotherMachineClassIsRun(t *testing.T) {
 	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
 	group := func(last string) *Request {
 		r := b.forOpenVINO(collected(t, "tiny-convolution"), Wait)
-		r.Group = []ModelFiles{{Name: "second", Graph: b.openFile(collected(t, last))}}
+		r.Group = []identity.Files{{Name: "second", Graph: b.openFile(collected(t, last))}}
 		return r
 	}
 	for _, last := range []string{"tiny-mlp", "minilm-int8"} {

@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/memo"
 )
 
 // patience bounds what large models take, on a busy machine and under the race detector.
@@ -121,40 +120,6 @@ func TestSixtyFourRequestsOneCompile(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
-}
-
-func TestAModelIsReadOnceForAll(t *testing.T) {
-	b := newBench(t)
-	path := largeModel(t, 1<<20)
-	b.later.Store(int64(time.Hour))
-	request := func() *Request {
-		r := b.request(b.openFile(path))
-		r.OnMiss = KeyOnly
-		return r
-	}
-	end, err := b.cache.memo.reading.Lock(context.Background(), b.memoKey(path))
-	require.NoError(t, err)
-	var answers []<-chan got
-	for range 8 {
-		answers = append(answers, b.ask(context.Background(), request()))
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
-	read := modelIdentity{Digest: [32]byte{1}} // not what they would read themselves
-	b.cache.memo.known.Save(memoEntry{b.memoKey(path), "graph"}, read, memoEntries)
-	end()
-	for _, one := range answers {
-		got := <-one
-		require.NoError(t, got.err)
-		require.Equal(t, read.Digest, got.answer.ModelDigest)
-	}
-}
-
-func (b *bench) memoKey(path string) memo.ID {
-	key, ok := memo.FileKey(b.cache.uid, b.openFile(path))
-	require.True(b, ok)
-	return key
 }
 
 // reckoned is a file system that counts what is done to the store's files.

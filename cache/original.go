@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/internal/memo"
 )
 
 // original is a job's model in its owner's file. A worker may read it there, without a private copy,
@@ -31,7 +31,7 @@ func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	if !ok || j.copied || j.Request.models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.c.knownStamp(j.Request, j.plan.canonical.Model)
+	stamp, ok := j.c.models.Stamp(j.Peer.UID, j.Request.model(0), j.plan.canonical.Model)
 	if !ok {
 		return nil
 	}
@@ -41,7 +41,7 @@ func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	}
 	o := &original{file, stamp}
 	spec.ModelFile = o.file
-	m, err := readModel(ctx, ModelFiles{Name: j.Request.Name, Graph: file})
+	m, err := identity.Files{Name: j.Request.Name, Graph: file}.Read(ctx)
 	if err != nil || len(m.Locations()) > 0 || !opener.TakesOpen(spec) {
 		o.close()
 		return nil // what is wrong with the model its copy tells
@@ -49,21 +49,6 @@ func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	j.copies, j.open, j.dimensions = []modelCopy{{path: spec.Model, original: o}}, nil, nil
 	j.addDimensions(m)
 	return o
-}
-
-// knownStamp gives the stamp of the request's graph, if the memo has the digest under it.
-func (c *Cache) knownStamp(r *Request, digest cas.Digest) (cas.Stamp, bool) {
-	stamp, err := cas.StampOf(r.Graph)
-	if err != nil {
-		return cas.Stamp{}, false
-	}
-	key, ok := memo.FileKey(r.Peer.UID, r.Graph) // takes a stamp of its own: the first one is compared from here on
-	if !ok {
-		return cas.Stamp{}, false
-	}
-	one := reading{uid: r.Peer.UID, ModelFiles: r.model(0)}
-	id, ok, err := c.remembered(&one, key)
-	return stamp, ok && err == nil && id.Digest == digest
 }
 
 // proof reports whether the file has the bytes that were keyed, and had them all the time. The memo's

@@ -98,7 +98,7 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 	}
 	t.Run("a group", func(t *testing.T) {
 		r, other := b.respelledModel("a.bin", "./a.bin"), b.respelledModel("./a.bin", "a.bin")
-		r.Group = []ModelFiles{{Name: "other.onnx", Graph: other.Graph, External: other.External}}
+		r.Group = []identity.Files{{Name: "other.onnx", Graph: other.Graph, External: other.External}}
 		b.acquire(r)
 	})
 	t.Run("compiled again from the kept source", func(t *testing.T) {

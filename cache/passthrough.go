@@ -43,7 +43,7 @@ const compiledAlready = "the model is compiled already: "
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
 func (c *Cache) passThrough(ctx context.Context, at *attempt) (*Answer, error) {
-	m, err := readModel(ctx, at.Request.model(0))
+	m, err := at.Request.model(0).Read(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"lukechampine.com/blake3"
+
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
@@ -211,3 +213,5 @@ func resolveEPs(eps []identity.EP, canon []identity.RecordEP, rc *runtimeContent
 	}
 	return out, nil
 }
+
+func digestOf(b []byte) [32]byte { return blake3.Sum256(b) }

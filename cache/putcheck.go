@@ -32,7 +32,7 @@ func signatureOf(m *epmodel.Model) signature {
 }
 
 func readSignature(ctx context.Context, r *Request) (signature, error) {
-	m, err := readModel(ctx, r.model(0))
+	m, err := r.model(0).Read(ctx)
 	if err != nil {
 		return signature{}, err
 	}
@@ -126,12 +126,12 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	if m.Whole, err = m.ArtefactFiles(); err != nil {
 		return notThis(cl, err)
 	}
-	got, err := modelCopy{path: path}.digest(ctx, &m, nil)
+	got, err := (*identity.Sums)(nil).DigestAt(ctx, &m, path)
 	switch {
 	case err != nil:
-		return modelError(cl.Name, err)
+		return cl.Request.model(0).Refused(err)
 	case got != cl.plan.canonical.Model:
-		return cl.Request.model(0).changed(nil)
+		return cl.Request.model(0).Changed(nil)
 	}
 	return nil
 }

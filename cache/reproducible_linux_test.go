@@ -81,7 +81,7 @@ func TestBuildsAreReproducible(t *testing.T) {
 								r.EPs = []identity.EP{c.ep}
 								continue
 							}
-							r.Group = append(r.Group, ModelFiles{Name: f.Name(), Graph: f})
+							r.Group = append(r.Group, identity.Files{Name: f.Name(), Graph: f})
 						}
 						ask.change(r)
 						a := b.acquire(r)

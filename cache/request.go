@@ -35,7 +35,7 @@ type Request struct {
 	External map[string]*os.File // by location
 
 	// Group are further models, compiled together with the one above, after it and in this order, so that all share context binaries.
-	Group []ModelFiles
+	Group []identity.Files
 
 	EPs                        []identity.EP
 	SessionOptions             map[string]string
@@ -87,6 +87,45 @@ func requestOf(t *identity.Terms) *Request {
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
 		Embed: t.Embed, Route: t.Route, Output: t.Output}
 }
+
+// models counts the models that are asked for.
+func (r *Request) models() int { return 1 + len(r.Group) }
+
+// model gives the files of one of the models. 0 is the first.
+func (r *Request) model(i int) identity.Files {
+	if i == 0 {
+		return identity.Files{Name: r.Name, Graph: r.Graph, External: r.External}
+	}
+	return r.Group[i-1]
+}
+
+// all gives the files of every model.
+func (r *Request) all() []identity.Files { return append([]identity.Files{r.model(0)}, r.Group...) }
+
+// files lists every file of the models in a fixed order.
+func (r *Request) files() []*os.File { return identity.All(r.all()...) }
+
+// descriptors lists the files of the models, each once.
+func (r *Request) descriptors() []*os.File { return identity.Descriptors(r.all()...) }
+
+// with gives the request with other files of its models.
+func (r *Request) with(files []identity.Files) *Request {
+	out := *r
+	out.Graph, out.External, out.Group = files[0].Graph, files[0].External, files[1:]
+	return &out
+}
+
+// own gives the request with descriptors of its own, because the caller may leave.
+func (r *Request) own() (*Request, error) {
+	files, err := identity.Own(r.all()...)
+	if err != nil {
+		return nil, err
+	}
+	return r.with(files), nil
+}
+
+// close closes the files of a request that is the cache's own.
+func (r *Request) close() { identity.Close(r.all()...) }
 
 func sortedKeys[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))

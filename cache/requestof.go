@@ -55,10 +55,10 @@ func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 }
 
 // modelFiles translates the further models of a group.
-func modelFiles(group []*wire.Model, fds []*os.File) []ModelFiles {
-	var out []ModelFiles
+func modelFiles(group []*wire.Model, fds []*os.File) []identity.Files {
+	var out []identity.Files
 	for _, m := range group {
-		one := ModelFiles{Name: m.Name, External: make(map[string]*os.File, len(m.External))}
+		one := identity.Files{Name: m.Name, External: make(map[string]*os.File, len(m.External))}
 		if int(m.Fd) < len(fds) {
 			one.Graph = fds[m.Fd]
 		}

@@ -8,11 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -49,11 +47,12 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	var err error
 	switch how {
 	case KeepReference:
-		r, external := j.Request.model(member), make(map[string]*os.File)
+		f, external := j.Request.model(member), make(map[string]*os.File)
 		for _, location := range j.copies[member].locations {
-			external[location] = r.External[location]
+			external[location] = f.External[location]
 		}
-		s, err = j.c.reference(ctx, r.Graph, external, !j.foreign && j.Peer.UID == j.c.uid)
+		f.External = external
+		s, err = j.c.sources.Reference(ctx, f, !j.foreign && j.Peer.UID == j.c.uid)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
@@ -64,48 +63,6 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
-}
-
-// reference remembers the paths of a model's files. They come from the descriptors: a path that a
-// client states is not used. own: the request is of the daemon's own user. Of other users' requests
-// only files that all may read are remembered, because the daemon may be able to open others, and
-// the client may not.
-func (c *Cache) reference(ctx context.Context, graph *os.File, external map[string]*os.File,
-	own bool) (index.Source, error) {
-	s := index.Source{Kind: index.SourceReference}
-	var err error
-	if s.Path, err = c.keptPath(ctx, graph, own); err != nil {
-		return index.Source{}, err
-	}
-	for _, location := range sortedKeys(external) {
-		path, err := c.keptPath(ctx, external[location], own)
-		if err == nil && !utf8.ValidString(location) {
-			err = errors.New("not UTF-8")
-		}
-		if err != nil {
-			return index.Source{}, fmt.Errorf("external data %q: %w", location, err)
-		}
-		if s.External == nil {
-			s.External = make(map[string]string)
-		}
-		s.External[location] = path
-	}
-	return s, nil
-}
-
-// keptPath is the path of a file that could be opened again by it.
-func (c *Cache) keptPath(ctx context.Context, f *os.File, own bool) (string, error) {
-	again, err := c.openBounded(ctx, func() (*os.File, error) {
-		path, err := pathOf(f)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", errNoPath, err)
-		}
-		return openKept(path, c.uid, own)
-	})
-	if err != nil {
-		return "", err
-	}
-	return again.Name(), again.Close()
 }
 
 // Why a source model is not kept, in words for status, which counts them.
@@ -126,64 +83,18 @@ const (
 	whyUnknown = "the model was not kept, by an earlier version"
 )
 
-var (
-	errNoPath     = errors.New("no path")
-	errPrivate    = errors.New("other users may not read it")
-	errUnanswered = errors.New("a file system that may never answer")
-)
-
 func whyNotKept(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrPermission): // also of a directory above it
 		return whyClosed
-	case errors.Is(err, errNoPath):
+	case errors.Is(err, identity.ErrNoPath):
 		return whyNoPath
-	case errors.Is(err, errPrivate):
+	case errors.Is(err, identity.ErrPrivate):
 		return whyPrivate
-	case errors.Is(err, errUnanswered):
+	case errors.Is(err, identity.ErrUnanswered):
 		return whyElsewhere
 	}
 	return whyFailed
-}
-
-// Bounds of opens by remembered paths, which may lead to a file system that never answers.
-const (
-	openTime    = 5 * time.Second
-	maxBlocking = 8 // that did not return in that time
-)
-
-// openBounded opens a file on a goroutine of its own, and gives up waiting after openTime.
-func (c *Cache) openBounded(ctx context.Context, open func() (*os.File, error)) (*os.File, error) {
-	select {
-	case c.opening <- struct{}{}:
-	default:
-		return nil, fmt.Errorf("%w: %d opens of other files have not returned", errUnanswered,
-			maxBlocking)
-	}
-	ctx, end := context.WithTimeout(ctx, openTime)
-	defer end()
-	type opened struct {
-		file *os.File
-		err  error
-	}
-	done := make(chan opened)
-	go func() {
-		f, err := open()
-		<-c.opening
-		select {
-		case done <- opened{f, err}:
-		case <-ctx.Done():
-			if f != nil {
-				_ = f.Close() // opened for reading only: nothing can be lost
-			}
-		}
-	}()
-	select {
-	case o := <-done:
-		return o.file, o.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: not opened in %s", errUnanswered, openTime)
-	}
 }
 
 // keepAll tells whether all of the files are blobs that will stay.
@@ -260,31 +171,41 @@ func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, er
 	if err != nil {
 		return nil, err
 	}
-	r := at.Request
-	if err := c.openSource(ctx, b, r); err != nil {
-		r.close()
-		return nil, err
+	names := []string{b.ModelName}
+	for i := 1; i < len(b.Members); i++ {
+		names = append(names, b.Members[i].ModelName)
 	}
+	return c.reopened(ctx, at, names, sourcesOf(b))
+}
+
+// reopened gives the attempt's request with its models open, which have these names and sources.
+func (c *Cache) reopened(ctx context.Context, at *attempt, names []string, sources []index.Source) (*Request, error) {
+	var open []identity.Files
+	for i := range sources {
+		f, err := c.openSource(ctx, &sources[i], at.Peer.UID == c.uid)
+		if err != nil {
+			identity.Close(open...)
+			return nil, err
+		}
+		f.Name = names[i]
+		open = append(open, f)
+	}
+	r := at.Request.with(open)
 	return r, c.sameModel(ctx, r, at.model)
 }
 
 // sourceModels opens the models that the build was made from.
-func (c *Cache) sourceModels(ctx context.Context, b *index.Build) (*query.Sources, error) {
+func (c *Cache) sourceModels(ctx context.Context, b *index.Build) ([]identity.Files, error) {
 	r, err := c.sourceRequest(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	out := &query.Sources{Close: r.close}
-	for i := range r.models() {
-		one := r.model(i)
-		out.Models = append(out.Models, query.SourceModel{Name: one.Name, Graph: one.Graph, External: one.External})
-	}
-	return out, nil
+	return r.all(), nil
 }
 
 // sameModel compares the models of the request with those that it was made for, and closes them if they are others.
-func (c *Cache) sameModel(ctx context.Context, r *Request, made modelIdentity) error {
-	id, err := c.identifyAll(ctx, r, false, func(string) {})
+func (c *Cache) sameModel(ctx context.Context, r *Request, made identity.Model) error {
+	id, err := c.models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.all(), Phase: func(string) {}})
 	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
 	}
@@ -301,127 +222,52 @@ func (c *Cache) sameModel(ctx context.Context, r *Request, made modelIdentity) e
 
 // attemptOf is an attempt at the request that the build answers, without the files of its models.
 func (c *Cache) attemptOf(b *index.Build) (*attempt, error) {
-	record, err := identity.Decode(b.Record)
+	return attemptAt(b.UID, b.ModelName, b.ModelDigest, b.Record)
+}
+
+// attemptAt is an attempt at the request of the record.
+func attemptAt(uid uint32, name string, model cas.Digest, record []byte) (*attempt, error) {
+	decoded, err := identity.Decode(record)
 	if err != nil {
 		return nil, err
 	}
-	terms, err := record.Terms()
+	terms, err := decoded.Terms()
 	if err != nil {
 		return nil, noSource("the request cannot be made again: %v", err)
 	}
 	r := requestOf(&terms)
-	r.Peer, r.Name, r.OnMiss = Peer{UID: b.UID}, b.ModelName, Refresh
-	return ofBuild(r, modelIdentity{Digest: b.ModelDigest, Group: terms.Group}), nil
+	r.Peer, r.Name, r.OnMiss = Peer{UID: uid}, name, Refresh
+	return &attempt{Request: r, model: identity.Model{Digest: model, Group: terms.Group},
+		unserved: &unservedBuilds{}, phase: func(string) {}}, nil
 }
 
-// openSource opens the models that the build was made from. What is open is the request's, also after an error.
-func (c *Cache) openSource(ctx context.Context, b *index.Build, r *Request) error {
-	err := c.openModel(ctx, b, &b.Source, r)
-	for i := 1; i < len(b.Members) && err == nil; i++ {
-		m := &b.Members[i]
-		one := &Request{Name: m.ModelName}
-		err = c.openModel(ctx, b, &m.Source, one)
-		r.Group = append(r.Group, ModelFiles{one.Name, one.Graph, one.External})
-	}
-	return err
-}
-
-func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, r *Request) error {
-	r.External = make(map[string]*os.File)
+// openSource opens one of the models that a build was made from. own: for the daemon's own user.
+func (c *Cache) openSource(ctx context.Context, s *index.Source, own bool) (identity.Files, error) {
 	switch s.Kind {
 	case index.SourceReference:
-		return c.openReference(ctx, b, s, r)
+		f, err := c.sources.Open(ctx, s, own)
+		if err != nil {
+			return f, goneSource(err)
+		}
+		return f, nil
 	case index.SourceCopy:
+		out := identity.Files{External: make(map[string]*os.File)}
 		for i, f := range s.Files {
 			open, err := c.forms.Open(ctx, f.Digest)
 			if packing.Lost(err) {
 				c.putAsideAll(c.forms.DamageOf(ctx, f.Digest))
 			}
 			if err != nil {
-				return noSource("the copy of the source model: %v", err)
+				identity.Close(out)
+				return out, noSource("the copy of the source model: %v", err)
 			}
 			if i == 0 {
-				r.Graph = open
+				out.Graph = open
 				continue
 			}
-			r.External[f.Name] = open
+			out.External[f.Name] = open
 		}
-		return nil
+		return out, nil
 	}
-	return upkeep.ErrNoSource
-}
-
-func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Source,
-	r *Request) error {
-	open := func(path string) (*os.File, error) {
-		return c.openBounded(ctx, func() (*os.File, error) {
-			return openKept(path, c.uid, b.UID == c.uid)
-		})
-	}
-	var err error
-	if r.Graph, err = open(s.Path); err != nil {
-		return goneSource(err)
-	}
-	for location, path := range s.External {
-		if r.External[location], err = open(path); err != nil {
-			delete(r.External, location)
-			return goneSource(fmt.Errorf("external data %q: %w", location, err))
-		}
-	}
-	return nil
-}
-
-// close closes the files of a request that is the cache's own.
-func (r *Request) close() {
-	for _, f := range r.files() {
-		if f != nil {
-			_ = f.Close() // opened for reading only: nothing can be lost
-		}
-	}
-}
-
-// own gives a copy of the request with descriptors of its own, for whoever asked may leave. Of those that stand for several
-// files it makes one: a request may name each as often as it likes.
-func (r *Request) own() (*Request, error) {
-	made := make(map[*os.File]*os.File)
-	again := func(f *os.File) (*os.File, error) {
-		if made[f] != nil {
-			return made[f], nil
-		}
-		own, err := duplicate(f)
-		if err == nil {
-			made[f] = own
-		}
-		return own, err
-	}
-	out := *r
-	out.Group = make([]ModelFiles, len(r.Group))
-	for i := range r.models() {
-		m, err := r.model(i).ownBy(again)
-		if err != nil {
-			for _, f := range made {
-				_ = f.Close() // opened for reading only: nothing can be lost
-			}
-			return nil, err
-		}
-		if i == 0 {
-			out.Graph, out.External = m.Graph, m.External
-			continue
-		}
-		out.Group[i-1] = m
-	}
-	return &out, nil
-}
-
-func (f ModelFiles) ownBy(duplicate func(*os.File) (*os.File, error)) (out ModelFiles, err error) {
-	out = ModelFiles{Name: f.Name, External: make(map[string]*os.File, len(f.External))}
-	if out.Graph, err = duplicate(f.Graph); err != nil {
-		return out, err
-	}
-	for location, one := range f.External {
-		if out.External[location], err = duplicate(one); err != nil {
-			return out, err
-		}
-	}
-	return out, nil
+	return identity.Files{}, upkeep.ErrNoSource
 }

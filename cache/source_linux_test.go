@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -174,25 +173,6 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	require.Equal(t, SeverityWarning, advice.Advice[i].Severity)
 	require.Contains(t, advice.Advice[i].Text, "3 of 4 builds cannot be compiled again in the background")
 	require.Contains(t, advice.Advice[i].Text, "1: "+whyPrivate)
-}
-
-// A file system that another user serves may never answer. It holds up one goroutine, and neither
-// job nor rebuild.
-func TestOpensOfOtherUsersFilesAreBounded(t *testing.T) {
-	b := newBench(t)
-	stuck := make(chan struct{})
-	defer close(stuck)
-	never := func() (*os.File, error) { <-stuck; return nil, errors.New("late") }
-	for range maxBlocking {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		_, err := b.cache.openBounded(ctx, never)
-		require.ErrorIs(t, err, errUnanswered)
-	}
-	_, err := b.cache.openBounded(context.Background(), never)
-	require.ErrorContains(t, err, "8 opens of other files have not returned")
-	require.Equal(t, whyElsewhere, b.acquire(b.request(b.model(1))).Build.Source.Why,
-		"the compile goes on")
 }
 
 func copyOver(b *bench, from, to string) {

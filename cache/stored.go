@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/dedupe"
@@ -57,7 +58,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c.rights = c.openRights()
-	c.memo, c.reports = newMemo(&c.index.Memos), newReports(c.now, c.later)
+	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), newReports(c.now, c.later)
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func (s *Stored) Problems() (lines []string) {
 // Find answers a request with the build that the store has for it, whose files it has hashed; its
 // outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may say what
 // the model will be loaded with: builds that these libraries made are optimal, all others unknown,
-// because nothing is run to find out. build narrows to builds whose key begins so. A *NeedFilesError
+// because nothing is run to find out. build narrows to builds whose key begins so. A *identity.NeedFilesError
 // says which external data the request lacks.
 //
 // The device that a request means, and so its key, is not known unless its execution provider is

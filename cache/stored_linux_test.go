@@ -272,7 +272,7 @@ func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
 	files := r.External
 	r.External = nil
 	_, err := b.stored().Find(context.Background(), r, "")
-	var need *NeedFilesError
+	var need *identity.NeedFilesError
 	require.ErrorAs(t, err, &need)
 	require.Equal(t, []string{"weights.bin"}, need.Locations)
 	r.External = files

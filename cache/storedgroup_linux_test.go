@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -154,10 +155,10 @@ func TestAStoredGroupsExternalDataIsAskedForByModel(t *testing.T) {
 	b := newBench(t)
 	first, second := b.external(1, nil), b.external(2, nil)
 	r := first
-	r.Group = []ModelFiles{{Name: "second", Graph: second.Graph}}
+	r.Group = []identity.Files{{Name: "second", Graph: second.Graph}}
 	r.External = nil
 	_, err := b.stateless(r)
-	var need *NeedFilesError
+	var need *identity.NeedFilesError
 	require.ErrorAs(t, err, &need)
 	require.Equal(t, []string{"weights.bin", "weights.bin"}, need.Locations)
 	require.Equal(t, []int{0, 1}, need.Members)

@@ -51,7 +51,7 @@ func (c *Cache) keepWanted(f *flight, at *attempt) {
 		StrictORT: r.StrictORT, Queued: f.queued, Starts: at.resumed.starts}
 	for i := range r.models() {
 		m := r.model(i)
-		s, err := c.reference(context.Background(), m.Graph, m.External, r.Peer.UID == c.uid)
+		s, err := c.sources.Reference(context.Background(), m, r.Peer.UID == c.uid)
 		if err == nil && !validPaths(s) {
 			err = errors.New("a path is not UTF-8")
 		}
@@ -172,14 +172,15 @@ func (c *Cache) askAgain(ctx context.Context, id string, w *queuedJob) (*Answer,
 	case w.Source.Kind == "":
 		return nil, noSource("the daemon cannot open the model by itself; ask again")
 	}
-	b := &index.Build{UID: w.UID, ModelName: w.Name, ModelDigest: w.Model, Record: w.Record, Source: w.Source}
-	if len(w.Members) > 0 {
-		b.Members = append(b.Members, index.Member{ModelName: w.Name})
+	at, err := attemptAt(w.UID, w.Name, w.Model, w.Record)
+	if err != nil {
+		return nil, err
 	}
+	names, sources := []string{w.Name}, []index.Source{w.Source}
 	for _, m := range w.Members {
-		b.Members = append(b.Members, index.Member{ModelName: m.Name, Source: m.Source})
+		names, sources = append(names, m.Name), append(sources, m.Source)
 	}
-	r, err := c.sourceRequest(ctx, b)
+	r, err := c.reopened(ctx, at, names, sources)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,11 @@
 // execution provider is known by make the build key. Records stand in manifests, so a change of what one encodes to makes stored builds
 // unreachable: samples in the tests hold it still.
 //
-// What nobody knows, or clients may not ask for, is refused with a *refusal.Error. Nothing here opens, locks or runs anything but the files of options, which
-// are read; any number of goroutines may use it. Start reading at Terms.Record.
+// What nobody knows, or clients may not ask for, is refused with an *apierr.Error. Terms and records open nothing but
+// the files of options.
+//
+// Models finds the digest of a model, by hashing its files or by what is remembered under their stamps. Sources
+// remembers where a model's files are, and opens them again.
+//
+// Any number of goroutines may use all of it. Start reading at Terms.Record and Models.Identify.
 package identity

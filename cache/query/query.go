@@ -6,9 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -37,21 +37,8 @@ type Options struct {
 	DiskBytesOf func(cas.Digest) int64                  // what a blob takes on the disk, in all of its forms
 	NeededBy    func(cas.Digest) ([]index.BuildID, error)
 
-	Judge   func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
-	Sources func(context.Context, *index.Build) (*Sources, error)
-}
-
-// Sources are the open files of the models that a build was made from.
-type Sources struct {
-	Models []SourceModel
-	Close  func() // closes the files
-}
-
-// SourceModel is one of them.
-type SourceModel struct {
-	Name     string // "": not known
-	Graph    *os.File
-	External map[string]*os.File // by location
+	Judge   func(*wire.Build, *index.Build)                               // fills in what the build is good for, and what it gains
+	Sources func(context.Context, *index.Build) ([]identity.Files, error) // opens the models that it was made from
 }
 
 // Queries answers by the records of one store. Its methods may be called by several goroutines.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -124,10 +125,10 @@ func (n *names) read(ctx context.Context, q *Queries, b *index.Build) error {
 	if err != nil {
 		return err
 	}
-	defer sources.Close()
+	defer identity.Close(sources...)
 	var models []weights.Model
 	var called []string
-	for _, one := range sources.Models {
+	for _, one := range sources {
 		graph, err := epmodel.FileSource(one.Graph)
 		if err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock"
@@ -107,7 +108,7 @@ func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscr
 
 // wireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
 func wireError(err error) error {
-	var need *cache.NeedFilesError
+	var need *identity.NeedFilesError
 	if errors.As(err, &need) {
 		out := &unixsock.NeedError{Locations: need.Locations}
 		for _, i := range need.Members {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/internal/apierr"
@@ -61,7 +62,7 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, exter
 		return err
 	}
 	answer, err := g.stored.Find(ctx, request, g.build)
-	if need := (*cache.NeedFilesError)(nil); errors.As(err, &need) {
+	if need := (*identity.NeedFilesError)(nil); errors.As(err, &need) {
 		for i, location := range need.Locations {
 			member := 0
 			if len(need.Members) > 0 {

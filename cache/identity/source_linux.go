@@ -1,4 +1,4 @@
-package cache
+package identity
 
 import (
 	"errors"
@@ -57,12 +57,21 @@ func openKept(path string, uid uint32, own bool) (*os.File, error) {
 	case own && (st.Uid == uid || st.Uid == 0):
 		return os.NewFile(uintptr(fd), path), nil
 	case st.Mode&0o004 == 0:
-		err = fmt.Errorf("it belongs to user %d: %w", st.Uid, errPrivate)
+		err = fmt.Errorf("it belongs to user %d: %w", st.Uid, ErrPrivate)
 	case on.Type == unix.FUSE_SUPER_MAGIC:
-		err = fmt.Errorf("it is on FUSE: %w", errUnanswered)
+		err = fmt.Errorf("it is on FUSE: %w", ErrUnanswered)
 	default:
 		return os.NewFile(uintptr(fd), path), nil
 	}
 	_ = unix.Close(fd) // opened for reading only: nothing can be lost
 	return nil, &os.PathError{Op: "open", Path: path, Err: err}
+}
+
+// Duplicate returns another descriptor of the open file.
+func Duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, &os.PathError{Op: "dup", Path: f.Name(), Err: err}
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }

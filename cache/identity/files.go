@@ -1,0 +1,167 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/internal/apierr"
+)
+
+// Files are the files of one model.
+type Files struct {
+	Name     string // for people; never part of identity
+	Graph    *os.File
+	External map[string]*os.File // by location
+}
+
+// NeedFilesError answers a request whose model refers to external data that was not presented.
+type NeedFilesError struct {
+	Locations []string
+	Members   []int // of a group: whose each location is, 0 is the first model; nil: all are that one's
+}
+
+func (e *NeedFilesError) Error() string {
+	return fmt.Sprintf("the model refers to %d files of external data that were not presented", len(e.Locations))
+}
+
+func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
+	for _, l := range missing.Locations {
+		e.Locations, e.Members = append(e.Locations, l), append(e.Members, member)
+	}
+}
+
+// All lists every file of the models in a fixed order.
+func All(models ...Files) (files []*os.File) {
+	for _, m := range models {
+		files = append(files, m.Graph)
+		for _, l := range slices.Sorted(maps.Keys(m.External)) {
+			files = append(files, m.External[l])
+		}
+	}
+	return files
+}
+
+// Descriptors lists the files of the models, each once: one descriptor may stand for several of them.
+func Descriptors(models ...Files) (files []*os.File) {
+	seen := make(map[*os.File]bool)
+	for _, f := range All(models...) {
+		if !seen[f] {
+			seen[f] = true
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// Own returns the models with descriptors of their own, which the caller closes. A descriptor that
+// stands for several files is duplicated once: a request may name each as often as it likes.
+func Own(models ...Files) (own []Files, err error) {
+	made := make(map[*os.File]*os.File)
+	again := func(f *os.File) *os.File {
+		if made[f] == nil && err == nil {
+			made[f], err = Duplicate(f)
+		}
+		return made[f]
+	}
+	for _, m := range models {
+		one := Files{Name: m.Name, Graph: again(m.Graph), External: make(map[string]*os.File, len(m.External))}
+		for location, f := range m.External {
+			one.External[location] = again(f)
+		}
+		own = append(own, one)
+	}
+	if err != nil {
+		Close(own...)
+		return nil, err
+	}
+	return own, nil
+}
+
+// Close closes the files of the models, which were opened for reading only: nothing can be lost.
+func Close(models ...Files) {
+	for _, f := range All(models...) {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// Read reads the model's graph.
+func (f Files) Read(ctx context.Context) (*epmodel.Model, error) {
+	src, err := epmodel.FileSource(f.Graph)
+	if err != nil {
+		return nil, apierr.New(apierr.BadModel, err, "model %q cannot be read", f.Name)
+	}
+	m, err := epmodel.Read(ctx, f.Name, src)
+	if err != nil {
+		return nil, f.Refused(err)
+	}
+	return m, nil
+}
+
+// Changed is the error for a model that has other bytes than those that were hashed.
+func (f Files) Changed(err error) error {
+	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).
+		WithHint("wait until whatever writes it is done, and ask again")
+}
+
+// Refused turns an error of epmodel into one with a class: damage in the bytes is the model's fault.
+func (f Files) Refused(err error) error {
+	var format *epmodel.FormatError
+	switch {
+	case errors.As(err, &format):
+		said := *format
+		if said.File == f.Name {
+			said.File = "" // which the error begins with
+		}
+		e := apierr.New(apierr.BadModel, &said, "model %q", f.Name).WithFact("file", format.File).
+			WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
+		e.Err = err
+		return e
+	case errors.Is(err, context.Canceled):
+		return apierr.New(apierr.Cancelled, err, "model %q", f.Name)
+	case errors.Is(err, context.DeadlineExceeded):
+		return apierr.New(apierr.Deadline, err, "model %q", f.Name)
+	}
+	return apierr.New(apierr.BadModel, err, "model %q", f.Name)
+}
+
+// missing lists the locations for which no file was presented.
+func (f Files) missing(locations []string) (missing []string) {
+	for _, l := range locations {
+		if f.External[l] == nil {
+			missing = append(missing, l)
+		}
+	}
+	return missing
+}
+
+// open returns the function that opens external data for hashing with these sums.
+func (f Files) open(sums *Sums) func(location string) (epmodel.Source, error) {
+	return func(location string) (epmodel.Source, error) {
+		file := f.External[location]
+		if file == nil {
+			return nil, fmt.Errorf("external data %q: %w", location, fs.ErrNotExist)
+		}
+		return sums.source(file)
+	}
+}
+
+// FreeDimensions names the dimensions of the inputs that the model leaves open.
+func FreeDimensions(m *epmodel.Model) []string {
+	seen := make(map[string]bool)
+	for _, in := range m.Inputs {
+		for _, d := range in.Shape {
+			if d.Param != "" {
+				seen[d.Param] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}

@@ -1,0 +1,267 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"lukechampine.com/blake3"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/internal/witness"
+)
+
+// Model is what the content of a model says; it holds for as long as the files' stamps do.
+type Model struct {
+	Digest    cas.Digest
+	Locations []string // external data, sorted
+	Compiled  bool     // the model has EPContext nodes already, and they are no source
+	Reader    int      // readerVersion where Compiled; it is not believed where another said so
+	Store     string   // metadata "epcache.store"
+	FreeDims  []string // names of free dimensions of the inputs
+
+	Group []cas.Digest `json:"-"` // of the further models of a group
+}
+
+// readerVersion is that of isArtefact. Remembered identities of earlier versions lack what they did
+// not look for.
+const readerVersion = 2
+
+// isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap
+// a model in OpenVINO's own format are a source: that has to be compiled each time it is loaded,
+// too.
+func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
+
+// Models identifies models, and remembers them by the stamps of their files: in memory, and in a book
+// that outlives the process. It is safe for concurrent use.
+type Models struct {
+	book  memo.Book
+	now   func() time.Time
+	known memo.Table[memoEntry, Model]
+
+	reading keyed.Locks[memo.ID] // graphs: applications are started by the dozen, and one reading does for all
+}
+
+type memoEntry struct {
+	id   memo.ID
+	kind string
+}
+
+const memoEntries = 1 << 16
+
+// NewModels returns Models that remember in the book.
+func NewModels(book memo.Book, now func() time.Time) *Models { return &Models{book: book, now: now} }
+
+// Asked are the models of one request.
+type Asked struct {
+	UID    uint32 // the user whose files they are
+	Models []Files
+	Adopt  bool         // a model that is compiled already is to be kept: more is part of its identity
+	Phase  func(string) // is called before files are read
+}
+
+// reading is one model that is being identified.
+type reading struct {
+	Files
+	asked *Asked
+	sums  *Sums // nil: nothing is remembered of external data
+}
+
+// Identify returns the identity of the models, from the memo where every file is unchanged, else by
+// reading and hashing every byte. A *NeedFilesError says which external data is missing.
+func (ms *Models) Identify(ctx context.Context, asked *Asked) (Model, error) {
+	if len(asked.Models) == 1 {
+		return ms.identify(ctx, &reading{Files: asked.Models[0], asked: asked})
+	}
+	var all Model
+	sums, need, seen := &Sums{now: ms.now}, &NeedFilesError{}, make(map[cas.Digest]string)
+	for i, one := range asked.Models {
+		m, err := ms.identify(ctx, &reading{one, asked, sums})
+		var missing *NeedFilesError
+		switch {
+		case errors.As(err, &missing):
+			need.add(missing, i)
+			continue
+		case err != nil:
+			return Model{}, err
+		case m.Compiled:
+			return Model{}, apierr.New(apierr.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
+		case seen[m.Digest] != "":
+			return Model{}, apierr.New(apierr.BadRequest, nil, "models %q and %q of the group are the same", seen[m.Digest], one.Name)
+		}
+		seen[m.Digest] = one.Name
+		if i == 0 {
+			all = m
+			continue
+		}
+		all.Group = append(all.Group, m.Digest)
+		all.Store = narrower(all.Store, m.Store)
+		all.FreeDims = slices.Concat(all.FreeDims, m.FreeDims) // what the memo remembers is others' too
+	}
+	if len(need.Locations) > 0 {
+		return Model{}, need
+	}
+	return all, nil
+}
+
+// narrower of two models' wishes about where to store: what holds for one member holds for the group.
+func narrower(a, b string) string {
+	for _, wish := range []string{"none", "user"} {
+		if a == wish || b == wish {
+			return wish
+		}
+	}
+	return a
+}
+
+// Stamp returns the stamp of the user's graph, if the memo has the digest under it.
+func (ms *Models) Stamp(uid uint32, f Files, digest cas.Digest) (cas.Stamp, bool) {
+	stamp, err := cas.StampOf(f.Graph)
+	if err != nil {
+		return cas.Stamp{}, false
+	}
+	key, ok := memo.FileKey(uid, f.Graph) // takes a stamp of its own: the first one is compared from here on
+	if !ok {
+		return cas.Stamp{}, false
+	}
+	m, ok, err := ms.remembered(&reading{Files: f, asked: &Asked{UID: uid}}, key)
+	return stamp, ok && err == nil && m.Digest == digest
+}
+
+func (ms *Models) identify(ctx context.Context, r *reading) (Model, error) {
+	graphKey, believable := memo.FileKey(r.asked.UID, r.Graph)
+	if r.asked.Adopt {
+		graphKey = blake3.Sum256(append([]byte("adopt"), graphKey[:]...))
+	}
+	if believable {
+		if m, ok, err := ms.remembered(r, graphKey); ok || err != nil {
+			return m, err
+		}
+	}
+	r.asked.Phase("reading")
+	return ms.read(ctx, r, graphKey, believable)
+}
+
+// remembered gives the identity from the memo, if it is there.
+func (ms *Models) remembered(r *reading, graphKey memo.ID) (m Model, ok bool, err error) {
+	m, ok = ms.load(graphKey, "graph")
+	if !ok {
+		return Model{}, false, nil
+	}
+	if missing := r.missing(m.Locations); len(missing) > 0 {
+		return Model{}, false, &NeedFilesError{Locations: missing}
+	}
+	if len(m.Locations) == 0 {
+		return m, true, nil
+	}
+	key, ok := r.modelKey(graphKey, m.Locations)
+	if ok {
+		m, ok = ms.load(key, "model")
+	}
+	return m, ok, nil
+}
+
+// read hashes the model and remembers its identity if nothing moved meanwhile.
+func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believable bool) (Model, error) {
+	src, err := epmodel.FileSource(r.Graph)
+	if err != nil {
+		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
+	}
+	before, err := witness.Watch(Descriptors(r.Files), ms.now(), believable)
+	if err != nil {
+		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
+	}
+	if before.Believed() { // else nothing will be remembered
+		end, err := ms.reading.Lock(ctx, graphKey)
+		if err != nil {
+			return Model{}, r.Refused(err)
+		}
+		defer end()
+		if m, ok, err := ms.remembered(r, graphKey); ok || err != nil {
+			return m, err // by who had the turn before
+		}
+	}
+	read, err := epmodel.Read(ctx, r.Name, src)
+	if err != nil {
+		return Model{}, r.Refused(err)
+	}
+	m := Model{Locations: read.Locations(), Compiled: isArtefact(read), Store: read.Metadata["epcache.store"], FreeDims: FreeDimensions(read)}
+	if m.Compiled {
+		m.Reader = readerVersion
+		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to
+		// be kept.
+		read.Initializers, m.Locations = nil, nil
+		// Where a name is bad it cannot be adopted, which is told then.
+		if files, err := read.ArtefactFiles(); r.asked.Adopt && err == nil {
+			read.Whole, m.Locations = files, files
+		}
+	}
+	if missing := r.missing(m.Locations); len(missing) > 0 {
+		if before.Believed() && before.Unchanged() == nil {
+			ms.save(graphKey, "graph", m) // without a digest: only "model" records carry one
+		}
+		return Model{}, &NeedFilesError{Locations: missing}
+	}
+	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
+	modelKey, keyed := r.modelKey(graphKey, m.Locations)
+	sum, err := epmodel.Digest(ctx, read, src, r.open(r.sums), r.sums.of)
+	if err != nil {
+		return Model{}, r.Refused(err)
+	}
+	m.Digest = cas.Digest(sum)
+	if err := before.Unchanged(); err != nil {
+		return Model{}, r.Changed(err)
+	}
+	if before.Believed() {
+		ms.save(graphKey, "graph", m)
+		if keyed && len(m.Locations) > 0 {
+			ms.save(modelKey, "model", m)
+		}
+	}
+	return m, nil
+}
+
+func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
+	e := memoEntry{key, kind}
+	m, ok := ms.known.Load(e)
+	if ok {
+		return m, m.complete(kind)
+	}
+	m, ok = memo.Recall[Model](ms.book, kind+":"+string(key[:]))
+	if !ok || m.Compiled && m.Reader != readerVersion {
+		return Model{}, false
+	}
+	ms.known.Save(e, m, memoEntries)
+	return m, m.complete(kind)
+}
+
+// complete: a "graph" record may lack the digest when it was made before the external data had come; it is then
+// good for the list of locations only.
+func (m *Model) complete(kind string) bool {
+	return !m.Digest.IsZero() || kind == "graph" && len(m.Locations) > 0
+}
+
+func (ms *Models) save(key memo.ID, kind string, m Model) {
+	ms.known.Save(memoEntry{key, kind}, m, memoEntries)
+	// A memo that cannot be saved costs another hashing later, nothing else.
+	_ = memo.Save(ms.book, kind+":"+string(key[:]), m)
+}
+
+// modelKey is the key of a graph with its external data: false when one of the files cannot be believed.
+func (r *reading) modelKey(graph memo.ID, locations []string) (memo.ID, bool) {
+	b := append(make([]byte, 0, 64+64*len(locations)), graph[:]...)
+	for _, l := range locations {
+		k, ok := memo.FileKey(r.asked.UID, r.External[l])
+		if !ok {
+			return memo.ID{}, false
+		}
+		b = memo.AppendText(b, l)
+		b = append(b, k[:]...)
+	}
+	return blake3.Sum256(b), true
+}

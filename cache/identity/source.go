@@ -1,0 +1,133 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/epcached/epcached/index"
+)
+
+// Sources remembers source models by the paths of their files, and opens them again. It is safe for
+// concurrent use.
+type Sources struct {
+	uid     uint32        // the daemon's user
+	opening chan struct{} // one token for each open
+}
+
+// NewSources returns Sources for a daemon of this user.
+func NewSources(uid uint32) *Sources {
+	return &Sources{uid: uid, opening: make(chan struct{}, maxBlocking)}
+}
+
+// Why a file cannot be remembered by its path, or opened again.
+var (
+	ErrNoPath     = errors.New("no path")
+	ErrPrivate    = errors.New("other users may not read it")
+	ErrUnanswered = errors.New("a file system that may never answer")
+)
+
+// Reference remembers the paths of a model's files. They come from the descriptors: a path that a
+// client states is not used. own: the request is of the daemon's own user. Of other users' requests
+// only files that all may read are remembered, because the daemon may be able to open others, and
+// the client may not.
+func (s *Sources) Reference(ctx context.Context, f Files, own bool) (index.Source, error) {
+	out := index.Source{Kind: index.SourceReference}
+	var err error
+	if out.Path, err = s.path(ctx, f.Graph, own); err != nil {
+		return index.Source{}, err
+	}
+	for _, location := range slices.Sorted(maps.Keys(f.External)) {
+		path, err := s.path(ctx, f.External[location], own)
+		if err == nil && !utf8.ValidString(location) {
+			err = errors.New("not UTF-8")
+		}
+		if err != nil {
+			return index.Source{}, fmt.Errorf("external data %q: %w", location, err)
+		}
+		if out.External == nil {
+			out.External = make(map[string]string)
+		}
+		out.External[location] = path
+	}
+	return out, nil
+}
+
+// Open opens the files that Reference remembered, which the caller closes. own is that of Reference.
+func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files, error) {
+	open := func(path string) (*os.File, error) {
+		return s.open(ctx, func() (*os.File, error) { return openKept(path, s.uid, own) })
+	}
+	f := Files{External: make(map[string]*os.File)}
+	var err error
+	if f.Graph, err = open(from.Path); err != nil {
+		return Files{}, err
+	}
+	for location, path := range from.External {
+		if f.External[location], err = open(path); err != nil {
+			Close(f)
+			return Files{}, fmt.Errorf("external data %q: %w", location, err)
+		}
+	}
+	return f, nil
+}
+
+// path is the path of a file that could be opened again by it.
+func (s *Sources) path(ctx context.Context, f *os.File, own bool) (string, error) {
+	again, err := s.open(ctx, func() (*os.File, error) {
+		path, err := pathOf(f)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNoPath, err)
+		}
+		return openKept(path, s.uid, own)
+	})
+	if err != nil {
+		return "", err
+	}
+	return again.Name(), again.Close()
+}
+
+// Bounds of opens by remembered paths, which may lead to a file system that never answers.
+const (
+	openTime    = 5 * time.Second
+	maxBlocking = 8 // that did not return in that time
+)
+
+// open opens a file on a goroutine of its own, and gives up waiting after openTime.
+func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.File, error) {
+	select {
+	case s.opening <- struct{}{}:
+	default:
+		return nil, fmt.Errorf("%w: %d opens of other files have not returned", ErrUnanswered,
+			maxBlocking)
+	}
+	ctx, end := context.WithTimeout(ctx, openTime)
+	defer end()
+	type opened struct {
+		file *os.File
+		err  error
+	}
+	done := make(chan opened)
+	go func() {
+		f, err := open()
+		<-s.opening
+		select {
+		case done <- opened{f, err}:
+		case <-ctx.Done():
+			if f != nil {
+				_ = f.Close() // opened for reading only: nothing can be lost
+			}
+		}
+	}()
+	select {
+	case o := <-done:
+		return o.file, o.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: not opened in %s", ErrUnanswered, openTime)
+	}
+}
