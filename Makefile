@@ -131,7 +131,7 @@ bench-space: deps ## measure how much room real context binaries take, and how f
 	@mkdir -p report $(BIN) $(SPACE_WORK)
 	cd testdata/space && $(GO) build -o $(BIN)/space .
 	$(BIN)/space --corpus $(DEPS)/space --peers $(DEPS)/peers --work $(SPACE_WORK) --week | tee report/space.txt
-	EPCACHED_LARGE=1 $(GO) test -v -timeout 30m -run TenGigabytes ./dedupe | tee -a report/space.txt
+	EPCACHED_LARGE=1 $(GO) test -v -timeout 30m -run TenGigabytes ./dedupe/match | tee -a report/space.txt
 
 .PHONY: bench-million
 bench-million: ## measure a store of a million entries: start, hit, plan, memory; takes 12 GB below MILLION_WORK and some ten minutes, more on a machine that does other work

@@ -30,7 +30,9 @@ var allowed = map[string][]string{
 	"internal/suggest":                       {},
 	"internal/keyed":                         {},
 	"weights":                                {"epmodel"},
-	"dedupe":                                 {"cas"},
+	"dedupe":                                 {"cas", "internal/parallel"},
+	"dedupe/match":                           {"cas", "dedupe", "internal/parallel"},
+	"internal/parallel":                      {},
 	"dedupe/exact":                           {}, // of tests and benchmarks
 	"index":                                  {"cas", "index/manifestpb"},
 	"index/manifestpb":                       {},
@@ -49,11 +51,11 @@ var allowed = map[string][]string{
 	"internal/watch":                         {},
 	"internal/flock":                         {},
 	"internal/witness":                       {"cas"},
-	"store/packing":                          {"cas", "dedupe"}, // and not index: it knows no builds
-	"cache/rights":                           {"index"},         // for what a build says of its scope
+	"store/packing":                          {"cas", "dedupe", "dedupe/match"}, // and not index: it knows no builds
+	"cache/rights":                           {"index"},                         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
-	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights"}, // not cache, which is written to
-	"cache/upkeep":                           {"index", "internal/memo"},                                                                                                                                                                                // index: for keys, builds and their ids
+	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights"}, // not cache, which is written to
+	"cache/upkeep":                           {"index", "internal/memo"},                                                                                                                                                                                                // index: for keys, builds and their ids
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
@@ -61,7 +63,7 @@ var allowed = map[string][]string{
 	"cache/identity":                         {"cas", "compilers", "epmodel", "index", "internal/apierr", "internal/keyed", "internal/memo", "internal/suggest", "internal/witness"}, // index: for keys, what a build says of itself, and where its source is
 	"cache/runtimes":                         {"compilers"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep"},
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"},                                                                                                          // the names of execution providers, and where the socket is by default
 	"cmd/epcached":                           {"cache", "compilers", "internal/config", "cache/failure", "internal/apierr", "cache/identity", "cache/rules", "unixsock", "unixsock/wire", "internal/watch", "cache/rights", "cache/runtimes", "cache/upkeep"}, // watch: the configuration, while the daemon runs
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},

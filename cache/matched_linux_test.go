@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/dedupe/match"
 )
 
 // Sketches of another version are made anew, of builds' blobs and of containers that only recipes need, and what was found out by them is too.
@@ -43,7 +44,7 @@ func (b *bench) requireSketch(d cas.Digest) {
 	b.Helper()
 	raw, ok := b.cache.index.Sketches.Get(d[:])
 	require.True(b, ok)
-	_, err := dedupe.DecodeSketch(raw)
+	_, err := match.DecodeSketch(raw)
 	require.NoError(b, err)
 }
 

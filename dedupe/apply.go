@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/parallel"
 )
 
 // ApplyOptions say how a blob is rebuilt.
@@ -91,9 +92,9 @@ func (t *tee) ReadAt(p []byte, off int64) (int, error) {
 func (t *tee) copy(ctx context.Context, size int64) error {
 	steps := int((size + cas.WriteStep - 1) / cas.WriteStep)
 	begin := func() []byte { return make([]byte, cas.WriteStep) }
-	return onAllCores(ctx, steps, begin, func(b []byte, i int) error {
+	return parallel.Do(ctx, steps, begin, func(b []byte, i int) error {
 		at := int64(i) * cas.WriteStep
-		return readFull(t, b[:min(cas.WriteStep, size-at)], at)
+		return ReadFull(t, b[:min(cas.WriteStep, size-at)], at)
 	}, nil)
 }
 

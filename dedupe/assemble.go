@@ -81,12 +81,12 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at offset %d", off)
 	}
-	return readExtents(a.recipe.Extents, p, off, a.fill)
+	return ReadExtents(a.recipe.Extents, p, off, a.fill)
 }
 
-// readExtents reads from off what extents in order of At make up; fill reads the bytes of one, from
+// ReadExtents reads from off what extents in order of At make up; fill reads the bytes of one, from
 // skip on.
-func readExtents(
+func ReadExtents(
 	all []Extent, p []byte, off int64, fill func(p []byte, e Extent, skip int64) error,
 ) (n int, err error) {
 	i := sort.Search(len(all), func(i int) bool { return all[i].At+all[i].Length > off })
@@ -113,7 +113,7 @@ func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 	if e.Period > 0 {
 		err = fillRepeated(p, s, e, skip)
 	} else {
-		err = readFull(s, p, e.From+skip)
+		err = ReadFull(s, p, e.From+skip)
 	}
 	if err != nil && e.Container < len(a.recipe.Containers) {
 		return &ContainerError{a.recipe.Containers[e.Container].Digest, err}
@@ -126,7 +126,7 @@ func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	phase := skip % e.Period
 	n := int(min(int64(len(p)), e.Period-phase))
-	if err := readFull(s, p[:n], e.From+phase); err != nil {
+	if err := ReadFull(s, p[:n], e.From+phase); err != nil {
 		return err
 	}
 	if n == len(p) {
@@ -135,7 +135,7 @@ func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	rest := p[n:]
 	unit := int(min(int64(len(rest)), e.Period))
 	head := min(unit, int(phase)) // of the period's beginning, what has not been read yet
-	if err := readFull(s, rest[:head], e.From); err != nil {
+	if err := ReadFull(s, rest[:head], e.From); err != nil {
 		return err
 	}
 	copy(rest[head:unit], p[:unit-head])

@@ -2,46 +2,42 @@ package dedupe
 
 import (
 	"context"
-	"slices"
 
 	"github.com/klauspost/compress/zstd"
-
-	"github.com/epcached/epcached/cas"
 )
 
-// What is compressed is cut into frames of frameSize. Larger ones gain one or two
+// FrameSize is the size of frames before they are compressed. Larger ones gain one or two
 // per cent of what has headers and tables, and make the reading of single ranges
 // slower; smaller ones lose as much.
-const (
-	frameSize    = 256 << 10
-	sampleFrames = 16
-)
+const FrameSize = 256 << 10
+
+const sampleFrames = 16
 
 // newFrameEncoder gives an encoder for one goroutine. What is compressed is cold
 // and compressed once, so it may take its time; the better level finds an entropy
 // in weights that the default leaves.
 func newFrameEncoder() (*zstd.Encoder, error) {
 	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1),
-		zstd.WithWindowSize(frameSize), zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
+		zstd.WithWindowSize(FrameSize), zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
 }
 
 // Compressed estimates how many bytes a source takes as frames: from 16 of them,
 // spread over it, or from all if it has no more.
 func Compressed(ctx context.Context, s Source) (int64, error) {
-	f := &Frames{Size: s.Size(), Each: frameSize}
+	f := &Frames{Size: s.Size(), Each: FrameSize}
 	c, err := newFrameEncoder()
 	if err != nil || f.Size == 0 {
 		return 0, err
 	}
 	step := max(1, int(f.count())/sampleFrames)
 	plain, stored := int64(0), int64(0)
-	b, out := make([]byte, frameSize), []byte(nil)
+	b, out := make([]byte, FrameSize), []byte(nil)
 	for i := 0; i < int(f.count()); i += step {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
 		p := b[:f.plain(i)]
-		if err := readFull(s, p, int64(i)*f.Each); err != nil {
+		if err := ReadFull(s, p, int64(i)*f.Each); err != nil {
 			return 0, err
 		}
 		out = c.EncodeAll(p, out[:0])
@@ -49,18 +45,6 @@ func Compressed(ctx context.Context, s Source) (int64, error) {
 		stored += min(int64(len(out)), int64(len(p)))
 	}
 	return int64(float64(stored) / float64(plain) * float64(f.Size)), nil
-}
-
-// Framed returns the plan as a recipe that has the blob's own literals in its own
-// file, compressed: Shelf.Put writes them there. The plan has literals.
-func (p *Plan) Framed(blob cas.Digest) *Recipe {
-	last := len(p.Containers) - 1 // the literals, which the frames take the place of
-	return &Recipe{
-		Blob: blob, Size: p.Size,
-		Containers: slices.Clone(p.Containers[:last]), Literals: NoLiterals,
-		Extents: slices.Clone(p.Extents),
-		Frames:  &Frames{Size: p.LiteralSize(), Each: frameSize},
-	}
 }
 
 // compressTo writes the frames of a source behind each other, from at on, and
@@ -79,7 +63,7 @@ func (f *Frames) compressTo(
 			return err
 		}
 		p := b[:f.plain(i)]
-		if err := readFull(s, p, int64(i)*f.Each); err != nil {
+		if err := ReadFull(s, p, int64(i)*f.Each); err != nil {
 			return err
 		}
 		if out = c.EncodeAll(p, out[:0]); len(out) < len(p) {

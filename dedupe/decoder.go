@@ -144,7 +144,7 @@ func (d *decoder) frames(f *Frames) {
 		return
 	}
 	f.Each = int64(binary.LittleEndian.Uint32(each))
-	if f.Each == 0 || f.Size > maxSize || f.count() > int64(len(d.b)-d.at)/frameEntry {
+	if f.Each == 0 || f.Size > MaxSize || f.count() > int64(len(d.b)-d.at)/frameEntry {
 		d.at -= 4
 		d.fail("frame size", "%d bytes, and %d come out of what has a table of %d", f.Each, f.Size, len(d.b)-d.at)
 		return

@@ -66,7 +66,7 @@ func (f *Frames) stored() (sum int64) {
 
 func (f *Frames) validate() error {
 	switch {
-	case f.Size <= 0 || f.Size > maxSize:
+	case f.Size <= 0 || f.Size > MaxSize:
 		return invalid("literals", "%d bytes", f.Size)
 	case f.Each < MinFrame || f.Each > MaxFrame || f.Each&(f.Each-1) != 0:
 		return invalid("frame size", "%d bytes", f.Each)

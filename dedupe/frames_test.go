@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -121,54 +120,6 @@ func TestFramesAreReadInAnyRange(t *testing.T) {
 	a, err := Assemble(got, openSample)
 	require.NoError(t, err)
 	requireAnyRange(t, a, plain)
-}
-
-// A plan becomes a recipe that has the literals itself, whose frames are written with it, and that
-// is proven before it gets its name.
-func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
-	ctx := context.Background()
-	noise := func(seed byte, n int) []byte {
-		b := make([]byte, n)
-		_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
-		return b
-	}
-	container, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
-	plain := slices.Concat(own[:300000], container, own[300000:])
-	target := bytes.NewReader(plain)
-	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)), Source: bytes.NewReader(container)}
-	for _, candidates := range [][]Candidate{{candidate}, nil} {
-		plan, err := Match(ctx, target, among(candidates...))
-		require.NoError(t, err)
-		r := plan.Framed(cas.Digest(blake3.Sum256(plain)))
-		require.Len(t, r.Containers, len(candidates))
-		dir := t.TempDir()
-		s, err := OpenShelf(dir, nil)
-		require.NoError(t, err)
-		open := func(cas.Digest) (Source, error) { return candidate.Source, nil }
-		proven := false
-		require.Error(t, s.Put(ctx, r, nil, nil), "the literals are missing")
-		require.NoError(t, s.Put(ctx, r, plan.Literals(target), func(staged *Recipe) error {
-			a, err := Assemble(staged, open)
-			require.NoError(t, err)
-			got, err := cas.Sum(ctx, a, 0, a.Size())
-			require.NoError(t, err)
-			require.Equal(t, r.Blob, got)
-			_, there := s.Has(r.Blob)
-			require.False(t, there, "it has its name before it is proven")
-			proven = true
-			return a.Close()
-		}))
-		require.True(t, proven)
-		again, err := s.Get(r.Blob)
-		require.NoError(t, err)
-		require.True(t, again.Same(r))
-		a, err := Assemble(again, open)
-		require.NoError(t, err)
-		requireAnyRange(t, a, plain)
-		for _, one := range r.Containers {
-			require.Equal(t, []cas.Digest{r.Blob}, s.Users(one.Digest))
-		}
-	}
 }
 
 // A recipe that is not proven leaves what was there.

@@ -6,12 +6,12 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Limits of a recipe. They bound what reading one takes to some 50 MB; Match
+// Limits of a recipe. They bound what reading one takes to some 50 MB; match.Find
 // raises its floor where a plan would not keep them.
 const (
 	MaxExtents    = 1 << 19
 	MaxContainers = 256
-	maxSize       = 1 << 56
+	MaxSize       = 1 << 56 // bytes of a blob
 )
 
 // Container is a blob that stands whole in the store and that recipes take
@@ -57,7 +57,7 @@ type Recipe struct {
 // that cover the blob, inside their containers, limits kept, no container that
 // is the blob, stands twice, or is not needed.
 func (r *Recipe) Validate() error {
-	if r.Size < 0 || r.Size > maxSize {
+	if r.Size < 0 || r.Size > MaxSize {
 		return invalid("size", "%d bytes", r.Size)
 	}
 	if err := r.validateContainers(); err != nil {
@@ -111,7 +111,7 @@ func (r *Recipe) validateContainers() error {
 			return invalid(field, "no digest")
 		case seen[c.Digest]:
 			return invalid(field, "it is there twice")
-		case c.Size <= 0 || c.Size > maxSize:
+		case c.Size <= 0 || c.Size > MaxSize:
 			return invalid(field, "%d bytes", c.Size)
 		}
 		seen[c.Digest] = true

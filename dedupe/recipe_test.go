@@ -90,7 +90,7 @@ func TestApplyCopiesBetweenFiles(t *testing.T) {
 			return nil, err
 		}
 		b := make([]byte, s.Size())
-		if err := readFull(s, b, 0); err != nil {
+		if err := ReadFull(s, b, 0); err != nil {
 			return nil, err
 		}
 		path := filepath.Join(dir, d.String())
@@ -126,7 +126,7 @@ func requireAnyRange(t *testing.T, a *Assembled, plain []byte) {
 		for _, off := range []int64{e.At, e.At + 1, e.At + e.Length/2, e.At + e.Length/2 + 1, e.At + e.Length - 1} {
 			for _, n := range []int64{1, 3, e.Length / 3, e.Length, 2 * e.Length} {
 				got := make([]byte, min(n, a.Size()-off))
-				require.NoError(t, readFull(a, got, off))
+				require.NoError(t, ReadFull(a, got, off))
 				require.True(t, bytes.Equal(plain[off:off+int64(len(got))], got), "%d bytes at %d", len(got), off)
 			}
 		}
@@ -136,7 +136,7 @@ func requireAnyRange(t *testing.T, a *Assembled, plain []byte) {
 		off := rapid.IntRange(int(e.At), int(e.At+e.Length)).Draw(t, "off")
 		n := min(rapid.IntRange(0, 20).Draw(t, "n")+rapid.IntRange(0, 1).Draw(t, "more")*int(e.Length), len(plain)-off)
 		got := make([]byte, n)
-		require.NoError(t, readFull(a, got, int64(off)))
+		require.NoError(t, ReadFull(a, got, int64(off)))
 		require.True(t, bytes.Equal(plain[off:off+n], got))
 	})
 	n, err := a.ReadAt(make([]byte, 2), a.Size()-1)
@@ -197,12 +197,12 @@ func TestValidateRefuses(t *testing.T) {
 		"a container before the first":   func(r *Recipe) { r.Extents[0].Container = -1 },
 		"a container of no bytes":        func(r *Recipe) { r.Containers = append(r.Containers, Container{cas.Digest{1}, 0}) },
 		"a container without a digest":   func(r *Recipe) { r.Containers[1].Digest = cas.Digest{} },
-		"a container above all limits":   func(r *Recipe) { r.Containers[1].Size = maxSize + 1 },
+		"a container above all limits":   func(r *Recipe) { r.Containers[1].Size = MaxSize + 1 },
 		"too many containers":            func(r *Recipe) { *r = *ofMany(MaxContainers + 1) },
 		"a negative period":              func(r *Recipe) { r.Extents[2].Period = -8 },
 		"a negative size":                func(r *Recipe) { *r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: -1} },
 		"a size above all limits": func(r *Recipe) {
-			*r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: maxSize + 1, Containers: r.Containers[1:2], Extents: []Extent{{Length: maxSize + 1, Period: 1}}}
+			*r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: MaxSize + 1, Containers: r.Containers[1:2], Extents: []Extent{{Length: MaxSize + 1, Period: 1}}}
 		},
 		"too many extents": func(r *Recipe) { *r = *ofMany(1); r.Size = MaxExtents + 1; r.Extents = bytesOf(r.Size) },
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"github.com/epcached/epcached/cas"
 )
 
 // Source is a blob whose bytes do not change while it is used: a File, a
@@ -21,15 +19,9 @@ type Source interface {
 	Size() int64
 }
 
-// Candidate is a container that Match looks for shared bytes in.
-type Candidate struct {
-	Digest cas.Digest
-	Source Source
-}
-
-// readFull fills p from off. The end before that is io.ErrUnexpectedEOF: a
+// ReadFull fills p from off. The end before that is io.ErrUnexpectedEOF: a
 // source has the size that it states.
-func readFull(r io.ReaderAt, p []byte, off int64) error {
+func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	n, err := r.ReadAt(p, off)
 	if n == len(p) {
 		return nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/dedupe/match"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -65,17 +66,17 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 		return err
 	}
 	defer target.Close() // read-only: nothing can be lost
-	var candidates []dedupe.Candidate
+	var candidates []match.Candidate
 	for _, other := range with[:min(len(with), dedupe.MaxContainers-1)] {
 		s, err := q.forms.Look(other.Digest)
 		if err != nil {
 			return err
 		}
 		defer s.Close() // likewise
-		candidates = append(candidates, dedupe.Candidate{Digest: other.Digest, Source: s})
+		candidates = append(candidates, match.Candidate{Digest: other.Digest, Source: s})
 	}
-	all := func(context.Context, dedupe.Sketch) ([]dedupe.Candidate, error) { return candidates, nil }
-	plan, err := dedupe.Match(ctx, target, all)
+	all := func(context.Context, match.Sketch) ([]match.Candidate, error) { return candidates, nil }
+	plan, err := match.Find(ctx, target, all)
 	if err != nil {
 		return err
 	}

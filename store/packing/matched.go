@@ -5,11 +5,12 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/dedupe/match"
 )
 
 // Matched is what a blob shares with others, as a recipe of it would say. The files are open until Close.
 type Matched struct {
-	Plan   *dedupe.Plan // the container without a digest is what stands nowhere else
+	Plan   *match.Plan // the container without a digest is what stands nowhere else
 	target Source
 	files  []*dedupe.File
 }
@@ -83,11 +84,11 @@ func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched
 // planFor is nil where a blob is too small. What it opens is m's.
 func (s *Sharing) planFor(
 	ctx context.Context, m *Matched, d cas.Digest, how search,
-) (*dedupe.Plan, error) {
+) (*match.Plan, error) {
 	if m.target.Size() < Least {
 		return nil, nil //nolint:nilnil // none
 	}
-	find := func(ctx context.Context, sketch dedupe.Sketch) ([]dedupe.Candidate, error) {
+	find := func(ctx context.Context, sketch match.Sketch) ([]match.Candidate, error) {
 		if _, known := s.knownSketch(d); !known {
 			if err := s.saveSketch(d, sketch); err != nil { // first, so that later blobs find this one
 				return nil, err
@@ -99,11 +100,11 @@ func (s *Sharing) planFor(
 		}
 		return s.openCandidates(ctx, m, near, how.gate)
 	}
-	return dedupe.Match(ctx, behind(ctx, m.target, how.gate), find)
+	return match.Find(ctx, behind(ctx, m.target, how.gate), find)
 }
 
-func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]dedupe.Candidate, error) {
-	var all []dedupe.Candidate
+func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]match.Candidate, error) {
+	var all []match.Candidate
 	for _, one := range near {
 		f, err := s.openWhole(ctx, one)
 		if Lost(err) {
@@ -113,7 +114,7 @@ func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Dig
 			return nil, err
 		}
 		m.files = append(m.files, f)
-		all = append(all, dedupe.Candidate{Digest: one, Source: behind(ctx, f, gate)})
+		all = append(all, match.Candidate{Digest: one, Source: behind(ctx, f, gate)})
 	}
 	return all, nil
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/dedupe/match"
 )
 
 // Least is the size in bytes below which a blob is not looked at: less than a few blocks cannot be saved of it.
@@ -25,15 +25,15 @@ type Sharing struct {
 const mostNear = 16
 
 // sketchOf gives the sketch of a whole blob, from the index or by reading it.
-func (s *Sharing) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.Sketch, error) {
+func (s *Sharing) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (match.Sketch, error) {
 	if known, ok := s.knownSketch(d); ok {
 		return known, nil
 	}
 	f, err := s.openWhole(ctx, d)
 	if err != nil {
-		return dedupe.Sketch{}, err
+		return match.Sketch{}, err
 	}
-	made, err := dedupe.SketchOf(ctx, behind(ctx, f, gate))
+	made, err := match.SketchOf(ctx, behind(ctx, f, gate))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return made, err
 	}
@@ -41,16 +41,16 @@ func (s *Sharing) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe
 }
 
 // knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
-func (s *Sharing) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
+func (s *Sharing) knownSketch(d cas.Digest) (match.Sketch, bool) {
 	raw, ok := s.memory.sketches.Get(d[:])
 	if !ok {
-		return dedupe.Sketch{}, false
+		return match.Sketch{}, false
 	}
-	known, err := dedupe.DecodeSketch(raw)
+	known, err := match.DecodeSketch(raw)
 	return known, err == nil
 }
 
-func (s *Sharing) saveSketch(d cas.Digest, made dedupe.Sketch) error {
+func (s *Sharing) saveSketch(d cas.Digest, made match.Sketch) error {
 	raw, err := made.AppendBinary(nil)
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func (s *Sharing) forgetIfGone(d cas.Digest) {
 // recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
 // with itself only has all of it. Those that the search names come first.
 func (s *Sharing) near(
-	ctx context.Context, d cas.Digest, own dedupe.Sketch, how search,
+	ctx context.Context, d cas.Digest, own match.Sketch, how search,
 ) ([]cas.Digest, error) {
 	if own.Size < Least {
 		return nil, nil
@@ -105,16 +105,16 @@ func (s *Sharing) near(
 		}
 	}
 	var failed error
-	known := func(yield func(cas.Digest, dedupe.Sketch) bool) {
+	known := func(yield func(cas.Digest, match.Sketch) bool) {
 		failed = errors.Join(failed, eachBlob(ctx, s.memory.sketches, func(other cas.Digest, raw []byte) error {
-			if theirs, err := dedupe.DecodeSketch(raw); err == nil { // else made again when it is looked at
+			if theirs, err := match.DecodeSketch(raw); err == nil { // else made again when it is looked at
 				yield(other, theirs)
 			}
 			return nil
 		}))
 	}
 	// Before they are ranked: one that is out of reach must not stand for another that is not.
-	ranked := dedupe.Candidates(own, known, func(other cas.Digest) bool {
+	ranked := match.Candidates(own, known, func(other cas.Digest) bool {
 		if other == d || s.mayGo(other) || slices.Contains(how.not, other) || slices.Contains(out, other) {
 			return false
 		}
@@ -265,7 +265,7 @@ func (s *Sharing) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, e
 
 // smallerAgain has those looked at once more that came before a blob which has much of each, and is much larger itself, so that they are what can
 // be packed. A larger one is left alone, or two of them could have each other looked at for ever.
-func (s *Sharing) smallerAgain(p *dedupe.Plan) {
+func (s *Sharing) smallerAgain(p *match.Plan) {
 	taken := make([]int64, len(p.Containers))
 	for _, e := range p.Extents {
 		taken[e.Container] += e.Length
@@ -292,7 +292,7 @@ func (s *Sharing) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error 
 func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
-		if _, err := dedupe.DecodeSketch(raw); err != nil {
+		if _, err := match.DecodeSketch(raw); err != nil {
 			old = append(old, d)
 		}
 		return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/dedupe/match"
 )
 
 // The epcached side: package dedupe on files, as the store uses it.
@@ -35,7 +36,7 @@ const leastSaved = 64 << 10
 
 type extentStore struct {
 	dir      string
-	sketches map[cas.Digest]dedupe.Sketch
+	sketches map[cas.Digest]match.Sketch
 	names    []named
 	copying  errgroup.Group // of blobs into the store, whose digests are known; no more than mostCopying at a time
 	syncing  errgroup.Group // of files; no more than mostSyncing at a time
@@ -48,7 +49,7 @@ type extentStore struct {
 // outside is where the bytes of a blob stand until its object is written.
 type outside struct {
 	path     string
-	literals *dedupe.Plan // of the file at path; nil: all of it
+	literals *match.Plan // of the file at path; nil: all of it
 }
 
 func (o outside) open() (*blobFile, error) {
@@ -77,8 +78,8 @@ type named struct {
 	Path   string
 }
 
-func (s *extentStore) all() iter.Seq2[cas.Digest, dedupe.Sketch] {
-	return func(yield func(cas.Digest, dedupe.Sketch) bool) {
+func (s *extentStore) all() iter.Seq2[cas.Digest, match.Sketch] {
+	return func(yield func(cas.Digest, match.Sketch) bool) {
 		for d, k := range s.sketches {
 			if !yield(d, k) {
 				return
@@ -150,7 +151,7 @@ func sharedIn(c corpus, store string) ([]int64, error) {
 }
 
 func newStore(store string) (*extentStore, error) {
-	s := &extentStore{dir: store, sketches: map[cas.Digest]dedupe.Sketch{}, outside: map[cas.Digest]outside{}}
+	s := &extentStore{dir: store, sketches: map[cas.Digest]match.Sketch{}, outside: map[cas.Digest]outside{}}
 	s.syncing.SetLimit(mostSyncing)
 	s.copying.SetLimit(mostCopying)
 	for _, dir := range []string{"objects", "recipes"} {
@@ -223,15 +224,15 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	if s.taken(digest) {
 		return nil
 	}
-	plan, err := dedupe.Match(ctx, target, func(_ context.Context, sketch dedupe.Sketch) ([]dedupe.Candidate, error) {
-		var candidates []dedupe.Candidate
-		for _, d := range dedupe.Candidates(sketch, s.all(), nil, mostCandidates) {
+	plan, err := match.Find(ctx, target, func(_ context.Context, sketch match.Sketch) ([]match.Candidate, error) {
+		var candidates []match.Candidate
+		for _, d := range match.Candidates(sketch, s.all(), nil, mostCandidates) {
 			src, err := s.open(d)
 			if err != nil {
 				return nil, err
 			}
 			open = append(open, src)
-			candidates = append(candidates, dedupe.Candidate{Digest: d, Source: src})
+			candidates = append(candidates, match.Candidate{Digest: d, Source: src})
 		}
 		return candidates, nil
 	})
@@ -254,7 +255,7 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 }
 
 // pack writes the recipe of a blob, and what it needs of its own. Then it is done with the file at path.
-func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe.Source, path string, digest cas.Digest, done func() error) error {
+func (s *extentStore) pack(ctx context.Context, plan *match.Plan, target dedupe.Source, path string, digest cas.Digest, done func() error) error {
 	literals := plan.Literals(target)
 	size := literals.Size()
 	var literalDigest cas.Digest
@@ -268,7 +269,7 @@ func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe
 		case size > target.Size()/2: // nearly the same
 			s.sketches[literalDigest] = plan.Sketch
 		case size > leastSaved:
-			if s.sketches[literalDigest], err = dedupe.SketchOf(ctx, literals); err != nil {
+			if s.sketches[literalDigest], err = match.SketchOf(ctx, literals); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,119 @@
+package match
+
+import (
+	"bytes"
+	"fmt"
+	"sort"
+
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Where few different values stand, as in masks and in folded weights that are
+// zeros of either sign, there are hardly any anchors, and yet much comes again.
+// These quiet ranges are searched exactly for runs of a window or more, at every
+// multiple of quietStep, each against those before it.
+const (
+	quietFor  = 16      // times the mean distance of anchors make a range quiet: one in e^16 with random bytes
+	quietStep = 4       // what values are aligned to
+	longRun   = 4 << 10 // bytes of a run with a period that are not searched as well
+	quietAll  = 8 << 20 // bytes of a target that are searched
+)
+
+// quiet is a range of the target that was found to be quiet.
+type quiet struct {
+	at  int64
+	pos int // where its bytes begin among those of all quiet ranges
+}
+
+// quietRanges collects and searches them.
+type quietRanges struct {
+	bytes  []byte
+	ranges []quiet
+	slots  []int32 // 1 + position in bytes
+	found  []match
+}
+
+// add reads a range of the target, as far as there is room for it.
+func (q *quietRanges) add(target dedupe.Source, at, end int64) error {
+	at = (at + quietStep - 1) &^ (quietStep - 1)
+	end = min(end, at+int64(quietAll-len(q.bytes)))
+	if end-at < windowSize {
+		return nil
+	}
+	pos := len(q.bytes)
+	q.bytes = append(q.bytes, make([]byte, (end-at)&^(quietStep-1))...)
+	q.ranges = append(q.ranges, quiet{at, pos})
+	return dedupe.ReadFull(target, q.bytes[pos:], at)
+}
+
+// search finds what comes again.
+func (q *quietRanges) search() []match {
+	size := 16
+	for size < len(q.bytes)/quietStep*2 {
+		size *= 2
+	}
+	q.slots = make([]int32, size)
+	for k := range q.ranges {
+		q.one(k)
+	}
+	return q.found
+}
+
+// end returns where the k-th range ends among the bytes.
+func (q *quietRanges) end(k int) int {
+	if k+1 < len(q.ranges) {
+		return q.ranges[k+1].pos
+	}
+	return len(q.bytes)
+}
+
+func (q *quietRanges) one(k int) {
+	r, end := q.ranges[k], q.end(k)
+	done := r.pos
+	for i := r.pos; i+windowSize <= end; {
+		from, known := q.place(i)
+		if !known {
+			i += quietStep
+			continue
+		}
+		j := sort.Search(len(q.ranges), func(j int) bool { return q.end(j) > from })
+		ahead := min(end-i, q.end(j)-from)
+		ahead = commonPrefix(q.bytes[i:i+ahead], q.bytes[from:from+ahead])
+		back := min(i-done, from-q.ranges[j].pos)
+		back = commonSuffix(q.bytes[i-back:i], q.bytes[from-back:from])
+		q.found = append(q.found, match{
+			at: r.at + int64(i-back-r.pos), from: q.ranges[j].at + int64(from-back-q.ranges[j].pos), length: int64(ahead + back)})
+		done = i + ahead
+		i = (done + quietStep - 1) &^ (quietStep - 1)
+	}
+}
+
+// place returns where the window at i stood before, or remembers it.
+func (q *quietRanges) place(i int) (from int, known bool) {
+	w := q.bytes[i : i+windowSize]
+	k := int(keyOf(w)>>20) & (len(q.slots) - 1)
+	for range maxProbe {
+		if q.slots[k] == 0 {
+			q.slots[k] = int32(i + 1)
+			return 0, false
+		}
+		if from = int(q.slots[k] - 1); bytes.Equal(q.bytes[from:from+windowSize], w) {
+			return from, true
+		}
+		k = (k + 1) & (len(q.slots) - 1)
+	}
+	return 0, false
+}
+
+// quietUntil is told of each anchor in order, and last of the target's end.
+func (o *ownCopies) quietUntil(at int64) error {
+	from := o.heard
+	o.heard = max(o.heard, at)
+	if at-from < int64(quietFor*anchorEvery)>>max(-o.level, 0) {
+		return nil
+	}
+	if err := o.quiet.add(o.target, from, at); err != nil {
+		return fmt.Errorf("quiet range: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+package match
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"math/bits"
+	"slices"
+	"sort"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// sketchKeys is how many keys a sketch has at most.
+const sketchKeys = 384
+
+// Sketch tells which blobs have bytes in common without reading them: the
+// smallest keys of a blob's anchors. Two blobs that share a run have its anchors
+// in common, and where one of them is among the smallest of both, both have it.
+type Sketch struct {
+	Size int64    // of the blob, in bytes
+	Keys []uint64 // ascending, each once
+}
+
+// SketchOf reads all of src, on all cores, and returns its sketch.
+func SketchOf(ctx context.Context, src dedupe.Source) (Sketch, error) {
+	sk := newSketcher()
+	// No key passes the level, so that no list of anchors is kept.
+	if err := scanAll(ctx, src, scanOptions{level: 63, sketch: sk}); err != nil {
+		return Sketch{}, fmt.Errorf("sketch: %w", err)
+	}
+	return sk.sketch(src.Size()), nil
+}
+
+// sketcher keeps the smallest keys: twice as many as are wanted, sorted and cut
+// when they are full, which is cheaper for each key than a heap.
+type sketcher struct {
+	keys []uint64
+	most uint64 // greater ones are not among the smallest
+}
+
+func newSketcher() *sketcher { return &sketcher{most: ^uint64(0)} }
+
+func (s *sketcher) add(key uint64) {
+	if key >= s.most {
+		return
+	}
+	s.keys = append(s.keys, key)
+	if len(s.keys) >= 4*sketchKeys {
+		s.cut()
+	}
+}
+
+func (s *sketcher) cut() {
+	slices.Sort(s.keys)
+	s.keys = slices.Compact(s.keys)
+	if len(s.keys) >= sketchKeys {
+		s.keys = s.keys[:sketchKeys]
+		s.most = s.keys[sketchKeys-1]
+	}
+}
+
+func (s *sketcher) sketch(size int64) Sketch {
+	s.cut()
+	return Sketch{Size: size, Keys: slices.Clone(s.keys)}
+}
+
+// The encoding of a sketch, little-endian, for a value of the index:
+//
+//	0    1    version, 1
+//	1    8    size of the blob
+//	9    8 n  keys, ascending
+const sketchHead = 9
+
+// sketchVersion is that of the encoding and of what keys are: two sketches can
+// be compared only if their anchors and keys are defined alike. Whatever changes
+// a key of any blob, or which of them are kept, needs another one.
+const sketchVersion = 1
+
+// AppendBinary appends the encoding of the sketch, some 3 KiB, to b.
+func (s Sketch) AppendBinary(b []byte) ([]byte, error) {
+	b = append(b, sketchVersion)
+	b = binary.LittleEndian.AppendUint64(b, uint64(s.Size))
+	for _, k := range s.Keys {
+		b = binary.LittleEndian.AppendUint64(b, k)
+	}
+	return b, nil
+}
+
+// DecodeSketch reads what AppendBinary wrote. Errors are *FormatError, also for
+// a sketch of an earlier version, or ErrNewer: such a sketch is to be made anew.
+func DecodeSketch(b []byte) (Sketch, error) {
+	if len(b) > 0 && b[0] > sketchVersion {
+		return Sketch{}, fmt.Errorf("sketch of version %d: %w", b[0], dedupe.ErrNewer)
+	}
+	if len(b) < sketchHead || b[0] != sketchVersion {
+		return Sketch{}, formatError(0, "version", "no sketch of this version")
+	}
+	n := len(b) - sketchHead
+	if n%8 != 0 || n > 8*sketchKeys {
+		return Sketch{}, formatError(sketchHead, "keys", fmt.Sprintf("%d bytes", n))
+	}
+	size := binary.LittleEndian.Uint64(b[1:])
+	if size > dedupe.MaxSize {
+		return Sketch{}, formatError(1, "size", fmt.Sprint(size))
+	}
+	s := Sketch{Size: int64(size), Keys: make([]uint64, n/8)}
+	for i := range s.Keys {
+		at := sketchHead + 8*i
+		s.Keys[i] = binary.LittleEndian.Uint64(b[at:])
+		if i > 0 && s.Keys[i] <= s.Keys[i-1] {
+			return Sketch{}, formatError(at, "keys", "not ascending")
+		}
+	}
+	return s, nil
+}
+
+func formatError(offset int, field, reason string) error {
+	return &dedupe.FormatError{Offset: int64(offset), Field: field, Reason: reason}
+}
+
+// rankedMost is how many stored blobs are held while the best are looked for.
+const rankedMost = 64
+
+// Candidates ranks known blobs by what Find would find in them, at most n: the
+// best one first, then the one that adds most to it, and so on. Blobs that share
+// no key are left out, and then those of which may, which may be nil, says no.
+// Memory does not depend on how many are known.
+func Candidates(
+	s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool, n int,
+) []cas.Digest {
+	var best []shared
+	for digest, k := range known {
+		c := s.common(digest, k)
+		if c.count() == 0 || may != nil && !may(digest) {
+			continue
+		}
+		best = append(best, c)
+		if len(best) == 2*rankedMost {
+			sortShared(best)
+			best = best[:rankedMost]
+		}
+	}
+	sortShared(best)
+	return choose(best[:min(len(best), rankedMost)], n)
+}
+
+// shared says which of a sketch's keys another blob has.
+type shared struct {
+	digest cas.Digest
+	keys   [(sketchKeys + 63) / 64]uint64 // a bit for each
+	scale  float64                        // keys of the sketch that stand for one: 1, more where the other sketch ends early
+}
+
+func (s Sketch) common(digest cas.Digest, other Sketch) shared {
+	c := shared{digest: digest, scale: 1}
+	seen := 0
+	for i, k := range s.Keys {
+		j, found := slices.BinarySearch(other.Keys, k)
+		if j == len(other.Keys) && len(other.Keys) == sketchKeys {
+			break // greater keys of the other were cut off: nothing is known of them
+		}
+		seen++
+		if found {
+			c.keys[i/64] |= 1 << (i % 64)
+		}
+	}
+	if seen > 0 {
+		c.scale = float64(len(s.Keys)) / float64(seen)
+	}
+	return c
+}
+
+func (c shared) count() int {
+	n := 0
+	for _, w := range c.keys {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
+// sortShared puts those first that have most; digests make the order certain.
+func sortShared(all []shared) {
+	sort.Slice(all, func(i, j int) bool {
+		a, b := float64(all[i].count())*all[i].scale, float64(all[j].count())*all[j].scale
+		if a != b {
+			return a > b
+		}
+		return bytes.Compare(all[i].digest[:], all[j].digest[:]) < 0
+	})
+}
+
+// choose takes the blob that has most of what those taken before have not, until
+// nothing is added.
+func choose(all []shared, n int) (taken []cas.Digest) {
+	for len(taken) < n && len(all) > 0 {
+		sortShared(all)
+		first := all[0]
+		if first.count() == 0 {
+			break
+		}
+		taken = append(taken, first.digest)
+		all = all[1:]
+		for i := range all {
+			for w := range all[i].keys {
+				all[i].keys[w] &^= first.keys[w]
+			}
+		}
+	}
+	return taken
+}

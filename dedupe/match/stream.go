@@ -1,0 +1,170 @@
+package match
+
+import (
+	"context"
+	"slices"
+
+	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/internal/parallel"
+)
+
+const (
+	streamSize  = 8 << 20   // of a candidate that one core goes through at a time
+	streamRead  = 32 << 10  // read at first where nothing is known
+	streamMost  = 256 << 10 // and at most
+	overSeam    = 64 << 10  // how far a match goes on into the parts beside its own: it may have no anchor there
+	spareWork   = 4 << 20   // bytes compared in vain that a part may cost besides
+	workPerByte = 4         // and for each byte of it
+)
+
+// worthReading: a candidate is left out where what is still missing is less
+// than this part of it. Small ones, which literals mostly are, always pass.
+const worthReading = 4096
+
+// candidate goes through the i-th candidate, on all cores. Where an anchor of it
+// stands in the target too, the bytes are compared both ways as far as they are
+// equal, and it goes on behind them: each byte of a candidate is scanned or
+// compared, not both. Parts are cut at fixed offsets and know nothing of each
+// other, so the result is always the same.
+func (m *matcher) candidate(ctx context.Context, i int) error {
+	c := m.candidates[i].Source
+	missing := m.target.Size() - m.covered.bytes()
+	if missing < m.floor || missing < c.Size()/worthReading {
+		return nil
+	}
+	found := make([][]match, (c.Size()+streamSize-1)/streamSize)
+	begin := func() *part {
+		return &part{matcher: m, candidate: c, index: i, mask: 1<<max(m.level, 0) - 1,
+			least: leastProduct(m.level), buf: make([]byte, streamMost+windowSize)}
+	}
+	run := func(p *part, k int) (err error) {
+		found[k], err = p.run(int64(k) * streamSize)
+		return err
+	}
+	err := parallel.Do(ctx, len(found), begin, run, func(p *part) {
+		m.stats.scanned += p.scanned
+		m.stats.compared += p.compared
+	})
+	if err == nil {
+		m.covered = m.covered.add(slices.Concat(found...), leastPiece)
+	}
+	return err
+}
+
+// part is a range of a candidate, and what one goroutine needs for it. It reads the matcher only.
+type part struct {
+	*matcher
+	comparer
+	finder
+	candidate dedupe.Source
+	index     int    // of the candidate
+	mask      uint64 // of keys
+	least     uint64 // product of an anchor
+	buf       []byte
+	scanned   int64
+
+	end   int64 // of the range
+	limit int64 // of matches: a little behind it
+	last  int64 // the end of the latest match, or where the first may begin
+	spare int64 // bytes that may still be compared in vain
+	found []match
+
+	anchors []anchor // of the latest step
+	places  []int64  // of the latest anchor in the target
+	warm    uint64   // nothing; see table.touch
+}
+
+func (p *part) run(from int64) ([]match, error) {
+	p.end = min(from+streamSize, p.candidate.Size())
+	p.limit = min(p.end+overSeam, p.candidate.Size())
+	p.last, p.spare, p.found = max(from-overSeam, 0), spareWork+workPerByte*(p.end-from), nil
+	read := int64(streamRead)
+	for pos := from; pos < p.end; {
+		n := min(read, p.end-pos)
+		b := p.buf[:min(n+windowSize-1, p.candidate.Size()-pos)]
+		if err := dedupe.ReadFull(p.candidate, b, pos); err != nil {
+			return nil, err
+		}
+		next, err := p.window(b, pos, n)
+		if err != nil {
+			return nil, err
+		}
+		if next > pos+n {
+			read = streamRead // behind a match
+		} else {
+			read = min(2*read, streamMost)
+		}
+		pos = next
+	}
+	return p.found, nil
+}
+
+// window goes through the n bytes at pos, and returns where to go on.
+func (p *part) window(b []byte, pos, n int64) (int64, error) {
+	after := pos // what stands before is part of a match
+	for i := 0; ; {
+		found, next := p.step(b, i, p.least)
+		p.scanned += int64(next - i)
+		if next == i || p.spare <= 0 {
+			return pos + n, nil
+		}
+		i = next
+		p.anchors = p.anchors[:0]
+		for _, at := range found {
+			if key := keyOf(b[at:]); key&p.mask == 0 {
+				p.anchors = append(p.anchors, anchor{key, pos + int64(at)})
+			}
+		}
+		p.warm |= p.table.touch(p.anchors)
+		for _, a := range p.anchors {
+			if a.at < after {
+				continue
+			}
+			p.places = p.table.lookup(a.key, p.places[:0])
+			end, err := p.try(a.at, p.places)
+			if err != nil {
+				return 0, err
+			}
+			if end >= pos+n {
+				return end, nil
+			}
+			after = max(a.at+1, end)
+		}
+		i = max(i, int(after-pos))
+	}
+}
+
+// try compares the candidate at c with the target at each place, and returns
+// the end of the longest match, or c.
+func (p *part) try(c int64, places []int64) (int64, error) {
+	var longest match
+	lower := p.last
+	for _, t := range places {
+		if p.covered.has(t) {
+			continue
+		}
+		before := p.compared
+		ahead, err := p.forward(p.target, t, p.candidate, c, min(p.target.Size()-t, p.limit-c))
+		if err != nil {
+			return 0, err
+		}
+		back, err := p.backward(p.target, t, p.candidate, c, min(t, c-lower))
+		if err != nil {
+			return 0, err
+		}
+		m := match{at: t - back, from: c - back, length: back + ahead, source: p.index}
+		if m.length < p.floor {
+			p.spare -= p.compared - before
+			continue
+		}
+		p.found = append(p.found, m)
+		if m.length > longest.length {
+			longest = m
+		}
+	}
+	if longest.length == 0 {
+		return c, nil
+	}
+	p.last = longest.from + longest.length
+	return p.last, nil
+}

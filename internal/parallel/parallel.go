@@ -1,0 +1,47 @@
+// Package parallel spreads work over all cores.
+package parallel
+
+import (
+	"context"
+	"runtime"
+	"sync"
+)
+
+// Do calls do for each of 0 to n-1, in that order, on all cores. Each core has a worker of
+// its own, which begin makes. The first error, or that of the context, ends it. end, which may be
+// nil, is called with each worker when that is done, one at a time.
+func Do[W any](
+	ctx context.Context, n int, begin func() W, do func(W, int) error, end func(W),
+) error {
+	var (
+		mu    sync.Mutex // guards next and first, and is held by end
+		next  int
+		first error
+		wg    sync.WaitGroup
+	)
+	for range min(runtime.GOMAXPROCS(0), n) {
+		wg.Go(func() {
+			w := begin()
+			mu.Lock()
+			defer mu.Unlock()
+			for first == nil && next < n {
+				i := next
+				next++
+				mu.Unlock()
+				err := ctx.Err()
+				if err == nil {
+					err = do(w, i)
+				}
+				mu.Lock()
+				if first == nil {
+					first = err
+				}
+			}
+			if end != nil {
+				end(w)
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
