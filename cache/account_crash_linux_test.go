@@ -66,9 +66,6 @@ func TestALeftoverBlobGoesAtTheNextStart(t *testing.T) {
 	require.NoFileExists(t, path(left))
 	require.FileExists(t, path(needed))
 	b.exact()
-	l := leftovers{c: b.cache, pace: pace{last: time.Now()}}
-	require.NoError(t, l.wholeBlobs(context.Background()))
-	require.Empty(t, append(l.lost, l.wrong...), "nothing is left to do")
 }
 
 // What is accounted for and not there any more is noticed as well, wherever its digest stands among the others.

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -75,7 +76,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *Request, resumed resumedJ
 	progress func(Progress)) (*Answer, error) {
 	t := newTelling(progress, c.now())
 	defer t.end()
-	defer c.sharing.asking()()
+	defer c.store.Packer().Asking()()
 	ctx = withTelling(ctx, t)
 	at, err := newAttempt(r, t)
 	if err != nil {
@@ -86,7 +87,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *Request, resumed resumedJ
 		a, err := c.acquire(ctx, at)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
 		most := acquireAttempts
-		if errors.Is(err, errGone) {
+		if errors.Is(err, store.ErrGone) {
 			moved, most = true, goneAttempts
 		}
 		if !moved || tries >= most || ctx.Err() != nil {

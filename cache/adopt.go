@@ -95,7 +95,7 @@ func (c *Cache) adoptNow(ctx context.Context, at *attempt) (*Answer, string, err
 	case err != nil:
 		return nil, err.Error(), nil
 	}
-	defer c.attend.taken(result.build.ID)
+	defer c.store.Taken(result.build.ID)
 	found, err := c.lookUp(ctx, at)
 	if err != nil {
 		return nil, "", err

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/store"
 )
 
 // probed is what a runtime was when it was last assessed. It is remembered over restarts, so that a change while the
@@ -193,9 +194,9 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 	}
 	lots := make(map[maker]*lot)
 	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
-	half := pace{last: time.Now()}
+	half := store.Pace{Last: time.Now()}
 	err := c.index.Each(ctx, func(b index.Build) error {
-		if err := half.rest(ctx); err != nil || !rc.hasEvery(&b) {
+		if err := half.Rest(ctx); err != nil || !rc.hasEvery(&b) {
 			return err
 		}
 		m := makerOf(&b)

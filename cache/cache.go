@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -28,9 +27,23 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/watch"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// These are the store's, and part of the cache's options.
+type (
+	SpaceOptions = store.SpaceOptions
+	Amount       = store.Amount
+)
+
+// When builds are packed.
+const (
+	PackCold   = store.PackCold
+	PackAlways = store.PackAlways
+	PackOff    = store.PackOff
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -84,7 +97,6 @@ type Cache struct {
 	readOnly bool // of a Stored: what would write, run or compile something is off
 	options  Options
 	log      *slog.Logger
-	lock     *os.File
 	started  time.Time
 	now      func() time.Time
 
@@ -92,10 +104,11 @@ type Cache struct {
 	reloading  sync.Mutex               // held while settings are replaced
 	configured atomic.Pointer[Configured]
 
+	store    *store.Store // what is on the disk; the next four are its parts
 	cas      *cas.Store
 	index    *index.Index
 	forms    *packing.Store
-	sharing  sharing
+	views    *views.Store
 	models   *identity.Models
 	sources  *identity.Sources
 	probes   *probes
@@ -107,11 +120,7 @@ type Cache struct {
 	events   query.Stream
 	query    *query.Queries
 	changes  *changes
-	views    *views.Store
-	places   *places
 
-	attend   *attending
-	evicting sync.Mutex // held by who writes ghosts and removes their builds
 	flights  flights
 	rebuilds upkeep.Rebuilds
 	reports  *reports
@@ -128,8 +137,7 @@ type Cache struct {
 	tidied      chan struct{}          // closed when what is done once after a start is done
 	explaining  explaining
 
-	uprooted chan string // has room for one
-	leaving  atomic.Bool // it will be closed when the requests under way are answered
+	leaving atomic.Bool // it will be closed when the requests under way are answered
 
 	ctx  context.Context    // of the background work
 	stop context.CancelFunc // ends it
@@ -155,51 +163,35 @@ func Open(dir string, o Options) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := layDown(dir); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
-	}
-	lock, err := lockState(dir)
-	if err != nil {
-		return nil, err
-	}
-	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
+	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs),
 		searches: make(chan struct{}, maxSearches), tidied: make(chan struct{}), explaining: newExplaining(),
-		maxGraph: epmodel.MaxGraph, gainLimit: upkeep.GainLimit, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
+		maxGraph: epmodel.MaxGraph, gainLimit: upkeep.GainLimit}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {
-		return nil, errors.Join(err, c.closeStores(), lock.Close())
+		return nil, err
 	}
 	return c, nil
 }
 
 func (c *Cache) open() error {
+	o := &c.options
 	var err error
-	if c.index, err = index.Open(c.dir, index.Options{FS: c.options.fs, Log: c.log,
-		Heard: c.events.Add, Disk: c.diskBytes, Making: c.indexMaking, Broken: func(err *index.BrokenError) {
-			if c.options.Broken != nil {
-				c.options.Broken(err)
+	if c.store, err = store.Open(c.dir, store.Options{FS: o.fs, Log: c.log, Now: c.now,
+		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
+		Making: c.indexMaking, Heard: c.events.Add, Broken: func(err *index.BrokenError) {
+			if o.Broken != nil {
+				o.Broken(err)
 			}
-		}}); err != nil {
-		return fmt.Errorf("index: %w", err)
+		},
+		Published: c.published, Withheld: c.heal,
+		Compiling: func() bool { return c.flights.count() > 0 }}); err != nil {
+		return err
 	}
+	c.index, c.cas, c.forms, c.views = c.store.Index(), c.store.Blobs(), c.store.Forms(), c.store.Views()
 	c.rights = c.openRights()
-	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index.Stamps()}); err != nil {
-		return fmt.Errorf("store: %w", err)
-	}
-	if err := c.openForms(); err != nil {
-		return fmt.Errorf("packed blobs: %w", err)
-	}
-	if err := c.emptyStaging(); err != nil {
-		return fmt.Errorf("staging: %w", err)
-	}
-	if c.views, err = views.Open(views.Options{Dir: c.path("views"), PathAccess: c.options.PathAccess, Blobs: c.cas, Forms: c.forms, Index: c.index,
-		Now: c.now, Log: c.log}); err != nil {
-		return fmt.Errorf("views: %w", err)
-	}
 	c.query = c.openQueries()
-	c.keepReserve()
 	// Nothing fails from here on: what is begun is ended by Close.
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -212,21 +204,27 @@ func (c *Cache) open() error {
 	c.reports = newReports(c.now, c.later)
 	c.claims = newClaims(c.now)
 	c.runtimes.register(c.options.Runtimes)
-	c.flights.attend = c.attend
+	c.flights.store = c.store
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
 	c.flights.began, c.flights.ended = c.gains.Disturb, c.rebuilds.Wake
 	c.work.Go(func() { c.machine.Look(ctx) })
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.flights.count() > 0 }, Log: c.log})
-	c.sharing.start(ctx, c)
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.flights.busy, NewID: newID, Now: c.now, Log: c.log}) // before there is anybody who wants something
 	before := c.wantedBefore()
 	c.work.Go(func() { c.background(ctx, before) })
 	c.work.Go(func() { c.heed(ctx) })
-	c.work.Go(func() { c.collectByItself(ctx) })
 	c.work.Go(func() { c.assessChanges(ctx) })
+	c.store.Start(ctx)
 	return nil
+}
+
+// published notes that a user's build is stored now, so that the user hears of it, and that it need
+// not be compiled again.
+func (c *Cache) published(b *index.Build, uid uint32) {
+	c.rights.Saw(Peer{UID: uid}, b)
+	c.rebuilds.Published(b)
 }
 
 func (c *Cache) indexMaking(builds uint64, percent int) {
@@ -250,7 +248,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	if err := strangers(); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
 	}
-	if err := c.removeLeftovers(ctx); err != nil && ctx.Err() == nil {
+	if err := c.store.RemoveLeftovers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("leftovers not removed, or the account of the space not looked through", "error", err)
 	}
 	if err := c.healAll(ctx); err != nil && ctx.Err() == nil {
@@ -267,7 +265,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.lookAround()
+			c.store.LookAround()
 		case <-machine.C:
 			c.lookAtMachine(ctx)
 			c.failures.Sweep()
@@ -286,20 +284,15 @@ func (c *Cache) Close() error {
 	c.gains.Wait()
 	err := c.watcher.Close()
 	c.work.Wait()
-	c.views.Close()
-	return errors.Join(err, c.closeStores(), c.lock.Close())
-}
-
-func (c *Cache) closeStores() error {
-	if c.index == nil {
-		return nil
-	}
-	return c.index.Close()
+	return errors.Join(err, c.store.Close())
 }
 
 // Leave says that the cache will be closed as soon as the requests under way are answered: a worker that dies is not replaced, and its death
 // counts against no model.
 func (c *Cache) Leave() { c.leaving.Store(true) }
+
+// Store is what the cache has on the disk.
+func (c *Cache) Store() *store.Store { return c.store }
 
 // Directory is the state directory, absolute.
 func (c *Cache) Directory() string { return c.dir }
@@ -310,14 +303,14 @@ func (c *Cache) Queries() *query.Queries { return c.query }
 func (c *Cache) openQueries() *query.Queries {
 	return query.New(query.Options{Now: c.now, Rights: c.rights, Stream: &c.events,
 		Index: c.index, Blobs: c.cas, Forms: c.forms, Views: c.views,
-		Space: c.Space, Inventory: c.takeInventory, PartsOf: c.partsOf, DiskBytesOf: c.takenBy,
-		NeededBy: c.neededBy, Sources: c.sourceModels,
+		Space: c.Space, Inventory: c.store.Inventory, PartsOf: c.store.PartsOf, DiskBytesOf: c.store.DiskBytesOf,
+		NeededBy: c.store.NeededBy, Sources: c.sourceModels,
 		Quota: func() int64 {
-			b, err := c.bounds()
+			b, err := c.store.Bounds()
 			if err != nil {
 				return 0 // the answer has none then
 			}
-			return b.user
+			return b.User
 		},
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
@@ -338,33 +331,4 @@ func (c *Cache) openRights() *rights.Rights {
 
 func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.dir}, name...)...)
-}
-
-// stage makes a folder for work in progress. remove may be called in any case.
-func (c *Cache) stage(prefix string) (folder string, remove func(), err error) {
-	remove = func() {}
-	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
-		return "", remove, err
-	}
-	if folder, err = os.MkdirTemp(c.path("staging"), prefix); err != nil {
-		return "", remove, err
-	}
-	return folder, func() {
-		if err := os.RemoveAll(folder); err != nil {
-			c.log.Warn("staging folder not removed", "path", folder, "error", err)
-		}
-	}, nil
-}
-
-func (c *Cache) emptyStaging() error {
-	entries, err := os.ReadDir(c.path("staging"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	for _, e := range entries {
-		if err := os.RemoveAll(c.path("staging", e.Name())); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -10,12 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 )
 
 func TestSecondCacheOnOneState(t *testing.T) {
 	b := newBench(t)
 	_, err := Open(b.state, Options{Compiler: b.compiler})
-	var locked *LockedError
+	var locked *store.LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Equal(t, fmt.Sprintf("process %d", os.Getpid()), locked.Holder)
 }
@@ -36,6 +37,6 @@ func TestBlobsOfANewerVersionStay(t *testing.T) {
 	removed, err := b.cache.forms.Remove(a.Build.Files[1].Digest)
 	require.NoError(t, err)
 	require.Zero(t, removed, "after an upgrade is taken back, the newer version's builds are not this one's to judge")
-	require.NoError(t, b.cache.removeLeftovers(context.Background()))
+	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(a.Build.Files[1].Digest))
 }

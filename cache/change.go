@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -83,7 +84,7 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 	}
 	err = c.eachOf(ctx, ids, func(b *index.Build) error {
 		if !dryRun {
-			if err := c.withholdBuild(b.ID, index.Withheld, reason); err != nil {
+			if err := c.store.Withhold(b.ID, index.Withheld, reason); err != nil {
 				return storeError(err, b.ModelName)
 			}
 		}
@@ -104,7 +105,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 	}
 	freed := int64(0)
 	if everything {
-		freed, err = c.everything(ctx)
+		freed, err = c.store.RemovableBytes(ctx)
 	} else {
 		freed, err = c.query.FreedBy(ctx, p, ids)
 	}
@@ -115,9 +116,9 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 	err = c.removeByHand(ctx, ids, dryRun, removed)
 	if err == nil && everything && !dryRun {
 		left := int64(0)
-		err = c.removeRest(ctx)
+		err = c.store.RemoveRest(ctx)
 		if err == nil {
-			left, err = c.everything(ctx) // what is stored meanwhile
+			left, err = c.store.RemovableBytes(ctx) // what is stored meanwhile
 		}
 		if err != nil {
 			err = apierr.New(apierr.Internal, err, "remove all")
@@ -131,12 +132,12 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
 // removeByHand removes builds, some at a time, and notes those that have gone; or tells of all that it would remove.
 func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool,
 	removed *changing) error {
-	var some []departure
+	var some []store.Removal
 	remove := func() error {
-		err := c.retractAll(some, func(d *departure) { removed.gone(d.build) })
+		err := c.store.RemoveAll(some, func(d *store.Removal) { removed.gone(d.Build) })
 		for i := range some {
-			if d := &some[i]; !errors.Is(d.err, index.ErrNotFound) { // else it has just gone
-				err = cmp.Or(err, d.err)
+			if d := &some[i]; !errors.Is(d.Err, index.ErrNotFound) { // else it has just gone
+				err = cmp.Or(err, d.Err)
 			}
 		}
 		some = nil
@@ -149,7 +150,7 @@ func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bo
 		if dryRun {
 			return removed.took(b)
 		}
-		if some = append(some, departure{build: b, why: "removed by hand"}); len(some) < atOnce {
+		if some = append(some, store.Removal{Build: b, Why: "removed by hand"}); len(some) < store.AtOnce {
 			return nil
 		}
 		return remove()

@@ -46,7 +46,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 	for _, p := range c.forms.Recipes.Problems() {
 		out.found(recipeFinding(p))
 		if d, err := cas.ParseDigest(filepath.Base(p.Path)); repair && p.Unread && err == nil && c.cas.Has(d) { // else it is found where the blob is looked at
-			c.putAsideRecipe(d, p.Detail)
+			c.store.QuarantineRecipe(d, p.Detail)
 		}
 	}
 	one := func(d cas.Digest, size int64) error {
@@ -61,7 +61,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 		if f := c.checkBlob(ctx, d, size, deep); f != nil {
 			out.found(f)
 			if repair {
-				c.repairBlob(ctx, d, f.Detail)
+				c.store.Repair(ctx, d, f.Detail)
 			}
 		}
 		return nil
@@ -87,7 +87,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 		err = c.checkLeftovers(ctx, containers, out, progress)
 	}
 	if err == nil && repair && !known && c.forms.Recipes.Complete() {
-		err = c.removeLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
+		err = c.store.RemoveLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
 	}
 	if err != nil {
 		return nil, checkError(ctx, err)
@@ -229,18 +229,18 @@ func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bo
 	if f == nil || f.Kind == kindMissing && c.unneeded(d) {
 		return nil
 	}
-	all, err := c.needs(d)
+	all, err := c.store.Needs(d)
 	if err != nil {
 		return f
 	}
 	for _, one := range all {
-		b, err := c.index.Get(one.build)
+		b, err := c.index.Get(one.Build)
 		switch {
 		case err != nil:
 		case len(f.Builds) == maxNeeding:
 			f.Detail += fmt.Sprintf("; %d builds need it", len(all))
 			return f
-		case b.Serves(one.blob):
+		case b.Serves(one.Blob):
 			f.Builds = append(f.Builds, b.BuildKey.String())
 		default:
 			f.Detail += fmt.Sprintf("; it is of the copy of source model %q", b.ModelName)
@@ -298,47 +298,4 @@ func recipeFinding(p dedupe.Problem) *wire.Finding {
 	}
 	return &wire.Finding{Kind: "damaged", Object: p.Path,
 		Detail: p.Detail + "; it is in the quarantine"}
-}
-
-// repairBlob puts aside what is damaged of a blob. One that is only missing has its builds withheld.
-func (c *Cache) repairBlob(ctx context.Context, d cas.Digest, why string) {
-	found := c.forms.DamageOf(ctx, d)
-	c.putAsideAll(found)
-	if len(found) == 0 {
-		c.putAside(d, why)
-	}
-}
-
-// putAside withholds every build that has a damaged blob among its files, or needs it to unpack one of them, and moves the
-// blob out of the way. A build whose source model alone is damaged is as good as before.
-func (c *Cache) putAside(d cas.Digest, why string) {
-	if err := c.cas.Quarantine(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
-		c.log.Error("damaged blob not put aside", "digest", d.String(), "error", err)
-	}
-	if err := c.index.Remeasure(d); err != nil {
-		c.log.Warn("space of a damaged blob not accounted for", "digest", d.String(), "error", err)
-	}
-	c.withholdNeeding(d, why)
-}
-
-// putAsideRecipe is putAside for the recipe of a blob that is packed.
-func (c *Cache) putAsideRecipe(d cas.Digest, why string) {
-	if err := c.forms.QuarantineRecipe(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
-		c.log.Error("damaged recipe not put aside", "digest", d.String(), "error", err)
-	}
-	if !c.cas.Has(d) {
-		c.withholdNeeding(d, why)
-	}
-}
-
-func (c *Cache) withholdNeeding(d cas.Digest, why string) {
-	all, err := c.needs(d)
-	if err != nil {
-		c.log.Error("builds of a damaged blob not found", "digest", d.String(), "error", err)
-	}
-	for _, one := range all {
-		if b, err := c.index.Get(one.build); err == nil && b.Serves(one.blob) {
-			c.withholdBuild(one.build, index.Damaged, why)
-		}
-	}
 }

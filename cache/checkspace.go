@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -80,7 +81,7 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 		lines[name] = &wire.SpaceLine{Name: name}
 		out.Space = append(out.Space, lines[name])
 	}
-	seen := make(map[fileID]bool)
+	seen := make(map[store.FileID]bool)
 	var blobs []cas.Digest
 	looked := uint64(0)
 	for _, name := range spaceKinds { // objects first: their other names count nothing
@@ -92,7 +93,7 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 			if folder {
 				line = lines[kindFolders]
 			}
-			id, names, disk, ok := fileOnDisk(path)
+			id, names, disk, ok := store.FileOnDisk(path)
 			if !ok || names > 1 && seen[id] {
 				return // it has just gone, or was counted
 			}

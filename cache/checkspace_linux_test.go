@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/store"
 )
 
 // Whatever lies below the state folder is in one line, and once: together they are what du says.
@@ -33,9 +35,9 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 			listed += l.DiskBytes
 			entries -= int(l.Files)
 		}
-		seen := make(map[fileID]bool)
+		seen := make(map[store.FileID]bool)
 		require.NoError(t, filepath.WalkDir(b.state, func(path string, _ fs.DirEntry, _ error) error {
-			if id, _, disk, ok := fileOnDisk(path); ok && !seen[id] {
+			if id, _, disk, ok := store.FileOnDisk(path); ok && !seen[id] {
 				seen[id] = true
 				walked += disk
 				entries++

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 )
 
 // outsider is the job that applications do which hold the claim, one after the other. Who waits for it waits as for any
@@ -167,7 +168,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 			return c.newOutsider(key, a), nil
 		})
 		if err == nil && at.rc != nil && at.otherORT(result.build.ORTVersion) {
-			c.attend.taken(result.build.ID) // or rather, not taken
+			c.store.Taken(result.build.ID) // or rather, not taken
 			err = errOtherORT(at, result.build)
 			continue // for the next claim, which may be its own
 		}
@@ -285,10 +286,10 @@ func (c *Cache) awaitClaim(ctx context.Context, at *attempt, missing error) (*An
 
 // waited answers with what another brought.
 func (c *Cache) waited(ctx context.Context, at *attempt, result *compiled) (*Answer, error) {
-	defer c.attend.taken(result.build.ID)
+	defer c.store.Taken(result.build.ID)
 	if result.build.Put && !at.plan.outside && at.plan.marks.elsewhere(result.build) {
 		// The request begins again: it brings the model with which the build is judged.
-		return nil, errGone
+		return nil, store.ErrGone
 	}
 	a, err := c.serveCompiled(ctx, result, at.phase)
 	if err != nil {

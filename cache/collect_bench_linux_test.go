@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 )
 
@@ -62,10 +63,10 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 			require.NoError(b, os.WriteFile(filepath.Join(staged, build.Files[i].Name), content[:size], 0o600))
 		}
 		hold := c.cas.Hold()
-		err := c.put(ctx, &build, staged, nil, hold)
+		err := c.store.Put(ctx, &build, staged, nil, hold)
 		hold.Release()
 		require.NoError(b, err)
-		c.attend.expect(build.ID, 0) // nobody waits for it
+		c.store.Expect(build.ID, 0) // nobody waits for it
 		require.NoError(b, os.RemoveAll(staged))
 	}
 	longest := func(until func() bool) (most time.Duration) {
@@ -84,20 +85,20 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		}
 		syncs += appends(b, bench.state, builds)
 		to := int64(0)
-		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{Bytes: &to, hurry: true})
+		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
-		require.NoError(b, c.Collect(ctx, plan, func(int64, int64) {}))
+		require.NoError(b, c.store.Collect(ctx, plan, func(int64, int64) {}))
 		took += time.Since(began)
 		evicted += int(plan.Done(evict.Evict))
 
 		for range builds {
 			put()
 		}
-		plan, err = c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{Bytes: &to, hurry: true})
+		plan, err = c.PlanCollection(ctx, Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)
-		go func() { done <- c.Collect(ctx, plan, func(int64, int64) {}) }()
+		go func() { done <- c.store.Collect(ctx, plan, func(int64, int64) {}) }()
 		meanwhile = max(meanwhile, longest(func() bool { return len(done) > 0 }))
 		require.NoError(b, <-done)
 		n := 0

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/views"
 )
@@ -30,16 +31,16 @@ func stored(t *testing.T, n uint64) (*bench, []index.Build) {
 	return b, out
 }
 
-func (b *bench) plan(to int64) *Collection {
+func (b *bench) plan(to int64) *store.Collection {
 	b.Helper()
-	plan, err := b.cache.PlanCollection(context.Background(), Peer{UID: b.cache.uid}, Goal{Bytes: &to})
+	plan, err := b.cache.PlanCollection(context.Background(), Peer{UID: b.cache.uid}, store.Goal{Bytes: &to}, nil)
 	require.NoError(b, err)
 	return plan
 }
 
-func (b *bench) collect(plan *Collection) {
+func (b *bench) collect(plan *store.Collection) {
 	b.Helper()
-	require.NoError(b, b.cache.Collect(context.Background(), plan, func(int64, int64) {}))
+	require.NoError(b, b.cache.store.Collect(context.Background(), plan, func(int64, int64) {}))
 }
 
 func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
@@ -69,12 +70,12 @@ func TestTwoCollectTheSame(t *testing.T) {
 	var chosen []*evict.Step
 	other.Freed = 0 // nothing is done yet
 	for i := range other.Steps {
-		why := b.cache.stays(other, &other.Steps[i], 0)
+		why := b.cache.store.Stays(other, &other.Steps[i], 0)
 		require.Empty(t, why)
 		chosen = append(chosen, &other.Steps[i])
 	}
 	b.collect(plan)
-	require.NoError(t, b.cache.evictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))
+	require.NoError(t, b.cache.store.EvictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))
 	for i := range other.Steps {
 		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
 	}
@@ -114,7 +115,7 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 func TestWhatWasUsedMeanwhileGoesForWhoWaits(t *testing.T) {
 	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned", true: "removed"} {
 		b, builds := stored(t, 1)
-		plan, err := b.cache.PlanCollection(context.Background(), b.self(), Goal{Bytes: new(int64), hurry: hurry})
+		plan, err := b.cache.PlanCollection(context.Background(), b.self(), store.Goal{Bytes: new(int64), Hurry: hurry}, nil)
 		require.NoError(t, err)
 		b.later.Add(int64(time.Hour))
 		again := b.acquire(b.request(b.model(1)))
@@ -127,7 +128,7 @@ func TestWhatWasUsedMeanwhileGoesForWhoWaits(t *testing.T) {
 }
 
 // outcomes are those of some builds.
-func outcomes(plan *Collection, ids ...index.BuildID) (out []string) {
+func outcomes(plan *store.Collection, ids ...index.BuildID) (out []string) {
 	for _, id := range ids {
 		for i := range plan.Steps {
 			if plan.Steps[i].ID == id {
@@ -165,7 +166,7 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 	require.NoError(t, own.View.Close())
 	b.later.Add(int64(time.Hour))
 	to := int64(0)
-	plan, err := b.cache.PlanCollection(context.Background(), other, Goal{Bytes: &to})
+	plan, err := b.cache.PlanCollection(context.Background(), other, store.Goal{Bytes: &to}, nil)
 	require.NoError(t, err)
 	require.Len(t, plan.Steps, 1)
 	require.Equal(t, own.Build.ID, plan.Steps[0].ID)
@@ -190,11 +191,11 @@ func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 	}
 	b.later.Add(int64(time.Hour))
 	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
-	plan := func(quota int64) *Collection {
-		settings := *b.cache.settings.Load()
-		settings.space.UserBytes = Amount{Bytes: quota}
-		b.cache.settings.Store(&settings)
-		plan, err := b.cache.PlanCollection(context.Background(), other, Goal{})
+	plan := func(quota int64) *store.Collection {
+		settings := b.cache.settings.Load().store
+		settings.Space.UserBytes = Amount{Bytes: quota}
+		b.cache.store.SetSettings(settings)
+		plan, err := b.cache.PlanCollection(context.Background(), other, store.Goal{}, nil)
 		require.NoError(t, err)
 		return plan
 	}
@@ -205,7 +206,7 @@ func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 		return sum
 	}
 	require.Empty(t, plan(logical(own)+logical(shared)).Steps, "it is within the quota")
-	var above *Collection
+	var above *store.Collection
 	require.Eventually(t, func() bool { // the daemon itself may still read a file of the build
 		above = plan(logical(shared))
 		return len(above.Steps) == 1
@@ -240,7 +241,7 @@ func TestWhoAsksForOneOfThoseThatGoTogetherKeepsIt(t *testing.T) {
 				return
 			}
 			if id := wanted.Swap(nil); id != nil {
-				_, err := b.cache.attend.serve(*id)
+				_, err := b.cache.store.Take(*id)
 				assert.NoError(t, err)
 			}
 		}}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -39,10 +40,10 @@ func TestWhatIsNotOnesOwnAloneKeepsItsForm(t *testing.T) {
 	b.later.Add(int64(24 * time.Hour))
 	to := int64(0)
 	shrinks := func(p Peer) bool {
-		plan, err := b.cache.PlanCollection(context.Background(), p, Goal{Bytes: &to})
+		plan, err := b.cache.PlanCollection(context.Background(), p, store.Goal{Bytes: &to}, nil)
 		require.NoError(t, err)
 		to = max(plan.Used-1, 0)
-		plan, err = b.cache.PlanCollection(context.Background(), p, Goal{Bytes: &to})
+		plan, err = b.cache.PlanCollection(context.Background(), p, store.Goal{Bytes: &to}, nil)
 		require.NoError(t, err)
 		return slices.ContainsFunc(plan.Steps, func(s evict.Step) bool { return s.Action != evict.Evict })
 	}

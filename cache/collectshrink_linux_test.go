@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/packing"
 )
@@ -34,7 +35,7 @@ func (b *bench) allowPacking() {
 }
 
 // actions are the steps of a plan in their order: what is done to which build.
-func actions(plan *Collection, builds []*index.Build) (out []string) {
+func actions(plan *store.Collection, builds []*index.Build) (out []string) {
 	for _, s := range plan.Steps {
 		for i, b := range builds {
 			if s.ID == b.ID {
@@ -80,10 +81,10 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	// Now there are copies: they go first.
 	plan = b.plan(b.plan(0).Used - 1)
 	require.Equal(t, []string{"drop copy b"}, actions(plan, builds), "used before the other")
-	before := b.account().packed
+	before := b.account().Packed
 	b.collect(plan)
 	require.Equal(t, "dropped", plan.Steps[0].Outcome)
-	require.Equal(t, before.Copies-plan.Freed, b.account().packed.Copies, "at once, or more would go")
+	require.Equal(t, before.Copies-plan.Freed, b.account().Packed.Copies, "at once, or more would go")
 	require.Equal(t, plan.Used-plan.Freed, b.plan(0).Used)
 	b.exact()
 	plan = b.plan(0)
@@ -145,7 +146,7 @@ func TestWhatIsHeldOrAskedForMeanwhileIsNotPacked(t *testing.T) {
 	// One that comes while it is compared with others ends that.
 	plan = b.plan(all - 1<<19)
 	require.Equal(t, []string{"pack c"}, actions(plan, builds))
-	gate := b.cache.untilUsed(&Collection{}, &plan.Steps[0])
+	gate := b.cache.store.UntilUsed(&store.Collection{}, &plan.Steps[0])
 	require.NoError(t, gate(context.Background()))
 	b.later.Add(int64(time.Second))
 	a = b.acquire(r)
@@ -188,7 +189,7 @@ func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
 			f.err.Store(&full)
 			b.collect(plan)
 			f.err.Store(nil)
-			require.Equal(t, keptNoRoom, plan.Steps[0].KeptFor())
+			require.Equal(t, store.KeptNoRoom, plan.Steps[0].KeptFor())
 			a := b.acquire(b.variant(2))
 			require.Equal(t, Hit, a.Outcome)
 			require.Equal(t, files[1], b.read(a))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 )
 
@@ -40,7 +41,7 @@ func (b *bench) askFor(variant int, want map[string]string) {
 
 func (b *bench) packCold(after time.Duration) {
 	b.Helper()
-	require.NoError(b, b.cache.sharing.pack(context.Background(), packWhen{when: PackCold, after: after}))
+	require.NoError(b, b.cache.store.Packer().Pack(context.Background(), store.Packing{When: PackCold, After: after}))
 }
 
 func (b *bench) objects() int64 {
@@ -195,7 +196,7 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
 	b, builds, files := family(t, 3)
 	before := b.objects()
-	require.NoError(t, b.cache.retract(context.Background(), builds[0], "a test", 0))
+	require.NoError(t, b.cache.store.Remove(context.Background(), builds[0], "a test", 0))
 	require.True(t, b.cache.cas.Has(large(builds[0])), "others take from it")
 	b.packCold(2 * time.Hour)
 	require.False(t, b.cache.cas.Has(large(builds[0])))
@@ -219,7 +220,7 @@ func TestARecipeOfABlobThatIsWholeIsRemoved(t *testing.T) {
 	b.close()
 	require.NoError(t, os.WriteFile(recipe, raw, 0o444))
 	b.open()
-	require.NoError(t, b.cache.removeLeftovers(context.Background()))
+	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(d))
 	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))
 	_, packed := b.cache.forms.Recipes.Has(d)

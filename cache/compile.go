@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 )
 
@@ -32,7 +33,7 @@ func (c *Cache) compileOnce(ctx context.Context, at *attempt, why string) (*Answ
 		}
 		result, first, err = c.flights.join(ctx, key, c.asking(at), c.begin(at, scope))
 		if err == nil && !first && at.otherORT(result.build.ORTVersion) {
-			c.attend.taken(result.build.ID) // or rather, not taken
+			c.store.Taken(result.build.ID) // or rather, not taken
 			err = errOtherORT(at, result.build)
 			continue
 		}
@@ -48,9 +49,9 @@ func (c *Cache) compileOnce(ctx context.Context, at *attempt, why string) (*Answ
 	if !first && result.build.Put {
 		return c.waited(ctx, at, result)
 	}
-	defer c.attend.taken(result.build.ID)
+	defer c.store.Taken(result.build.ID)
 	a, err := c.serveCompiled(ctx, result, at.phase)
-	if errors.Is(err, errGone) {
+	if errors.Is(err, store.ErrGone) {
 		at.unserved.add(result.build.ID)
 	}
 	if err != nil {

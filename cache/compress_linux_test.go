@@ -37,7 +37,7 @@ func (b *bench) pass(d time.Duration) {
 	b.later.Add(int64(d))
 	when, err := (&Options{}).packWhen()
 	require.NoError(b, err)
-	require.NoError(b, b.cache.sharing.pack(context.Background(), when))
+	require.NoError(b, b.cache.store.Packer().Pack(context.Background(), when))
 }
 
 // What a build has of its own is compressed when it is packed, where that gains, and served as any
@@ -48,7 +48,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	d := large(builds[1])
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	promised := b.cache.packSaving(builds[1].ID)
+	promised := b.cache.store.PackSaving(builds[1].ID)
 	b.pass(3 * time.Hour)
 	require.True(t, b.compressed(d))
 	require.Len(t, b.objectsOf(d), 1, "its literals are in the recipe's file")
@@ -70,13 +70,13 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 		require.NoError(t, a.View.Close())
 		b.exact()
 		b.later.Add(int64(time.Hour))
-		_, err = b.cache.dropUnpacked(builds[1].ID)
+		_, err = b.cache.store.DropCopies(builds[1].ID)
 		require.NoError(t, err)
 		b.reopen()
 	}
 	disk, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	err = b.cache.retract(context.Background(), builds[1], "a test", 0)
+	err = b.cache.store.Remove(context.Background(), builds[1], "a test", 0)
 	require.NoError(t, err)
 	b.exact()
 	left, err := filepath.Glob(filepath.Join(b.state, "recipes", "*", "*"))
@@ -105,7 +105,7 @@ func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	b.pass(90 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 	more, _ := b.stores([]*Request{b.worded(512, 900, 2)})
-	require.Greater(t, b.cache.packSaving(more[0].ID), int64(1<<20))
+	require.Greater(t, b.cache.store.PackSaving(more[0].ID), int64(1<<20))
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -149,10 +150,10 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 		return nil, err
 	}
 	defer source.View.Close()
-	room, noRoom := c.reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
-	defer room.release() // when the folder is gone
+	room, noRoom := c.store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
+	defer room.Release() // when the folder is gone
 	var remove func()
-	if v.folder, remove, err = c.stage("convert-"); err != nil {
+	if v.folder, remove, err = c.store.Stage("convert-"); err != nil {
 		return nil, err
 	}
 	defer remove()
@@ -179,8 +180,8 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: whyFailed}
 	}
-	err = c.publish(ctx, made{build: b, folder: v.folder, peer: v.Peer, room: room,
-		kind: event.Converted, text: origin(b), counter: "conversions"}, hold)
+	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID, Room: room,
+		Kind: event.Converted, Text: origin(b), Counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err

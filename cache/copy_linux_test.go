@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/witness"
+	"github.com/epcached/epcached/store"
 )
 
 func TestMemo(t *testing.T) {
@@ -89,9 +90,7 @@ func allocated(t *testing.T, dir string) (n int64) {
 func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
-	require.NoError(t, fits("a copy", 1000, 1000+spare))
-	require.ErrorContains(t, fits("a copy", 1001, 1000+spare), "a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own files")
-	require.Equal(t, apierr.NoSpace, apierr.ClassOf(storeError(fits("a copy", 1, 0), "m")))
-	require.NoError(t, fitsBeside("what the file does not share", 1200, 12<<20, spareOfLess), "it makes room on a disk that is nearly full")
-	require.Error(t, fits("what the file does not share", 1200, 12<<20))
+	require.NoError(t, store.Fits("a copy", 1000, 1000+store.Spare))
+	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.Spare), "a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own files")
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(storeError(store.Fits("a copy", 1, 0), "m")))
 }

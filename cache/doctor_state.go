@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // fileSystem is what the doctor wants to know of where something lies.
@@ -55,7 +56,7 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 	case s.readOnly:
 		out = append(out, problem(subject, "the file system of %s is mounted read-only: nothing new can be kept", dir).
 			hint("the kernel does that after errors, too: see its log, and mount it writable"))
-	case s.free < spare:
+	case s.free < store.Spare:
 		out = append(out, problem(subject, "only %s are free for %s: no model is compiled that has to be copied for it, no packed build is unpacked, and what is compiled may not be kept",
 			bytesize.Text(s.free), dir).
 			hint("make room: epcachectl list shows what is used least, epcachectl rm ENTRY removes it"))
@@ -147,4 +148,18 @@ func adviseTime(now, latest time.Time, what string) Advice {
 			hint("the clock was ahead then, or is behind now; until it catches up, times of files are not believed and models are hashed for each request")
 	}
 	return fine(subject, "nothing was written later than now")
+}
+
+// adviseUprooted tells of a state folder that is not there, or was made anew.
+func (c *Cache) adviseUprooted() []Advice {
+	c.store.LookAround() // who asks need not wait for the next look
+	if why := c.store.MissingPart(); why != "" {
+		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", c.dir, why).
+			hint("the daemon makes it anew within seconds, and tells in its log why it cannot")}
+	}
+	if c.options.Remade == "" {
+		return nil
+	}
+	return []Advice{warning("state", "%s was made anew while the daemon ran: %s; what is gone is compiled once more", c.dir, c.options.Remade).
+		hint("whoever cleans up there should leave it out, or stop the daemon before; epcachectl rm --all empties it")}
 }

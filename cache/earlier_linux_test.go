@@ -94,7 +94,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 		result, err := b.cache.Check(ctx, b.self(), true, false, nil)
 		require.NoError(t, err)
 		require.Empty(t, result.Findings)
-		require.NoError(t, b.cache.removeLeftovers(ctx))
+		require.NoError(t, b.cache.store.RemoveLeftovers(ctx))
 		b.exact()
 		b.later.Add(int64(30 * 24 * time.Hour))
 		for range 2 {

@@ -1,8 +1,6 @@
 package cache
 
 import (
-	"context"
-
 	"github.com/epcached/epcached/index"
 )
 
@@ -16,9 +14,4 @@ type Event = index.Event
 // Of a build: c.happened(event.Of(b, event.Judged, "...")). Of a runtime, or of the machine, which every peer hears of:
 // c.happened(Event{Kind: event.Probed, Runtime: rt.name, Text: "..."}). Of a request without a build, heard by the one
 // who asked: c.happened(event.For(event.About{...}, event.Failed, "...")).
-func (c *Cache) happened(e Event) {
-	e.At = c.now()
-	if err := c.index.Journal.Note(context.Background(), e); err != nil {
-		c.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
-	}
-}
+func (c *Cache) happened(e Event) { c.store.Happened(e) }

@@ -92,7 +92,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 		return examined{}, ctx.Err()
 	}
 	if err != nil {
-		return examined{verdict: damagedNow, text: c.withhold(ctx, b, err)}, nil
+		return examined{verdict: damagedNow, text: c.store.WithholdDamaged(ctx, b, err)}, nil
 	}
 	at, err := c.planReported(ctx, p, r, b)
 	if ctx.Err() != nil {
@@ -253,7 +253,7 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		}
 		own = ownJob(a.canonical, j.copies[0].path)
 	}
-	folder, remove, err := c.stage("control-")
+	folder, remove, err := c.store.Stage("control-")
 	if err != nil {
 		return "", err
 	}

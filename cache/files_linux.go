@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // openAgain opens an open file again, for reading only, if the daemon may. It does not wait for a
@@ -72,31 +72,5 @@ func room(folder string, files []*os.File) error {
 	if err != nil {
 		return err
 	}
-	return fits("a copy of the model", need, free)
-}
-
-// fits says that there is no room for what is named and takes so many bytes, if there is none.
-func fits(what string, need, free int64) error { return fitsBeside(what, need, free, spare) }
-
-// fitsBeside is fits where so much has to stay free.
-func fitsBeside(what string, need, free, leave int64) error {
-	if need > free-leave {
-		return fmt.Errorf("%w: %s takes %s, and %s are free, of which %s stay for the store's own files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free), bytesize.Text(leave))
-	}
-	return nil
-}
-
-// What a copy leaves free: the store's own files have to fit as well. Where a disk is nearly full, what makes something smaller has to be possible still.
-const (
-	spare       = 16 << 20
-	spareOfLess = 1 << 20
-)
-
-// fileOnDisk tells which file a path leads to, how many names it has, and what it takes on the disk in whole blocks.
-func fileOnDisk(path string) (id fileID, names uint64, disk int64, ok bool) {
-	var st unix.Stat_t
-	if unix.Lstat(path, &st) != nil {
-		return fileID{}, 0, 0, false
-	}
-	return fileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
+	return store.Fits("a copy of the model", need, free)
 }

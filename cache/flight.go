@@ -10,15 +10,16 @@ import (
 
 	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 )
 
 // flights are the jobs under way: one for each build key and scope, however many wait for it. They live as long as
 // somebody waits for them, or asked to have them finished.
 type flights struct {
-	queue  *queue.Queue
-	costs  queue.Costs
-	now    func() time.Time
-	attend *attending // is told who has yet to take what was stored; may be nil
+	queue *queue.Queue
+	costs queue.Costs
+	now   func() time.Time
+	store *store.Store // is told who has yet to take what was stored; may be nil
 
 	mu     sync.Mutex            // taken before flight.mu, and that before the queue's
 	number uint64                // of the latest; guarded by mu
@@ -230,7 +231,7 @@ func (f *flight) giveUp(w *waiter) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over() && w.counted {
-		f.flights.attend.taken(f.result.build.ID)
+		f.flights.store.Taken(f.result.build.ID)
 	}
 }
 
@@ -329,14 +330,14 @@ func (f *flight) finish(result *compiled, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.result, f.err, f.ended = result, err, f.flights.now()
-	if err == nil && result.build != nil && f.flights.attend != nil {
+	if err == nil && result.build != nil && f.flights.store != nil {
 		takers := 0
 		for w := range f.waiters {
 			if w.counted = !w.idle; w.counted {
 				takers++
 			}
 		}
-		f.flights.attend.expect(result.build.ID, takers)
+		f.flights.store.Expect(result.build.ID, takers)
 	}
 	switch {
 	case err == nil:

@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // measureGain has the build that the job just stored measured when the job has ended.
@@ -67,7 +68,7 @@ func (j *job) loadBoth(ctx context.Context, own *Request, b *index.Build) (upkee
 
 // fitsAboveFloor says so if a copy of the files, beside what is being stored, would leave less on the disk than is to stay free.
 func (c *Cache) fitsAboveFloor(files []*os.File) error {
-	b, err := c.bounds()
+	b, err := c.store.Bounds()
 	if err != nil {
 		return err
 	}
@@ -79,11 +80,10 @@ func (c *Cache) fitsAboveFloor(files []*os.File) error {
 		}
 		need += info.Size()
 	}
-	c.places.mu.Lock()
-	free := b.free - (c.places.reserved - c.places.written)
-	c.places.mu.Unlock()
-	if b.floor > 0 && free-need < b.floor {
-		return noRoom("a copy of the model takes %s; %s are free, of which %s are to stay free", bytesize.Text(need), bytesize.Text(free), bytesize.Text(b.floor))
+	reserved := c.store.Ledger().Reserved()
+	free := b.Free - (reserved.Disk - reserved.Written)
+	if b.Floor > 0 && free-need < b.Floor {
+		return store.NoRoom("a copy of the model takes %s; %s are free, of which %s are to stay free", bytesize.Text(need), bytesize.Text(free), bytesize.Text(b.Floor))
 	}
 	return nil
 }

@@ -168,9 +168,9 @@ func TestCloseEndsAMeasurement(t *testing.T) {
 
 func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 	b := measuring(t, 1, 2, func(o *Options) { o.KeepSource = KeepNone })
-	settings := *b.cache.settings.Load()
-	settings.space.Floor = Amount{Percent: 100}
-	b.cache.settings.Store(&settings)
+	settings := b.cache.settings.Load().store
+	settings.Space.Floor = Amount{Percent: 100}
+	b.cache.store.SetSettings(settings)
 	b.acquire(b.request(b.model(1)))
 	b.cache.gains.Wait()
 	require.Zero(t, b.compiler.LoadComparisons.Load())

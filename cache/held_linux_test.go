@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 )
 
@@ -39,14 +40,14 @@ func TestWhatIsOpenStaysAndCounts(t *testing.T) {
 	a := b.acquire(b.held(1))
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
-	require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptInUse, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
 	_, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
-	require.EqualValues(t, 2*cas.Block, b.account().held)
+	require.EqualValues(t, 2*cas.Block, b.account().Held)
 	closed()
 	b.cache.views.Sweep()
-	require.Zero(t, b.account().held)
+	require.Zero(t, b.account().Held)
 	require.NoDirExists(t, a.Path)
 }
 
@@ -60,7 +61,7 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	}
 	read, both := b.openFile(path(0)), b.openFile(path(1))
 	b.elsewhere(path(1))
-	require.Equal(t, keptReading, b.cache.spared(builds[0].ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptReading, b.cache.store.Protected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
 	var over atomic.Bool
@@ -80,8 +81,8 @@ func TestWhatIsComparedIsLetGoForACollection(t *testing.T) {
 	b, builds := stored(t, 2)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s := &b.cache.sharing
-	defer s.asking()()
+	s := b.cache.store.Packer()
+	defer s.Asking()()
 	waits := make(chan struct{})
 	compared := make(chan error, 1)
 	go func() {
@@ -91,15 +92,15 @@ func TestWhatIsComparedIsLetGoForACollection(t *testing.T) {
 		if err == nil {
 			defer f.Close()
 			close(waits)
-			err = s.reading(ctx)
+			err = s.Reading(ctx)
 		}
 		compared <- err
 	}()
 	<-waits
-	require.Equal(t, keptReading, b.cache.spared(builds[0].ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptReading, b.cache.store.Protected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	b.collect(plan)
 	require.Equal(t, []string{"removed", "removed"}, outcomes(plan, builds[0].ID, builds[1].ID))
-	require.ErrorIs(t, <-compared, errCollected)
+	require.ErrorIs(t, <-compared, store.ErrCollected)
 	require.Empty(t, b.list())
 }

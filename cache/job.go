@@ -21,6 +21,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
@@ -32,17 +33,17 @@ type job struct {
 	id    string // that users know it by already; "": they do not
 
 	flight   *flight
-	urgent   <-chan struct{} // closed as soon as a request waits for this job
-	copied   bool            // the model is copied, for compiling the original failed
-	died     bool            // a worker did, and its compile is tried once more
-	cpu      atomic.Int64    // nanoseconds that workers took of all processors
-	anew     string          // why the daemon itself compiles this again; "" where a request began it
-	replaces index.BuildID   // then: the build that wanted it
-	foreign  bool            // then: the models came from another user than the build's
-	sources  []index.Source  // then: where it has its models from
-	memory   int64           // bytes that its workers took at most; 0: not measured
-	room     *reservation    // for what is compiled; nil: it is not kept
-	output   int64           // bytes of what was compiled; 0: that is not known
+	urgent   <-chan struct{}    // closed as soon as a request waits for this job
+	copied   bool               // the model is copied, for compiling the original failed
+	died     bool               // a worker did, and its compile is tried once more
+	cpu      atomic.Int64       // nanoseconds that workers took of all processors
+	anew     string             // why the daemon itself compiles this again; "" where a request began it
+	replaces index.BuildID      // then: the build that wanted it
+	foreign  bool               // then: the models came from another user than the build's
+	sources  []index.Source     // then: where it has its models from
+	memory   int64              // bytes that its workers took at most; 0: not measured
+	room     *store.Reservation // for what is compiled; nil: it is not kept
+	output   int64              // bytes of what was compiled; 0: that is not known
 
 	kept map[string]index.File // of the models' copies, what the store has already, by path; while they are stored
 }
@@ -85,7 +86,7 @@ func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
 	}
 	defer p.end()
 	j.setAside(ctx, &f.about)
-	defer func() { j.room.release() }()
+	defer func() { j.room.Release() }()
 	j.urgent = p.idle
 	began := j.c.now()
 	result, err := j.staged(p.ctx, f.tell)
@@ -135,7 +136,7 @@ func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, er
 }
 
 func (j *job) stage(prefix string) (remove func(), err error) {
-	j.folder, remove, err = j.c.stage(prefix)
+	j.folder, remove, err = j.c.store.Stage(prefix)
 	return remove, err
 }
 
@@ -221,7 +222,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		return nil, fmt.Errorf("%w: %w", errOriginal, err)
 	}
 	if err != nil {
-		if free, err2 := cas.FreeBytes(out); err2 == nil && free < spare {
+		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
 			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.Request.Name, bytesize.Text(free), j.c.dir)
 		}
 		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 )
@@ -46,7 +47,7 @@ func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 			found.why = one.refused
 			c.countDoubt(at, b, &found)
 		case cas.Unsound(one.untried) || errors.Is(one.untried, cas.ErrNotFound):
-			found.why = c.withhold(ctx, b, one.untried)
+			found.why = c.store.WithholdDamaged(ctx, b, one.untried)
 		case one.refused != "":
 			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339), makerNames(b), one.judgement.Verdict, one.refused)
 			found.stale = true
@@ -92,15 +93,15 @@ func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j Judgemen
 		at.finding.pass(b, err)
 		return nil
 	}
-	if errors.Is(err, errGone) {
-		found.why = errGone.Error()
+	if errors.Is(err, store.ErrGone) {
+		found.why = store.ErrGone.Error()
 		at.unserved.add(b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
 		return nil
 	}
 	if errors.Is(err, packing.ErrNoRoom) {
 		return noCopy(b, err)
 	}
-	found.why = c.withhold(ctx, b, err)
+	found.why = c.store.WithholdDamaged(ctx, b, err)
 	at.unserved.add(b.ID)
 	return nil
 }
@@ -208,12 +209,8 @@ func (at *attempt) otherORT(made string) bool {
 // build of the very same key may have been made with another one, and is judged. So is one that was
 // put and could not be run then. For libraries that are not run here the whole machine is part of it.
 func (p *plan) exactly(b *index.Build) bool {
-	here := p.outside || sameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.elsewhere(b))
+	here := p.outside || store.SameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.elsewhere(b))
 	return b.BuildKey == p.buildKey && here
-}
-
-func sameDrivers(a, b []index.EPFacts) bool {
-	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
 }
 
 // own is the judgement of what the plan would make.
@@ -233,7 +230,7 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 	if c.readOnly {
 		return c.serveAsItLies(ctx, b)
 	}
-	done, err := c.attend.serve(b.ID)
+	done, err := c.store.Take(b.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +238,7 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 	for attempt := 0; ; attempt++ {
 		v, err := c.viewOf(ctx, b, phase)
 		if err != nil {
-			return nil, c.goneMeanwhile(b.ID, err)
+			return nil, c.store.GoneMeanwhile(b.ID, err)
 		}
 		a, err := leased(b, v)
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {

@@ -23,6 +23,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index/manifestpb"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -267,10 +268,12 @@ func (m *multitude) measure(hits int) (f figures) {
 	m.Logf("opened again in %v, at rest %v later; %.1f MiB in use", f.start, rest, f.heap)
 	for _, part := range []int64{95, 50} {
 		to := r.DiskBytes / 100 * part
-		var plan *Collection
+		var plan *store.Collection
 		cpu := m.cpu()
 		var seen phasesSeen
-		most, took := peak(func() { plan, err = m.cache.PlanCollection(ctx, m.self(), Goal{Bytes: &to, Progress: seen.hear}) })
+		most, took := peak(func() {
+			plan, err = m.cache.PlanCollection(ctx, m.self(), store.Goal{Bytes: &to}, seen.hear)
+		})
 		require.Equal(m, []string{"reading builds", "reading files"}, seen.names)
 		require.NoError(m, err)
 		require.EqualValues(m, m.n, plan.Considered)

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/packing"
 )
@@ -114,7 +115,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			require.Equal(b, b.files[v], after.read(a))
 			require.NoError(b, a.View.Close())
 		}
-		require.NoError(b, after.cache.removeLeftovers(context.Background()))
+		require.NoError(b, after.cache.store.RemoveLeftovers(context.Background()))
 		result, err = after.cache.Check(context.Background(), after.self(), false, false, nil)
 		require.NoError(b, err)
 		require.Empty(b, result.Findings)
@@ -137,21 +138,21 @@ func (b *crashBench) requireHeld() {
 func (b *crashBench) evict(n int) error {
 	b.evicts = n
 	ctx, to := context.Background(), int64(0)
-	plan, err := b.cache.PlanCollection(ctx, b.self(), Goal{Bytes: &to, hurry: true})
+	plan, err := b.cache.PlanCollection(ctx, b.self(), store.Goal{Bytes: &to, Hurry: true}, nil)
 	if err != nil {
 		return err
 	}
 	plan.Steps = slices.DeleteFunc(plan.Steps, func(s evict.Step) bool {
 		return !slices.ContainsFunc(b.builds[:n], func(build *index.Build) bool { return build.ID == s.ID })
 	})
-	return b.cache.Collect(ctx, plan, func(int64, int64) {})
+	return b.cache.store.Collect(ctx, plan, func(int64, int64) {})
 }
 
 // packing, and each thing that is done with what is packed, may be stopped, or fail, at any step.
 func TestStopAtEveryStepOfPacking(t *testing.T) {
 	ctx := context.Background()
 	pack := func(b *bench, builds []*index.Build) {
-		_, err := b.cache.packBuild(ctx, builds[1].ID)
+		_, err := b.cache.store.PackBuild(ctx, builds[1].ID)
 		require.NoError(b, err)
 	}
 	alike := []int{512, 512}
@@ -162,18 +163,18 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		run     func(b *crashBench) error
 		every   int // so many steps it is tried; odd, so that both errors come up
 	}{
-		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.packBuild(ctx, b.builds[1].ID); return err }, 1},
-		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.packBuild(ctx, b.builds[0].ID); return err }, 3},
+		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.store.PackBuild(ctx, b.builds[1].ID); return err }, 1},
+		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.store.PackBuild(ctx, b.builds[0].ID); return err }, 3},
 		{"make a container whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.packBuild(ctx, builds[0].ID)
+			_, err := b.cache.store.PackBuild(ctx, builds[0].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) }, 3},
 		{"compact what no build needs", []int{640, 300, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.packBuild(ctx, builds[2].ID)
+			_, err := b.cache.store.PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
-			require.NoError(b, b.cache.retract(ctx, builds[0], "a test", 0))
+			require.NoError(b, b.cache.store.Remove(ctx, builds[0], "a test", 0))
 		}, func(b *crashBench) error {
 			return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
 		}, 3},
@@ -186,7 +187,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			return err
 		}, 1},
 		{"pack and compress", []int{320, -320}, nil, func(b *crashBench) error {
-			_, err := b.cache.packBuild(ctx, b.builds[1].ID)
+			_, err := b.cache.store.PackBuild(ctx, b.builds[1].ID)
 			return err
 		}, 3},
 		{"unpack what is compressed", []int{320, -320}, func(b *bench, builds []*index.Build) {
@@ -201,7 +202,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		}, 3},
 		{"compact", []int{320, 320, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.packBuild(ctx, builds[2].ID)
+			_, err := b.cache.store.PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error {
 			return b.cache.forms.Compact(ctx, packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -48,7 +49,7 @@ func (b *bench) stores(asks []*Request) (builds []*index.Build, files []map[stri
 	}
 	b.later.Add(int64(time.Hour))
 	for _, build := range builds {
-		for d := range distinctBlobs(build) {
+		for d := range store.DistinctBlobs(build) {
 			_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
 			require.NoError(b, err)
 		}
@@ -69,7 +70,7 @@ func large(build *index.Build) cas.Digest {
 
 func (b *bench) pack(build *index.Build) int64 {
 	b.Helper()
-	freed, err := b.cache.packBuild(context.Background(), build.ID)
+	freed, err := b.cache.store.PackBuild(context.Background(), build.ID)
 	require.NoError(b, err)
 	return freed
 }
@@ -103,9 +104,9 @@ func (b *bench) phases(r *Request) (a *Answer, phases []string) {
 func TestAPackedBuildIsAHit(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
-	promised := b.cache.packSaving(builds[1].ID)
+	promised := b.cache.store.PackSaving(builds[1].ID)
 	require.Greater(t, promised, int64(900<<10), "nearly all of it stands in the other")
-	require.Zero(t, b.cache.packSaving(builds[0].ID), "which is the container")
+	require.Zero(t, b.cache.store.PackSaving(builds[0].ID), "which is the container")
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
 	freed := b.pack(builds[1])
@@ -147,7 +148,7 @@ func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
 	require.NoError(t, after.View.Close())
 
 	b.later.Add(int64(time.Hour))
-	freed, err := b.cache.dropUnpacked(builds[1].ID)
+	freed, err := b.cache.store.DropCopies(builds[1].ID)
 	require.NoError(t, err)
 	require.Positive(t, freed)
 	found, err := filepath.Glob(filepath.Join(b.state, "unpacked", "objects", "*", "*"))
@@ -170,8 +171,8 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
 	}
 	vanish()
-	require.Empty(t, b.cache.busy(builds[1]))
-	require.Empty(t, b.cache.spared(builds[1].ID, nil))
+	require.Empty(t, b.cache.store.Busy(builds[1]))
+	require.Empty(t, b.cache.store.Protected(builds[1].ID, nil))
 	vanish()
 	b.collect(b.plan(0))
 	require.Empty(t, b.list())
@@ -190,13 +191,13 @@ func TestALeasedBuildIsLeftAlone(t *testing.T) {
 	builds, _ := b.similar(2)
 	held := b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour)) // the lease alone keeps it
-	_, err := b.cache.packBuild(context.Background(), builds[1].ID)
+	_, err := b.cache.store.PackBuild(context.Background(), builds[1].ID)
 	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 	require.Positive(t, b.pack(builds[1]))
 	held = b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour))
-	_, err = b.cache.dropUnpacked(builds[1].ID)
+	_, err = b.cache.store.DropCopies(builds[1].ID)
 	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 }
@@ -206,18 +207,18 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	b, builds, files := packedPair(t)
 	ctx := context.Background()
 	container := large(builds[0])
-	err := b.cache.retract(ctx, builds[0], "a test", 0)
+	err := b.cache.store.Remove(ctx, builds[0], "a test", 0)
 	require.NoError(t, err)
 	require.True(t, b.cache.cas.Has(container))
 	b.reopen()
 	b.requireSound()
-	require.NoError(t, b.cache.removeLeftovers(ctx))
+	require.NoError(t, b.cache.store.RemoveLeftovers(ctx))
 	require.True(t, b.cache.cas.Has(container), "after a restart as well")
 	a := b.acquire(b.variant(2))
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour))
-	err = b.cache.retract(ctx, builds[1], "a test", 0)
+	err = b.cache.store.Remove(ctx, builds[1], "a test", 0)
 	require.NoError(t, err)
 	left, err := b.cache.objectBytes(ctx)
 	require.NoError(t, err)
@@ -234,7 +235,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, builds, _ := packedPair(t)
 			b.later.Add(int64(time.Hour)) // nobody was given them just now
-			err := b.cache.retract(ctx, builds[0], "a test", 0)
+			err := b.cache.store.Remove(ctx, builds[0], "a test", 0)
 			require.NoError(t, err)
 			check := func(each func(files int)) *wire.CheckReply {
 				files := 0
@@ -252,7 +253,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 			removed := false
 			result := check(func(files int) {
 				if files == cmp.Or(at, last) {
-					err := b.cache.retract(ctx, builds[1], "a test", 0)
+					err := b.cache.store.Remove(ctx, builds[1], "a test", 0)
 					require.NoError(t, err)
 					removed = true
 				}
@@ -388,17 +389,17 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	one := b.cache.uid + 1
 	first := ask(one, 1)
 	other := ask(one+1, 2)
-	require.Zero(t, b.cache.packSaving(other.ID), "another user's")
+	require.Zero(t, b.cache.store.PackSaving(other.ID), "another user's")
 	same := ask(one, 3)
-	require.Positive(t, b.cache.packSaving(same.ID), "the same user's")
+	require.Positive(t, b.cache.store.PackSaving(same.ID), "the same user's")
 	shared := ask(0, 4)
-	require.Zero(t, b.cache.packSaving(shared.ID), "for all, with one user's")
+	require.Zero(t, b.cache.store.PackSaving(shared.ID), "for all, with one user's")
 	require.Zero(t, b.pack(shared))
 	require.Positive(t, b.pack(same))
 	p, _ := b.cache.forms.Recipes.Has(large(same))
 	require.Equal(t, large(first), p.Containers[0].Digest)
 	after := ask(one+2, 5)
-	require.Positive(t, b.cache.packSaving(after.ID), "one user's, with what is for all")
+	require.Positive(t, b.cache.store.PackSaving(after.ID), "one user's, with what is for all")
 	require.Positive(t, b.pack(after))
 	p, _ = b.cache.forms.Recipes.Has(large(after))
 	require.Equal(t, large(shared), p.Containers[0].Digest)
@@ -589,7 +590,7 @@ func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
 			_, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
 			require.NoError(t, err)
 		}
-		plan, err := b.cache.PlanCollection(ctx, b.self(), Goal{})
+		plan, err := b.cache.PlanCollection(ctx, b.self(), store.Goal{}, nil)
 		require.NoError(t, err)
 		require.Empty(t, plan.Steps)
 		sum := int64(0)

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -29,10 +30,10 @@ func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bo
 
 // packLater tells of a build that stays as it is what packing would free of it, if it stays because somebody has it, or may have.
 func (c *Cache) packLater(b *index.Build, outcome string) int64 {
-	if !strings.HasPrefix(outcome, "kept: ") || c.busy(b) == "" {
+	if !strings.HasPrefix(outcome, "kept: ") || c.store.Busy(b) == "" {
 		return 0
 	}
-	return c.packSaving(b.ID)
+	return c.store.PackSaving(b.ID)
 }
 
 // packOne packs one build after the other.
@@ -48,10 +49,10 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 		if err := c.lookAgain(ctx, b); err != nil {
 			return "", 0, err
 		}
-		if why := c.busy(b); why != "" {
+		if why := c.store.Busy(b); why != "" {
 			return "kept: " + why, 0, nil
 		}
-		promised := c.packSaving(b.ID)
+		promised := c.store.PackSaving(b.ID)
 		switch {
 		case promised == 0 && c.views.Unpacks(b):
 			return "kept: it is packed already", 0, nil
@@ -60,12 +61,12 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 		case dryRun:
 			return PackedNow, promised, nil
 		}
-		freed, err := c.packBuild(ctx, b.ID)
+		freed, err := c.store.PackBuild(ctx, b.ID)
 		if errors.Is(err, packing.ErrInUse) {
 			return "kept: somebody has it by now", 0, nil
 		}
 		if errors.Is(err, packing.ErrNoRoom) {
-			return "kept: " + keptNoRoom, 0, nil
+			return "kept: " + store.KeptNoRoom, 0, nil
 		}
 		if err == nil && freed == 0 {
 			return "kept: another build that has the same files is in use", 0, nil
@@ -80,7 +81,7 @@ func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun 
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return c.eachPacked(ctx, p, names, all, false, progress, func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
-		for d, size := range distinctBlobs(b) {
+		for d, size := range store.DistinctBlobs(b) {
 			if c.forms.OnlyPacked(d) && !planned[d] {
 				packed[d] = size
 			}
@@ -92,30 +93,30 @@ func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun 
 			frees, err := c.unpackFrees(b, packed, planned)
 			return UnpackedNow, frees, err
 		}
-		parts, before := c.partsOf(b), make(map[cas.Digest]int64)
-		c.freedOf(parts, before)
+		parts, before := c.store.PartsOf(b), make(map[cas.Digest]int64)
+		c.store.FreedOf(parts, before)
 		for d := range packed {
 			if err := c.forms.MakeWhole(ctx, d); err != nil {
-				return "", c.freedOf(parts, before), err
+				return "", c.store.FreedOf(parts, before), err
 			}
 		}
-		if _, err := c.dropUnpacked(b.ID); err != nil && !errors.Is(err, packing.ErrInUse) {
-			return "", c.freedOf(parts, before), err
+		if _, err := c.store.DropCopies(b.ID); err != nil && !errors.Is(err, packing.ErrInUse) {
+			return "", c.store.FreedOf(parts, before), err
 		}
-		return UnpackedNow, c.freedOf(parts, before), nil
+		return UnpackedNow, c.store.FreedOf(parts, before), nil
 	})
 }
 
 // unpackFrees tells what it would free on the disk, mostly less than 0, if these packed blobs of a build became whole after those that are planned, and adds
 // them to these: recipes go, copies that nobody has, and containers that no recipe takes from any more and no build needs.
 func (c *Cache) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned map[cas.Digest]bool) (frees int64, err error) {
-	held := c.busy(b) != ""
+	held := c.store.Busy(b) != ""
 	for d, size := range packed {
 		planned[d] = true
 		_, recipe, _ := c.forms.Bytes(d)
 		frees += recipe - cas.OnDisk(size)
 		if !held {
-			frees += c.takenBy(d) - recipe
+			frees += c.store.DiskBytesOf(d) - recipe
 		}
 	}
 	gone := make(map[cas.Digest]bool)
@@ -132,7 +133,7 @@ func (c *Cache) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned
 				return 0, err
 			}
 			if len(needs) == 0 {
-				frees += c.takenBy(container.Digest)
+				frees += c.store.DiskBytesOf(container.Digest)
 			}
 		}
 	}
@@ -157,9 +158,9 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "pack")
 		case err != nil && c.isGone(b.ID): // collected or removed meanwhile
-			outcome, frees = "kept: "+keptGone, 0
+			outcome, frees = "kept: "+store.KeptGone, 0
 		case packing.Lost(err):
-			outcome = "kept: " + c.withhold(ctx, b, err)
+			outcome = "kept: " + c.store.WithholdDamaged(ctx, b, err)
 		case err != nil:
 			return storeError(err, b.ModelName)
 		}
@@ -199,7 +200,7 @@ func (c *Cache) toPack(ctx context.Context, p Peer, names []string, all bool) ([
 
 // lookAtUnknown finds out what blobs share of which that is not known.
 func (c *Cache) lookAtUnknown(ctx context.Context) error {
-	todo, err := c.sharing.unknown(ctx)
+	todo, err := c.store.Packer().Unknown(ctx)
 	if err != nil {
 		return err
 	}
@@ -214,7 +215,7 @@ func (c *Cache) lookAtUnknown(ctx context.Context) error {
 // lookAgain finds out what the build's blobs share where that was known once, and perhaps is gone since: what they would have taken from may not be
 // there any more.
 func (c *Cache) lookAgain(ctx context.Context, b *index.Build) error {
-	for d := range distinctBlobs(b) {
+	for d := range store.DistinctBlobs(b) {
 		if err := c.forms.Sharing.LookAgain(ctx, d, nil); err != nil {
 			return err
 		}

@@ -167,7 +167,7 @@ func onCopy[T any](ctx context.Context, c *Cache, r *Request, record identity.Re
 // remove may be called in any case.
 func (c *Cache) copied(ctx context.Context, r *Request, record identity.Record) (w *workspace, remove func(), err error) {
 	w = &workspace{of: r, keyed: &record, name: newID()[:16]}
-	if w.folder, remove, err = c.stage("own-"); err != nil {
+	if w.folder, remove, err = c.store.Stage("own-"); err != nil {
 		return nil, remove, storeError(err, r.Name)
 	}
 	return w, remove, w.copyProven(ctx)

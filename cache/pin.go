@@ -39,18 +39,3 @@ func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun b
 	})
 	return out.reply, err
 }
-
-// inheritPin moves the pin of a build to the one that was made in its place.
-func (c *Cache) inheritPin(from index.BuildID, to *index.Build) {
-	pin, pinned := c.index.Journal.Pinned(from)
-	if !pinned || from == to.ID {
-		return
-	}
-	err := c.index.Journal.Pin(to.ID, pin)
-	if err == nil {
-		err = c.index.Journal.Unpin(from)
-	}
-	if err != nil {
-		c.log.Error("pin not moved to the build made anew", "from", from.String(), "to", to.ID.String(), "error", err)
-	}
-}

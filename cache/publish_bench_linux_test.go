@@ -85,11 +85,11 @@ func BenchmarkPublish(b *testing.B) {
 					stage()
 				}
 				hold := c.cas.Hold()
-				err := c.put(ctx, &build, staged, hashed, hold)
+				err := c.store.Put(ctx, &build, staged, hashed, hold)
 				took[i] += time.Since(began)
 				hold.Release()
 				require.NoError(b, err)
-				err = c.retract(ctx, &build, "measured", 0)
+				err = c.store.Remove(ctx, &build, "measured", 0)
 				require.NoError(b, err)
 			}
 			require.NoError(b, os.RemoveAll(staged))

@@ -19,6 +19,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // Put is what the holder of a claim compiled. The files stay the caller's to close.
@@ -68,7 +69,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 	if err != nil {
 		return nil, c.putFailed(ctx, cl, err)
 	}
-	done, err := c.attend.serve(result.build.ID) // or the collector might have it between the end of the job and the answer
+	done, err := c.store.Take(result.build.ID) // or the collector might have it between the end of the job and the answer
 	if err != nil {
 		return nil, unservable(err, cl.Name, "put")
 	}
@@ -135,8 +136,8 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	if err != nil {
 		return nil, err
 	}
-	defer room.release()
-	folder, remove, err := c.stage("put-")
+	defer room.Release()
+	folder, remove, err := c.store.Stage("put-")
 	if err != nil {
 		return nil, storeError(err, cl.Name)
 	}
@@ -165,8 +166,8 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	phase("storing")
 	hold := c.cas.Hold()
 	defer c.forms.Release(hold)
-	err = c.publish(ctx, made{build: b, folder: folder, hashed: hashed, peer: cl.Peer, room: room,
-		kind: event.Put, text: putText(b), counter: "puts"}, hold)
+	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: cl.Peer.UID, Room: room,
+		Kind: event.Put, Text: putText(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}
@@ -190,13 +191,13 @@ func putBy(b *index.Build) string {
 
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
 // released.
-func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reservation, error) {
+func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
 	total, err := c.mayPut(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
 		return nil, err
 	}
-	room := &reservation{c: c, user: cl.Peer.UID}
-	err = room.resize(ctx, true, sizes...)
+	room := c.store.Unreserved(cl.Peer.UID)
+	err = room.Resize(ctx, true, sizes...)
 	var e *apierr.Error
 	if errors.As(err, &e) {
 		said := apierr.New(e.Class, nil, "model %q: %s", cl.Name, e.Text).WithHint("%s", e.Hint)
@@ -208,10 +209,10 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reserv
 	}
 	free, err := cas.FreeBytes(c.dir)
 	if err == nil {
-		err = fits("the artefact", total, free)
+		err = store.Fits("the artefact", total, free)
 	}
 	if err != nil {
-		room.release()
+		room.Release()
 		return nil, storeError(err, cl.Name)
 	}
 	return room, nil

@@ -20,6 +20,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 )
 
@@ -157,7 +158,7 @@ func TestHostilePuts(t *testing.T) {
 			left, err := os.ReadDir(filepath.Join(b.state, "staging"))
 			require.NoError(t, err)
 			require.Empty(t, left)
-			require.Zero(t, b.cache.places.reserved)
+			require.Zero(t, b.reserved())
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
@@ -239,13 +240,13 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 		b := newBench(t)
 		c := newClaimed(b, func(r *Request) { r.HoldsView = holds })
 		a := c.application.put(c.put)
-		require.NotEmpty(t, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
+		require.NotEmpty(t, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
 		want := "given out lately, perhaps by path"
 		if holds {
 			want = ""
 		}
-		require.Equal(t, want, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, want, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
 	}
 }
 
@@ -293,10 +294,10 @@ func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 		got := <-w
 		require.NoError(t, got.err)
 		require.Equal(t, Waited, got.answer.Outcome)
-		require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, store.KeptInUse, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
-	require.Empty(t, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
+	require.Empty(t, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
 }
 
 func TestPutsThatAreNobodys(t *testing.T) {
@@ -318,7 +319,7 @@ func TestPutsThatAreNobodys(t *testing.T) {
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "put already")
-	require.Zero(t, b.cache.places.reserved)
+	require.Zero(t, b.reserved())
 	require.Len(t, b.list(), 1)
 }
 

@@ -29,5 +29,5 @@ func TestAFileThatGrowsAfterItWasAnnouncedIsRefused(t *testing.T) {
 	require.True(t, grown.Load())
 	require.ErrorContains(t, err, "changed")
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
-	require.Less(t, b.account().disk, int64(4<<20))
+	require.Less(t, b.account().Disk, int64(4<<20))
 }

@@ -61,14 +61,9 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.NoError(t, large.View.Close())
 		require.Len(t, large.Warnings, 1)
 		require.Contains(t, large.Warnings[0], "not kept: it has ")
-		rounds := func() uint64 {
-			s := b.cache.places
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.begun
-		}
+		rounds := b.cache.store.Ledger().Rounds
 		for begun := rounds(); rounds() < begun+2; time.Sleep(time.Millisecond) { // the collector has looked
-			b.cache.places.want()
+			b.cache.store.Ledger().Want()
 		}
 		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
 		require.Equal(t, Hit, b.use(1).Outcome)
@@ -80,7 +75,7 @@ func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1}}))
 	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
 	j.setAside(context.Background(), &jobFacts{size: 4096})
-	defer j.room.release()
-	require.Positive(t, j.room.disk)
-	require.Zero(t, j.room.bytes)
+	defer j.room.Release()
+	require.Positive(t, b.reserved())
+	require.Zero(t, b.cache.store.Ledger().Reserved().ByUser[j.Peer.UID])
 }

@@ -145,7 +145,7 @@ func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return retry("%s", c.withhold(ctx, b, err)), nil
+		return retry("%s", c.store.WithholdDamaged(ctx, b, err)), nil
 	} else if r.Graph != "" && !strings.HasPrefix(r.Graph, v.ID()+"/") {
 		return retry("a file of the copy that you loaded was changed or missing; there is a new one"), nil
 	}
@@ -208,7 +208,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 func (c *Cache) refute(b *index.Build, x examined) {
 	if x.exactly {
 		c.reports.doubts.settle(b.ID)
-		c.withholdBuild(b.ID, index.Withheld, "reported, and "+x.text)
+		c.store.Withhold(b.ID, index.Withheld, "reported, and "+x.text)
 	} else {
 		c.disprove(x.against, b, x.text)
 	}
@@ -228,7 +228,7 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 			reason = "a trusted user reported that it does not load; " + x.text
 		}
 		ds.settle(b.ID)
-		c.withholdBuild(b.ID, index.Withheld, reason)
+		c.store.Withhold(b.ID, index.Withheld, reason)
 		c.wantAnew(b, "", reason, nil)
 		return retry("%s", reason)
 	}

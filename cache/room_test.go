@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
@@ -36,16 +37,16 @@ func (b *bench) use(seed uint64) *Answer {
 	return a
 }
 
-func (b *bench) account() account {
+func (b *bench) account() store.Account {
 	b.Helper()
-	now, err := b.cache.account()
+	now, err := b.cache.store.Account()
 	require.NoError(b, err)
 	return now
 }
 
 func (b *bench) within(budget int64) {
 	b.Helper()
-	require.Eventually(b, func() bool { now := b.account(); return now.counted() <= budget }, soon, time.Millisecond)
+	require.Eventually(b, func() bool { now := b.account(); return now.Counted() <= budget }, soon, time.Millisecond)
 }
 
 // blobs counts what lies among the objects.
@@ -65,7 +66,7 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		if len(a.Warnings) == 0 {
 			built[a.Build.ID] = true
 		}
-		require.LessOrEqual(t, b.account().disk, int64(budget+perBuild), "one artefact above at most")
+		require.LessOrEqual(t, b.account().Disk, int64(budget+perBuild), "one artefact above at most")
 	}
 	b.within(budget)
 	require.GreaterOrEqual(t, len(built), 20, "the collector keeps up")
@@ -99,45 +100,28 @@ func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
 func TestReservationsAddUp(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
 	ctx, c := context.Background(), b.cache
-	first, err := c.reserve(ctx, 1, false, 600<<10)
+	first, err := c.store.Reserve(ctx, 1, false, 600<<10)
 	require.NoError(t, err)
-	second, err := c.reserve(ctx, 1, false, 600<<10)
+	second, err := c.store.Reserve(ctx, 1, false, 600<<10)
 	require.NoError(t, err, "one may go above")
-	third, err := c.reserve(ctx, 1, false, 1)
+	third, err := c.store.Reserve(ctx, 1, false, 1)
 	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by removed builds that are still open, 1.2 MiB by what is being stored")
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
-	require.NoError(t, first.resize(ctx, false, 10<<10), "what is smaller than was thought")
-	require.NoError(t, third.resize(ctx, false, 1))
-	_, err = c.reserve(ctx, 1, false, 2<<20)
+	require.NoError(t, first.Resize(ctx, false, 10<<10), "what is smaller than was thought")
+	require.NoError(t, third.Resize(ctx, false, 1))
+	_, err = c.store.Reserve(ctx, 1, false, 2<<20)
 	require.ErrorContains(t, err, "it takes 2.0 MiB on disk, and the budget for all is 1.0 MiB")
 	for range 2 {
-		first.release()
-		second.release()
-		third.release()
+		first.Release()
+		second.Release()
+		third.Release()
 	}
-	require.Zero(t, c.places.reserved)
-	require.Empty(t, c.places.byUser)
+	require.Zero(t, b.reserved())
+	require.Empty(t, c.store.Ledger().Reserved().ByUser)
 }
 
-// A quota may be filled to the byte, also when nothing more may go.
-func TestAQuotaIsFilledToTheByte(t *testing.T) {
-	s, r := newPlaces(), &reservation{user: 1}
-	s.byUser[1] = 100 // what it stores just now
-	now := &roomNow{bounds: bounds{user: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
-	_, err := s.admitUser(now, r, 400)
-	require.NoError(t, err)
-	_, err = s.admitUser(now, &reservation{user: 2}, 1000)
-	require.NoError(t, err, "somebody else's")
-	final, err := s.admitUser(now, r, 401)
-	require.ErrorContains(t, err, "it has 401 B, and uid 1 has 600 B of at most 1000 B, and would have 1001 B with this build")
-	require.False(t, final)
-	now.mayGo = 1
-	_, err = s.admitUser(now, r, 401)
-	require.NoError(t, err, "room is made")
-	final, err = s.admitUser(now, &reservation{user: 2}, 1001)
-	require.Error(t, err)
-	require.True(t, final, "it never fits")
-}
+// reserved returns how many bytes on disk are set aside.
+func (b *bench) reserved() int64 { return b.cache.store.Ledger().Reserved().Disk }
 
 // A reservation evicts for itself what may be evicted, and is admitted or refused then: it does not
 // depend on the collector's own goroutine, and waits for no clock.
@@ -152,20 +136,21 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	b.reloadAbove(2 * perBuild)
 	require.Len(t, b.list(), 4)
 
-	place, err := c.reserve(ctx, 1, true, perBuild)
+	place, err := c.store.Reserve(ctx, 1, true, perBuild)
 	require.NoError(t, err)
 	require.Equal(t, leased.Build.ID, b.list()[0].Build.ID)
 	now := b.account()
-	require.LessOrEqual(t, now.counted(), int64(2*perBuild), "above it by this one at most")
+	require.LessOrEqual(t, now.Counted(), int64(2*perBuild), "above it by this one at most")
 	for _, g := range c.index.Journal.Tombstones(nil) {
 		require.Contains(t, g.Reason, "to make room: pays least for its bytes")
 	}
 	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()), "each eviction has its tombstone")
-	second, err := c.reserve(ctx, 1, true, perBuild)
+	before := b.reserved()
+	_, err = c.store.Reserve(ctx, 1, true, perBuild)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use")
-	require.Zero(t, second.disk)
-	place.release()
+	require.Equal(t, before, b.reserved())
+	place.Release()
 	require.NoError(t, leased.View.Close())
 }
 
@@ -182,22 +167,22 @@ func TestReservationsShareEvictions(t *testing.T) {
 	var group errgroup.Group
 	for range 6 {
 		group.Go(func() error {
-			_, err := b.cache.reserve(context.Background(), 1, true, perBuild-manifestNeed)
+			_, err := b.cache.store.Reserve(context.Background(), 1, true, perBuild-store.ManifestNeed)
 			return err
 		})
 	}
 	require.NoError(t, group.Wait())
-	reserved := b.cache.places.reserved
+	reserved := b.reserved()
 	require.EqualValues(t, 6*perBuild, reserved)
 	now := b.account()
-	require.LessOrEqual(t, now.counted()+reserved, int64(budget+perBuild))
+	require.LessOrEqual(t, now.Counted()+reserved, int64(budget+perBuild))
 }
 
 // reloadAbove sets a budget, and keeps the collector's own goroutine from its rounds: it leaves them
 // to the reservations that wait.
 func (b *bench) reloadAbove(budget int64) {
 	b.Helper()
-	_, done := b.cache.places.await(0, 0)
+	_, done := b.cache.store.Ledger().Await(0, 0)
 	b.Cleanup(done)
 	next := b.options()
 	next.Space = SpaceOptions{Budget: Amount{Bytes: budget}}
@@ -230,7 +215,7 @@ func TestWhatIsNotUsedGoes(t *testing.T) {
 	b.later.Add(int64(47 * time.Hour))
 	b.use(2)
 	b.later.Add(int64(2 * time.Hour))
-	b.cache.places.want()
+	b.cache.store.Ledger().Want()
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 1)
@@ -244,20 +229,6 @@ func TestTheNumberOfEntriesIsBounded(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return len(b.list()) == 3 }, soon, time.Millisecond)
 	require.Contains(t, b.cache.index.Journal.Tombstones(nil)[0].Reason, "more entries than max_entries, 3: pays least")
-}
-
-// While a build is published it counts once to its user's quota: not as stored and as being stored.
-func TestABuildThatIsPublishedCountsOnceToItsUsersQuota(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1 << 20}}))
-	r, err := b.cache.reserve(context.Background(), 7, false, 4096)
-	require.NoError(t, err)
-	require.Equal(t, map[uint32]int64{7: 4096}, b.cache.places.byUser)
-	r.publishing()
-	require.Empty(t, b.cache.places.byUser)
-	require.Positive(t, b.cache.places.reserved, "its bytes are not on the disk yet")
-	r.release()
-	require.Zero(t, b.cache.places.reserved)
-	require.Empty(t, b.cache.places.byUser)
 }
 
 // A user's quota is for that user's builds alone.
@@ -308,17 +279,4 @@ func TestAnotherBudgetIsKeptToAtOnce(t *testing.T) {
 	next.Space = SpaceOptions{Budget: Amount{Bytes: 3 * perBuild}}
 	require.NoError(t, b.cache.Reload(next))
 	b.within(3 * perBuild)
-}
-
-// Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
-func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
-	s, now := newPlaces(), &account{disk: 500}
-	above := func(b bounds) bool { is, _ := s.above(&b, now, false); return is }
-	require.False(t, above(bounds{floor: 100, free: 150}))
-	s.await(60, 0)
-	require.True(t, above(bounds{floor: 100, free: 150}))
-	require.False(t, above(bounds{floor: 100, free: 160}))
-	require.False(t, above(bounds{budget: 520}), "one more may go in")
-	now.disk = 0
-	require.False(t, above(bounds{floor: 100, free: 150}), "there is nothing that could go")
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 )
 
 // What blobs may take is the budget without what counts besides: manifests, removed builds that somebody has open, what is being stored, and what is waited for.
@@ -18,29 +19,27 @@ func TestTheGoalIsWhatTheBudgetLeaves(t *testing.T) {
 	_, err := b.cache.Remove(context.Background(), b.self(), []string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	now := b.account()
-	require.Positive(t, now.held)
-	require.Positive(t, now.manifests)
-	set := func(reserved int64) {
-		b.cache.places.mu.Lock()
-		defer b.cache.places.mu.Unlock()
-		b.cache.places.reserved = reserved
-	}
-	set(1000)
-	defer set(0)
+	require.Positive(t, now.Held)
+	require.Positive(t, now.Manifests)
+	set, err := b.cache.store.Reserve(context.Background(), 1, false)
+	require.NoError(t, err)
+	defer set.Release()
+	reserved := b.reserved()
+	require.Positive(t, reserved)
 	const budget = 1 << 20
-	goal := func(of bounds, g Goal) [2]int64 {
-		bytes, missing, err := b.cache.roomFor(of, g)
+	goal := func(of store.Bounds, g store.Goal) [2]int64 {
+		bytes, missing, err := b.cache.store.Allowance(of, g)
 		require.NoError(t, err)
 		return [2]int64{bytes, missing}
 	}
-	left := int64(budget) - now.manifests - now.held - 1000 - 300
-	require.Equal(t, [2]int64{left, 0}, goal(bounds{budget: budget}, Goal{need: 300}))
-	require.Equal(t, [2]int64{left - budget/slackPart, 0}, goal(bounds{budget: budget}, Goal{need: 300, slack: true}))
-	require.Equal(t, [2]int64{0, 0}, goal(bounds{budget: 1}, Goal{}))
-	require.Equal(t, [2]int64{-1, 0}, goal(bounds{}, Goal{need: 300}))
-	require.Equal(t, [2]int64{-1, 2300}, goal(bounds{floor: 5000, free: 4000}, Goal{need: 300}))
-	require.Equal(t, [2]int64{-1, 2300 + 5000/slackPart}, goal(bounds{floor: 5000, free: 4000}, Goal{need: 300, slack: true}))
-	require.Equal(t, [2]int64{-1, 0}, goal(bounds{floor: 2700, free: 4000}, Goal{need: 300, slack: true}))
+	left := int64(budget) - now.Manifests - now.Held - reserved - 300
+	require.Equal(t, [2]int64{left, 0}, goal(store.Bounds{Budget: budget}, store.Goal{Need: 300}))
+	require.Equal(t, [2]int64{left - budget/store.SlackPart, 0}, goal(store.Bounds{Budget: budget}, store.Goal{Need: 300, Slack: true}))
+	require.Equal(t, [2]int64{0, 0}, goal(store.Bounds{Budget: 1}, store.Goal{}))
+	require.Equal(t, [2]int64{-1, 0}, goal(store.Bounds{}, store.Goal{Need: 300}))
+	require.Equal(t, [2]int64{-1, 1300 + reserved}, goal(store.Bounds{Floor: 5000, Free: 4000}, store.Goal{Need: 300}))
+	require.Equal(t, [2]int64{-1, 1300 + reserved + 5000/store.SlackPart}, goal(store.Bounds{Floor: 5000, Free: 4000}, store.Goal{Need: 300, Slack: true}))
+	require.Equal(t, [2]int64{-1, 0}, goal(store.Bounds{Floor: 3700 - reserved, Free: 4000}, store.Goal{Need: 300, Slack: true}))
 	require.NoError(t, held.View.Close())
 }
 
@@ -51,7 +50,7 @@ func TestWhatGoesForTheFloorIsNotForTheBudget(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	b.change = withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 40}, Floor: Amount{Percent: 100}})
 	b.reopen()
-	b.cache.places.want()
+	b.cache.store.Ledger().Want()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
 	require.Len(t, ghosts, 1)

@@ -39,14 +39,14 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 			require.NoError(b, m.cache.Reload(next))
 			if c.inUse {
 				err := m.cache.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
-					_, err := m.cache.attend.serve(one.ID)
+					_, err := m.cache.store.Take(one.ID)
 					return err
 				})
 				require.NoError(b, err)
 			}
-			r := &reservation{c: m.cache, user: c.uid}
+			r := m.cache.store.Unreserved(c.uid)
 			for b.Loop() {
-				mayGo, _, err := m.cache.mayGoFor(ctx, r, size)
+				mayGo, _, err := m.cache.store.EvictableFor(ctx, r, size)
 				require.NoError(b, err)
 				require.Equal(b, c.inUse, mayGo == 0)
 			}

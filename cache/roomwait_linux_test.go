@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 )
 
@@ -18,7 +19,7 @@ func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	counts := func(short int64, hurry bool) map[evict.Action]uint64 {
 		to := b.plan(0).Used - short
-		p, err := b.cache.PlanCollection(context.Background(), b.self(), Goal{Bytes: &to, hurry: hurry})
+		p, err := b.cache.PlanCollection(context.Background(), b.self(), store.Goal{Bytes: &to, Hurry: hurry}, nil)
 		require.NoError(t, err)
 		return map[evict.Action]uint64{evict.PackBuild: p.Done(evict.PackBuild), evict.Evict: p.Done(evict.Evict)}
 	}
@@ -32,15 +33,15 @@ func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
 	step := &evict.Step{Action: evict.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
-	ctx, own, byHand := context.Background(), &Collection{Plan: evict.Plan{Goal: -1}, yields: true}, &Collection{Plan: evict.Plan{Goal: -1}}
-	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
-	_, done := b.cache.places.await(1, 0)
-	require.ErrorIs(t, b.cache.untilUsed(own, step)(ctx), errHurry)
-	require.ErrorIs(t, b.cache.shrink(ctx, own, step), errHurry)
-	require.NoError(t, b.cache.shrink(ctx, byHand, step))
+	ctx, own, byHand := context.Background(), &store.Collection{Plan: evict.Plan{Goal: -1}, Yields: true}, &store.Collection{Plan: evict.Plan{Goal: -1}}
+	require.NoError(t, b.cache.store.UntilUsed(own, step)(ctx))
+	_, done := b.cache.store.Ledger().Await(1, 0)
+	require.ErrorIs(t, b.cache.store.UntilUsed(own, step)(ctx), store.ErrHurry)
+	require.ErrorIs(t, b.cache.store.Shrink(ctx, own, step), store.ErrHurry)
+	require.NoError(t, b.cache.store.Shrink(ctx, byHand, step))
 	require.Equal(t, "packed", step.Outcome)
 	done()
-	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
+	require.NoError(t, b.cache.store.UntilUsed(own, step)(ctx))
 }
 
 // Who finds no room because nothing may go is told what stays, with numbers.
@@ -53,14 +54,14 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	}
 	held := b.acquire(b.held(7))
 	next, now := b.options(), b.account()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: now.counted() - 1}}
+	next.Space = SpaceOptions{Budget: Amount{Bytes: now.Counted() - 1}}
 	require.NoError(t, b.cache.Reload(next))
-	_, err := b.cache.reserve(context.Background(), 1, true, 1)
+	_, err := b.cache.store.Reserve(context.Background(), 1, true, 1)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
-	place, err := b.cache.reserve(context.Background(), 1, true, 1)
+	place, err := b.cache.store.Reserve(context.Background(), 1, true, 1)
 	require.NoError(t, err, "the one that nobody holds any more goes")
-	place.release()
+	place.Release()
 	require.Len(t, b.list(), 2)
 }

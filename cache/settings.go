@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/store"
 )
 
 // settings are the options that may change while the cache is open. They are replaced as a whole, and never changed:
@@ -29,8 +30,7 @@ type settings struct {
 	reportQuorum     int
 	keepSource       string
 	failures         failure.Options
-	pack             packWhen
-	space            SpaceOptions
+	store            store.Settings
 
 	// What is remembered is remembered with the generation that it was found out under, and does not count for a later one.
 	judging  uint64 // counts changes of what builds are judged by
@@ -41,7 +41,7 @@ type settings struct {
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowed: o.AllowOptions, administrators: o.Administrators,
 		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.orDefault(), reportQuorum: o.ReportQuorum,
-		failures: o.Failures.OrDefault(), space: o.Space}
+		failures: o.Failures.OrDefault(), store: store.Settings{Space: o.Space}}
 	if s.rules == nil {
 		s.rules = rules.Shipped()
 	}
@@ -52,7 +52,7 @@ func newSettings(o *Options) (*settings, error) {
 	if s.keepSource, err = checkKeepSource(o.KeepSource); err != nil {
 		return nil, err
 	}
-	if s.pack, err = o.packWhen(); err != nil {
+	if s.store.Pack, err = o.packWhen(); err != nil {
 		return nil, err
 	}
 	s.rebuild, err = o.Rebuild.Limits()
@@ -82,8 +82,7 @@ func (c *Cache) Reload(o Options) error {
 	}
 	c.settings.Store(next)
 	c.rebuilds.Adjust()
-	c.sharing.wake()
-	c.places.want()
+	c.store.SetSettings(next.store)
 	c.setRuntimes(o.Runtimes)
 	if c.machine.SetSources(o.Drivers) {
 		c.watcher.Set(watchedDrivers, c.machine.Files())
@@ -159,4 +158,22 @@ func (c *Cache) adviseConfiguration() []Advice {
 		out = append(out, fine(subject, "all of it is in force"))
 	}
 	return out
+}
+
+func (o *Options) packWhen() (store.Packing, error) {
+	p := store.Packing{When: o.Pack, After: o.PackAfter}
+	switch p.When {
+	case "":
+		p.When = store.PackCold
+	case store.PackCold, store.PackAlways, store.PackOff:
+	default:
+		return p, fmt.Errorf("pack: %q is none of %q, %q and %q", p.When, store.PackCold, store.PackAlways, store.PackOff)
+	}
+	if p.After < 0 {
+		return p, fmt.Errorf("pack after %s: it cannot be less than nothing", p.After)
+	}
+	if p.After == 0 {
+		p.After = store.DefaultPackAfter
+	}
+	return p, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 )
 
 // What is published is looked at by itself, and packed as soon as it is cold; a restart goes on where the last run ended.
@@ -58,12 +59,12 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 // While somebody asks for something nothing is read for nobody.
 func TestTheGateIsShutWhileSomebodyAsks(t *testing.T) {
 	b := newBench(t)
-	done := b.cache.sharing.asking()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*gateWait)
+	done := b.cache.store.Packer().Asking()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, b.cache.sharing.gate(ctx), context.DeadlineExceeded)
+	require.ErrorIs(t, b.cache.store.Packer().Gate(ctx), context.DeadlineExceeded)
 	done()
-	require.NoError(t, b.cache.sharing.gate(context.Background()))
+	require.NoError(t, b.cache.store.Packer().Gate(context.Background()))
 }
 
 func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
@@ -71,11 +72,11 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	builds, _ := b.similar(3)
 	_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false)
 	require.NoError(t, err)
-	s := &b.cache.sharing
-	require.NoError(t, s.pack(context.Background(), packWhen{when: PackCold, after: 2 * time.Hour}))
+	s := b.cache.store.Packer()
+	require.NoError(t, s.Pack(context.Background(), store.Packing{When: PackCold, After: 2 * time.Hour}))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "an hour is not two")
 	b.later.Add(int64(2 * time.Hour))
-	require.NoError(t, s.pack(context.Background(), packWhen{when: PackCold, after: 2 * time.Hour}))
+	require.NoError(t, s.Pack(context.Background(), store.Packing{When: PackCold, After: 2 * time.Hour}))
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "pinned")
 }
@@ -83,18 +84,18 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 // A copy that was made for a request goes when its build is cold again.
 func TestAnUnpackedFormThatNobodyUsesGoes(t *testing.T) {
 	b, builds, files := packedPair(t)
-	s, ctx := &b.cache.sharing, context.Background()
+	s, ctx := b.cache.store.Packer(), context.Background()
 	unpacked := func() int64 { _, _, bytes := b.cache.forms.Bytes(large(builds[1])); return bytes }
 	for _, mode := range []string{PackCold, PackAlways} {
 		a := b.acquire(b.variant(2))
 		require.Equal(t, files[1], b.read(a))
 		b.later.Add(int64(90 * time.Minute))
-		require.NoError(t, s.pack(ctx, packWhen{when: mode, after: time.Hour}))
+		require.NoError(t, s.Pack(ctx, store.Packing{When: mode, After: time.Hour}))
 		require.Positive(t, unpacked(), "it is held")
 		require.NoError(t, a.View.Close())
-		require.NoError(t, s.pack(ctx, packWhen{when: mode, after: 2 * time.Hour}))
+		require.NoError(t, s.Pack(ctx, store.Packing{When: mode, After: 2 * time.Hour}))
 		require.Positive(t, unpacked(), "it was used")
-		require.NoError(t, s.pack(ctx, packWhen{when: mode, after: time.Hour}))
+		require.NoError(t, s.Pack(ctx, store.Packing{When: mode, After: time.Hour}))
 		require.Zero(t, unpacked())
 	}
 	require.Equal(t, files[1], b.read(b.acquire(b.variant(2))))
@@ -133,38 +134,33 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 		out = append(out, a.Build)
 		require.NoError(t, a.View.Close())
 	}
-	require.NoError(t, b.cache.PackNow(context.Background()))
+	require.NoError(t, b.cache.store.PackNow(context.Background()))
 	return b, out
-}
-
-// allToRead tells whether the next sweep reads what all builds need.
-func (s *sharing) allToRead() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.all
 }
 
 // Every ten minutes it is looked for what has changed, and not at all that there is. What was made whole again has changed.
 func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
 	b, builds := quietSharing(t, 2)
-	ctx, s := context.Background(), &b.cache.sharing
+	ctx, s := context.Background(), b.cache.store.Packer()
 	packed := large(builds[1])
 	b.later.Add(int64(2 * time.Hour))
-	s.tick()
-	require.False(t, s.allToRead())
-	s.sweep(ctx)
+	s.Tick()
+	allToRead, _ := s.Behind()
+	require.False(t, allToRead)
+	s.Sweep(ctx)
 	require.True(t, b.cache.forms.OnlyPacked(packed), "it is cold")
 	_, known := b.cache.index.Shares.Get(packed[:])
 	require.False(t, known)
-	s.tick()
-	s.sweep(ctx) // of what was packed there is nothing to be found out
+	s.Tick()
+	s.Sweep(ctx) // of what was packed there is nothing to be found out
 
 	_, err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
 	require.NoError(t, err)
 	require.False(t, b.cache.forms.OnlyPacked(packed))
-	s.tick()
-	require.False(t, s.allToRead())
-	s.sweep(ctx)
+	s.Tick()
+	allToRead, _ = s.Behind()
+	require.False(t, allToRead)
+	s.Sweep(ctx)
 	require.True(t, b.cache.forms.Sharing.LookedAt(packed) || b.cache.forms.OnlyPacked(packed), "looked at again")
 }
 
@@ -172,12 +168,12 @@ func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
 func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
 	b, builds := quietSharing(t, 2)
 	b.later.Add(int64(2 * time.Hour))
-	s := &b.cache.sharing
-	s.added(builds[0])
-	s.sweep(context.Background())
+	s := b.cache.store.Packer()
+	s.Added(builds[0])
+	s.Sweep(context.Background())
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])))
-	s.tick()
-	s.sweep(context.Background())
+	s.Tick()
+	s.Sweep(context.Background())
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
 }
 
@@ -200,21 +196,24 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	disk, change := &badDisk{}, b.change
 	b.change = func(o *Options) { change(o); o.fs = disk }
 	b.reopen()
-	ctx, s, d := context.Background(), &b.cache.sharing, large(builds[0])
-	require.NoError(t, b.cache.PackNow(ctx))
+	ctx, s, d := context.Background(), b.cache.store.Packer(), large(builds[0])
+	require.NoError(t, b.cache.store.PackNow(ctx))
 	name := d.String()
 	disk.name.Store(&name)
 	b.cache.index.Sketches.Drop(d[:])
 	b.cache.index.Shares.Drop(d[:])
-	s.changed(d)
-	s.sweep(ctx)
-	require.Equal(t, []cas.Digest{d}, s.failed)
+	s.Changed(d)
+	s.Sweep(ctx)
+	_, failed := s.Behind()
+	require.Equal(t, []cas.Digest{d}, failed)
 	disk.name.Store(nil)
-	s.sweep(ctx)
+	s.Sweep(ctx)
 	require.False(t, b.cache.forms.Sharing.LookedAt(d), "not before the tick")
-	s.tick()
-	require.False(t, s.allToRead())
-	s.sweep(ctx)
+	s.Tick()
+	allToRead, _ := s.Behind()
+	require.False(t, allToRead)
+	s.Sweep(ctx)
 	require.True(t, b.cache.forms.Sharing.LookedAt(d))
-	require.Empty(t, s.failed)
+	_, failed = s.Behind()
+	require.Empty(t, failed)
 }

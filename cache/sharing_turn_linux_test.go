@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/store"
 )
 
 // What is packed in the background is given up for a caller that waits for the turn, however much
@@ -20,7 +22,7 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 	kept := b.cache.forms
 	var comes sync.Once
 	had := make(chan struct{})
-	freed, err := b.cache.packBuildWith(ctx, builds[1].ID, packWhen{when: PackAlways}, func(ctx context.Context) error {
+	freed, err := b.cache.store.PackBuildWith(ctx, builds[1].ID, store.Packing{When: PackAlways}, func(ctx context.Context) error {
 		comes.Do(func() {
 			go func() {
 				leave, err := kept.TakeTurn(ctx)
@@ -33,13 +35,13 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		})
-		return b.cache.sharing.yield(ctx)
+		return b.cache.store.Packer().Yield(ctx)
 	})
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.False(t, kept.OnlyPacked(large(builds[1])))
 	<-had
-	require.NoError(t, b.cache.sharing.pack(ctx, packWhen{when: PackAlways}))
+	require.NoError(t, b.cache.store.Packer().Pack(ctx, store.Packing{When: PackAlways}))
 	require.True(t, kept.OnlyPacked(large(builds[1])))
 	a := b.acquire(b.variant(2))
 	require.Equal(t, files[1], b.read(a))

@@ -255,7 +255,7 @@ func (c *Cache) openSource(ctx context.Context, s *index.Source, own bool) (iden
 		for i, f := range s.Files {
 			open, err := c.forms.Open(ctx, f.Digest)
 			if packing.Lost(err) {
-				c.putAsideAll(c.forms.DamageOf(ctx, f.Digest))
+				c.store.QuarantineAll(c.forms.DamageOf(ctx, f.Digest))
 			}
 			if err != nil {
 				identity.Close(out)

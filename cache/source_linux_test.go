@@ -220,7 +220,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	require.Equal(t, build.ModelDigest, copied, "the digest of a model of one file is that of the file")
 	require.NoError(t, os.Remove(graph.Name()))
 	b.reopen()
-	require.NoError(t, b.cache.removeLeftovers(context.Background()))
+	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(copied))
 	b.library("2.0")
 	b.want(build, "the SDK is 2.0 now")
@@ -231,7 +231,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 
 	stored := func() (sum int64) {
 		require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
-			disk, err := b.cache.diskBytes(d)
+			disk, err := b.cache.store.WholeBytes(d)
 			sum += disk
 			return err
 		}))

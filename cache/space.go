@@ -10,7 +10,7 @@ import (
 
 // Space tells where the space of the whole store goes.
 func (c *Cache) Space() (*wire.Space, error) {
-	b, err := c.bounds()
+	b, err := c.store.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
@@ -19,17 +19,14 @@ func (c *Cache) Space() (*wire.Space, error) {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
 	counters := c.index.Counters.All()
-	c.places.mu.Lock()
-	reserved := c.places.reserved
-	c.places.mu.Unlock()
 	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes,
 		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
 		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
-		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: reserved,
+		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: c.store.Ledger().Reserved().Disk,
 		PinnedBytes: c.diskOf(c.index.Journal.PinnedBuilds()), DeadBytes: c.diskOf(c.index.Journal.NotServed()),
-		BudgetBytes: b.budget, FloorBytes: b.floor, FreeBytes: b.free, MaxEntries: b.entries,
+		BudgetBytes: b.Budget, FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries,
 		Evicted: counters["evicted"], Unkept: counters["unkept"],
-		ToLookAt: uint64(c.sharing.left.Load())}, nil
+		ToLookAt: uint64(c.store.Packer().Left())}, nil
 }
 
 // spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
@@ -77,10 +74,10 @@ func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
 		if err != nil {
 			continue // it has just gone
 		}
-		for d := range c.partsOf(&b) {
+		for d := range c.store.PartsOf(&b) {
 			if !counted[d] {
 				counted[d] = true
-				sum += c.takenBy(d) // of one that is missing, none
+				sum += c.store.DiskBytesOf(d) // of one that is missing, none
 			}
 		}
 	}

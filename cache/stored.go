@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 )
 
@@ -39,15 +40,14 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lookAtLock(dir); err != nil {
-		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
-			Hint: "a daemon has it: ask that one, without --state"}
-	}
 	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler),
 		now: time.Now}
 	s := &Stored{cache: c, owner: who.uid}
-	c.index, s.builds, err = index.OpenReadOnly(ctx, dir)
+	c.store, s.builds, err = store.OpenReadOnly(ctx, dir)
 	switch {
+	case errors.As(err, new(*store.LockedError)):
+		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
+			Hint: "a daemon has it: ask that one, without --state"}
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, apierr.New(apierr.NotFound, nil,
 			"it is no store: there is no folder \"manifests\" in it").WithHint("name the state folder of an epcached")
@@ -57,6 +57,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	case err != nil:
 		return nil, err
 	}
+	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
 	c.rights = c.openRights()
 	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), newReports(c.now, c.later)
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
@@ -64,13 +65,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c.settings.Store(settings)
-	if c.cas, err = cas.Open(dir, cas.Options{ReadOnly: true}); err != nil {
-		return nil, err
-	}
-	c.forms, err = packing.Open(packing.Options{Dir: dir, Whole: c.cas, Memory: c.index, Log: c.log,
-		Sketches: c.index.Sketches, Shares: c.index.Shares,
-		ReadOnly: true})
-	return s, err
+	return s, nil
 }
 
 // Problems returns what of the store could not be read, a line each.

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/flock"
+	"github.com/epcached/epcached/store"
 )
 
 // left is a store that its daemon has left, with what a request for the model of seed 1 got from it.
@@ -170,7 +171,7 @@ func TestSeveralStoredBuildsAreNamed(t *testing.T) {
 func TestAStoreThatADaemonHasIsRefused(t *testing.T) {
 	b := newBench(t)
 	_, err := ReadStore(context.Background(), b.state, 0)
-	var locked *LockedError
+	var locked *store.LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Equal(t, fmt.Sprintf("process %d", os.Getpid()), locked.Holder)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/flock"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 )
 
@@ -165,7 +166,7 @@ func (s *Stored) unpack(
 		}
 		var err error
 		if free, unknown := cas.FreeBytes(dir); unknown == nil {
-			err = fits("the build", cas.OnDisk(total), free)
+			err = store.Fits("the build", cas.OnDisk(total), free)
 		}
 		for _, f := range lacking {
 			if err == nil {

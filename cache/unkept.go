@@ -27,7 +27,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
 	} else {
 		c.log.Error("build not stored", "model", b.ModelName, "error", why)
-		c.lookAround()
+		c.store.LookAround()
 	}
 	event := event.Of(b, event.Unkept, "%s", textOf(why))
 	event.Scope = event.By // only the user that asked for it hears of it

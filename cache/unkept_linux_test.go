@@ -25,7 +25,7 @@ func newFullStore(t *testing.T) *fullStore {
 func (f *fullStore) bound() {
 	f.Helper()
 	next, now := f.options(), f.account()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: now.counted() - 1}}
+	next.Space = SpaceOptions{Budget: Amount{Bytes: now.Counted() - 1}}
 	require.NoError(f, f.cache.Reload(next))
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 )
 
@@ -119,7 +120,7 @@ func TestUnpackedFormsMakeRoomForEachOther(t *testing.T) {
 		t.Skip("SKIPPED: a small file system takes root")
 	}
 	small := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", fmt.Sprintf("size=%d", spare+2<<20), "tmpfs", small).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", fmt.Sprintf("size=%d", store.Spare+2<<20), "tmpfs", small).CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: no small file system can be mounted: %s", out)
 	}
 	t.Cleanup(func() { require.NoError(t, exec.Command("umount", small).Run()) })
@@ -193,14 +194,14 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 			default:
 			}
 			b.later.Add(int64(time.Hour))
-			if _, err := b.cache.packBuild(context.Background(), builds[1].ID); err != nil {
+			if _, err := b.cache.store.PackBuild(context.Background(), builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
-			if _, err := b.cache.dropUnpacked(builds[1].ID); err != nil {
+			if _, err := b.cache.store.DropCopies(builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
 			if i%3 == 0 {
-				for d := range distinctBlobs(builds[1]) {
+				for d := range store.DistinctBlobs(builds[1]) {
 					if err := b.cache.forms.MakeWhole(context.Background(), d); err != nil {
 						t.Error(err)
 					}
@@ -237,11 +238,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	}
 	size, _, err := b.cache.index.BlobBytes(large(builds[1]))
 	require.NoError(t, err)
-	reserved := func() int64 {
-		b.cache.places.mu.Lock()
-		defer b.cache.places.mu.Unlock()
-		return b.cache.places.reserved
-	}
+	reserved := b.reserved
 	copies := func() int64 {
 		packed, err := b.cache.forms.Space(true)
 		require.NoError(t, err)
@@ -263,9 +260,9 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	}
 	require.NoError(t, take(2).View.Close())
 	require.Equal(t, cas.OnDisk(size), copies())
-	now, err := b.cache.account()
+	now, err := b.cache.store.Account()
 	require.NoError(t, err)
-	b.change = func(o *Options) { o.Space.Budget = Amount{Bytes: now.counted() - 1} }
+	b.change = func(o *Options) { o.Space.Budget = Amount{Bytes: now.Counted() - 1} }
 	b.reopen()
 	b.later.Add(int64(time.Hour))
 	held := take(3)
@@ -293,7 +290,7 @@ func TestWhatIsBeingGivenKeepsItsForms(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	copied, whole := large(builds[1]), large(builds[2])
 	for _, i := range []int{1, 2} {
-		done, err := b.cache.attend.serve(builds[i].ID)
+		done, err := b.cache.store.Take(builds[i].ID)
 		require.NoError(t, err)
 		defer done()
 	}

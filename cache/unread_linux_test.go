@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 )
 
 // noReads is a file system that does not give the bytes of one file while it has an error for that.
@@ -55,8 +56,8 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	plan := b.plan(0)
 	require.Empty(t, plan.Steps)
 	require.NotEmpty(t, plan.Kept)
-	require.Equal(t, keptUnread, plan.Kept[0].Reason)
-	require.NoError(t, b.cache.removeLeftovers(ctx))
+	require.Equal(t, store.KeptUnread, plan.Kept[0].Reason)
+	require.NoError(t, b.cache.store.RemoveLeftovers(ctx))
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 
 	a := b.acquire(b.variant(2))

@@ -37,14 +37,14 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			tc.remove(b)
-			b.cache.lookAround()
-			b.cache.lookAround() // told once
+			b.cache.store.LookAround()
+			b.cache.store.LookAround() // told once
 			if tc.says == "" {
-				require.Empty(t, b.cache.Uprooted())
+				require.Empty(t, b.cache.store.Uprooted())
 				return
 			}
-			require.Contains(t, <-b.cache.Uprooted(), tc.says)
-			require.Empty(t, b.cache.Uprooted())
+			require.Contains(t, <-b.cache.store.Uprooted(), tc.says)
+			require.Empty(t, b.cache.store.Uprooted())
 			b.cache.adviseUprooted()
 			advice := b.cache.adviseUprooted()
 			require.Len(t, advice, 1)
@@ -52,7 +52,7 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 			_ = b.cache.Close() // what it would write down has no place
 			b.cache = nil
 			b.open()
-			require.Empty(t, b.cache.missingGround())
+			require.Empty(t, b.cache.store.MissingPart())
 			a := b.acquire(b.request(b.model(1)))
 			require.NotContains(t, a.Warnings, "not kept")
 			require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
@@ -64,10 +64,10 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	b.cache.withholdBuild(a.Build.ID, index.Withheld, "invalidated by hand")
+	b.cache.store.Withhold(a.Build.ID, index.Withheld, "invalidated by hand")
 	require.NoError(t, os.Remove(filepath.Join(b.state, "journal")))
-	b.cache.lookAround()
-	require.Empty(t, b.cache.Uprooted())
+	b.cache.store.LookAround()
+	require.Empty(t, b.cache.store.Uprooted())
 	b.reopen()
 	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 }
@@ -77,7 +77,7 @@ func TestAFailedStoreLooksAround(t *testing.T) {
 	require.NoError(t, os.Rename(b.state, b.state+".away"))
 	a := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Compiled, a.Outcome)
-	require.Len(t, b.cache.Uprooted(), 1)
+	require.Len(t, b.cache.store.Uprooted(), 1)
 	_ = b.cache.Close() // as above
 	b.cache = nil
 }

@@ -49,10 +49,10 @@ func TestTheAccountIsExact(t *testing.T) {
 	b.exact()
 	_, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
-	require.EqualValues(t, 2*cas.Block, b.account().held)
+	require.EqualValues(t, 2*cas.Block, b.account().Held)
 	b.exact()
 	b.reopen()
-	require.Eventually(t, func() bool { return b.account().held == 2*cas.Block }, soon, time.Millisecond, "found again soon after the start")
+	require.Eventually(t, func() bool { return b.account().Held == 2*cas.Block }, soon, time.Millisecond, "found again soon after the start")
 	b.exact()
 	require.NoError(t, held.View.Close())
 

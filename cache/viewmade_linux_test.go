@@ -46,18 +46,18 @@ func TestAViewThatIsMadeAnewWhileItsBuildGoes(t *testing.T) {
 		lease, err = made.Lease()
 		require.NoError(t, err)
 	}
-	require.NoError(t, b.cache.retract(context.Background(), a.Build, "test", 0))
+	require.NoError(t, b.cache.store.Remove(context.Background(), a.Build, "test", 0))
 	require.Nil(t, at.do)
 	require.NotEqual(t, former.Path(), made.Path())
 	require.Nil(t, b.cache.views.Current(a.Build.ID))
 	require.NoDirExists(t, former.Path())
 	require.DirExists(t, made.Path(), "somebody has it")
-	require.EqualValues(t, 2*cas.Block, b.account().held)
+	require.EqualValues(t, 2*cas.Block, b.account().Held)
 	b.exact()
 	require.NoError(t, lease.Close())
 	b.cache.views.Sweep()
 	require.NoDirExists(t, made.Path())
-	require.Zero(t, b.account().held)
+	require.Zero(t, b.account().Held)
 	b.exact()
 }
 
@@ -74,7 +74,7 @@ func TestWhatIsOpenElsewhereTakesNothingHere(t *testing.T) {
 	_, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	require.Equal(t, files[1], b.read(a), "it is open")
-	require.Zero(t, b.account().held)
+	require.Zero(t, b.account().Held)
 	b.exact()
 }
 
@@ -89,7 +89,7 @@ func TestTheAccountIsExactWithCopiesBesideTheStore(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	a := b.acquire(b.variant(2))
 	require.True(t, strings.HasPrefix(a.Path, b.state), "the view is a link to the copy")
-	require.Greater(t, b.account().packed.Copies, int64(1<<20))
+	require.Greater(t, b.account().Packed.Copies, int64(1<<20))
 	b.exact()
 }
 
@@ -110,11 +110,11 @@ func TestAViewWithoutItsUnpackedFormGoesAtTheStart(t *testing.T) {
 		b.cache.views.Sweep()
 		b.exact()
 		if held {
-			require.Greater(t, b.account().held, int64(1<<20))
+			require.Greater(t, b.account().Held, int64(1<<20))
 			require.Equal(t, files[1], b.read(a))
 		} else {
 			require.NoDirExists(t, a.Path)
-			require.Zero(t, b.account().held)
+			require.Zero(t, b.account().Held)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -199,7 +200,7 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 		return ""
 	case last.Kind == event.Unkept:
 		return unkept(last)
-	case strings.HasPrefix(last.Text, evictedOn):
+	case strings.HasPrefix(last.Text, store.EvictedOn):
 		return last.Text // it says when
 	}
 	return fmt.Sprintf("no build is left; the last went on %s: %s", last.At.Format(time.RFC3339), last.Text)

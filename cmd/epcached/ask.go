@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -118,9 +119,9 @@ func (b *backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
 		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
 	}
-	plan, err := b.cache.PlanCollection(ctx, p, cache.Goal{Bytes: w.ToBytes, Progress: far})
+	plan, err := b.cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, far)
 	if err == nil && !w.DryRun {
-		err = b.cache.Collect(ctx, plan, func(done, total int64) {
+		err = b.cache.Store().Collect(ctx, plan, func(done, total int64) {
 			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})
 		})
 	}

@@ -219,7 +219,7 @@ func (p *process) answer(
 		end()
 		log.Info("leaving", "why", why)
 		return "", <-e.ended // it has no clients any more
-	case gone = <-c.Uprooted():
+	case gone = <-c.Store().Uprooted():
 		end()
 		log.Warn("beginning again with an empty state folder", "state", c.Directory(), "why", gone)
 	case <-ctx.Done():

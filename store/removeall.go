@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -12,28 +12,28 @@ import (
 
 // removeRest removes what is kept for no build: blobs that a crash left, views that nobody refers to, and the quarantine. Views that
 // somebody holds go when they are let go.
-func (c *Cache) removeRest(ctx context.Context) error {
-	err := errors.Join(c.views.DoomStrangers(ctx), c.removeLeftovers(ctx))
-	c.views.Sweep()
-	return errors.Join(err, c.emptyQuarantine())
+func (st *Store) RemoveRest(ctx context.Context) error {
+	err := errors.Join(st.views.DoomStrangers(ctx), st.RemoveLeftovers(ctx))
+	st.views.Sweep()
+	return errors.Join(err, st.emptyQuarantine())
 }
 
 // everything is how many bytes on disk go when nothing is kept: those of builds in all their forms, and others'.
-func (c *Cache) everything(ctx context.Context) (sum int64, err error) {
-	err = c.cas.Walk(ctx, func(d cas.Digest, _, _ int64) error {
-		disk, _ := c.diskBytes(d) // of one that has just gone, none
+func (st *Store) RemovableBytes(ctx context.Context) (sum int64, err error) {
+	err = st.cas.Walk(ctx, func(d cas.Digest, _, _ int64) error {
+		disk, _ := st.WholeBytes(d) // of one that has just gone, none
 		sum += disk
 		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
-	packed, err := c.forms.Space(true)
+	packed, err := st.forms.Space(true)
 	if err != nil {
 		return 0, err
 	}
 	sum += packed.Recipes + packed.Copies
-	entries, err := os.ReadDir(c.path("quarantine"))
+	entries, err := os.ReadDir(st.path("quarantine"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
@@ -46,13 +46,13 @@ func (c *Cache) everything(ctx context.Context) (sum int64, err error) {
 }
 
 // emptyQuarantine removes what was put aside, with its notes.
-func (c *Cache) emptyQuarantine() (err error) {
-	entries, err := os.ReadDir(c.path("quarantine"))
+func (st *Store) emptyQuarantine() (err error) {
+	entries, err := os.ReadDir(st.path("quarantine"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
-		if removeErr := os.Remove(filepath.Join(c.path("quarantine"), e.Name())); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
+		if removeErr := os.Remove(filepath.Join(st.path("quarantine"), e.Name())); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
 			err = errors.Join(err, removeErr)
 		}
 	}

@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -10,32 +10,34 @@ import (
 	"path/filepath"
 	"slices"
 
+	"lukechampine.com/blake3"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
 )
 
 // openForms opens what keeps blobs whole, packed and unpacked.
-func (c *Cache) openForms() error {
-	folder, apart := c.path("unpacked"), false
-	if c.options.UnpackedDir != "" {
+func (st *Store) openForms() error {
+	folder, apart := st.path("unpacked"), false
+	if st.options.UnpackedDir != "" {
 		var err error
-		if folder, apart, err = c.unpackElsewhere(); err != nil {
-			return fmt.Errorf("unpacked_dir %q: %w", c.options.UnpackedDir, err)
+		if folder, apart, err = st.unpackElsewhere(); err != nil {
+			return fmt.Errorf("unpacked_dir %q: %w", st.options.UnpackedDir, err)
 		}
 	}
 	var err error
-	c.forms, err = packing.Open(packing.Options{Dir: c.dir, Copies: folder, Apart: apart, Whole: c.cas, FS: c.options.fs, Memory: c.index,
-		Sketches: c.index.Sketches, Shares: c.index.Shares, Changed: c.sharing.changed, Owner: blobOwner{c}, Log: c.log})
+	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: folder, Apart: apart, Whole: st.cas, FS: st.options.FS, Memory: st.index,
+		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.Changed, Owner: blobOwner{st}, Log: st.log})
 	return err
 }
 
 // unpackElsewhere makes a folder of our own in the one that is configured, which other stores, or users, may share.
-func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
-	own := digestOf([]byte(c.dir))
-	folder = filepath.Join(c.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
+func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
+	own := blake3.Sum256([]byte(st.dir))
+	folder = filepath.Join(st.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
 	mode := os.FileMode(0o700)
-	if c.options.PathAccess {
+	if st.options.PathAccess {
 		mode = 0o711
 	}
 	if err := os.Mkdir(folder, mode); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -45,59 +47,52 @@ func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	if !info.IsDir() || !cas.OwnedBy(info, c.uid) {
-		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, c.uid) // somebody else's: what is read from it could be changed
+	if !info.IsDir() || !cas.OwnedBy(info, st.uid) {
+		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, st.uid) // somebody else's: what is read from it could be changed
 	}
 	if err := os.Chmod(folder, mode); err != nil {
 		return "", false, err
 	}
-	here, err := cas.StampPath(c.dir)
-	if err != nil {
-		return "", false, err
-	}
-	there, err := cas.StampPath(folder)
-	if err != nil {
-		return "", false, err
-	}
-	return folder, here.Dev != there.Dev, nil
+	apart, err = otherFileSystem(st.dir, folder)
+	return folder, apart, err
 }
 
 // blobOwner is the cache as package packing knows it: it implements forms.Owner.
-type blobOwner struct{ c *Cache }
+type blobOwner struct{ st *Store }
 
 func (o blobOwner) Needed(d cas.Digest) (bool, error) {
-	if !o.c.index.Complete() {
+	if !o.st.index.Complete() {
 		return true, nil // there are builds that cannot be read, and nobody knows what they need
 	}
-	ids, err := o.c.index.Needs(d)
+	ids, err := o.st.index.Needs(d)
 	return len(ids) > 0, err
 }
 
 // LetGo is forms.Owner's: views keep the bytes of their blobs.
-func (o blobOwner) LetGo(d cas.Digest) error { return o.c.dropViews(d) }
+func (o blobOwner) LetGo(d cas.Digest) error { return o.st.dropViews(d) }
 
 // InHand is forms.Owner's: a request that is making a view of it is attended from before its first link until the view is in use.
 func (o blobOwner) InHand(d cas.Digest) bool {
-	ids, err := o.c.index.Needs(d)
-	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.c.attend.busy(id) || o.c.hasView(id) })
+	ids, err := o.st.index.Needs(d)
+	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.inHand.busy(id) || o.st.hasView(id) })
 }
 
 func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
-	own, err := o.c.reachOf(d)
+	own, err := o.st.reachOf(d)
 	return func(from cas.Digest) (bool, error) {
-		theirs, err := o.c.reachOf(from)
+		theirs, err := o.st.reachOf(from)
 		return err == nil && own.may(theirs), err
 	}, err
 }
 
 // Reserve is forms.Owner's. It evicts nothing, because the caller holds locks of blobs.
 func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release func(), err error) {
-	place := &reservation{c: o.c, above: instead}
-	err = place.resizeTo(ctx, false, disk, 0)
-	return place.release, err
+	place := &Reservation{st: o.st, above: instead}
+	err = place.ResizeTo(ctx, false, disk, 0)
+	return place.Release, err
 }
 
-func (o blobOwner) Shrinks(disk int64) (done func()) { return o.c.places.shrinks(disk) }
+func (o blobOwner) Shrinks(disk int64) (done func()) { return o.st.ledger.shrinks(disk) }
 
 func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	free, err := cas.FreeBytes(folder)
@@ -107,55 +102,55 @@ func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	if instead > size {
 		return fitsBeside(what, size, free, spareOfLess)
 	}
-	return fits(what, size, free)
+	return Fits(what, size, free)
 }
 
 // remeasure brings the account of blobs to what they take: a crash may have come between a change of form and its being accounted for.
-func (c *Cache) remeasure(ctx context.Context, wrong []cas.Digest) error {
+func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {
 		return nil
 	}
-	leave, err := c.forms.TakeTurn(ctx) // nobody packs meanwhile
+	leave, err := st.forms.TakeTurn(ctx) // nobody packs meanwhile
 	if err != nil {
 		return err
 	}
 	defer leave()
 	for _, d := range wrong {
-		err = errors.Join(err, c.index.Remeasure(d))
+		err = errors.Join(err, st.index.Remeasure(d))
 	}
-	c.log.Info("space of blobs accounted for anew", "blobs", len(wrong))
+	st.log.Info("space of blobs accounted for anew", "blobs", len(wrong))
 	return err
 }
 
 // needed is a build with the one of its blobs that is meant.
-type needed struct {
-	build index.BuildID
-	blob  cas.Digest
+type Need struct {
+	Build index.BuildID
+	Blob  cas.Digest
 }
 
-// needs lists the builds that need a blob: as one of theirs, or as a container of one that is packed.
-func (c *Cache) needs(d cas.Digest) (all []needed, err error) {
+// Needs lists the builds that need a blob: as one of theirs, or as a container of one that is packed.
+func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 	add := func(blob cas.Digest) error {
-		ids, err := c.index.Needs(blob)
+		ids, err := st.index.Needs(blob)
 		for _, id := range ids {
-			all = append(all, needed{id, blob})
+			all = append(all, Need{id, blob})
 		}
 		return err
 	}
 	err = add(d)
-	for _, user := range c.forms.Recipes.Users(d) {
-		if !c.cas.Has(user) {
+	for _, user := range st.forms.Recipes.Users(d) {
+		if !st.cas.Has(user) {
 			err = errors.Join(err, add(user))
 		}
 	}
 	return all, err
 }
 
-// neededBy lists the builds that need a blob. A build may be listed twice.
-func (c *Cache) neededBy(d cas.Digest) (ids []index.BuildID, err error) {
-	needs, err := c.needs(d)
+// NeededBy lists the builds that need a blob. A build may be listed twice.
+func (st *Store) NeededBy(d cas.Digest) (ids []index.BuildID, err error) {
+	needs, err := st.Needs(d)
 	for _, n := range needs {
-		ids = append(ids, n.build)
+		ids = append(ids, n.Build)
 	}
 	return ids, err
 }
@@ -178,26 +173,26 @@ func (r reach) may(theirs reach) bool {
 }
 
 // reachOf gives the scopes of the builds that need a blob; of a container that no build needs, those of the blobs that are packed with it.
-func (c *Cache) reachOf(d cas.Digest) (reach, error) {
+func (st *Store) reachOf(d cas.Digest) (reach, error) {
 	out := make(reach)
-	if err := c.addReach(out, d); err != nil || len(out) > 0 {
+	if err := st.addReach(out, d); err != nil || len(out) > 0 {
 		return out, err
 	}
-	for _, user := range c.forms.Recipes.Users(d) {
-		if err := c.addReach(out, user); err != nil {
+	for _, user := range st.forms.Recipes.Users(d) {
+		if err := st.addReach(out, user); err != nil {
 			return out, err
 		}
 	}
 	return out, nil
 }
 
-func (c *Cache) addReach(out reach, d cas.Digest) error {
-	ids, err := c.index.Needs(d)
+func (st *Store) addReach(out reach, d cas.Digest) error {
+	ids, err := st.index.Needs(d)
 	if err != nil {
 		return err
 	}
 	for _, id := range ids {
-		b, err := c.index.Get(id)
+		b, err := st.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
 			continue
 		}

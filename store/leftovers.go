@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -15,29 +15,29 @@ import (
 // acknowledged, and recipes of blobs that are whole, and brings the account of the others to what
 // they take: a crash may have come between a change of form and its being accounted for. Each file
 // is looked at once for both.
-func (c *Cache) removeLeftovers(ctx context.Context) error {
-	if !c.index.Complete() {
-		c.log.Warn("leftovers stay: there are builds that this version cannot read")
+func (st *Store) RemoveLeftovers(ctx context.Context) error {
+	if !st.index.Complete() {
+		st.log.Warn("leftovers stay: there are builds that this version cannot read")
 		return nil
 	}
-	l := leftovers{c: c, pace: pace{last: time.Now()}}
+	l := leftovers{st: st, Pace: Pace{Last: time.Now()}}
 	// Recipes first: their containers may be left over as well.
-	err := errors.Join(c.forms.RemoveDoubles(ctx), c.forms.Recipes.Walk(ctx, l.recipe))
+	err := errors.Join(st.forms.RemoveDoubles(ctx), st.forms.Recipes.Walk(ctx, l.recipe))
 	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {
-		if freed, err2 := c.forms.Remove(d); err2 != nil {
+		if freed, err2 := st.forms.Remove(d); err2 != nil {
 			err = errors.Join(err, err2)
 		} else if freed > 0 {
-			c.log.Info("leftover blob removed", "digest", d.String())
+			st.log.Info("leftover blob removed", "digest", d.String())
 		}
 	}
-	return errors.Join(err, c.remeasure(ctx, l.wrong))
+	return errors.Join(err, st.remeasure(ctx, l.wrong))
 }
 
 // leftovers is a look at all blobs, in order of digests.
 type leftovers struct {
-	c *Cache
-	pace
+	st *Store
+	Pace
 
 	lost, wrong []cas.Digest         // that no build needs, and that are accounted for with other bytes than they take
 	needed      map[cas.Digest]int64 // those that begin with the byte before next and were not seen yet, with what is accounted for
@@ -45,34 +45,34 @@ type leftovers struct {
 }
 
 func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
-	ids, err := l.c.index.Needs(d)
+	ids, err := l.st.index.Needs(d)
 	if err == nil && len(ids) == 0 {
 		l.lost = append(l.lost, d)
 	}
-	l.c.dropViewsWithout(d, ids)
+	l.st.dropViewsWithout(d, ids)
 	return err
 }
 
 // dropViewsWithout takes views out of use that lead to the unpacked form of a packed blob when that has gone, with an earlier boot say: nobody is given
 // them again, and what only they have would be in no account.
-func (c *Cache) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
-	if _, _, unpacked := c.forms.Bytes(d); unpacked > 0 || !c.forms.OnlyPacked(d) {
+func (st *Store) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
+	if _, _, unpacked := st.forms.Bytes(d); unpacked > 0 || !st.forms.OnlyPacked(d) {
 		return
 	}
 	for _, id := range ids {
-		if _, there := c.index.Views.Get(id[:]); !there || c.attend.busy(id) {
+		if _, there := st.index.Views.Get(id[:]); !there || st.inHand.busy(id) {
 			continue
 		}
-		if b, err := c.index.Get(id); err == nil { // else it has just gone
-			if v := c.views.Of(&b); v != nil {
-				c.views.Drop(id, v, views.PathGrace)
+		if b, err := st.index.Get(id); err == nil { // else it has just gone
+			if v := st.views.Of(&b); v != nil {
+				st.views.Drop(id, v, views.PathGrace)
 			}
 		}
 	}
 }
 
 func (l *leftovers) wholeBlobs(ctx context.Context) error {
-	err := l.c.cas.Walk(ctx, func(d cas.Digest, _, disk int64) error {
+	err := l.st.cas.Walk(ctx, func(d cas.Digest, _, disk int64) error {
 		if err := l.upTo(ctx, d[0]); err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 			l.wrong = append(l.wrong, d)
 		}
 		delete(l.needed, d)
-		return l.rest(ctx)
+		return l.Rest(ctx)
 	})
 	if err == nil {
 		err = l.upTo(ctx, 255)
@@ -99,7 +99,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 func (l *leftovers) upTo(ctx context.Context, first byte) (err error) {
 	for ; l.next <= int(first); l.next++ {
 		l.unseen()
-		if l.needed, err = l.c.index.NeededIn(ctx, byte(l.next)); err != nil {
+		if l.needed, err = l.st.index.NeededIn(ctx, byte(l.next)); err != nil {
 			return err
 		}
 	}
@@ -116,8 +116,8 @@ func (l *leftovers) unseen() {
 }
 
 // pace lets work that nobody waits for take half of a processor at most.
-type pace struct {
-	last  time.Time // when it went on
+type Pace struct {
+	Last  time.Time // when it went on
 	steps int
 }
 
@@ -125,11 +125,11 @@ type pace struct {
 const stepsAtOnce = 256
 
 // rest is called after each step.
-func (p *pace) rest(ctx context.Context) error {
+func (p *Pace) Rest(ctx context.Context) error {
 	if p.steps++; p.steps%stepsAtOnce != 0 {
 		return nil
 	}
-	err := sleep(ctx, min(time.Since(p.last), mostPause))
-	p.last = time.Now()
+	err := sleep(ctx, min(time.Since(p.Last), mostPause))
+	p.Last = time.Now()
 	return err
 }

@@ -1,9 +1,10 @@
-package cache
+package store
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -38,42 +39,42 @@ func (a Amount) of(size int64) int64 {
 }
 
 // bounds are SpaceOptions in bytes; 0: none.
-type bounds struct {
-	budget, floor, user int64
-	entries             uint64
+type Bounds struct {
+	Budget, Floor, User int64
+	Entries             uint64
 	unused              time.Duration
-	free                int64 // bytes of the file system now
+	Free                int64 // bytes of the file system now
 }
 
-func (c *Cache) bounds() (bounds, error) {
-	o := &c.settings.Load().space
-	s, err := fileSystemOf(c.dir)
+func (st *Store) Bounds() (Bounds, error) {
+	o := st.settings.Load().Space
+	s, err := diskOf(st.dir)
 	if err != nil {
-		return bounds{}, err
+		return Bounds{}, err
 	}
-	return bounds{budget: o.Budget.of(s.size), floor: o.Floor.of(s.size), user: o.UserBytes.of(s.size), entries: o.MaxEntries,
-		unused: o.MaxUnused, free: s.free}, nil
+	return Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size), User: o.UserBytes.of(s.size), Entries: o.MaxEntries,
+		unused: o.MaxUnused, Free: s.free}, nil
 }
 
 // keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
-func (c *Cache) keepReserve() {
-	b, err := c.bounds()
+func (st *Store) keepReserve() {
+	b, err := st.Bounds()
 	if err == nil {
-		err = c.index.Replenish(b.free - b.floor)
+		err = st.index.Replenish(b.Free - b.Floor)
 	}
 	if err != nil {
-		c.log.Warn("there is no room kept for collecting on a full disk", "error", err)
+		st.log.Warn("there is no room kept for collecting on a full disk", "error", err)
 	}
 }
 
-// places are what is set aside for builds that are being stored. Whoever stores one reserves its place before a byte of it is written
+// Ledger is what is set aside for builds that are being stored. Whoever stores one reserves its place before a byte of it is written
 // into the store.
 //
 // A build is admitted while the store is within its budget, even if that takes it above: so the
 // budget is exceeded by one artefact in flight at most, and a compile does not wait for an eviction
 // that can run beside it. While the store is above, only a build that fits is admitted, and a
 // reservation evicts for it first.
-type places struct {
+type Ledger struct {
 	mu       sync.Mutex
 	reserved int64            // bytes on disk; guarded by mu
 	written  int64            // of reserved: what is on the disk already, and of which the free space knows; guarded by mu
@@ -93,8 +94,8 @@ type places struct {
 	wake chan struct{} // asks the collector to look
 }
 
-func newPlaces() *places {
-	return &places{byUser: make(map[uint32]int64), wake: make(chan struct{}, 1),
+func newLedger() *Ledger {
+	return &Ledger{byUser: make(map[uint32]int64), wake: make(chan struct{}, 1),
 		rounds: rounds{one: make(chan struct{}, 1)}}
 }
 
@@ -102,24 +103,46 @@ func newPlaces() *places {
 // are not evicted for it.
 var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoRoom)
 
-// reservation is a place for one build.
-type reservation struct {
-	c     *Cache
+// Reserved is what is set aside at one moment, in bytes.
+type Reserved struct {
+	Disk    int64            // on disk
+	Written int64            // of Disk: is on the disk already
+	Passing int64            // on disk; removed in a moment for something smaller
+	ByUser  map[uint32]int64 // logical bytes
+}
+
+// Reserved returns what is set aside now.
+func (s *Ledger) Reserved() Reserved {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Reserved{s.reserved, s.written, s.passing, maps.Clone(s.byUser)}
+}
+
+// Rounds returns how many rounds of the collector have begun.
+func (s *Ledger) Rounds() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun
+}
+
+// Reservation is space that is set aside for one build.
+type Reservation struct {
+	st    *Store
 	user  uint32
 	disk  int64 // bytes on disk that are set aside
 	bytes int64 // logical
 
 	// written is how much of what it is for lies on the disk before it is stored, and only gets another name then: the files of a compile's
 	// result. The budget needs room for that, the floor has lost it already. counted is what of disk is that.
-	written, counted int64
+	Written, counted int64
 
 	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
 	// goes then. So the artefact in flight is that.
 	above int64
 }
 
-// want asks the collector to look.
-func (s *places) want() {
+// Want asks the collector to look whether something has to go.
+func (s *Ledger) Want() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // asked already
@@ -127,7 +150,7 @@ func (s *places) want() {
 }
 
 // leave counts a build on the disk while it is being removed, until done.
-func (s *places) leave(disk int64) (done func()) {
+func (s *Ledger) leave(disk int64) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.leaving += disk
@@ -139,7 +162,7 @@ func (s *places) leave(disk int64) (done func()) {
 }
 
 // shrinks counts bytes that are about to go for something smaller, until done.
-func (s *places) shrinks(disk int64) (done func()) {
+func (s *Ledger) shrinks(disk int64) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.passing += disk
@@ -147,13 +170,13 @@ func (s *places) shrinks(disk int64) (done func()) {
 		s.mu.Lock()
 		s.passing -= disk
 		s.mu.Unlock()
-		s.want() // what stayed after all counts from now on
+		s.Want() // what stayed after all counts from now on
 	}
 }
 
 // needOf is what a file of so many bytes takes on the disk, if it has no holes.
-func needOf(sizes ...int64) (disk, bytes int64) {
-	disk = manifestNeed
+func NeedOf(sizes ...int64) (disk, bytes int64) {
+	disk = ManifestNeed
 	for _, size := range sizes {
 		disk += cas.OnDisk(size)
 		bytes += size
@@ -162,25 +185,28 @@ func needOf(sizes ...int64) (disk, bytes int64) {
 }
 
 // manifestNeed is what a manifest takes at most, nearly always.
-const manifestNeed = 2 * cas.Block
+const ManifestNeed = 2 * cas.Block
 
-// reserve sets space aside. The error says with numbers why there is none. evicts: builds are
+// Unreserved returns a reservation of a user that sets nothing aside yet.
+func (st *Store) Unreserved(user uint32) *Reservation { return &Reservation{st: st, user: user} }
+
+// Reserve sets space aside. The error says with numbers why there is none. evicts: builds are
 // evicted for it first; the caller may hold no lock of a blob then.
-func (c *Cache) reserve(
+func (st *Store) Reserve(
 	ctx context.Context, user uint32, evicts bool, sizes ...int64,
-) (*reservation, error) {
-	r := &reservation{c: c, user: user}
-	return r, r.resize(ctx, evicts, sizes...)
+) (*Reservation, error) {
+	r := &Reservation{st: st, user: user}
+	return r, r.Resize(ctx, evicts, sizes...)
 }
 
 // resize makes the place as large as is known by now that it has to be. After an error it is as it was.
-func (r *reservation) resize(ctx context.Context, evicts bool, sizes ...int64) error {
-	disk, bytes := needOf(sizes...)
-	return r.resizeTo(ctx, evicts, disk, bytes)
+func (r *Reservation) Resize(ctx context.Context, evicts bool, sizes ...int64) error {
+	disk, bytes := NeedOf(sizes...)
+	return r.ResizeTo(ctx, evicts, disk, bytes)
 }
 
-func (r *reservation) resizeTo(ctx context.Context, evicts bool, disk, bytes int64) error {
-	if evicts && r.c.places.hurry() {
+func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int64) error {
+	if evicts && r.st.ledger.hurry() {
 		return r.evict(ctx, disk, bytes) // behind those that wait
 	}
 	final, err := r.try(ctx, disk, bytes)
@@ -192,16 +218,16 @@ func (r *reservation) resizeTo(ctx context.Context, evicts bool, disk, bytes int
 
 // try takes the place if there is space, and has the collector look in any case. final: eviction
 // cannot help.
-func (r *reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
-	s := r.c.places
-	defer s.want()
-	mayGo, stays, err := r.c.mayGoFor(ctx, r, bytes)
+func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
+	s := r.st.ledger
+	defer s.Want()
+	mayGo, stays, err := r.st.EvictableFor(ctx, r, bytes)
 	if err != nil {
 		return true, err
 	}
 	s.mu.Lock() // while the accounts are read: nothing goes from one to another that was read before
 	defer s.mu.Unlock()
-	now, err := r.c.roomNow(ctx)
+	now, err := r.st.roomNow(ctx)
 	if err != nil {
 		return true, err
 	}
@@ -210,68 +236,68 @@ func (r *reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 		return final, err
 	}
 	s.reserved += disk - r.disk
-	s.written += min(r.written, disk) - r.counted
+	s.written += min(r.Written, disk) - r.counted
 	s.byUser[r.user] += bytes - r.bytes
-	r.disk, r.bytes, r.counted = disk, bytes, min(r.written, disk)
+	r.disk, r.bytes, r.counted = disk, bytes, min(r.Written, disk)
 	return false, nil
 }
 
 // roomNow is what a decision rests on, besides what is set aside.
 type roomNow struct {
-	bounds
-	account
+	Bounds
+	Account
 	users map[uint32]index.UserSpace // where there is a quota
 	mayGo int64                      // logical bytes of the user's builds that may go for one more, as far as so many have to
 	stays string                     // why others of them may not; "": there are none
 }
 
-func (c *Cache) roomNow(ctx context.Context) (now roomNow, err error) {
-	if now.bounds, err = c.bounds(); err != nil {
+func (st *Store) roomNow(ctx context.Context) (now roomNow, err error) {
+	if now.Bounds, err = st.Bounds(); err != nil {
 		return now, err
 	}
-	if now.user > 0 {
-		if now.users, err = c.index.Users(context.WithoutCancel(ctx)); err != nil {
+	if now.User > 0 {
+		if now.users, err = st.index.Users(context.WithoutCancel(ctx)); err != nil {
 			return now, err
 		}
 	}
-	now.account, err = c.account()
+	now.Account, err = st.Account()
 	return now, err
 }
 
 // admit says why so much may not be set aside, and whether eviction cannot help. mu is held.
-func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64) (final bool, err error) {
-	b := &now.bounds
+func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
+	b := &now.Bounds
 	others := s.reserved - r.disk + s.leaving
-	used := now.counted() + others
+	used := now.Counted() + others
 	switch {
-	case b.budget > 0 && disk > b.budget:
-		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesize.Text(disk), bytesize.Text(b.budget)).
+	case b.Budget > 0 && disk > b.Budget:
+		return true, NoRoom("it takes %s on disk, and the budget for all is %s", bytesize.Text(disk), bytesize.Text(b.Budget)).
 			WithHint("raise budget in [space]")
-	case b.budget > 0 && used > b.budget && used+disk > b.budget+r.above:
-		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
-			bytesize.Text(disk), bytesize.Text(b.budget), bytesize.Text(now.disk+now.manifests+now.packed.Sum()), bytesize.Text(now.held), bytesize.Text(others)).
+	case b.Budget > 0 && used > b.Budget && used+disk > b.Budget+r.above:
+		return false, NoRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
+			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.Held), bytesize.Text(others)).
 			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
-	case b.free-(s.reserved-s.written) < b.floor+(disk-min(r.written, disk))-(r.disk-r.counted) && b.floor > 0:
-		return false, noRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
-			bytesize.Text(disk), bytesize.Text(b.free), bytesize.Text(others-(s.written-r.counted)), bytesize.Text(b.floor)).
+	case b.Free-(s.reserved-s.written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
+		return false, NoRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
+			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.written-r.counted)), bytesize.Text(b.Floor)).
 			WithHint("make room on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, bytes)
 }
 
 // admitUser is admit for the quota: what is above it goes in where so much of its user's may go for it. Else nothing goes.
-func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final bool, err error) {
-	b := &now.bounds
-	if b.user == 0 || bytes == 0 { // copies are nobody's
+func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final bool, err error) {
+	b := &now.Bounds
+	if b.User == 0 || bytes == 0 { // copies are nobody's
 		return false, nil
 	}
 	used := now.users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes
-	if bytes <= b.user && used+bytes-now.mayGo <= b.user {
+	if bytes <= b.User && used+bytes-now.mayGo <= b.User {
 		return false, nil
 	}
-	e := noRoom("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(b.user)).
+	e := NoRoom("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(b.User)).
 		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
-	if e.Err = errUserFull; bytes > b.user {
+	if e.Err = errUserFull; bytes > b.User {
 		return true, e
 	}
 	e.Text += fmt.Sprintf(", and would have %s with this build", bytesize.Text(used+bytes))
@@ -281,7 +307,7 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 	return false, e
 }
 
-func noRoom(format string, args ...any) *apierr.Error {
+func NoRoom(format string, args ...any) *apierr.Error {
 	e := apierr.New(apierr.NoSpace, nil, format, args...)
 	e.Err = packing.ErrNoRoom
 	return e
@@ -289,18 +315,18 @@ func noRoom(format string, args ...any) *apierr.Error {
 
 // publishing ends what counts to its user's quota: the build counts from now on. If both counted for a
 // moment, a plan of that moment would evict one build too many.
-func (r *reservation) publishing() {
+func (r *Reservation) publishing() {
 	if r == nil {
 		return
 	}
-	r.c.places.mu.Lock()
-	defer r.c.places.mu.Unlock()
+	r.st.ledger.mu.Lock()
+	defer r.st.ledger.mu.Unlock()
 	r.dropUser()
 }
 
-// dropUser takes the reservation out of what its user stores. places.mu is held.
-func (r *reservation) dropUser() {
-	s := r.c.places
+// dropUser takes the reservation out of what its user stores. Ledger.mu is held.
+func (r *Reservation) dropUser() {
+	s := r.st.ledger
 	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
 		delete(s.byUser, r.user)
 	}
@@ -308,41 +334,38 @@ func (r *reservation) dropUser() {
 }
 
 // release gives the place back. It may be called more than once, and on nil.
-func (r *reservation) release() {
+func (r *Reservation) Release() {
 	if r == nil {
 		return
 	}
-	s := r.c.places
+	s := r.st.ledger
 	s.mu.Lock()
 	s.reserved -= r.disk
 	s.written -= r.counted
 	r.dropUser()
 	r.disk, r.counted = 0, 0
 	s.mu.Unlock()
-	s.want()
+	s.Want()
 }
 
 // account is what counts against the budget, but for what is being stored.
-type account struct {
-	disk, manifests int64 // of builds
-	held            int64 // of removed builds that somebody still has open
-	packed          packing.Space
+type Account struct {
+	Disk, Manifests int64 // of builds
+	Held            int64 // of removed builds that somebody still has open
+	Packed          packing.Space
 	entries         uint64
 }
 
-func (a *account) counted() int64 { return a.disk + a.manifests + a.held + a.packed.Sum() }
+func (a *Account) Counted() int64 { return a.Disk + a.Manifests + a.Held + a.Packed.Sum() }
 
-func (c *Cache) account() (account, error) {
-	s, err := c.index.Space()
+func (st *Store) Account() (Account, error) {
+	s, err := st.index.Space()
 	if err != nil {
-		return account{}, err
+		return Account{}, err
 	}
-	packed, err := c.forms.Space(false)
-	return account{disk: s.DiskBytes, manifests: s.ManifestBytes, held: c.views.HeldBytes(), packed: packed, entries: s.Entries}, err
+	packed, err := st.forms.Space(false)
+	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, Held: st.views.HeldBytes(), Packed: packed, entries: s.Entries}, err
 }
 
 // diskBytes is what the whole form of a blob takes on the disk, in whole blocks.
-func (c *Cache) diskBytes(d cas.Digest) (int64, error) { return cas.DiskBytesIn(c.dir, d) }
-
-// fileID tells files apart.
-type fileID struct{ dev, ino uint64 }
+func (st *Store) WholeBytes(d cas.Digest) (int64, error) { return cas.DiskBytesIn(st.dir, d) }

@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -11,14 +11,14 @@ import (
 )
 
 // takeInventory surveys the store. told may be nil.
-func (c *Cache) takeInventory(ctx context.Context, told index.Told) (*index.Survey, *evict.Inventory, error) {
+func (st *Store) Inventory(ctx context.Context, told index.Told) (*index.Survey, *evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)
 		unpacked = make(map[cas.Digest]int64)
 		shares   = make(map[cas.Digest]packing.Share)
 		wanted   = make(map[cas.Digest]struct{})
 	)
-	err := c.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := st.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		recipes[d], wanted[d] = p, struct{}{}
 		for _, container := range p.Containers {
 			wanted[container.Digest] = struct{}{}
@@ -26,13 +26,13 @@ func (c *Cache) takeInventory(ctx context.Context, told index.Told) (*index.Surv
 		return nil
 	})
 	if err == nil {
-		err = c.forms.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
+		err = st.forms.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
 			unpacked[d], wanted[d] = disk, struct{}{}
 			return nil
 		})
 	}
 	if err == nil {
-		err = c.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+		err = st.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
 				return nil // not for room: it would be asked for before long, and need more
 			}
@@ -46,12 +46,12 @@ func (c *Cache) takeInventory(ctx context.Context, told index.Told) (*index.Surv
 	if err != nil {
 		return nil, nil, err
 	}
-	survey, err := c.index.Survey(ctx, wanted, told)
+	survey, err := st.index.Survey(ctx, wanted, told)
 	if err != nil {
 		return nil, nil, err
 	}
 	inv := evict.NewInventory(survey, func(d cas.Digest) int64 {
-		disk, _ := c.diskBytes(d) // of one that is missing, none
+		disk, _ := st.WholeBytes(d) // of one that is missing, none
 		return disk
 	})
 	for d, p := range recipes {
@@ -67,7 +67,7 @@ func (c *Cache) takeInventory(ctx context.Context, told index.Told) (*index.Surv
 	for d, s := range shares {
 		// Of what no build needs nothing is packed; what has been packed or removed since frees nothing.
 		if inv.Needed(d) {
-			inv.AddSaving(d, c.forms.Sharing.Saving(d), s.From...)
+			inv.AddSaving(d, st.forms.Sharing.Saving(d), s.From...)
 		}
 	}
 	return survey, inv, nil

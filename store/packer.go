@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"bytes"
@@ -30,43 +30,25 @@ const (
 )
 
 const (
-	defaultPackAfter = 2 * time.Hour
+	DefaultPackAfter = 2 * time.Hour
 	packEvery        = 10 * time.Minute      // how often cold builds are looked for
 	gateWait         = 20 * time.Millisecond // how often it is looked whether somebody still asks
 	mostPause        = 20 * time.Millisecond // between two reads
 )
 
 // packWhen are the settings with their defaults filled in.
-type packWhen struct {
-	when  string
-	after time.Duration // without use
-}
-
-func (o *Options) packWhen() (packWhen, error) {
-	p := packWhen{when: o.Pack, after: o.PackAfter}
-	switch p.when {
-	case "":
-		p.when = PackCold
-	case PackCold, PackAlways, PackOff:
-	default:
-		return p, fmt.Errorf("pack: %q is none of %q, %q and %q", p.when, PackCold, PackAlways, PackOff)
-	}
-	if p.after < 0 {
-		return p, fmt.Errorf("pack after %s: it cannot be less than nothing", p.after)
-	}
-	if p.after == 0 {
-		p.after = defaultPackAfter
-	}
-	return p, nil
+type Packing struct {
+	When  string
+	After time.Duration // without use
 }
 
 // sharing is the background work.
-type sharing struct {
-	c     *Cache
-	again chan struct{} // there may be something to look at
-	asked atomic.Int64  // requests under way
-	keeps atomic.Int64  // collections that wait until blobs that are read may be removed
-	left  atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
+type Packer struct {
+	st     *Store
+	again  chan struct{} // there may be something to look at
+	asked  atomic.Int64  // requests under way
+	keeps  atomic.Int64  // collections that wait until blobs that are read may be removed
+	toRead atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
 
 	sweeping sync.Mutex              // held while blobs are looked at and builds are packed
 	renewed  bool                    // sketches of other versions are gone; guarded by sweeping
@@ -82,14 +64,8 @@ type sharing struct {
 	last time.Time  // when the gate last opened; guarded by pace
 }
 
-func (s *sharing) start(ctx context.Context, c *Cache) {
-	s.c, s.again, s.futile = c, make(chan struct{}, 1), make(map[packing.Family]bool)
-	c.work.Go(func() { s.run(ctx) })
-	s.wake()
-}
-
 // wake has all blobs looked at that nothing is known of.
-func (s *sharing) wake() {
+func (s *Packer) Wake() {
 	s.mu.Lock()
 	s.all, s.due = true, true
 	s.mu.Unlock()
@@ -97,7 +73,7 @@ func (s *sharing) wake() {
 }
 
 // tick has builds packed that have become cold, and what failed tried again.
-func (s *sharing) tick() {
+func (s *Packer) Tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due = true
@@ -108,7 +84,7 @@ func (s *sharing) tick() {
 }
 
 // remember has a blob looked at the next time; mu is held.
-func (s *sharing) remember(d cas.Digest) {
+func (s *Packer) remember(d cas.Digest) {
 	if len(s.fresh) >= maxFresh {
 		s.fresh, s.all = nil, true
 	}
@@ -117,9 +93,9 @@ func (s *sharing) remember(d cas.Digest) {
 	}
 }
 
-// changed has a blob looked at once more, but not at once: it was made whole again, or has no base
+// Changed has a blob looked at once more, but not at once: it was made whole again, or has no base
 // to take from any more.
-func (s *sharing) changed(d cas.Digest) {
+func (s *Packer) Changed(d cas.Digest) {
 	s.mu.Lock()
 	s.remember(d)
 	s.mu.Unlock()
@@ -129,9 +105,9 @@ func (s *sharing) changed(d cas.Digest) {
 const maxFresh = 1 << 12
 
 // added has the blobs of a build looked at that was stored just now.
-func (s *sharing) added(b *index.Build) {
+func (s *Packer) Added(b *index.Build) {
 	s.mu.Lock()
-	for d, size := range distinctBlobs(b) {
+	for d, size := range DistinctBlobs(b) {
 		if size >= packing.Least {
 			s.remember(d)
 		}
@@ -140,15 +116,25 @@ func (s *sharing) added(b *index.Build) {
 	s.tell()
 }
 
-func (s *sharing) tell() {
+func (s *Packer) tell() {
 	select {
 	case s.again <- struct{}{}:
 	default: // said already
 	}
 }
 
-// asking is called for each request, and what it returns at its end.
-func (s *sharing) asking() (done func()) {
+// Left returns how many blobs are still to be looked at.
+func (s *Packer) Left() int64 { return s.toRead.Load() }
+
+// Behind reports whether the next sweep looks at all blobs, and which blobs it could not read.
+func (s *Packer) Behind() (all bool, failed []cas.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all, slices.Clone(s.failed)
+}
+
+// Asking is called for each request, and what it returns at its end.
+func (s *Packer) Asking() (done func()) {
 	s.asked.Add(1)
 	return func() { s.asked.Add(-1) }
 }
@@ -156,19 +142,19 @@ func (s *sharing) asking() (done func()) {
 // gate opens when nobody wants anything, and then for half of the time: what is done for nobody takes half of a processor
 // at most, for other programs want to run as well. It is open while somebody waits for the turn in which forms are changed, or a collection
 // for a blob that is just read: whoever is kept here may have that, and requests may wait for who wants it, such as the collector.
-func (s *sharing) gate(ctx context.Context) error {
+func (s *Packer) Gate(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), mostPause)
 	for {
-		if s.c.forms.TurnWanted() || s.keeps.Load() > 0 {
+		if s.st.forms.TurnWanted() || s.keeps.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
-		if s.asked.Load() == 0 && s.c.flights.count() == 0 {
+		if s.asked.Load() == 0 && !s.st.options.Compiling() {
 			s.last = time.Now()
 			return nil
 		}
@@ -177,22 +163,22 @@ func (s *sharing) gate(ctx context.Context) error {
 }
 
 // errCollected says that blobs are not read on, because a collection waits to remove them.
-var errCollected = fmt.Errorf("%w: it is just collected", packing.ErrInUse)
+var ErrCollected = fmt.Errorf("%w: it is just collected", packing.ErrInUse)
 
 // reading is the gate of what only reads and can be given up between two pieces: it closes for
 // good, with errCollected, when a collection waits for the blobs. They are looked at another time.
-func (s *sharing) reading(ctx context.Context) error {
-	if err := s.gate(ctx); err != nil {
+func (s *Packer) Reading(ctx context.Context) error {
+	if err := s.Gate(ctx); err != nil {
 		return err
 	}
 	if s.keeps.Load() > 0 {
-		return errCollected
+		return ErrCollected
 	}
 	return nil
 }
 
 // collecting ends what reads blobs for no request, until done is called.
-func (s *sharing) collecting() (done func()) {
+func (s *Packer) collecting() (done func()) {
 	s.keeps.Add(1)
 	return func() { s.keeps.Add(-1) }
 }
@@ -202,11 +188,11 @@ func (s *sharing) collecting() (done func()) {
 // The blob is packed another time.
 // Compacting, which would leave more on the disk than was there before, half done, has the other
 // gate.
-func (s *sharing) yield(ctx context.Context) error {
-	if err := s.reading(ctx); err != nil {
+func (s *Packer) Yield(ctx context.Context) error {
+	if err := s.Reading(ctx); err != nil {
 		return err
 	}
-	if s.c.forms.TurnWanted() {
+	if s.st.forms.TurnWanted() {
 		return fmt.Errorf("%w: the turn in which forms are changed", packing.ErrInUse)
 	}
 	return nil
@@ -223,17 +209,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (s *sharing) run(ctx context.Context) {
+func (s *Packer) run(ctx context.Context) {
 	tick := time.NewTicker(packEvery)
 	defer tick.Stop()
 	for {
-		s.sweep(ctx)
+		s.Sweep(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.again:
 		case <-tick.C:
-			s.tick()
+			s.Tick()
 		}
 	}
 }
@@ -242,58 +228,58 @@ func (s *sharing) run(ctx context.Context) {
 // come, packs cold builds and removes unpacked copies that are no longer used. Requests come first,
 // so it may take its time. What fails is logged, and tried again the next time. It fails only where
 // ctx ends.
-func (c *Cache) PackNow(ctx context.Context) error {
-	c.sharing.wake()
-	c.sharing.sweep(ctx)
+func (st *Store) PackNow(ctx context.Context) error {
+	st.packer.Wake()
+	st.packer.Sweep(ctx)
 	return ctx.Err()
 }
 
 // sweep goes over all that there is to do.
-func (s *sharing) sweep(ctx context.Context) {
+func (s *Packer) Sweep(ctx context.Context) {
 	s.sweeping.Lock()
 	defer s.sweeping.Unlock()
-	when := s.c.settings.Load().pack
-	if when.when == PackOff {
+	when := s.st.settings.Load().Pack
+	if when.When == PackOff {
 		return
 	}
 	if !s.renewed {
-		if err := s.c.forms.Sharing.Renew(ctx, s.gate); err != nil && ctx.Err() == nil {
-			s.c.log.Warn("sketches of another version not made anew", "error", err)
+		if err := s.st.forms.Sharing.Renew(ctx, s.Gate); err != nil && ctx.Err() == nil {
+			s.st.log.Warn("sketches of another version not made anew", "error", err)
 		}
 		s.renewed = true
 	}
-	if err := s.look(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, errCollected) {
-		s.c.log.Warn("what blobs share was not found out", "error", err)
+	if err := s.look(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrCollected) {
+		s.st.log.Warn("what blobs share was not found out", "error", err)
 	}
 	s.mu.Lock()
-	due := s.due || when.when == PackAlways
+	due := s.due || when.When == PackAlways
 	s.due = false
 	s.mu.Unlock()
 	if !due {
 		return
 	}
-	if err := s.pack(ctx, when); err != nil && ctx.Err() == nil {
-		s.c.log.Warn("builds not packed", "error", err)
+	if err := s.Pack(ctx, when); err != nil && ctx.Err() == nil {
+		s.st.log.Warn("builds not packed", "error", err)
 	}
 }
 
 // todo takes the blobs that are to be looked at now.
-func (s *sharing) todo(ctx context.Context) ([]cas.Digest, error) {
+func (s *Packer) todo(ctx context.Context) ([]cas.Digest, error) {
 	s.mu.Lock()
 	all, fresh := s.all, s.fresh
 	s.all, s.fresh = false, nil
 	s.mu.Unlock()
 	if all {
-		return s.unknown(ctx)
+		return s.Unknown(ctx)
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
-		size, err := s.c.cas.Size(d)
-		return err != nil || size < packing.Least || s.c.forms.Sharing.LookedAt(d) // it has gone, is packed, or was looked at
+		size, err := s.st.cas.Size(d)
+		return err != nil || size < packing.Least || s.st.forms.Sharing.LookedAt(d) // it has gone, is packed, or was looked at
 	}), nil
 }
 
 // look goes through the blobs that were not looked at yet.
-func (s *sharing) look(ctx context.Context) (err error) {
+func (s *Packer) look(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			s.mu.Lock()
@@ -306,35 +292,35 @@ func (s *sharing) look(ctx context.Context) (err error) {
 		return err
 	}
 	for i, d := range todo {
-		s.left.Store(int64(len(todo) - i))
-		if err := s.reading(ctx); err != nil {
+		s.toRead.Store(int64(len(todo) - i))
+		if err := s.Reading(ctx); err != nil {
 			return err
 		}
-		if _, err := s.c.forms.Sharing.LookAt(ctx, d, s.reading); err != nil {
-			if ctx.Err() != nil || errors.Is(err, errCollected) {
+		if _, err := s.st.forms.Sharing.LookAt(ctx, d, s.Reading); err != nil {
+			if ctx.Err() != nil || errors.Is(err, ErrCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
 			if !packing.Lost(err) { // else it went, or whoever asks for it will find out
-				s.c.log.Warn("blob not looked at", "digest", d.String(), "error", err)
+				s.st.log.Warn("blob not looked at", "digest", d.String(), "error", err)
 				s.mu.Lock()
 				s.failed = append(s.failed[max(0, len(s.failed)+1-maxFresh):], d)
 				s.mu.Unlock()
 			}
 		}
 	}
-	s.left.Store(0)
+	s.toRead.Store(0)
 	return nil
 }
 
 // unknown lists the whole blobs of builds that nothing is known of, those of older builds first: they are the containers of later ones.
-func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
+func (s *Packer) Unknown(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
-	err := s.c.index.EachNeed(ctx, func(n index.Need) error {
+	err := s.st.index.EachNeed(ctx, func(n index.Need) error {
 		d := n.Blob
-		if n.Size < packing.Least || !s.c.cas.Has(d) || s.c.forms.Sharing.LookedAt(d) {
+		if n.Size < packing.Least || !s.st.cas.Has(d) || s.st.forms.Sharing.LookedAt(d) {
 			return nil
 		}
-		b, err := s.c.index.Get(n.Build)
+		b, err := s.st.index.Get(n.Build)
 		if at, ok := found[d]; err == nil && (!ok || b.Created.Before(at)) { // else it has just gone
 			found[d] = b.Created
 		}
@@ -346,10 +332,10 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 }
 
 // pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
-func (s *sharing) pack(ctx context.Context, when packWhen) error {
+func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	var worth []cas.Digest
-	err := s.c.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
-		if !s.c.forms.Sharing.DropStale(d, found) && !found.Little {
+	err := s.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
+		if !s.st.forms.Sharing.DropStale(d, found) && !found.Little {
 			worth = append(worth, d) // what is stale is looked at again, the next time
 		}
 		return nil
@@ -359,46 +345,46 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 	}
 	cold := make(map[index.BuildID]bool)
 	for _, d := range worth {
-		ids, err := s.c.index.Needs(d)
+		ids, err := s.st.index.Needs(d)
 		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return err
 		}
 		for _, id := range ids {
-			if b, err := s.c.index.Get(id); err == nil && s.c.cold(&b, when) && s.c.packSaving(id) > 0 { // else it has just gone
+			if b, err := s.st.index.Get(id); err == nil && s.st.cold(&b, when) && s.st.PackSaving(id) > 0 { // else it has just gone
 				cold[id] = true
 			}
 		}
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(cold), func(a, b index.BuildID) int { return bytes.Compare(a[:], b[:]) }) {
-		if err := s.gate(ctx); err != nil {
+		if err := s.Gate(ctx); err != nil {
 			return err
 		}
-		_, err := s.c.packBuildWith(ctx, id, when, s.yield)
+		_, err := s.st.PackBuildWith(ctx, id, when, s.Yield)
 		if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s.c.log.Warn("build not packed", "build", id.String(), "error", err)
+			s.st.log.Warn("build not packed", "build", id.String(), "error", err)
 		}
 	}
-	if err := s.compact(ctx, when.after); err != nil {
+	if err := s.compact(ctx, when.After); err != nil {
 		return err
 	}
-	return s.dropCold(ctx, when.after)
+	return s.dropCold(ctx, when.After)
 }
 
 // dropCold removes the unpacked forms of builds that were not used for so long, however soon builds are packed: the next request makes them again,
 // and else a copy that was made once would stay for good. Of a blob that is whole by now there is no need for one.
-func (s *sharing) dropCold(ctx context.Context, after time.Duration) error {
-	open := s.c.forms.Copies.Store()
+func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
+	open := s.st.forms.Copies.Store()
 	if open == nil {
 		return nil
 	}
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
-		if cold, err := s.c.allCold(d, packWhen{when: PackCold, after: after}); err != nil || !cold && !s.c.cas.Has(d) {
+		if cold, err := s.st.allCold(d, Packing{When: PackCold, After: after}); err != nil || !cold && !s.st.cas.Has(d) {
 			return err
 		}
-		if err := s.c.forms.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
+		if err := s.st.forms.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
 			return err
 		}
 		return nil
@@ -406,29 +392,29 @@ func (s *sharing) dropCold(ctx context.Context, after time.Duration) error {
 }
 
 // cold tells whether a build may be packed by itself.
-func (c *Cache) cold(b *index.Build, when packWhen) bool {
-	if _, pinned := c.index.Journal.Pinned(b.ID); pinned || c.busy(b) != "" {
+func (st *Store) cold(b *index.Build, when Packing) bool {
+	if _, pinned := st.index.Journal.Pinned(b.ID); pinned || st.Busy(b) != "" {
 		return false
 	}
-	if when.when == PackAlways {
+	if when.When == PackAlways {
 		return true
 	}
-	last, _ := c.index.Uses.Last(b.ID)
+	last, _ := st.index.Uses.Last(b.ID)
 	if last.Before(b.Created) {
 		last = b.Created
 	}
-	return c.now().Sub(last) >= when.after
+	return st.now().Sub(last) >= when.After
 }
 
 // allCold tells whether every build that needs a blob may be packed by itself.
-func (c *Cache) allCold(d cas.Digest, when packWhen) (bool, error) {
-	ids, err := c.index.Needs(d)
+func (st *Store) allCold(d cas.Digest, when Packing) (bool, error) {
+	ids, err := st.index.Needs(d)
 	if err != nil {
 		return false, err
 	}
 	for _, id := range ids {
-		b, err := c.index.Get(id)
-		if err == nil && !c.cold(&b, when) {
+		b, err := st.index.Get(id)
+		if err == nil && !st.cold(&b, when) {
 			return false, nil
 		}
 	}
@@ -442,13 +428,13 @@ const idleFor = 24 * time.Hour
 
 // compact has blobs that are used take the place of bases that are idle, and removes bases that no
 // build needs.
-func (s *sharing) compact(ctx context.Context, after time.Duration) error {
-	hot := func(d cas.Digest) bool { return s.c.usedWithin(d, after) }
+func (s *Packer) compact(ctx context.Context, after time.Duration) error {
+	hot := func(d cas.Digest) bool { return s.st.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {
-		cold, err := s.c.allCold(d, packWhen{when: PackCold, after: max(after, idleFor)})
+		cold, err := s.st.allCold(d, Packing{When: PackCold, After: max(after, idleFor)})
 		return err == nil && cold
 	}
-	all, err := s.c.forms.Families(ctx, hot, idle)
+	all, err := s.st.forms.Families(ctx, hot, idle)
 	if err != nil {
 		return err
 	}
@@ -456,16 +442,16 @@ func (s *sharing) compact(ctx context.Context, after time.Duration) error {
 		if s.futile[f] || !f.Base.IsZero() && !idle(f.Base) || !f.Hot.IsZero() && !hot(f.Hot) {
 			continue
 		}
-		if err := s.gate(ctx); err != nil {
+		if err := s.Gate(ctx); err != nil {
 			return err
 		}
-		err := s.c.forms.Compact(ctx, f, s.gate)
+		err := s.st.forms.Compact(ctx, f, s.Gate)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil && !errors.Is(err, packing.ErrInUse) { // else another time
 			s.futile[f] = true // until the next start
-			s.c.log.Warn("blobs not compacted",
+			s.st.log.Warn("blobs not compacted",
 				"used", f.Hot.String(), "base", f.Base.String(), "error", err)
 		}
 	}
@@ -473,13 +459,13 @@ func (s *sharing) compact(ctx context.Context, after time.Duration) error {
 }
 
 // usedWithin reports whether some build that needs the blob was asked for in that time.
-func (c *Cache) usedWithin(d cas.Digest, after time.Duration) bool {
-	ids, err := c.index.Needs(d)
+func (st *Store) usedWithin(d cas.Digest, after time.Duration) bool {
+	ids, err := st.index.Needs(d)
 	if err != nil {
 		return false // a request for it finds out
 	}
 	return slices.ContainsFunc(ids, func(id index.BuildID) bool {
-		last, hits := c.index.Uses.Last(id)
-		return hits > 0 && c.now().Sub(last) < after
+		last, hits := st.index.Uses.Last(id)
+		return hits > 0 && st.now().Sub(last) < after
 	})
 }

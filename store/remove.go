@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 )
 
 // departure is a build that is being removed, and what became of it.
-type departure struct {
-	build *index.Build
-	why   string
+type Removal struct {
+	Build *index.Build
+	Why   string
 	grace time.Duration // of those who were told a path of its view
 	may   func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
 
@@ -20,46 +20,46 @@ type departure struct {
 	left func() // ends its being counted on the disk
 
 	gone bool
-	err  error // why not, or what could not be removed of it
+	Err  error // why not, or what could not be removed of it
 }
 
 // retract removes a build: first its manifest, which is the commit, then its view, then the blobs that nothing
 // else needs. A crash in between leaves leftovers, which the next start removes.
-func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace time.Duration) error {
+func (st *Store) Remove(ctx context.Context, b *index.Build, why string, grace time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	one := []departure{{build: b, why: why, grace: grace}}
-	return errors.Join(c.retractAll(one, func(*departure) {}), one[0].err)
+	one := []Removal{{Build: b, Why: why, grace: grace}}
+	return errors.Join(st.RemoveAll(one, func(*Removal) {}), one[0].Err)
 }
 
 // retractAll is retract of several builds, step by step for all of them: so they share the syncs, of which a build by itself needs about six. went is
 // called when what nothing else needs of a build has no name any more. The error says that what was removed may come back after a crash, as leftovers.
-func (c *Cache) retractAll(list []departure, went func(*departure)) error {
+func (st *Store) RemoveAll(list []Removal, went func(*Removal)) error {
 	gone := make([]index.Retraction, len(list))
 	for i := range list {
 		d := &list[i]
-		gone[i] = index.Retraction{ID: d.build.ID, Why: d.why, May: func() bool {
+		gone[i] = index.Retraction{ID: d.Build.ID, Why: d.Why, May: func() bool {
 			if d.may != nil && !d.may() {
 				return false
 			}
-			d.view = c.views.Of(d.build) // before the index forgets where it is
-			d.left = c.places.leave(c.wholeBytes(d.build))
+			d.view = st.views.Of(d.Build) // before the index forgets where it is
+			d.left = st.ledger.leave(st.wholeBytesOf(d.Build))
 			return true
 		}}
 	}
-	c.index.RetractAll(gone)
-	blobs := c.forms.Removal()
+	st.index.RetractAll(gone)
+	blobs := st.forms.Removal()
 	for i := range list {
 		d := &list[i]
-		if d.gone, d.err = gone[i].Gone, gone[i].Err; d.gone {
+		if d.gone, d.Err = gone[i].Gone, gone[i].Err; d.gone {
 			if d.view != nil {
-				c.views.Drop(d.build.ID, d.view, d.grace)
+				st.views.Drop(d.Build.ID, d.view, d.grace)
 			}
-			c.views.DropCurrent(d.build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
-			for _, f := range d.build.Blobs() {
+			st.views.DropCurrent(d.Build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
+			for _, f := range d.Build.Blobs() {
 				_, err := blobs.Remove(f.Digest)
-				d.err = errors.Join(d.err, err)
+				d.Err = errors.Join(d.Err, err)
 			}
 		}
 		if d.left != nil {
@@ -69,7 +69,7 @@ func (c *Cache) retractAll(list []departure, went func(*departure)) error {
 			went(d)
 		}
 	}
-	c.views.Sweep()
+	st.views.Sweep()
 	_, err := blobs.End()
 	return err
 }

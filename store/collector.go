@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk gets full, and now and
 // then, for what is too old.
-func (c *Cache) collectByItself(ctx context.Context) {
+func (st *Store) collectByItself(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	var aged time.Time // when the builds' ages were last looked at
@@ -22,14 +22,14 @@ func (c *Cache) collectByItself(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.places.wake:
+		case <-st.ledger.wake:
 		case <-look.C:
 		}
-		if end, err := c.places.begin(ctx); err == nil { // else the daemon stops
-			c.makeRoom(ctx, &aged)
+		if end, err := st.ledger.begin(ctx); err == nil { // else the daemon stops
+			st.makeRoom(ctx, &aged)
 			end()
 		}
-		c.keepReserve()
+		st.keepReserve()
 	}
 }
 
@@ -44,48 +44,48 @@ const (
 // makeRoom is a round of the collector: it evicts until the store is within its bounds, or nothing
 // more may be evicted. aged is when the builds' ages were last looked at; nil: it runs for a
 // reservation, evicts no more than is needed, and packs nothing.
-func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
+func (st *Store) makeRoom(ctx context.Context, aged *time.Time) {
 	own := aged == nil
 	hurry := own
 	var last *Collection
 	for range collectRounds {
-		if !own && c.places.hurry() {
+		if !own && st.ledger.hurry() {
 			return // the reservation that waits runs the next round
 		}
-		old := !own && (c.now().Sub(*aged) >= ageEvery || aged.IsZero())
-		above, err := c.aboveBounds(ctx, own)
+		old := !own && (st.now().Sub(*aged) >= ageEvery || aged.IsZero())
+		above, err := st.AboveBounds(ctx, own)
 		if err != nil {
 			if ctx.Err() == nil {
-				c.log.Warn("space not looked at", "error", err)
+				st.log.Warn("space not looked at", "error", err)
 			}
 			return
 		}
-		if !above && (!old || c.settings.Load().space.MaxUnused == 0) {
+		if !above && (!old || st.settings.Load().Space.MaxUnused == 0) {
 			return
 		}
 		if old {
-			*aged = c.now()
+			*aged = st.now()
 		}
-		need, written := c.places.waitedFor()
-		goal := Goal{slack: above && !own, need: need, written: written, hurry: hurry}
-		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, goal)
+		need, written := st.ledger.waitedFor()
+		goal := Goal{Slack: above && !own, Need: need, Written: written, Hurry: hurry}
+		plan, err := st.Plan(ctx, Owner{All: true}, goal)
 		if err == nil && len(plan.Steps) > 0 {
-			plan.yields = !own
-			err = c.Collect(ctx, plan, func(int64, int64) {})
+			plan.Yields = !own
+			err = st.Collect(ctx, plan, func(int64, int64) {})
 		}
-		if errors.Is(err, errHurry) {
+		if errors.Is(err, ErrHurry) {
 			return
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				c.log.Warn("no room made", "error", err)
+				st.log.Warn("no room made", "error", err)
 			}
 			return
 		}
 		last = plan
 		removed, packed, dropped := plan.Done(evict.Evict), plan.Done(evict.PackBuild), plan.Done(evict.DropCopy)
 		if len(plan.Steps) > 0 {
-			c.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
+			st.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
 		if removed+packed+dropped == 0 {
 			if len(plan.Steps) == 0 {
@@ -94,32 +94,32 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 			hurry = true // evict what could not be packed, and others than those in use by now
 		}
 	}
-	if above, err := c.aboveBounds(ctx, own); err == nil && above {
-		c.places.giveUp(last.WhatStays())
+	if above, err := st.AboveBounds(ctx, own); err == nil && above {
+		st.ledger.giveUp(last.WhatStays())
 	}
 }
 
 // aboveBounds tells whether something has to go now, but for its age. waits: a reservation waits for
 // it, so that what is just being made smaller counts with all its bytes.
-func (c *Cache) aboveBounds(ctx context.Context, waits bool) (bool, error) {
-	b, err := c.bounds()
+func (st *Store) AboveBounds(ctx context.Context, waits bool) (bool, error) {
+	b, err := st.Bounds()
 	if err != nil {
 		return false, err
 	}
-	now, err := c.account()
+	now, err := st.Account()
 	if err != nil {
 		return false, err
 	}
-	above, byUser := c.places.above(&b, &now, waits)
+	above, byUser := st.ledger.above(&b, &now, waits)
 	if above {
 		return true, nil
 	}
-	if b.user == 0 {
+	if b.User == 0 {
 		return false, nil
 	}
-	users, err := c.index.Users(ctx)
+	users, err := st.index.Users(ctx)
 	for uid, u := range users {
-		if u.LogicalBytes+byUser[uid] > b.user {
+		if u.LogicalBytes+byUser[uid] > b.User {
 			return true, nil
 		}
 	}
@@ -128,8 +128,8 @@ func (c *Cache) aboveBounds(ctx context.Context, waits bool) (bool, error) {
 
 // above tells whether something has to go, but for users' quotas: what their users store is byUser. What reservations lack counts with the floor, which
 // nothing may go below; within its budget the store takes one more without anything going.
-func (s *places) above(
-	b *bounds, now *account, waits bool,
+func (s *Ledger) above(
+	b *Bounds, now *Account, waits bool,
 ) (above bool, byUser map[uint32]int64) {
 	need, written := s.waitedFor()
 	s.mu.Lock()
@@ -138,19 +138,19 @@ func (s *places) above(
 	if !waits {
 		taken -= s.passing
 	}
-	return b.budget > 0 && now.counted()+taken > b.budget || b.floor > 0 && b.free-(taken-s.written)-(need-written) < b.floor && now.disk > 0 ||
-		b.entries > 0 && now.entries > b.entries, maps.Clone(s.byUser)
+	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.written)-(need-written) < b.Floor && now.Disk > 0 ||
+		b.Entries > 0 && now.entries > b.Entries, maps.Clone(s.byUser)
 }
 
 // shrink carries out a step that removes no build. An error is the end of the whole collection.
-func (c *Cache) shrink(ctx context.Context, plan *Collection, s *evict.Step) error {
+func (st *Store) Shrink(ctx context.Context, plan *Collection, s *evict.Step) error {
 	if ctx.Err() != nil {
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
-	b, err := c.index.Get(s.ID)
-	why := keptGone
+	b, err := st.index.Get(s.ID)
+	why := KeptGone
 	if err == nil {
-		why = c.stays(plan, s, 0)
+		why = st.Stays(plan, s, 0)
 	}
 	if why != "" {
 		s.Keep(why)
@@ -158,9 +158,9 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *evict.Step) err
 	}
 	var freed int64
 	if s.Action == evict.DropCopy {
-		freed, err = c.dropUnpacked(s.ID)
+		freed, err = st.DropCopies(s.ID)
 	} else {
-		freed, err = c.packBuildWith(ctx, s.ID, packWhen{when: PackAlways}, c.untilUsed(plan, s))
+		freed, err = st.PackBuildWith(ctx, s.ID, Packing{When: PackAlways}, st.UntilUsed(plan, s))
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -168,42 +168,42 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *evict.Step) err
 	case freed > 0: // perhaps not all of it was done; what was, counts
 		plan.Carried(s, freed)
 	case errors.Is(err, packing.ErrInUse):
-		s.Keep(keptInUse)
-	case errors.Is(err, errHurry):
+		s.Keep(KeptInUse)
+	case errors.Is(err, ErrHurry):
 		return err
 	case cas.Full(err) || errors.Is(err, packing.ErrNoRoom):
-		s.Keep(keptNoRoom)
+		s.Keep(KeptNoRoom)
 	case packing.Lost(err):
-		s.Keep(c.withhold(ctx, &b, err))
+		s.Keep(st.WithholdDamaged(ctx, &b, err))
 	case err == nil:
 		s.Keep("it frees nothing by now")
 	default:
 		s.Keep("see the log")
 	}
 	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoRoom) {
-		c.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
+		st.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
 }
 
 // errHurry ends a collection of the daemon's own because a reservation waits for space, and packing
 // takes too long to make some.
-var errHurry = errors.New("a reservation waits for space")
+var ErrHurry = errors.New("a reservation waits for space")
 
 // untilUsed is a gate that closes for good when a request wants the build: then the request has it as
 // it is. It closes as well when a reservation waits for space, if the plan yields to that.
-func (c *Cache) untilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
+func (st *Store) UntilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if c.attend.busy(s.ID) {
+		if st.inHand.busy(s.ID) {
 			return packing.ErrInUse
 		}
-		if plan.yields && c.places.hurry() {
-			return errHurry
+		if plan.Yields && st.ledger.hurry() {
+			return ErrHurry
 		}
-		if last, _ := c.index.Uses.Last(s.ID); last.After(s.Last) {
+		if last, _ := st.index.Uses.Last(s.ID); last.After(s.Last) {
 			return packing.ErrInUse
 		}
 		return nil

@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"errors"
@@ -11,11 +11,12 @@ import (
 )
 
 // errGone says that a build has been collected between the look-up that found it and its being served.
-var errGone = errors.New("the build has just been removed")
+var ErrGone = errors.New("the build has just been removed")
 
-// attending keeps requests and the collector from having the same build in hand: whichever comes first has it, and neither waits. A request that
-// comes second finds no build; a collector that does leaves it alone.
-type attending struct {
+// inHand keeps requests and the collector from having the same build in hand: whichever comes first
+// has it, and neither waits. A request that comes second finds no build; a collector that does
+// leaves it alone.
+type inHand struct {
 	mu     sync.Mutex
 	served map[index.BuildID]int   // requests that are making sure of a view; guarded by mu
 	fresh  map[index.BuildID]fresh // stored just now; guarded by mu
@@ -30,16 +31,16 @@ type fresh struct {
 // freshFor bounds how long those who waited for a compile have to take what came of it.
 const freshFor = 10 * time.Second
 
-func newAttending() *attending {
-	return &attending{served: make(map[index.BuildID]int), fresh: make(map[index.BuildID]fresh), going: make(map[index.BuildID]bool)}
+func newInHand() *inHand {
+	return &inHand{served: make(map[index.BuildID]int), fresh: make(map[index.BuildID]fresh), going: make(map[index.BuildID]bool)}
 }
 
-// serve takes a build in hand for a request, unless it is going.
-func (a *attending) serve(id index.BuildID) (done func(), err error) {
+// Take takes a build in hand for a request until done. ErrGone: the collector is removing it.
+func (a *inHand) Take(id index.BuildID) (done func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.going[id] {
-		return nil, errGone
+		return nil, ErrGone
 	}
 	a.served[id]++
 	return func() {
@@ -52,7 +53,7 @@ func (a *attending) serve(id index.BuildID) (done func(), err error) {
 }
 
 // stored notes a build that is about to be published.
-func (a *attending) stored(id index.BuildID) {
+func (a *inHand) stored(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
@@ -60,8 +61,9 @@ func (a *attending) stored(id index.BuildID) {
 	a.fresh[id] = fresh{until: now.Add(freshFor)}
 }
 
-// expect says how many waited for what was stored: it is fresh until all of them have it.
-func (a *attending) expect(id index.BuildID, takers int) {
+// Expect says how many requests waited for a build that was stored: the collector leaves it alone
+// until all of them have it.
+func (a *inHand) Expect(id index.BuildID, takers int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if takers == 0 {
@@ -71,8 +73,8 @@ func (a *attending) expect(id index.BuildID, takers int) {
 	a.fresh[id] = fresh{time.Now().Add(freshFor), takers} // also one that was found, and not stored just now
 }
 
-// taken says that one of them has it, or will not.
-func (a *attending) taken(id index.BuildID) {
+// Taken says that one of the requests that waited for a build has it, or never will.
+func (a *inHand) Taken(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f := a.fresh[id]
@@ -84,18 +86,18 @@ func (a *attending) taken(id index.BuildID) {
 }
 
 // busy tells whether a request has the build in hand, or is about to.
-func (a *attending) busy(id index.BuildID) bool {
+func (a *inHand) busy(id index.BuildID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.busyNow(id)
 }
 
-func (a *attending) busyNow(id index.BuildID) bool {
+func (a *inHand) busyNow(id index.BuildID) bool {
 	return a.served[id] > 0 || time.Now().Before(a.fresh[id].until)
 }
 
 // collect takes a build in hand for the collector, if no request has it.
-func (a *attending) collect(id index.BuildID) (done func(), ok bool) {
+func (a *inHand) evict(id index.BuildID) (done func(), ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.busyNow(id) {
@@ -110,12 +112,12 @@ func (a *attending) collect(id index.BuildID) (done func(), ok bool) {
 }
 
 // goneMeanwhile makes errGone of an error of serving a build that is not there any more.
-func (c *Cache) goneMeanwhile(id index.BuildID, err error) error {
+func (st *Store) GoneMeanwhile(id index.BuildID, err error) error {
 	if !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}
-	if _, getErr := c.index.Get(id); errors.Is(getErr, index.ErrNotFound) {
-		return errGone
+	if _, getErr := st.index.Get(id); errors.Is(getErr, index.ErrNotFound) {
+		return ErrGone
 	}
 	return err
 }

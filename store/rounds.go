@@ -1,4 +1,4 @@
-package cache
+package store
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 type rounds struct {
 	one chan struct{} // has one token while a round runs
 
-	// These are guarded by places.mu.
+	// These are guarded by Ledger.mu.
 	waiting     int    // reservations that lack space
 	lacks       int64  // these bytes on disk
 	lackWritten int64  // of which these are on the disk already
@@ -27,7 +27,7 @@ type rounds struct {
 }
 
 // begin waits until no other round runs, and begins one. end ends it.
-func (s *places) begin(ctx context.Context) (end func(), err error) {
+func (s *Ledger) begin(ctx context.Context) (end func(), err error) {
 	select {
 	case s.one <- struct{}{}:
 	case <-ctx.Done():
@@ -41,7 +41,7 @@ func (s *places) begin(ctx context.Context) (end func(), err error) {
 
 // await counts what a reservation lacks as needed until done. Every round that begins after those
 // that have begun then evicts builds for it too.
-func (s *places) await(bytes, written int64) (begun uint64, done func()) {
+func (s *Ledger) Await(bytes, written int64) (begun uint64, done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	add := func(n int) {
@@ -58,7 +58,7 @@ func (s *places) await(bytes, written int64) (begun uint64, done func()) {
 }
 
 // inVain reports whether a round after those left no space, and what that had to leave.
-func (s *places) inVain(begun uint64) (is bool, left string) {
+func (s *Ledger) inVain(begun uint64) (is bool, left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.futile > begun, s.left
@@ -67,9 +67,9 @@ func (s *places) inVain(begun uint64) (is bool, left string) {
 // evict has the collector make space for a reservation, and tries again. It returns the error of the
 // last try. A request that waits for another round finds its own need met by that one, or runs the
 // next.
-func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
-	s := r.c.places
-	begun, done := s.await(disk-r.disk, min(r.written, disk)-r.counted)
+func (r *Reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
+	s := r.st.ledger
+	begun, done := s.Await(disk-r.disk, min(r.Written, disk)-r.counted)
 	defer done()
 	for range collectRounds {
 		end, ended := s.begin(ctx)
@@ -80,7 +80,7 @@ func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) 
 		final, err = r.try(ctx, disk, bytes)
 		vain, left := s.inVain(begun)
 		if err != nil && !final && !vain && !errors.Is(err, errUserFull) {
-			r.c.makeRoom(ctx, nil)
+			r.st.makeRoom(ctx, nil)
 			final, err = r.try(ctx, disk, bytes)
 			vain, left = s.inVain(begun)
 		}
@@ -104,14 +104,14 @@ func withText(err error, text string) error {
 
 // waitedFor returns the bytes on disk that reservations lack, and how many of them are there
 // already.
-func (s *places) waitedFor() (bytes, written int64) {
+func (s *Ledger) waitedFor() (bytes, written int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lacks, s.lackWritten
 }
 
 // hurry reports whether a reservation waits for space.
-func (s *places) hurry() bool {
+func (s *Ledger) hurry() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting > 0
@@ -119,7 +119,7 @@ func (s *places) hurry() bool {
 
 // giveUp notes that this round leaves the store above its bounds, because nothing more may be
 // evicted: left says what and why.
-func (s *places) giveUp(left string) {
+func (s *Ledger) giveUp(left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.futile, s.left = s.begun, left
@@ -128,42 +128,42 @@ func (s *places) giveUp(left string) {
 // errSeen ends a search.
 var errSeen = errors.New("seen")
 
-// mayGoFor finds out whether so much of a user's builds may go that a reservation of so many logical bytes is within the quota: before anything goes
+// EvictableFor finds out whether so much of a user's builds may go that a reservation of so many logical bytes is within the quota: before anything goes
 // for it, for what is not kept then would have cost the others as well. mayGo is as much as has to, where so much may; stays says why others may not.
-func (c *Cache) mayGoFor(ctx context.Context, r *reservation, bytes int64) (mayGo int64, stays string, err error) {
-	b, err := c.bounds()
-	if err != nil || b.user == 0 || bytes == 0 || bytes > b.user {
+func (st *Store) EvictableFor(ctx context.Context, r *Reservation, bytes int64) (mayGo int64, stays string, err error) {
+	b, err := st.Bounds()
+	if err != nil || b.User == 0 || bytes == 0 || bytes > b.User {
 		return 0, "", err
 	}
 	ctx = context.WithoutCancel(ctx)
-	users, err := c.index.Users(ctx)
+	users, err := st.index.Users(ctx)
 	if err != nil {
 		return 0, "", err
 	}
-	s := c.places
+	s := st.ledger
 	s.mu.Lock()
-	above := users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes + bytes - b.user
+	above := users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes + bytes - b.User
 	s.mu.Unlock()
 	if above <= 0 {
 		return 0, "", nil
 	}
-	if why := c.nothingGoes(); why != "" {
+	if why := st.nothingGoes(); why != "" {
 		return 0, why, nil
 	}
-	return c.lookAtRoom(ctx, r.user, users[r.user].Builds, above)
+	return st.lookAtRoom(ctx, r.user, users[r.user].Builds, above)
 }
 
 // lookAtRoom looks at a user's builds until enough may be evicted.
-func (c *Cache) lookAtRoom(
+func (st *Store) lookAtRoom(
 	ctx context.Context, uid uint32, builds uint64, enough int64,
 ) (mayGo int64, stays string, err error) {
 	var own views.OwnFiles
 	var held int64
-	err = c.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
+	err = st.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
 		if one.UID != uid {
 			return nil
 		}
-		if why := c.spared(one.ID, &own); why != "" && why != keptReading { // that is over in a moment
+		if why := st.Protected(one.ID, &own); why != "" && why != KeptReading { // that is over in a moment
 			held += one.LogicalBytes
 		} else {
 			mayGo += one.LogicalBytes

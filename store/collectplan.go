@@ -1,0 +1,131 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store/views"
+)
+
+// Goal says what a collection is to come to.
+type Goal struct {
+	Bytes   *int64 // on disk, of what the peer may collect, if that is less than the configuration wants; nil: as it wants
+	Slack   bool   // somewhat less than the configuration wants, so that not each put has to make room
+	Need    int64  // bytes on disk that are to fit in besides
+	Written int64  // of these are there already: for the floor nothing has to go for them
+	Hurry   bool   // a reservation waits: nothing is packed, because that takes longer than to evict
+
+	Told index.Told // is told how far the survey of the store is; may be nil
+}
+
+// Owner says whose builds a collection may remove.
+type Owner struct {
+	UID uint32
+	All bool // everybody's: an administrator asks, or the daemon itself
+}
+
+// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step takes
+// less than 2 KiB, and a frame 1 MiB.
+const mostTold = 256
+
+// planCollection plans to bring the owner's builds within the configured bounds, or within the
+// goal. evict.Snapshot.Plan decides what goes in which order.
+func (st *Store) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
+	began := time.Now()
+	st.forms.Recipes.ReadAgain() // else nothing goes
+	b, err := st.Bounds()
+	if err != nil {
+		return nil, apierr.New(apierr.Internal, err, "collect")
+	}
+	survey, inv, err := st.Inventory(ctx, goal.Told)
+	if err != nil {
+		return nil, apierr.New(apierr.Internal, err, "collect")
+	}
+	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Hurry && st.settings.Load().Pack.When != PackOff}
+	if of.All {
+		if to.Bytes, to.Missing, err = st.Allowance(b, goal); err != nil {
+			return nil, apierr.New(apierr.Internal, err, "collect")
+		}
+	}
+	budgeted := to.Bytes >= 0
+	if goal.Bytes != nil && (to.Bytes < 0 || *goal.Bytes < to.Bytes) {
+		to.Bytes, budgeted = *goal.Bytes, false
+	}
+	s := st.snapshot(survey, inv, !goal.Slack)
+	if s.Whole = of.All; !of.All {
+		own := ownScope(of.UID)
+		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool {
+			if b.UID == of.UID && b.Scope != own {
+				s.Others = append(s.Others, b)
+			}
+			return b.Scope != own
+		})
+	}
+	plan := &Collection{Plan: *s.Plan(to), hurry: goal.Hurry}
+	plan.forBudget = budgeted && plan.Goal == to.Bytes // else more has to go, to keep some of the disk free
+	for _, step := range plan.Steps[:min(len(plan.Steps), mostTold)] {
+		b, _ := st.index.Get(step.ID) // of one that has just gone, nothing
+		plan.Told = append(plan.Told, &b)
+	}
+	plan.Took = time.Since(began)
+	return plan, nil
+}
+
+// snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
+func (st *Store) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
+	s := &evict.Snapshot{At: st.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
+	for _, id := range st.index.Journal.NotServed() {
+		s.NotServed[id] = st.index.Journal.StateOf(id).Name
+	}
+	for _, id := range st.index.Journal.PinnedBuilds() {
+		s.Pinned[id] = true
+	}
+	s.Storing = st.ledger.Reserved().ByUser
+	var own views.OwnFiles // as of this plan
+	none := st.nothingGoes()
+	s.Spared = func(b *index.Brief) string {
+		why := cmp.Or(none, st.wantedNow(b.ID))
+		if why == "" && (b.Viewed || st.hasView(b.ID)) { // else no file is looked at: most builds of a large store have no view
+			if why = st.Protected(b.ID, &own); why == KeptReading && waits {
+				return ""
+			}
+		}
+		return why
+	}
+	return s
+}
+
+// SlackPart is the part of the budget that a collection leaves free beyond what it has to.
+const SlackPart = 20
+
+// roomFor says how many bytes blobs may have within the budget, below 0 for any number, and how many are missing to the floor.
+func (st *Store) Allowance(b Bounds, goal Goal) (bytes, missing int64, err error) {
+	now, err := st.Account()
+	if err != nil {
+		return -1, 0, err
+	}
+	aside := st.ledger.Reserved()
+	reserved, written := aside.Disk, aside.Written+goal.Written
+	if !goal.Hurry {
+		reserved -= aside.Passing
+	}
+	bytes = -1
+	if budget := b.Budget; budget > 0 {
+		if goal.Slack {
+			budget -= budget / SlackPart
+		}
+		bytes = max(budget-now.Manifests-now.Held-reserved-goal.Need, 0)
+	}
+	if missing = b.Floor - (b.Free - (reserved + goal.Need - written)); b.Floor > 0 && missing > 0 {
+		if goal.Slack {
+			missing += b.Floor / SlackPart
+		}
+		return bytes, missing, nil
+	}
+	return bytes, 0, nil
+}

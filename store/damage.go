@@ -1,0 +1,118 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
+)
+
+// withhold takes a build that failed its check out of service, and says why.
+func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause error) string {
+	var found []packing.Damage
+	if packing.Lost(cause) { // of a blob, or of the view's folders, which say nothing of the build
+		found = st.damagedBlobs(ctx, b)
+	}
+	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || st.allThere(ctx, b)) {
+		st.log.Error("build cannot be served", "build", b.BuildKey.String(), "error", cause)
+		return "the build cannot be served: " + cause.Error()
+	}
+	reason := cause.Error()
+	st.log.Warn("build withheld", "build", b.BuildKey.String(), "why", reason)
+	st.QuarantineAll(found)
+	if st.index.Journal.StateOf(b.ID).Name == index.Current {
+		st.Withhold(b.ID, index.Damaged, reason)
+	}
+	return "the stored build was damaged: " + reason
+}
+
+// allThere tells whether nothing of the build is missing after all: something that can be made again went while its view was made.
+func (st *Store) allThere(ctx context.Context, b *index.Build) bool {
+	return !slices.ContainsFunc(b.Files, func(f index.File) bool { return st.forms.Verify(ctx, f.Digest) != nil })
+}
+
+// damagedBlobs lists what is no good of that which the build is made of. What was verified a moment ago is not hashed again.
+func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packing.Damage) {
+	for _, f := range b.Files {
+		for _, one := range st.forms.DamageOf(ctx, f.Digest) {
+			if !slices.ContainsFunc(out, func(d packing.Damage) bool { return d.Digest == one.Digest && d.Recipe == one.Recipe }) {
+				out = append(out, one)
+			}
+		}
+	}
+	return out
+}
+
+func (st *Store) QuarantineAll(all []packing.Damage) {
+	for _, one := range all {
+		if one.Recipe {
+			st.QuarantineRecipe(one.Digest, one.Why)
+		} else {
+			st.quarantine(one.Digest, one.Why)
+		}
+	}
+}
+
+// withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id. After
+// an error the build is withheld until the daemon ends. It is logged already.
+func (st *Store) Withhold(id index.BuildID, state, reason string) error {
+	failed := st.index.Journal.SetState(id, index.State{Name: state, Reason: reason, At: st.now()})
+	if failed != nil {
+		st.log.Error("state of build not kept", "build", id.String(), "error", failed)
+	}
+	st.views.DropCurrent(id, views.PathGrace)
+	b, err := st.index.Get(id)
+	if err != nil {
+		return nil // retracted meanwhile: it has no history of its own
+	}
+	st.Happened(eventOf(&b, state, "%s", reason))
+	st.options.Withheld(&b)
+	return failed
+}
+
+// repairBlob puts aside what is damaged of a blob. One that is only missing has its builds withheld.
+func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) {
+	found := st.forms.DamageOf(ctx, d)
+	st.QuarantineAll(found)
+	if len(found) == 0 {
+		st.quarantine(d, why)
+	}
+}
+
+// putAside withholds every build that has a damaged blob among its files, or needs it to unpack one of them, and moves the
+// blob out of the way. A build whose source model alone is damaged is as good as before.
+func (st *Store) quarantine(d cas.Digest, why string) {
+	if err := st.cas.Quarantine(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
+		st.log.Error("damaged blob not put aside", "digest", d.String(), "error", err)
+	}
+	if err := st.index.Remeasure(d); err != nil {
+		st.log.Warn("space of a damaged blob not accounted for", "digest", d.String(), "error", err)
+	}
+	st.withholdNeeding(d, why)
+}
+
+// putAsideRecipe is putAside for the recipe of a blob that is packed.
+func (st *Store) QuarantineRecipe(d cas.Digest, why string) {
+	if err := st.forms.QuarantineRecipe(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
+		st.log.Error("damaged recipe not put aside", "digest", d.String(), "error", err)
+	}
+	if !st.cas.Has(d) {
+		st.withholdNeeding(d, why)
+	}
+}
+
+func (st *Store) withholdNeeding(d cas.Digest, why string) {
+	all, err := st.Needs(d)
+	if err != nil {
+		st.log.Error("builds of a damaged blob not found", "digest", d.String(), "error", err)
+	}
+	for _, one := range all {
+		if b, err := st.index.Get(one.Build); err == nil && b.Serves(one.Blob) {
+			st.Withhold(one.Build, index.Damaged, why)
+		}
+	}
+}

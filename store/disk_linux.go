@@ -1,0 +1,61 @@
+package store
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/internal/bytesize"
+)
+
+// diskSpace is what a file system holds, and what of it is free for the daemon, in bytes.
+type diskSpace struct{ size, free int64 }
+
+func diskOf(path string) (diskSpace, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return diskSpace{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return diskSpace{size: int64(st.Blocks) * st.Bsize, free: int64(st.Bavail) * st.Bsize}, nil
+}
+
+// otherFileSystem reports whether two directories are on different file systems.
+func otherFileSystem(a, b string) (bool, error) {
+	var sa, sb unix.Stat_t
+	for path, st := range map[string]*unix.Stat_t{a: &sa, b: &sb} {
+		if err := unix.Stat(path, st); err != nil {
+			return false, &os.PathError{Op: "stat", Path: path, Err: err}
+		}
+	}
+	return sa.Dev != sb.Dev, nil
+}
+
+// fits says that there is no room for what is named and takes so many bytes, if there is none.
+func Fits(what string, need, free int64) error { return fitsBeside(what, need, free, Spare) }
+
+// fitsBeside is fits where so much has to stay free.
+func fitsBeside(what string, need, free, leave int64) error {
+	if need > free-leave {
+		return fmt.Errorf("%w: %s takes %s, and %s are free, of which %s stay for the store's own files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free), bytesize.Text(leave))
+	}
+	return nil
+}
+
+// What a copy leaves free: the store's own files have to fit as well. Where a disk is nearly full, what makes something smaller has to be possible still.
+const (
+	Spare       = 16 << 20
+	spareOfLess = 1 << 20
+)
+
+// fileOnDisk tells which file a path leads to, how many names it has, and what it takes on the disk in whole blocks.
+func FileOnDisk(path string) (id FileID, names uint64, disk int64, ok bool) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return FileID{}, 0, 0, false
+	}
+	return FileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
+}
+
+// fileID tells files apart.
+type FileID struct{ dev, ino uint64 }

@@ -1,0 +1,30 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/epcached/epcached/index"
+)
+
+// Happened writes an event into the journal and passes it to the subscribers. It fills in the time
+// and the sequence. It may write to the disk, so it is not for the path of a hit. An event that
+// cannot be written is still passed on.
+func (st *Store) Happened(e index.Event) {
+	e.At = st.now()
+	if err := st.index.Journal.Note(context.Background(), e); err != nil {
+		st.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
+	}
+}
+
+// eventHealed is the event of a build that took the place of one that was damaged.
+const eventHealed = "healed"
+
+// eventOf is an event of a build.
+func eventOf(b *index.Build, kind, format string, args ...any) index.Event {
+	return index.Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName,
+		Text: fmt.Sprintf(format, args...), BuildID: b.ID, Scope: b.Scope, By: ownScope(b.UID)}
+}
+
+// ownScope is the scope of builds that only this user gets.
+func ownScope(uid uint32) string { return fmt.Sprintf("uid:%d", uid) }

@@ -1,0 +1,209 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
+)
+
+// Options say how a store is kept, and whom it asks.
+type Options struct {
+	FS          cas.FS // nil: the operating system's
+	Log         *slog.Logger
+	Now         func() time.Time
+	PathAccess  bool   // shared views may be reached by path by every local user, not only by descriptor
+	UnpackedDir string // directory for unpacked copies; "": in the state directory
+	Settings    Settings
+
+	Making func(builds uint64, percent int) // is called while the index is made from the manifests
+	Broken func(*index.BrokenError)         // is called once if the index turns out to be damaged
+	Heard  func(index.Event)                // is called with each event, in order
+
+	// Published is called when a build that this user asked for is durable, before its event.
+	Published func(b *index.Build, uid uint32)
+	Withheld  func(b *index.Build) // is called when a build is withheld
+	Compiling func() bool          // reports whether something is compiled: background work waits then
+}
+
+// Settings may change while the store is open.
+type Settings struct {
+	Space SpaceOptions
+	Pack  Packing
+}
+
+// Store is the one owner of a state directory. Make one with Open or OpenReadOnly. It may be used by
+// any number of goroutines.
+type Store struct {
+	dir      string
+	uid      uint32
+	options  Options
+	log      *slog.Logger
+	now      func() time.Time
+	lock     *os.File // nil: the store is only read
+	settings atomic.Pointer[Settings]
+
+	index *index.Index
+	cas   *cas.Store
+	forms *packing.Store
+	views *views.Store
+
+	*inHand
+	ledger   *Ledger
+	packer   *Packer
+	evicting sync.Mutex // held by who writes tombstones and removes their builds
+	uprooted chan string
+	work     sync.WaitGroup // the background work
+}
+
+// Open opens the store in dir, an absolute path, and makes it where there is none. One process has a
+// store open at a time.
+func Open(dir string, o Options) (*Store, error) {
+	if err := layDown(dir); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	lock, err := lockState(dir)
+	if err != nil {
+		return nil, err
+	}
+	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
+		ledger: newLedger(), inHand: newInHand(), uprooted: make(chan string, 1)}
+	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool)}
+	st.settings.Store(&o.Settings)
+	if err := st.open(); err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	return st, nil
+}
+
+func (st *Store) open() (err error) {
+	o := &st.options
+	if st.index, err = index.Open(st.dir, index.Options{FS: o.FS, Log: st.log, Heard: o.Heard,
+		Disk: st.WholeBytes, Making: o.Making, Broken: o.Broken}); err != nil {
+		return fmt.Errorf("index: %w", err)
+	}
+	if st.cas, err = cas.Open(st.dir, cas.Options{FS: o.FS, Stamps: st.index.Stamps()}); err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	if err := st.openForms(); err != nil {
+		return fmt.Errorf("packed blobs: %w", err)
+	}
+	if err := st.emptyStaging(); err != nil {
+		return fmt.Errorf("staging: %w", err)
+	}
+	if st.views, err = views.Open(views.Options{Dir: st.path("views"), PathAccess: o.PathAccess, Blobs: st.cas,
+		Forms: st.forms, Index: st.index, Now: st.now, Log: st.log}); err != nil {
+		return fmt.Errorf("views: %w", err)
+	}
+	st.keepReserve()
+	return nil
+}
+
+// OpenReadOnly opens a store that no daemon has: it takes no lock and writes nothing. It fails with a
+// *LockedError where a daemon has the store.
+func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error) {
+	if err := lookAtLock(dir); err != nil {
+		return nil, nil, err
+	}
+	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler), now: time.Now}
+	st.settings.Store(&Settings{})
+	var builds []index.Build
+	var err error
+	if st.index, builds, err = index.OpenReadOnly(ctx, dir); err != nil {
+		return nil, nil, err
+	}
+	if st.cas, err = cas.Open(dir, cas.Options{ReadOnly: true}); err != nil {
+		return nil, nil, err
+	}
+	st.forms, err = packing.Open(packing.Options{Dir: dir, Whole: st.cas, Memory: st.index, Log: st.log,
+		Sketches: st.index.Sketches, Shares: st.index.Shares, ReadOnly: true})
+	return st, builds, err
+}
+
+// Start begins the background work: the collector and the packer. It ends with the context.
+func (st *Store) Start(ctx context.Context) {
+	st.work.Go(func() { st.packer.run(ctx) })
+	st.packer.Wake()
+	st.work.Go(func() { st.collectByItself(ctx) })
+}
+
+// Close releases the state directory. The context of Start must have ended before.
+func (st *Store) Close() (err error) {
+	st.work.Wait()
+	if st.views != nil {
+		st.views.Close()
+	}
+	if st.index != nil {
+		err = st.index.Close()
+	}
+	return errors.Join(err, st.lock.Close())
+}
+
+// SetSettings puts other settings into force.
+func (st *Store) SetSettings(s Settings) {
+	st.settings.Store(&s)
+	st.packer.Wake()
+	st.ledger.Want()
+}
+
+// Index is the store's index.
+func (st *Store) Index() *index.Index { return st.index }
+
+// Blobs are the store's whole blobs.
+func (st *Store) Blobs() *cas.Store { return st.cas }
+
+// Forms are the store's blobs in all their representations.
+func (st *Store) Forms() *packing.Store { return st.forms }
+
+// Views are the store's views.
+func (st *Store) Views() *views.Store { return st.views }
+
+// Ledger accounts for the space that is set aside.
+func (st *Store) Ledger() *Ledger { return st.ledger }
+
+// Packer is the background work that packs builds.
+func (st *Store) Packer() *Packer { return st.packer }
+
+func (st *Store) path(name ...string) string {
+	return filepath.Join(append([]string{st.dir}, name...)...)
+}
+
+// Stage makes a directory for work in progress. remove may be called in any case.
+func (st *Store) Stage(prefix string) (folder string, remove func(), err error) {
+	remove = func() {}
+	if err := os.MkdirAll(st.path("staging"), 0o700); err != nil { // it may have been deleted
+		return "", remove, err
+	}
+	if folder, err = os.MkdirTemp(st.path("staging"), prefix); err != nil {
+		return "", remove, err
+	}
+	return folder, func() {
+		if err := os.RemoveAll(folder); err != nil {
+			st.log.Warn("staging folder not removed", "path", folder, "error", err)
+		}
+	}, nil
+}
+
+func (st *Store) emptyStaging() error {
+	entries, err := os.ReadDir(st.path("staging"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/store/views"
+)
+
+// Phases are told how far a view is that a request waits for.
+type Phases struct {
+	Phase    func(string)            // "unpacking", "verifying"
+	Unpacked func(done, total int64) // bytes; may be nil
+}
+
+// unpackAll makes the unpacked form of each of the build's packed files.
+func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error {
+	begins := func() { p.Phase("unpacking") }
+	for i := range b.Files {
+		if f := &b.Files[i]; st.forms.OnlyPacked(f.Digest) {
+			noRoom := st.roomForCopy(ctx, f.Size)
+			err := st.forms.Unpack(ctx, f.Digest, begins, p.Unpacked)
+			if errors.Is(err, packing.ErrNoRoom) && noRoom != nil {
+				err = noRoom // it has more to say
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", f.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// roomForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
+// while its blob is locked, and evicts nothing.
+func (st *Store) roomForCopy(ctx context.Context, size int64) error {
+	if _, apart := st.forms.Copies.Folder(); apart {
+		return nil
+	}
+	place := &Reservation{st: st}
+	defer place.Release()
+	return place.ResizeTo(ctx, true, cas.OnDisk(size), 0)
+}
+
+// viewFor gives the build's view with every file checked: the one in use, the one of an earlier run, or a new one, for which what is packed is
+// unpacked.
+func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.View, error) {
+	if v := st.views.Sound(b.ID); v != nil {
+		return v, nil
+	}
+	for attempt := 1; ; attempt++ {
+		if err := st.unpackAll(ctx, b, p); err != nil {
+			return nil, err
+		}
+		v, err := st.views.Get(ctx, b, func() { p.Phase("verifying") })
+		if !errors.Is(err, cas.ErrNotFound) || attempt == mendAttempts || !st.views.Unpacks(b) {
+			return v, err
+		}
+		// It was packed just now, or what was unpacked is gone already.
+	}
+}
+
+// mendAttempts bounds how often a view is begun anew because a form of one of its blobs went meanwhile.
+const mendAttempts = 3
