@@ -27,10 +27,9 @@ type External func(member int, location string) (*os.File, error)
 // daemon asks for is opened by external (nil if there can be none), and closed here. Progress may be nil; it is called on
 // this goroutine. The file, nil if the answer has none, is the view's folder: the caller's, and the lease.
 func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	request = proto.CloneOf(request)
-	all := append([]*os.File(nil), fds...)
+	all := slices.Clip(fds)
 	defer func() { closeFiles(all[len(fds):]) }()
-	for range maxNeeds {
+	for asked := range maxNeeds {
 		answer, err := c.askWith(ctx, "acquire", request, all, progress)
 		if err != nil {
 			return nil, nil, err
@@ -40,6 +39,9 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 			return buildOf(answer)
 		}
 		closeFiles(answer.files)
+		if asked == 0 {
+			request = proto.CloneOf(request) // the caller's stays as it is
+		}
 		if all, err = openNeeded(request, all, need, external); err != nil {
 			return nil, nil, err
 		}
