@@ -108,9 +108,7 @@ func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j Judgemen
 
 // used counts a hit, in memory: the index writes it down within seconds.
 func (c *Cache) used(b *index.Build) {
-	if err := c.index.Uses.Add(b.ID, c.now(), 1, b.CompileSeconds); err != nil {
-		c.log.Warn("use not kept", "build", b.ID.String(), "error", err)
-	}
+	c.index.Uses.Add(b.ID, c.now(), 1, b.CompileSeconds)
 	c.index.Counters.Add("hits", 1)
 	c.index.Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }

@@ -271,9 +271,7 @@ func BenchmarkLookup(b *testing.B) {
 	})
 	b.Run("use", func(b *testing.B) {
 		for b.Loop() {
-			if err := x.Uses.Add(build.ID, time.Now(), 1, 1); err != nil {
-				b.Fatal(err)
-			}
+			x.Uses.Add(build.ID, time.Now(), 1, 1)
 		}
 	})
 	b.Run("publish", func(b *testing.B) {

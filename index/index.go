@@ -131,8 +131,10 @@ func newIndex(dir string, o Options) *Index {
 	x.manifests = &manifests{fs: x.FS, dir: files, incoming: filepath.Join(files, incomingName),
 		now: x.now, wake: x.wake, times: Table{soft: x.soft, bucket: bucketFolders}}
 	x.Memos = Memos{table: Table{x.soft, bucketMemo, maxMemos}, now: x.now}
-	x.Uses = Uses{table: Table{soft: x.soft, bucket: bucketUse}}
-	x.Counters = Counters{table: Table{x.soft, bucketCounters, 1024}, counts: make(map[string]uint64)}
+	x.Uses = Uses{table: Table{soft: x.soft, bucket: bucketUse}, latest: make(map[BuildID]Usage)}
+	x.Counters = Counters{table: Table{x.soft, bucketCounters, 1024}, counts: make(map[string]uint64),
+		unsaved: make(map[string]bool)}
+	x.soft.count = []func(){x.Uses.save, x.Counters.save}
 	x.Views = Table{soft: x.soft, bucket: bucketViews}
 	x.Failures, x.Wanted = Table{x.soft, bucketFailures, 1 << 14}, Table{x.soft, bucketWanted, 1 << 12}
 	x.Sketches, x.Shares = Table{soft: x.soft, bucket: bucketSketches}, Table{soft: x.soft, bucket: bucketShares}

@@ -164,8 +164,8 @@ func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
 	b := publish(t, x)
 	at := time.Unix(1_790_000_001, 0).UTC()
 	stamp := cas.Stamp{Dev: 1, Ino: 2, Size: 3, Mtime: 4, Ctime: 5, Boot: "b"}
-	require.NoError(t, x.Uses.Add(b.ID, at, 2, 1.5))
-	require.NoError(t, x.Uses.Add(b.ID, at.Add(-time.Hour), 1, 0.5))
+	x.Uses.Add(b.ID, at, 2, 1.5)
+	x.Uses.Add(b.ID, at.Add(-time.Hour), 1, 0.5)
 	x.Counters.Add("hits", 3)
 	require.NoError(t, x.Memos.Save([]byte("key"), []byte("value")))
 	require.NoError(t, x.Memos.Save([]byte("dropped"), nil))

@@ -131,7 +131,7 @@ func (x *Index) forget(b *Build) {
 	x.gone[b.ID] = true
 	x.knownMu.Unlock()
 	x.dropEntries(b)
-	x.soft.drop(bucketUse, b.ID[:])
+	x.Uses.forget(b.ID)
 	x.soft.drop(bucketViews, b.ID[:])
 	x.Journal.forget(b.ID)
 }

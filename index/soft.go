@@ -19,6 +19,7 @@ type soft struct {
 	cache *bounded[softKey, []byte]
 	wake  func()        // there is something to flush
 	full  chan struct{} // asks for a flush before its time
+	count []func()      // called by each flush first: they put the rows that are values until then
 
 	flushing sync.Mutex // one flush at a time; taken before mu
 
@@ -119,6 +120,9 @@ func (s *soft) later(k softKey, value []byte) {
 func (s *soft) flush() error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()
+	for _, put := range s.count {
+		put()
+	}
 	s.mu.Lock()
 	taken := maps.Clone(s.pending)
 	s.mu.Unlock()

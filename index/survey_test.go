@@ -37,7 +37,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 		require.NoError(t, x.Publish(ctx, b))
 		builds = append(builds, b)
 	}
-	require.NoError(t, x.Uses.Add(builds[1].ID, time.Unix(50, 0), 4, 2))
+	x.Uses.Add(builds[1].ID, time.Unix(50, 0), 4, 2)
 	check := func(want []Build, needs uint32) {
 		t.Helper()
 		s, err := x.Survey(ctx, map[cas.Digest]struct{}{shared: {}, {77}: {}}, nil)

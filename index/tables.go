@@ -82,23 +82,52 @@ func (s stamps) ForgetStamp(d cas.Digest) error {
 	return nil
 }
 
-// Uses count the hits of builds. None of its methods costs a transaction.
+// Uses count the hits of builds. None of its methods costs a transaction. A row is encoded once for all
+// hits between two flushes.
 type Uses struct {
-	table Table
-	mu    sync.Mutex // makes Add one step
+	table  Table
+	mu     sync.Mutex // guards latest
+	latest map[BuildID]Usage
 }
 
 // Add counts hits of a build, the latest at the time at, and the compile time that they saved.
-func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64) error {
+func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64) {
 	us.mu.Lock()
 	defer us.mu.Unlock()
-	u := us.of(id)
+	u, ok := us.latest[id]
+	if !ok {
+		u = us.saved(id)
+	}
 	if at.After(u.Last) {
 		u.Last = at
 	}
 	u.Hits += hits
 	u.SavedSeconds += savedSeconds
-	return us.table.Save(id[:], encodeUse(u))
+	us.latest[id] = u
+	if len(us.latest) >= flushPage {
+		us.saveLocked()
+	}
+	us.table.soft.wake()
+}
+
+func (us *Uses) save() {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	us.saveLocked()
+}
+
+func (us *Uses) saveLocked() {
+	for id, u := range us.latest {
+		_ = us.table.Save(id[:], encodeUse(u)) // it is no large row
+	}
+	clear(us.latest)
+}
+
+func (us *Uses) forget(id BuildID) {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	delete(us.latest, id)
+	us.table.Drop(id[:])
 }
 
 // Last returns when the build was used last and how often; zero if never, or if it was lost.
@@ -108,6 +137,16 @@ func (us *Uses) Last(id BuildID) (time.Time, uint64) {
 }
 
 func (us *Uses) of(id BuildID) Usage {
+	us.mu.Lock()
+	u, ok := us.latest[id]
+	us.mu.Unlock()
+	if !ok {
+		u = us.saved(id)
+	}
+	return u
+}
+
+func (us *Uses) saved(id BuildID) Usage {
 	v, ok := us.table.Get(id[:])
 	if !ok {
 		return Usage{}
@@ -118,9 +157,10 @@ func (us *Uses) of(id BuildID) Usage {
 
 // Counters are of the whole store, since the database was made.
 type Counters struct {
-	table  Table
-	mu     sync.Mutex // guards counts
-	counts map[string]uint64
+	table   Table
+	mu      sync.Mutex // guards the next two
+	counts  map[string]uint64
+	unsaved map[string]bool
 }
 
 // Add adds to a counter.
@@ -128,7 +168,17 @@ func (cs *Counters) Add(name string, delta uint64) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.counts[name] += delta
-	_ = cs.table.Save([]byte(name), numbers(cs.counts[name])) // a name is no large row
+	cs.unsaved[name] = true
+	cs.table.soft.wake()
+}
+
+func (cs *Counters) save() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for name := range cs.unsaved {
+		_ = cs.table.Save([]byte(name), numbers(cs.counts[name])) // it is no large row
+	}
+	clear(cs.unsaved)
 }
 
 // All returns all counters.

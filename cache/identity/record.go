@@ -134,6 +134,9 @@ func appendBytes(b []byte, field protowire.Number, v []byte) []byte {
 }
 
 func appendStrings(b []byte, field protowire.Number, m map[string]string) []byte {
+	if len(m) == 0 {
+		return b // as nearly always, at each hit
+	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		b = appendBytes(b, field, appendBytes(appendBytes(nil, 1, []byte(k)), 2, []byte(m[k])))
 	}
@@ -141,6 +144,9 @@ func appendStrings(b []byte, field protowire.Number, m map[string]string) []byte
 }
 
 func appendInts(b []byte, field protowire.Number, m map[string]int64) []byte {
+	if len(m) == 0 {
+		return b
+	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		kv := appendBytes(nil, 1, []byte(k))
 		kv = protowire.AppendTag(kv, 2, protowire.VarintType)
