@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
@@ -75,7 +76,7 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 		return fmt.Errorf("autostart: %w", err)
 	}
 	defer answers.Close() // only read from
-	log, err := openLog(s.State)
+	log, err := logs.Open(s.State)
 	if err != nil {
 		return errors.Join(fmt.Errorf("autostart: %w", err), told.Close())
 	}
@@ -102,7 +103,7 @@ func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
 	case err != nil:
 		return fmt.Errorf("the daemon that was started does not answer: %w", err)
 	}
-	return fmt.Errorf("the daemon that was started ended at once: see %s", logPath(s.State))
+	return fmt.Errorf("the daemon that was started ended at once: see %s", logs.Path(s.State))
 }
 
 // arguments are those of the process that stays. What they name is absolute: its folder is another one.
@@ -145,7 +146,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 	if err != nil {
 		return err
 	}
-	log := &logFile{path: logPath(s.State), out: os.Stderr}
+	log := &logs.File{Path: logs.Path(s.State), Out: os.Stderr}
 	p.stderr = log
 	var link string
 	p.ready = func() {
@@ -157,7 +158,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		if err := unixsock.OwnFolder(s.State); err != nil {
 			return err
 		}
-		return log.begin() // the old one went with the folder
+		return log.Begin() // the old one went with the folder
 	}
 	err = p.serve(ctx, s, set)
 	if link != "" {

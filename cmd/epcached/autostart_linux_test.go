@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -43,7 +44,7 @@ func (h *home) run(t *testing.T, args ...string) (status int, stderr string) {
 
 func (h *home) log(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(logPath(h.state))
+	text, err := os.ReadFile(logs.Path(h.state))
 	require.NoError(t, err)
 	return string(text)
 }
@@ -220,24 +221,4 @@ func TestASocketThatIsRemovedAtOnceIsMissed(t *testing.T) {
 	_, err := p.answer(limited(t), &config.Settings{Socket: socket}, in.cache, e, nothing)
 	require.NoError(t, err)
 	require.Contains(t, said.String(), "is not there any more")
-}
-
-func TestLogIsBounded(t *testing.T) {
-	dir := t.TempDir()
-	out, err := openLog(dir)
-	require.NoError(t, err)
-	require.NoError(t, out.Truncate(maxLog))
-	require.NoError(t, out.Close())
-	out, err = openLog(dir)
-	require.NoError(t, err)
-	require.NoError(t, out.Close())
-	require.NoFileExists(t, logPath(dir)+".1", "it is full, and not over")
-	require.NoError(t, os.Truncate(logPath(dir), maxLog+1))
-	out, err = openLog(dir)
-	require.NoError(t, err)
-	defer out.Close()
-	info, err := out.Stat()
-	require.NoError(t, err)
-	require.Zero(t, info.Size())
-	require.FileExists(t, logPath(dir)+".1")
 }

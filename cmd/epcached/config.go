@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 
 	"github.com/spf13/pflag"
@@ -71,13 +70,6 @@ func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) 
 		return s, nil, usageError{fmt.Errorf("configuration: %w", err)}
 	}
 	return s, set, nil
-}
-
-// logWarnings logs the fields of a configuration that have no effect any more.
-func logWarnings(log *slog.Logger, s *config.Settings) {
-	for _, w := range s.Warnings() {
-		log.Warn("configuration", "warning", w.Error())
-	}
 }
 
 // settings reads the configuration file, and puts the flags that were given over it.

@@ -63,13 +63,3 @@ func starter() (*os.File, error) {
 	}
 	return os.NewFile(number, "starter"), nil
 }
-
-// putInPlace makes an open file's number stand for another file.
-func putInPlace(fresh, old *os.File) error {
-	for _, number := range []int{int(old.Fd()), int(os.Stdout.Fd())} {
-		if err := unix.Dup3(int(fresh.Fd()), number, 0); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -1,8 +1,8 @@
 // Command epcached is the daemon that keeps compiled ONNX Runtime models.
 //
-// It only wires: flags and configuration (config.go, options.go), the cache behind the socket (backend.go), signals and systemd
-// (serve.go), a configuration that changes (reload.go), and the daemon that a client starts, which leaves when nobody needs it (autostart.go,
-// idle.go). The logic is in package cache.
+// It only wires: flags and configuration (config.go, options.go), the cache behind the socket, signals and systemd (serve.go), and
+// the daemon that a client starts (autostart.go). Below internal: backend translates between the socket and the cache, reload puts
+// a changed configuration into force, idle has the daemon leave when nobody needs it. The logic is in package cache.
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/internal/config"
 )
 
@@ -106,14 +107,14 @@ be damaged: start it again, and it makes the index again from its manifests befo
 	}
 	var usage usageError
 	if errors.As(err, &usage) {
-		complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
+		logs.Complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
 		return exitUsage
 	}
 	if errors.As(err, new(damagedError)) {
-		complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
+		logs.Complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
 			"it makes the index from the manifests before it serves", err))
 		return exitDamage
 	}
-	complain(stderr, fmt.Sprintf("epcached: %v", err))
+	logs.Complain(stderr, fmt.Sprintf("epcached: %v", err))
 	return exitFailure
 }

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/rules"
@@ -19,7 +18,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
-		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
+		Quiet: config.Seconds(s.Quiet), Poll: config.Seconds(s.Poll), KeepSource: s.KeepSource,
 		Publishers: s.Publishers, Claims: claimsOf(s.Claims),
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
@@ -59,7 +58,7 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 }
 
 func claimsOf(c config.Claims) cache.ClaimOptions {
-	return cache.ClaimOptions{Deadline: inSeconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
+	return cache.ClaimOptions{Deadline: config.Seconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
 }
 
 // toolsOf gives the vendors' own compilers.
@@ -73,7 +72,7 @@ func toolsOf(s *config.Settings) []compilers.Tool {
 
 func limitsOf(l config.Limits) compilers.Limits {
 	return compilers.Limits{
-		Wall: inSeconds(l.WallSeconds), CPU: inSeconds(l.CPUSeconds),
+		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds),
 		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes), Files: int(l.OutputFiles), OpenFiles: int64(l.OpenFiles),
 		Processes: int64(l.Processes), Stack: int64(l.StackBytes), Nice: int(l.Nice),
 	}
@@ -82,5 +81,3 @@ func limitsOf(l config.Limits) compilers.Limits {
 func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
 }
-
-func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

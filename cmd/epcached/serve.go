@@ -20,6 +20,11 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cmd/epcached/internal/backend"
+	"github.com/epcached/epcached/cmd/epcached/internal/idle"
+	"github.com/epcached/epcached/cmd/epcached/internal/logs"
+	"github.com/epcached/epcached/cmd/epcached/internal/reload"
+	"github.com/epcached/epcached/cmd/epcached/internal/systemd"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
@@ -31,7 +36,7 @@ const stopGrace = 20 * time.Second
 
 // process is one run of the daemon.
 type process struct {
-	read   reader
+	read   reload.Reader
 	stderr io.Writer
 	idle   time.Duration // how long nobody may need it until it leaves; 0: it stays
 	ready  func()        // is called when it answers; may be nil
@@ -130,8 +135,8 @@ func (p *process) again(
 func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *uprooted, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
-	log := newLog(p.stderr, level)
-	logWarnings(log, s)
+	log := logs.New(p.stderr, level)
+	reload.LogWarnings(log, s)
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return nil, err
@@ -155,7 +160,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	options.Remade = p.remade
 	options.Opening = func(what string) {
 		p.opening.Store(true)
-		notify(log, stillOpening(what))
+		systemd.Notify(log, systemd.StillOpening(what))
 		e.turnAway(what)
 	}
 	options.Broken = func(err error) {
@@ -171,9 +176,9 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	if err != nil {
 		return nil, errors.Join(err, e.close(), compiler.Close())
 	}
-	r := &reloader{read: p.read, cache: c, level: level, log: log, started: s, inForce: s, rules: set,
-		options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
-	why, err := p.answer(ctx, s, c, e, func() func() { return r.follow(ctx, hangup) })
+	r := &reload.Reloader{Read: p.read, Cache: c, Level: level, Log: log, Started: s, InForce: s, Rules: set,
+		Options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
+	why, err := p.answer(ctx, s, c, e, func() func() { return r.Follow(ctx, hangup) })
 	err = errors.Join(err, c.Close(), compiler.Close())
 	if why == "" {
 		return nil, err
@@ -181,7 +186,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	if err != nil {
 		log.Warn("the store that is gone is left", "error", err) // what was in memory has no place any more
 	}
-	return &uprooted{why, r.inForce, r.rules}, nil
+	return &uprooted{why, r.InForce, r.Rules}, nil
 }
 
 // answer serves the socket until the context ends, and then lets requests under way finish, or until
@@ -194,15 +199,15 @@ func (p *process) answer(
 		return "", err
 	}
 	server, log := e.server, e.log
-	log.Info("ready", "version", version, "socket", e.backend.socket, "started_by", p.startedBy,
+	log.Info("ready", "version", version, "socket", e.backend.Socket, "started_by", p.startedBy,
 		"state", c.Directory(), "runtimes", len(s.Runtimes))
 	ready := daemon.SdNotifyReady
 	if p.opening.Swap(false) {
 		ready += "\nSTATUS=" // what was said is over
 	}
-	notify(log, ready)
-	defer watchdog(ctx, log)()
-	unneeded, stop := p.untilUnneeded(e.places, server, c)
+	systemd.Notify(log, ready)
+	defer systemd.Watchdog(ctx, log)()
+	unneeded, stop := idle.Watch(p.idle, e.places, server, c.Idle)
 	defer stop()
 	end := begin()
 	defer end()
@@ -226,7 +231,7 @@ func (p *process) answer(
 		end() // a daemon that stops is not ready again
 		c.Leave()
 		log.Info("stopping")
-		notify(log, daemon.SdNotifyStopping)
+		systemd.Notify(log, daemon.SdNotifyStopping)
 	}
 	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
 	defer cancel()
@@ -239,25 +244,25 @@ func (p *process) answer(
 // entrance is the socket, with what answers there.
 type entrance struct {
 	server  *unixsock.Server
-	backend *backend
+	backend *backend.Backend
 	log     *slog.Logger
 	listen  func() error // begins to serve, once
-	places  []place      // as they were before a client could know of the socket; set by listen
+	places  []idle.Place // as they were before a client could know of the socket; set by listen
 	ended   chan error   // why the server has ended
 }
 
 func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
-	e := &entrance{backend: &backend{stop: p.stop}, log: log, ended: make(chan error, 1)}
+	e := &entrance{backend: &backend.Backend{End: p.stop, Version: version}, log: log, ended: make(chan error, 1)}
 	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log,
-		Errors: wireError}
-	e.backend.server = e.server
+		Errors: backend.WireError}
+	e.backend.Server = e.server
 	e.listen = sync.OnceValue(func() error {
 		l, err := p.listen(socket)
 		if err != nil {
 			return err
 		}
-		e.backend.socket, e.backend.startedBy = l.Addr().String(), p.startedBy
-		e.places = placesOf(e.backend.socket)
+		e.backend.Socket, e.backend.StartedBy = l.Addr().String(), p.startedBy
+		e.places = idle.Places(e.backend.Socket)
 		go func() { e.ended <- e.server.Serve(context.Background(), l) }()
 		if p.ready != nil {
 			p.ready()
@@ -278,7 +283,7 @@ func (e *entrance) turnAway(what string) {
 
 // open has clients answered from the cache.
 func (e *entrance) open(c *cache.Cache) error {
-	e.backend.cache = c
+	e.backend.Cache = c
 	e.server.Refuse(nil)
 	return e.listen()
 }
@@ -348,40 +353,4 @@ func findWorker(configured string) (string, error) {
 		return "", fmt.Errorf("worker program: %w; it is built beside epcached, or named by worker in the configuration", err)
 	}
 	return path, nil
-}
-
-func notify(log *slog.Logger, state string) {
-	if _, err := daemon.SdNotify(false, state); err != nil {
-		log.Warn("systemd not notified", "state", state, "error", err)
-	}
-}
-
-// openingLimit is how long systemd is to wait for the next sign of a daemon that is opening a large store. Without one it ends a daemon
-// that is not ready after 90 s, which then begins from the start, for ever.
-const openingLimit = 2 * time.Minute
-
-func stillOpening(what string) string {
-	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\nSTATUS=%s", openingLimit.Microseconds(), what)
-}
-
-// watchdog tells systemd regularly that the daemon is alive, where it asked for that.
-func watchdog(ctx context.Context, log *slog.Logger) (stop func()) {
-	every, err := daemon.SdWatchdogEnabled(false)
-	if err != nil || every == 0 {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		tick := time.NewTicker(every / 2)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				notify(log, daemon.SdNotifyWatchdog)
-			}
-		}
-	}()
-	return cancel
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cmd/epcached/internal/backend"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock"
@@ -39,12 +40,12 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	in := &inside{cache: c, socket: filepath.Join(shortFolder(t), "s")}
 	l, err := (&process{}).listen(in.socket)
 	require.NoError(t, err)
-	b := &backend{cache: c, socket: in.socket}
-	b.server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log, Errors: wireError}
+	b := &backend.Backend{Cache: c, Socket: in.socket}
+	b.Server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log, Errors: backend.WireError}
 	done := make(chan error, 1)
-	go func() { done <- b.server.Serve(context.Background(), l) }()
+	go func() { done <- b.Server.Serve(context.Background(), l) }()
 	t.Cleanup(func() {
-		require.NoError(t, b.server.Shutdown(context.Background()))
+		require.NoError(t, b.Server.Shutdown(context.Background()))
 		require.NoError(t, <-done)
 		require.NoError(t, c.Close())
 	})

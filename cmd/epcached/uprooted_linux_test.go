@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -90,7 +91,7 @@ func TestAnAutostartedDaemonMakesItsFolderAndItsLogAnew(t *testing.T) {
 	_, _ = c.Doctor(limited(t)) // as above
 	require.NoError(t, c.Close())
 	require.Eventually(t, func() bool {
-		text, err := os.ReadFile(logPath(h.state))
+		text, err := os.ReadFile(logs.Path(h.state))
 		return err == nil && strings.Contains(string(text), "msg=ready")
 	}, patience, pollEvery)
 	info, err := os.Stat(h.state)

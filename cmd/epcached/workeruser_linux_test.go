@@ -12,19 +12,6 @@ import (
 	"github.com/epcached/epcached/internal/config"
 )
 
-func TestLookUpUser(t *testing.T) {
-	root, err := lookUpUser("root")
-	require.NoError(t, err)
-	require.EqualValues(t, 0, root.UID)
-	both, err := lookUpUser("65534:65533")
-	require.NoError(t, err)
-	require.Equal(t, []uint32{65534, 65533}, []uint32{both.UID, both.GID})
-	for text, says := range map[string]string{"no-such-user": "unknown user", "4000000001": "give a group as well", "root:no-such-group": "unknown group"} {
-		_, err := lookUpUser(text)
-		require.ErrorContains(t, err, says)
-	}
-}
-
 // What would fail each compile later is told at the start, with the folder that is in the way.
 func TestWorkerUserThatCannotWork(t *testing.T) {
 	if os.Geteuid() != 0 {

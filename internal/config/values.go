@@ -126,3 +126,6 @@ func checkModule(text string) error {
 	}
 	return nil
 }
+
+// Seconds returns a number of seconds as a duration.
+func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,4 +1,4 @@
-package main
+package backend
 
 import (
 	"os"
@@ -22,7 +22,7 @@ func TestEveryWishHasItsTranslation(t *testing.T) {
 		seen[r.OnMiss] = true
 	}
 	_, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{OnMiss: 99}, nil)
-	require.ErrorIs(t, wireError(err), unixsock.ErrVersion)
+	require.ErrorIs(t, WireError(err), unixsock.ErrVersion)
 }
 
 // Each way to have the compiled model written arrives at the cache.

@@ -1,4 +1,5 @@
-package main
+// Package reload puts a changed configuration into force while the daemon runs.
+package reload
 
 import (
 	"context"
@@ -14,28 +15,29 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cmd/epcached/internal/systemd"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// reader reads the configuration and the rules that it names, as at the start. Settings without rules say that the rules
+// Reader reads the configuration and the rules that it names, as at the start. Settings without rules say that the rules
 // are what is wrong.
-type reader func() (*config.Settings, *rules.Set, error)
+type Reader func() (*config.Settings, *rules.Set, error)
 
-// reloader puts a changed configuration into force while the daemon runs. What is wrong with one file keeps all of it
+// Reloader puts a changed configuration into force while the daemon runs. What is wrong with one file keeps all of it
 // out of force: nobody should have to find out which half of a change counts.
-type reloader struct {
-	read    reader
-	options func(*config.Settings, *rules.Set) cache.Options
-	cache   *cache.Cache
-	level   *slog.LevelVar
-	log     *slog.Logger
+type Reloader struct {
+	Read    Reader
+	Options func(*config.Settings, *rules.Set) cache.Options
+	Cache   *cache.Cache
+	Level   *slog.LevelVar
+	Log     *slog.Logger
 	watcher *watch.Watcher
 	watched []string
 	once    bool             // the file is a pipe or the like, which can be read once
-	started *config.Settings // what the daemon was started with: some fields are for the start alone
-	inForce *config.Settings
-	rules   *rules.Set
+	Started *config.Settings // what the daemon was started with: some fields are for the start alone
+	InForce *config.Settings
+	Rules   *rules.Set
 	waiting []string // fields that take effect at the next start
 	refused string   // what was last told to be wrong; "": nothing is
 }
@@ -43,12 +45,12 @@ type reloader struct {
 // configuration is the subject that is watched.
 const configuration = "configuration"
 
-// follow begins to watch, and works until stop is called, which waits for its end.
-func (r *reloader) follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
+// Follow begins to watch, and works until stop is called, which waits for its end.
+func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	r.watcher = watch.New(watch.Options{Quiet: inSeconds(r.started.Quiet), Poll: inSeconds(r.started.Poll), Log: r.log})
-	if info, err := os.Stat(r.started.File); err == nil && !info.Mode().IsRegular() {
-		r.log.Info("the configuration is no regular file, so it is not read again", "file", r.started.File)
+	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet), Poll: config.Seconds(r.Started.Poll), Log: r.Log})
+	if info, err := os.Stat(r.Started.File); err == nil && !info.Mode().IsRegular() {
+		r.Log.Info("the configuration is no regular file, so it is not read again", "file", r.Started.File)
 		r.once = true
 	}
 	var work sync.WaitGroup
@@ -61,7 +63,7 @@ func (r *reloader) follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 			case <-ctx.Done():
 				return
 			case <-hangup:
-				r.log.Info("reading the configuration again", "why", "SIGHUP")
+				r.Log.Info("reading the configuration again", "why", "SIGHUP")
 				r.reload(true)
 			case e := <-r.watcher.Events():
 				if e.Kind == watch.Settled {
@@ -78,23 +80,23 @@ func (r *reloader) follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 }
 
 // readAgain reads as at the start, but for what would wait for somebody to write.
-func (r *reloader) readAgain() (*config.Settings, *rules.Set, error) {
-	file := r.started.File
+func (r *Reloader) readAgain() (*config.Settings, *rules.Set, error) {
+	file := r.Started.File
 	if info, err := os.Stat(file); !r.once && err == nil && !info.Mode().IsRegular() {
 		return nil, nil, fmt.Errorf("configuration %s: not a regular file", file)
 	}
 	if !r.once {
-		return r.read()
+		return r.Read()
 	}
-	set, err := r.started.LoadRules()
-	return r.started, set, err
+	set, err := r.Started.LoadRules()
+	return r.Started, set, err
 }
 
 // watchFiles has the files watched that the settings in force are from, and those of others, which may have to be mended.
 // It tells whether these are other files than before.
-func (r *reloader) watchFiles(others *config.Settings) bool {
+func (r *Reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
-	for _, s := range []*config.Settings{r.inForce, others} {
+	for _, s := range []*config.Settings{r.InForce, others} {
 		if s != nil && s.File != "" && !r.once {
 			paths = append(paths, s.File)
 		}
@@ -113,9 +115,9 @@ func (r *reloader) watchFiles(others *config.Settings) bool {
 }
 
 // reload reads everything, and puts it into force or says why not. systemd is told if it is to wait for that.
-func (r *reloader) reload(tell bool) {
+func (r *Reloader) reload(tell bool) {
 	if tell {
-		notify(r.log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
+		systemd.Notify(r.Log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
 	}
 	s, set, err := r.readAgain()
 	for range maxRounds {
@@ -125,7 +127,7 @@ func (r *reloader) reload(tell bool) {
 		s, set, err = r.readAgain() // what changed before it was watched was noticed by nobody
 	}
 	if err == nil {
-		err = r.cache.Reload(r.options(s, set))
+		err = r.Cache.Reload(r.Options(s, set))
 	}
 	status := "STATUS="
 	if err != nil {
@@ -135,7 +137,7 @@ func (r *reloader) reload(tell bool) {
 		r.accept(s, set)
 	}
 	if tell {
-		notify(r.log, daemon.SdNotifyReady+"\n"+status)
+		systemd.Notify(r.Log, daemon.SdNotifyReady+"\n"+status)
 	}
 }
 
@@ -143,23 +145,23 @@ func (r *reloader) reload(tell bool) {
 const maxRounds = 3
 
 // accept notes what is in force now.
-func (r *reloader) accept(s *config.Settings, set *rules.Set) {
-	changed, _ := differences(r.inForce, s)
-	if !set.Equal(r.rules) && !slices.Contains(changed, "rules") {
+func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
+	changed, _ := differences(r.InForce, s)
+	if !set.Equal(r.Rules) && !slices.Contains(changed, "rules") {
 		changed = append(changed, "rules")
 	}
-	_, waiting := differences(r.started, s)
+	_, waiting := differences(r.Started, s)
 	news := len(changed) > 0 || r.refused != "" || !slices.Equal(waiting, r.waiting)
-	r.inForce, r.rules, r.refused, r.waiting = s, set, "", waiting
+	r.InForce, r.Rules, r.refused, r.waiting = s, set, "", waiting
 	r.watchFiles(nil)
-	r.level.Set(s.Level())
-	r.cache.SetConfigured(cache.Configured{Waiting: r.waiting})
+	r.Level.Set(s.Level())
+	r.Cache.SetConfigured(cache.Configured{Waiting: r.waiting})
 	if !news {
 		return
 	}
-	logWarnings(r.log, s)
-	r.log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
-	r.cache.TellConfiguration(accepted(changed, r.waiting))
+	LogWarnings(r.Log, s)
+	r.Log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
+	r.Cache.TellConfiguration(accepted(changed, r.waiting))
 }
 
 // accepted says what has become of a change.
@@ -178,18 +180,18 @@ func accepted(changed, waiting []string) string {
 const maxRefused = 20
 
 // refuse tells what is wrong. What was in force stays in force.
-func (r *reloader) refuse(err error) {
+func (r *Reloader) refuse(err error) {
 	text := err.Error()
 	lines := strings.Split(text, "\n")
 	if len(lines) > maxRefused {
 		lines = append(lines[:maxRefused], "and more")
 	}
 	for _, line := range lines {
-		r.log.Error("configuration refused, the earlier one stays in force", "error", line)
+		r.Log.Error("configuration refused, the earlier one stays in force", "error", line)
 	}
-	r.cache.SetConfigured(cache.Configured{Refused: lines, Waiting: r.waiting})
+	r.Cache.SetConfigured(cache.Configured{Refused: lines, Waiting: r.waiting})
 	if text != r.refused {
-		r.cache.TellConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
+		r.Cache.TellConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
 	}
 	r.refused = text
 }
@@ -231,4 +233,11 @@ func values(s *config.Settings) map[string]any {
 		out[f.Name] = f.Value
 	}
 	return out
+}
+
+// LogWarnings logs the fields of a configuration that have no effect any more.
+func LogWarnings(log *slog.Logger, s *config.Settings) {
+	for _, w := range s.Warnings() {
+		log.Warn("configuration", "warning", w.Error())
+	}
 }

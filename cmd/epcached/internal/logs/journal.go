@@ -1,4 +1,6 @@
-package main
+// Package logs writes the daemon's log: lines of text, in systemd's journal with a priority each, and for a
+// daemon that a client started into a file that is bounded.
+package logs
 
 import (
 	"context"
@@ -11,9 +13,9 @@ import (
 	"github.com/coreos/go-systemd/v22/journal"
 )
 
-// newLog returns a logger of text lines. In systemd's journal each line has the priority of its level,
+// New returns a logger of text lines. In systemd's journal each line has the priority of its level,
 // and no time because the journal has its own.
-func newLog(w io.Writer, level slog.Leveler) *slog.Logger {
+func New(w io.Writer, level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if !isJournal(w) {
 		return slog.New(slog.NewTextHandler(w, options))
@@ -84,8 +86,8 @@ func priority(level slog.Level) string {
 	return "<7>"
 }
 
-// complain writes what keeps the program from going on.
-func complain(w io.Writer, text string) {
+// Complain writes what keeps the program from going on.
+func Complain(w io.Writer, text string) {
 	if isJournal(w) {
 		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n", "\n"+priority(slog.LevelError))
 	}

@@ -1,4 +1,5 @@
-package main
+// Package idle tells when nobody needs the daemon any more.
+package idle
 
 import (
 	"fmt"
@@ -7,24 +8,26 @@ import (
 	"sync"
 	"time"
 
-	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/unixsock"
 )
 
-// idleLook is how often it is looked whether anybody needs the daemon, at most.
-const idleLook = 5 * time.Second
+// often is how often it is looked whether anybody needs the daemon, at most.
+const often = 5 * time.Second
 
-// untilUnneeded gives a channel that tells why the daemon leaves, when it does: the server accepts nobody any more by then, and may have ended before: after stop, which ends the looking, the reason is there if there is one.
-// places are as they were before anybody could know of the daemon: what is removed at once is missed too.
-func (p *process) untilUnneeded(places []place, server *unixsock.Server, c *cache.Cache) (left <-chan string, stop func()) {
+// Watch gives a channel that tells why the daemon leaves when nobody has needed it for so long, 0 for never: the
+// server accepts nobody any more by then, and may have ended before. After stop, which ends the looking, the reason
+// is there if there is one. places are as they were before anybody could know of the daemon: what is removed at once
+// is missed too. idle reports that there is no job and no lease.
+func Watch(after time.Duration, places []Place, server *unixsock.Server,
+	idle func() bool) (left <-chan string, stop func()) {
 	told, ended, done := make(chan string, 1), make(chan struct{}), make(chan struct{})
-	i := &idler{after: p.idle, clients: server.Connections, came: server.Accepted, idle: c.Idle, places: places}
+	i := &idler{after: after, clients: server.Connections, came: server.Accepted, idle: idle, places: places}
 	go func() {
 		defer close(done)
-		if p.idle <= 0 {
+		if after <= 0 {
 			return
 		}
-		tick := time.NewTicker(min(idleLook, max(p.idle/10, 10*time.Millisecond)))
+		tick := time.NewTicker(min(often, max(after/10, 10*time.Millisecond)))
 		defer tick.Stop()
 		i.since = time.Now()
 		for {
@@ -48,7 +51,7 @@ type idler struct {
 	clients func() int
 	came    func() uint64 // clients, ever
 	idle    func() bool   // no job, and no lease
-	places  []place
+	places  []Place
 
 	since time.Time // nobody has been seen since
 	last  uint64
@@ -75,15 +78,16 @@ func (i *idler) look(now time.Time) string {
 	return fmt.Sprintf("idle for %v", i.after)
 }
 
-// place is a file without which the daemon is of no use to those who come: its socket, and the program, which an upgrade or a
+// Place is a file without which the daemon is of no use to those who come: its socket, and the program, which an upgrade or a
 // removal of the package takes away with the worker beside it.
-type place struct {
+type Place struct {
 	path string
 	info os.FileInfo
 }
 
-func placesOf(socket string) []place {
-	var out []place
+// Places are the socket and the program, as they are now.
+func Places(socket string) []Place {
+	var out []Place
 	self, err := os.Executable()
 	if err == nil {
 		self, err = filepath.EvalSymlinks(self)
@@ -94,13 +98,13 @@ func placesOf(socket string) []place {
 	}
 	for _, path := range paths {
 		if info, err := os.Stat(path); err == nil { // a socket that systemd made may be elsewhere
-			out = append(out, place{path, info})
+			out = append(out, Place{path, info})
 		}
 	}
 	return out
 }
 
-func (p place) there() bool {
+func (p Place) there() bool {
 	info, err := os.Stat(p.path)
 	return err == nil && os.SameFile(info, p.info)
 }

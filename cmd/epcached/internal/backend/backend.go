@@ -1,4 +1,6 @@
-package main
+// Package backend answers the requests of the socket with the cache: it translates between the two, and
+// decides nothing.
+package backend
 
 import (
 	"context"
@@ -15,32 +17,33 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// backend answers the socket's requests with the cache: it translates between the two, and decides nothing.
-type backend struct {
-	cache  *cache.Cache
-	server *unixsock.Server
-	socket string
+// Backend answers the socket's requests with the cache: it translates between the two, and decides nothing.
+type Backend struct {
+	Cache  *cache.Cache
+	Server *unixsock.Server
+	Socket string
 
-	startedBy string         // as in wire.StatusReply
-	stop      func(*os.File) // ends the daemon, and keeps the file open until the process has ended
+	Version   string         // of the daemon
+	StartedBy string         // as in wire.StatusReply
+	End       func(*os.File) // ends the daemon, and keeps the file open until the process has ended
 }
 
 func peer(p unixsock.Peer) cache.Peer { return cache.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 
 // Hello tells the client who it is here.
-func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
+func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
-	if b.cache.Rights().Administrator(peer(p)) {
+	if b.Cache.Rights().Administrator(peer(p)) {
 		reply.Rights = append(reply.Rights, "administrator")
 	}
-	if b.cache.Rights().Publisher(peer(p)) {
+	if b.Cache.Rights().Publisher(peer(p)) {
 		reply.Rights = append(reply.Rights, "publisher")
 	}
 	return reply
 }
 
 // Acquire translates the request, and the answer back.
-func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	if w.DeadlineMs > 0 {
 		var cancel context.CancelFunc
@@ -52,7 +55,7 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Acquire(ctx, r, func(pr cache.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -62,7 +65,7 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 }
 
 // Put takes what the holder of a claim compiled. The socket has checked that every file has a descriptor.
-func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
+func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
 	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds,
@@ -76,7 +79,7 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, cache.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -86,8 +89,8 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 }
 
 // Stop ends the daemon for its own user and administrators.
-func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
-	if !b.cache.Rights().Administrator(peer(p)) {
+func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
+	if !b.Cache.Rights().Administrator(peer(p)) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
 			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
 			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
@@ -96,18 +99,18 @@ func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("stop: %w", err)
 	}
-	b.stop(end)
+	b.End(end)
 	return ends, nil
 }
 
 // Subscribe gives events as they happen.
-func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
+func (b *Backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
 	send func(*wire.Event) error) error {
-	return b.cache.Queries().Subscribe(ctx, peer(p), send)
+	return b.Cache.Queries().Subscribe(ctx, peer(p), send)
 }
 
-// wireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
-func wireError(err error) error {
+// WireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
+func WireError(err error) error {
 	var need *identity.NeedFilesError
 	if errors.As(err, &need) {
 		out := &unixsock.NeedError{Locations: need.Locations}

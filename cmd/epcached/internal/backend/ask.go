@@ -1,4 +1,4 @@
-package main
+package backend
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 )
 
 // Ask passes on the requests that carry no descriptors, and tells how far they are.
-func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Message,
+func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Message,
 	progress func(*wire.Progress)) (proto.Message, error) {
-	c, q := b.cache, peer(p)
+	c, q := b.Cache, peer(p)
 	far := func(pr cache.Progress) { progress(pr.Reply()) }
 	switch w := request.(type) {
 	case *wire.Release:
@@ -103,41 +103,41 @@ func badRequest(format string, args ...any) error {
 }
 
 // status adds to the cache's own what the process and the socket are.
-func (b *backend) status(ctx context.Context) (*wire.StatusReply, error) {
-	s, err := b.cache.Status(ctx)
+func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
+	s, err := b.Cache.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.Version, s.Pid, s.Socket, s.StartedBy = version, int64(os.Getpid()), b.socket, b.startedBy
-	s.Connections = uint32(b.server.Connections())
+	s.Version, s.Pid, s.Socket, s.StartedBy = b.Version, int64(os.Getpid()), b.Socket, b.StartedBy
+	s.Connections = uint32(b.Server.Connections())
 	return s, nil
 }
 
 // collect makes room, or plans to.
-func (b *backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
+func (b *Backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
 	far func(cache.Progress), progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
 		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
 	}
-	plan, err := b.cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, far)
+	plan, err := b.Cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, far)
 	if err == nil && !w.DryRun {
-		err = b.cache.Store().Collect(ctx, plan, func(done, total int64) {
+		err = b.Cache.Store().Collect(ctx, plan, func(done, total int64) {
 			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})
 		})
 	}
 	if err != nil {
 		return nil, err
 	}
-	return b.cache.CollectReply(plan), nil
+	return b.Cache.CollectReply(plan), nil
 }
 
 // jobs lists compiles and failures.
-func (b *backend) jobs(ctx context.Context, p cache.Peer) (*wire.JobsReply, error) {
-	jobs, err := b.cache.Jobs(ctx, p)
+func (b *Backend) jobs(ctx context.Context, p cache.Peer) (*wire.JobsReply, error) {
+	jobs, err := b.Cache.Jobs(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	failed, err := b.cache.Failures(ctx, p)
+	failed, err := b.Cache.Failures(ctx, p)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,73 @@
+package logs
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLog bounds the log of a daemon that a client started; the one before it is kept beside it.
+const maxLog = 1 << 20
+
+// Path is where a daemon that a client started logs to.
+func Path(state string) string { return filepath.Join(state, "epcached.log") }
+
+// Open opens the log for appending, a new one where the old one is full.
+func Open(state string) (*os.File, error) {
+	path := Path(state)
+	if info, err := os.Lstat(path); err == nil && info.Size() > maxLog {
+		if err := os.Rename(path, path+".1"); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+}
+
+// File writes to standard error, which is the log, and begins a new file there when it is full. That way the file also has what the
+// Go runtime says of a crash.
+type File struct {
+	Path string
+	Out  *os.File // standard error
+
+	mu sync.Mutex // held while it is written and replaced
+}
+
+// Write appends a record. What cannot be written is lost: a full disk is no reason to stop.
+func (l *File) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if info, err := l.Out.Stat(); err == nil && info.Size()+int64(len(p)) > maxLog {
+		_ = l.renew() // the old one goes on growing, and the next record tries again
+	}
+	_, _ = l.Out.Write(p)
+	return len(p), nil
+}
+
+func (l *File) renew() error {
+	if err := os.Rename(l.Path, l.Path+".1"); err != nil {
+		return err
+	}
+	return l.Begin()
+}
+
+// Begin goes on with the file that has the name now, and makes it where there is none.
+func (l *File) Begin() error {
+	fresh, err := os.OpenFile(l.Path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(putInPlace(fresh, l.Out), fresh.Close())
+}
+
+// putInPlace makes an open file's number stand for another file.
+func putInPlace(fresh, old *os.File) error {
+	for _, number := range []int{int(old.Fd()), int(os.Stdout.Fd())} {
+		if err := unix.Dup3(int(fresh.Fd()), number, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}

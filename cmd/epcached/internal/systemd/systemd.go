@@ -1,0 +1,49 @@
+// Package systemd tells systemd the state of the daemon.
+package systemd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+)
+
+// Notify tells a state, as sd_notify(3) has it.
+func Notify(log *slog.Logger, state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		log.Warn("systemd not notified", "state", state, "error", err)
+	}
+}
+
+// openingLimit is how long systemd is to wait for the next sign of a daemon that is opening a large store. Without one it ends a daemon
+// that is not ready after 90 s, which then begins from the start, for ever.
+const openingLimit = 2 * time.Minute
+
+// StillOpening has systemd wait on, and says what is being done.
+func StillOpening(what string) string {
+	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\nSTATUS=%s", openingLimit.Microseconds(), what)
+}
+
+// Watchdog tells systemd regularly that the daemon is alive, where it asked for that.
+func Watchdog(ctx context.Context, log *slog.Logger) (stop func()) {
+	every, err := daemon.SdWatchdogEnabled(false)
+	if err != nil || every == 0 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		tick := time.NewTicker(every / 2)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				Notify(log, daemon.SdNotifyWatchdog)
+			}
+		}
+	}()
+	return cancel
+}
