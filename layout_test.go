@@ -55,7 +55,8 @@ var allowed = map[string][]string{
 	"cache/rights":                           {"index"},                         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
 	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights"}, // not cache, which is written to
-	"cache/upkeep":                           {"index", "internal/memo"},                                                                                                                                                                                                // index: for keys, builds and their ids
+	"internal/once":                          {"internal/keyed", "internal/memo"},
+	"cache/upkeep":                           {"index", "internal/memo"}, // index: for keys, builds and their ids
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
@@ -64,7 +65,7 @@ var allowed = map[string][]string{
 	"cache/runtimes":                         {"compilers"},
 	"store":                                  {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "internal/flock", "store/evict", "store/packing", "store/views"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store"},
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/cli":            {"cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock", "unixsock/wire"},

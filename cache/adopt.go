@@ -142,7 +142,7 @@ func (c *Cache) newAdoption(at *attempt, key flightKey) (*adoption, error) {
 	}
 	return &adoption{put: put, claim: &claim{
 		Claim: Claim{Output: at.plan.output()}, adopts: true, state: claimPutting, outsider: &outsider{c: c, key: key, first: about},
-		attempt: at, owner: c.reports.owners.of(at.Peer.UID),
+		attempt: at, owner: c.owners.Of(at.Peer.UID),
 		began: time.Now(), lasts: context.Background(),
 	}}, nil
 }

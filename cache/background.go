@@ -128,7 +128,7 @@ func (c *Cache) inherit(f *flight, key flightKey, at *attempt) error {
 func (c *Cache) asking(at *attempt) asking {
 	who := asking{uid: at.Peer.UID, name: at.Name, keep: at.KeepGoing && at.OnMiss != Bypass && at.Store != "none"} // else nobody would have it
 	if who.keep || at.OnMiss == Background {
-		who.owner = c.reports.owners.of(at.Peer.UID)
+		who.owner = c.owners.Of(at.Peer.UID)
 	}
 	if at.told != nil {
 		who.since, who.tell = at.told.since, at.told.tell

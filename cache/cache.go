@@ -26,6 +26,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/once"
 	"github.com/epcached/epcached/internal/watch"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
@@ -117,6 +118,7 @@ type Cache struct {
 	machine  *runtimes.Machine
 	watcher  *watch.Watcher
 	rights   *rights.Rights
+	owners   rights.Owners
 	events   query.Stream
 	query    *query.Queries
 	changes  *changes
@@ -124,6 +126,7 @@ type Cache struct {
 	flights  flights
 	rebuilds upkeep.Rebuilds
 	reports  *reports
+	facts    *once.Facts // found out for reports, judgements and the doctor
 	claims   *claims
 	gains    upkeep.Gains
 	failures *failure.Remembered
@@ -166,7 +169,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs),
 		searches: make(chan struct{}, maxSearches), tidied: make(chan struct{}), explaining: newExplaining(),
-		maxGraph: epmodel.MaxGraph, gainLimit: upkeep.GainLimit}
+		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}, gainLimit: upkeep.GainLimit}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {
@@ -201,7 +204,8 @@ func (c *Cache) open() error {
 	c.machine = runtimes.NewMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
-	c.reports = newReports(c.now, c.later)
+	c.reports = newReports(c.now)
+	c.facts = once.New(c.now, c.later)
 	c.claims = newClaims(c.now)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.store = c.store

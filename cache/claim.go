@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
@@ -170,7 +171,7 @@ func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFun
 
 // claims are those that are held, and who wants one.
 type claims struct {
-	limiter limiter
+	limiter rights.Limiter
 	past    memo.Table[string, pastClaim] // that ended, by id
 	puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
 
@@ -203,12 +204,12 @@ const (
 )
 
 func newClaims(now func() time.Time) *claims {
-	return &claims{limiter: limiter{burst: claimBurst, interval: claimInterval, now: now}, open: make(map[string]*claim), asking: make(map[flightKey][]*claimer)}
+	return &claims{limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: now}, open: make(map[string]*claim), asking: make(map[flightKey][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
 func (cs *claims) enter(key flightKey, a *claimer, most int) error {
-	if wait, ok := cs.limiter.take(a.owner); !ok {
+	if wait, ok := cs.limiter.Take(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
 	cs.mu.Lock()

@@ -83,7 +83,7 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 // Applications ask for a claim, and all jobs are cancelled again and again: each ends with a claim or cancelled, and nothing is left.
 func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 	b := newBench(t)
-	b.cache.claims.limiter.burst = 1 << 20
+	b.cache.claims.limiter.Burst = 1 << 20
 	app := b.application(stranger, "7.1")
 	model := b.model(1)
 	done, cancelled := make(chan struct{}), make(chan struct{})

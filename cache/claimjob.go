@@ -234,7 +234,7 @@ func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claim
 	if own.Runtime, err = at.Runtime.keepLibraries(at.plan.outside); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	return &claimer{attempt: at.withRequest(&own), owner: c.reports.owners.of(at.Peer.UID), takes: takes, why: why}, nil
+	return &claimer{attempt: at.withRequest(&own), owner: c.owners.Of(at.Peer.UID), takes: takes, why: why}, nil
 }
 
 // keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing

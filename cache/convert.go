@@ -158,7 +158,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	}
 	defer remove()
 	if noRoom == nil && v.from.Put {
-		_, noRoom = c.mayPut(ctx, c.reports.owners.of(v.from.UID), v.Name, sizesOf(v.from.Files))
+		_, noRoom = c.mayPut(ctx, c.owners.Of(v.from.UID), v.Name, sizesOf(v.from.Files))
 	}
 	view, _, _ := strings.Cut(source.Graph, "/")
 	files, err := v.write(ctx, filepath.Join(source.Path, view))

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/once"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -135,7 +136,7 @@ func (c *Cache) tryEP(ctx context.Context, rt *runtime, facts *RuntimeFacts, nam
 	if err != nil {
 		return err.Error()
 	}
-	wrong, err := examineOnce(ctx, c.reports.examinations, c.probes.key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
+	wrong, err := once.Do(ctx, c.facts, c.probes.key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
 		return c.control(ctx, a)
 	})
 	if err != nil {

@@ -183,7 +183,7 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
-	owner := b.cache.reports.owners.of(stranger)
+	owner := b.cache.owners.Of(stranger)
 	leave, err := b.cache.reading.Lock(b.Context(), owner) // its libraries are hashed afterwards
 	require.NoError(t, err)
 	path := app.spec.EPs[0].Path

@@ -5,63 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/internal/once"
 )
-
-// examinations remembers for a while what was found out because of reports, so that a thousand of them start no more
-// workers than one.
-type examinations struct {
-	now   func() time.Time
-	start func(func(context.Context)) // an examination, on a goroutine of its own
-	slots chan struct{}               // one token for each that may be under way
-
-	running keyed.Group[any]
-	known   memo.Table[string, memo.Fact]
-}
-
-const (
-	examinationHolds = 10 * time.Minute
-	maxExaminations  = 1 << 12
-)
-
-func newExaminations(now func() time.Time, start func(func(context.Context))) *examinations {
-	return &examinations{now: now, start: start, slots: make(chan struct{}, 2)}
-}
-
-// examineOnce runs find for the key unless it did lately, once however many ask. What fails is not remembered.
-func examineOnce[T any](ctx context.Context, x *examinations, key string, find func(context.Context) (T, error)) (out T, err error) {
-	if v, ok := x.load(key).(T); ok {
-		return v, nil
-	}
-	fact, err := x.running.Do(ctx, x.start, key, func(ctx context.Context) (any, error) {
-		x.slots <- struct{}{}
-		defer func() { <-x.slots }()
-		if v := x.load(key); v != nil {
-			return v, nil // found between the look above and here
-		}
-		v, err := find(ctx)
-		if err == nil {
-			x.known.Save(key, memo.Fact{Value: v, Until: x.now().Add(examinationHolds)}, maxExaminations)
-		}
-		return v, err
-	})
-	if err != nil {
-		return out, err
-	}
-	return fact.(T), nil // the key says what kind of fact it is
-}
-
-func (x *examinations) load(key string) any {
-	f, _ := x.known.Load(key)
-	return f.Now(x.now())
-}
 
 // verdictOf is what an examination makes of a build.
 type verdictOf int
@@ -125,7 +75,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 
 // sameBytesAsEver hashes the build's files, whatever their stamps say.
 func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
-	_, err := examineOnce(ctx, c.reports.examinations, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
+	_, err := once.Do(ctx, c.facts, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
 		for _, f := range b.Files {
 			if err := c.forms.Check(ctx, f.Digest); err != nil {
 				return false, fmt.Errorf("%s: %w", f.Name, err)
@@ -200,7 +150,7 @@ type trial struct {
 // failure is believed only where the smallest artefact that these libraries make loads.
 func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (trial, error) {
 	key := c.probes.key("report", a.rc, b.ID[:])
-	return examineOnce(ctx, c.reports.examinations, key, func(ctx context.Context) (trial, error) {
+	return once.Do(ctx, c.facts, key, func(ctx context.Context) (trial, error) {
 		answer, err := c.serve(ctx, b, func(string) {})
 		if err != nil {
 			return trial{}, err
@@ -226,7 +176,7 @@ func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob
 		return checked, err
 	}
 	// After an update many fail one after the other, so that one loads is remembered. That none does is not.
-	_, err = examineOnce(ctx, c.reports.examinations, c.probes.key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
+	_, err = once.Do(ctx, c.facts, c.probes.key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
 		broken, err := c.control(ctx, a)
 		if err == nil && broken != "" {
 			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")

@@ -53,7 +53,7 @@ func (e *explaining) enter(ctx context.Context, owner uint32, name string) (leav
 
 // explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
 func (c *Cache) explain(ctx context.Context, at *attempt) (*Answer, error) {
-	leave, err := c.explaining.enter(ctx, c.reports.owners.of(at.Peer.UID), at.Name)
+	leave, err := c.explaining.enter(ctx, c.owners.Of(at.Peer.UID), at.Name)
 	if err != nil {
 		return nil, err
 	}

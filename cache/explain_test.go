@@ -385,7 +385,7 @@ func TestFewExplanationsAtATime(t *testing.T) {
 			waits(b.cache.uid)
 			ends[0]()
 			require.NoError(t, ask(context.Background(), b, b.cache.uid))
-			busy, err := b.cache.explaining.enter(context.Background(), b.cache.reports.owners.of(b.cache.uid), "m.onnx")
+			busy, err := b.cache.explaining.enter(context.Background(), b.cache.owners.Of(b.cache.uid), "m.onnx")
 			require.NoError(t, err)
 			for _, end := range ends[1:] {
 				end()

@@ -229,7 +229,7 @@ func (c *Cache) readShown(ctx context.Context, uid uint32, f *os.File) (cas.Dige
 	if d, ok := c.memoDigest(uid, f); ok {
 		return d, nil
 	}
-	leave, err := c.reading.Lock(ctx, c.reports.owners.of(uid))
+	leave, err := c.reading.Lock(ctx, c.owners.Of(uid))
 	if err != nil {
 		return cas.Digest{}, err
 	}

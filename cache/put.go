@@ -227,7 +227,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 	}
 	var used int64
 	for uid, u := range users {
-		if c.reports.owners.of(uid) == owner {
+		if c.owners.Of(uid) == owner {
 			used += u.PutBytes
 		}
 	}

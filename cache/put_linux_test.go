@@ -253,7 +253,7 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 // Who has put something gets it, though everything is collected at that very moment.
 func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 	b := newBench(t)
-	b.cache.claims.limiter.burst = 1 << 20 // each round may take a claim
+	b.cache.claims.limiter.Burst = 1 << 20 // each round may take a claim
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	r.HoldsView = true

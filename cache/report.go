@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -40,12 +41,9 @@ const withheldFromYou = "withheld from you"
 
 // reports is what is remembered of reports.
 type reports struct {
-	doubts       *doubts
-	limiter      limiter
-	examinations *examinations
-	owners       owners
-
-	told memo.Table[toldKey, string]
+	doubts  *doubts
+	limiter rights.Limiter
+	told    memo.Table[toldKey, string]
 }
 
 type toldKey struct {
@@ -62,9 +60,8 @@ const (
 	maxReported    = 1 << 12 // of which it is known what was told last
 )
 
-func newReports(now func() time.Time, start func(func(context.Context))) *reports {
-	return &reports{doubts: newDoubts(now), limiter: limiter{burst: reportBurst, interval: reportInterval, now: now},
-		examinations: newExaminations(now, start), owners: owners{path: "/etc/subuid"}}
+func newReports(now func() time.Time) *reports {
+	return &reports{doubts: newDoubts(now), limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: now}}
 }
 
 // Report looks into what a client says of a build. The client is not simply believed: one user must not be able to
@@ -74,8 +71,8 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply
 	if len(r.Text) > maxReportText {
 		r.Text = strings.ToValidUTF8(r.Text[:maxReportText], "")
 	}
-	owner := c.reports.owners.of(p.UID)
-	if wait, ok := c.reports.limiter.take(owner); !ok {
+	owner := c.owners.Of(p.UID)
+	if wait, ok := c.reports.limiter.Take(owner); !ok {
 		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
 	}
 	b, err := c.reported(ctx, p, &r)

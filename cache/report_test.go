@@ -53,7 +53,7 @@ func newReporting(t testing.TB) *reporting {
 		}
 		return nil
 	}
-	b.cache.reports.owners.path = filepath.Join(t.TempDir(), "subuid")
+	b.cache.owners.Path = filepath.Join(t.TempDir(), "subuid")
 	return b
 }
 
@@ -233,7 +233,7 @@ func (b *reporting) refusedRequest(r *Request) *apierr.Error { return b.bench.re
 func TestEnoughUsersAreBelieved(t *testing.T) {
 	b := newReporting(t)
 	subuids := []uint32{100_001, 100_002, 165_535}
-	require.NoError(t, os.WriteFile(b.cache.reports.owners.path, []byte("# comment\n2001:100000:65536\nnobody-knows:1:2\n"), 0o644))
+	require.NoError(t, os.WriteFile(b.cache.owners.Path, []byte("# comment\n2001:100000:65536\nnobody-knows:1:2\n"), 0o644))
 	a := b.served(1, append([]uint32{alice, bob, carol}, subuids...)...)
 	b.sandbox.Store(true)
 	for _, uid := range append(subuids, alice, bob) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/dedupe"
@@ -41,7 +42,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler),
-		now: time.Now}
+		now: time.Now, owners: rights.Owners{Path: rights.SubUIDs}}
 	s := &Stored{cache: c, owner: who.uid}
 	c.store, s.builds, err = store.OpenReadOnly(ctx, dir)
 	switch {
@@ -59,7 +60,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	}
 	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
 	c.rights = c.openRights()
-	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), newReports(c.now, c.later)
+	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), newReports(c.now)
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {
 		return nil, err

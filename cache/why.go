@@ -20,7 +20,7 @@ import (
 // Why explains what an entry's state is, and how it came to be so. The entry is named as in Show; one that is gone by
 // its request key, its build key, or its model's name, as long as its history is kept.
 func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanation, error) {
-	leave, err := c.explaining.enter(ctx, c.reports.owners.of(p.UID), entry)
+	leave, err := c.explaining.enter(ctx, c.owners.Of(p.UID), entry)
 	if err != nil {
 		return nil, err
 	}
