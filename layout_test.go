@@ -62,7 +62,7 @@ var allowed = map[string][]string{
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
 	"store/views":                            {"cas", "internal/flock", "store/packing", "index"},                                                                                    // index: for ids, files and names of builds, and where their views were
 	"cache/identity":                         {"cas", "compilers", "epmodel", "index", "internal/apierr", "internal/keyed", "internal/memo", "internal/suggest", "internal/witness"}, // index: for keys, what a build says of itself, and where its source is
-	"cache/runtimes":                         {"compilers"},
+	"cache/runtimes":                         {"cache/event", "cache/failure", "cache/identity", "cas", "compilers", "index", "internal/apierr", "internal/memo", "internal/watch", "internal/witness"},
 	"store":                                  {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "internal/flock", "store/evict", "store/packing", "store/views"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once"},
@@ -70,7 +70,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/cli":            {"cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/daemon":         {"cmd/epcachectl/internal/exit", "unixsock"},
-	"cmd/epcachectl/internal/doctor":         {"cache", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/term", "compilers", "compilers/tinymodel", "internal/config", "unixsock", "unixsock/wire"},
+	"cmd/epcachectl/internal/doctor":         {"cache", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/term", "compilers", "compilers/tinymodel", "internal/config", "unixsock", "unixsock/wire", "cache/runtimes"},
 	"cmd/epcachectl/internal/exit":           {"cas", "unixsock"},
 	"cmd/epcachectl/internal/jsonout":        {},
 	"cmd/epcachectl/internal/modelfile":      {"cas", "cmd/epcachectl/internal/exit", "epmodel", "unixsock"},

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -85,7 +86,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *Request, resumed resumedJ
 	at.resumed = resumed
 	for tries := 1; ; tries++ {
 		a, err := c.acquire(ctx, at)
-		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
+		moved := errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced)
 		most := acquireAttempts
 		if errors.Is(err, store.ErrGone) {
 			moved, most = true, goneAttempts
@@ -112,7 +113,7 @@ func (c *Cache) acquire(ctx context.Context, at *attempt) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := c.resolve(ctx, at.Request, at.phase)
+	rt, rc, err := c.runtimes.Resolve(ctx, at.wanted(), at.phase)
 	if err != nil && c.bringsLibraries(at.Request, err) {
 		a, err := c.answerOwn(ctx, at, err)
 		return withoutVerifying(a, at), err
@@ -121,7 +122,7 @@ func (c *Cache) acquire(ctx context.Context, at *attempt) (*Answer, error) {
 		return nil, err
 	}
 	var slow atomic.Bool
-	at = at.withRuntime(rt.name, rc)
+	at = at.withRuntime(rt.Name, rc)
 	a, err := c.answer(ctx, at.withPhase(func(name string) {
 		slow.Store(true)
 		at.phase(name)
@@ -143,10 +144,10 @@ func (c *Cache) acquire(ctx context.Context, at *attempt) (*Answer, error) {
 // unmoved refuses an answer that took its time, to verify, to load or to compile something, and is for libraries that
 // were replaced meanwhile. One that took none was compared with the files just before.
 func (c *Cache) unmoved(a *Answer, at *attempt) error {
-	if a.View == nil || at.rc.stands() {
+	if a.View == nil || at.rc.Stands() {
 		return nil
 	}
-	return errors.Join(apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", at.Name).WithHint("ask again when the update is done"), a.View.Close())
+	return errors.Join(apierr.New(apierr.Busy, runtimes.ErrMoving, "model %q: the runtime's libraries changed meanwhile", at.Name).WithHint("ask again when the update is done"), a.View.Close())
 }
 
 func (c *Cache) answer(ctx context.Context, at *attempt) (*Answer, error) {

@@ -129,7 +129,7 @@ func (c *Cache) newAdoption(at *attempt, key flightKey) (*adoption, error) {
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	if files.Runtime, err = at.Runtime.keepLibraries(false); err != nil {
+	if files.Runtime, err = keepLibraries(&at.Runtime, false); err != nil {
 		files.close()
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -20,7 +21,7 @@ type rebuild struct {
 
 	// runtime is nil for a build whose own libraries compile it, as they are by then, or else the first
 	// runtime that has its execution providers.
-	runtime *runtime
+	runtime *runtimes.Runtime
 	asked   *Request // a request that the build answers; nil: there is none
 
 	upkeep.Task // while it is compiled
@@ -30,7 +31,7 @@ type rebuild struct {
 func (t rebuild) wish(b *index.Build, why string) upkeep.Wish {
 	w := upkeep.Wish{Build: b, Why: why, Compile: t.compile}
 	if t.runtime != nil {
-		w.Runtime = t.runtime.name
+		w.Runtime = t.runtime.Name
 	}
 	return w
 }
@@ -68,8 +69,8 @@ func (t rebuild) compile(ctx context.Context, task upkeep.Task) (out upkeep.Outc
 	if err == nil {
 		if rt := t.runtime; rt != nil {
 			out.Same = func() bool {
-				now := rt.facts.Load()
-				return now == nil || now.same(at.rc)
+				now := rt.Found()
+				return now == nil || now.Same(at.rc)
 			}
 		}
 		err = t.needed(builds, at.plan)
@@ -107,7 +108,7 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *attempt) 
 	if own != nil {
 		cpu = time.Duration(own.cpu.Load())
 	}
-	if errors.Is(err, errGivenUp) {
+	if errors.Is(err, runtimes.ErrGivenUp) {
 		return cpu, upkeep.Settled("cancelled")
 	}
 	if err == nil && result.alone != nil {
@@ -135,16 +136,16 @@ func (t rebuild) plan(ctx context.Context, b *index.Build) (*attempt, error) {
 	return at, nil
 }
 
-func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*runtimeContent, error) {
+func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*runtimes.Content, error) {
 	c := t.c
 	quiet := func(string) {}
-	if t.runtime != nil && !c.runtimes.has(t.runtime) {
-		return nil, upkeep.Settled("runtime %q is not registered any more", t.runtime.name)
+	if t.runtime != nil && !c.runtimes.Has(t.runtime) {
+		return nil, upkeep.Settled("runtime %q is not registered any more", t.runtime.Name)
 	}
 	if t.runtime != nil {
-		rc, err := c.content(ctx, t.runtime, quiet)
-		if err == nil && !rc.hasAll(r.EPs) {
-			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.name, epNames(r.EPs))
+		rc, err := c.runtimes.Content(ctx, t.runtime, quiet)
+		if err == nil && !rc.HasAll(r.EPs) {
+			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.Name, epNames(r.EPs))
 		}
 		return rc, err
 	}
@@ -152,11 +153,13 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*ru
 		r.Runtime.EPLibraries = append(r.Runtime.EPLibraries, EPLibraryRef{EP: ep.Name, Path: ep.Library})
 	}
 	if len(r.Runtime.EPLibraries) > 0 {
-		if _, rc, err := c.resolveLibraries(ctx, r, quiet); err == nil {
+		if _, rc, err := c.runtimes.Resolve(ctx, r.wanted(), quiet); err == nil {
 			return rc, nil
 		}
 	}
-	_, rc, err := c.resolveDefault(ctx, r, quiet)
+	any := r.wanted()
+	any.EPLibraries = nil
+	_, rc, err := c.runtimes.Resolve(ctx, any, quiet)
 	return rc, err
 }
 

@@ -23,16 +23,16 @@ func BenchmarkJudgeAll(b *testing.B) {
 		require.NoError(b, c.cache.index.Publish(context.Background(), one))
 	}
 	c.library("2.0")
-	rt := c.cache.runtimes.all()[0]
-	_, err := c.cache.content(context.Background(), rt, func(string) {})
+	rt := c.cache.runtimes.All()[0]
+	_, err := c.cache.runtimes.Content(context.Background(), rt, func(string) {})
 	require.NoError(b, err)
-	rc := rt.facts.Load()
+	rc := rt.Found()
 	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
 	for b.Loop() {
 		c.cache.judgeAll(context.Background(), rt, rc, former, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
-	j, ok := rc.judged.glanceAt(a.Build, 0)
+	j, ok := notesOn(rc).verdicts.glanceAt(a.Build, 0)
 	require.True(b, ok)
 	require.Equal(b, "unsupported", j.Verdict.String())
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 )
 
@@ -19,10 +20,10 @@ type attempt struct {
 	member      bool   // for a group that has the model among its members
 
 	model   identity.Model
-	store   string          // the scope that a build is stored in; "": none
-	look    []string        // the scopes that builds are looked for in
-	runtime string          // its name
-	rc      *runtimeContent // nil: of libraries that are not run here
+	store   string            // the scope that a build is stored in; "": none
+	look    []string          // the scopes that builds are looked for in
+	runtime string            // its name
+	rc      *runtimes.Content // nil: of libraries that are not run here
 	plan    *plan
 
 	resumed  resumedJob
@@ -74,7 +75,7 @@ func (at *attempt) withRequest(r *Request) *attempt {
 }
 
 // withRuntime is the attempt for a runtime. rc is nil where its libraries are not run here.
-func (at *attempt) withRuntime(name string, rc *runtimeContent) *attempt {
+func (at *attempt) withRuntime(name string, rc *runtimes.Content) *attempt {
 	out := *at
 	out.runtime, out.rc = name, rc
 	return &out
@@ -129,7 +130,7 @@ func (at *attempt) ortVersion() string {
 	if at.rc == nil {
 		return at.Runtime.ORTVersion
 	}
-	return at.rc.spec.ORTVersion
+	return at.rc.Spec.ORTVersion
 }
 
 // adopts tells whether a model that is compiled already is to be kept.

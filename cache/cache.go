@@ -27,7 +27,6 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/once"
-	"github.com/epcached/epcached/internal/watch"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
@@ -112,16 +111,12 @@ type Cache struct {
 	views    *views.Store
 	models   *identity.Models
 	sources  *identity.Sources
-	probes   *probes
 	compiler compilers.Compiler
-	runtimes register
-	machine  *runtimes.Machine
-	watcher  *watch.Watcher
+	runtimes *runtimes.Set
 	rights   *rights.Rights
 	owners   rights.Owners
 	events   query.Stream
 	query    *query.Queries
-	changes  *changes
 
 	flights  flights
 	rebuilds upkeep.Rebuilds
@@ -199,27 +194,21 @@ func (c *Cache) open() error {
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
-	c.probes = newProbes(c.compiler, &c.index.Memos, c.now, &c.flights)
-	c.changes = newChanges()
-	c.machine = runtimes.NewMachine(c.options.Drivers)
-	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
+	c.openRuntimes()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now)
 	c.facts = once.New(c.now, c.later)
 	c.claims = newClaims(c.now)
-	c.runtimes.register(c.options.Runtimes)
 	c.flights.store = c.store
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
 	c.flights.began, c.flights.ended = c.gains.Disturb, c.rebuilds.Wake
-	c.work.Go(func() { c.machine.Look(ctx) })
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.flights.count() > 0 }, Log: c.log})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.flights.busy, NewID: newID, Now: c.now, Log: c.log}) // before there is anybody who wants something
+	c.runtimes.Start(ctx)
 	before := c.wantedBefore()
 	c.work.Go(func() { c.background(ctx, before) })
-	c.work.Go(func() { c.heed(ctx) })
-	c.work.Go(func() { c.assessChanges(ctx) })
 	c.store.Start(ctx)
 	return nil
 }
@@ -240,14 +229,8 @@ func (c *Cache) indexMaking(builds uint64, percent int) {
 // background does what nobody waits for: looks at the runtimes so that the first request need not, removes what
 // crashes left behind, takes up what was queued before, and writes down what is counted in memory.
 func (c *Cache) background(ctx context.Context, before map[string][]byte) {
-	c.watcher.Set(watchedDrivers, c.machine.Files())
 	strangers := alongside(func() error { return c.views.DoomStrangers(ctx) }) // soon: what clients of an earlier run have open counts from then on
-	for _, rt := range c.runtimes.all() {
-		c.watchRuntime(rt, nil)
-		if _, err := c.content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
-			c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
-		}
-	}
+	c.runtimes.LookAtAll(ctx)
 	c.takeUp(ctx, before)
 	if err := strangers(); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
@@ -261,7 +244,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	close(c.tidied)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	machine := time.NewTicker(machineEvery)
+	machine := time.NewTicker(runtimes.MachineEvery)
 	defer machine.Stop()
 	for {
 		c.views.Sweep()
@@ -271,7 +254,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 		case <-tick.C:
 			c.store.LookAround()
 		case <-machine.C:
-			c.lookAtMachine(ctx)
+			c.runtimes.LookAtMachine(ctx)
 			c.failures.Sweep()
 		}
 	}
@@ -286,7 +269,7 @@ func (c *Cache) Close() error {
 	c.rebuilds.Close() // it starts flights
 	c.flights.close()
 	c.gains.Wait()
-	err := c.watcher.Close()
+	err := c.runtimes.Close()
 	c.work.Wait()
 	return errors.Join(err, c.store.Close())
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -43,7 +44,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 // Who gives the job up at the moment at which it is given the claim is given none, and the claim is over.
 func TestCancelCrossesTheGrant(t *testing.T) {
 	for name, cross := range map[string]func(*claim) error{
-		"the asker gave up":        func(*claim) error { return errGivenUp },
+		"the asker gave up":        func(*claim) error { return runtimes.ErrGivenUp },
 		"and so did all who asked": func(cl *claim) error { cl.finish(jobCancelled, 0); return context.Canceled },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -401,7 +401,7 @@ func TestAnotherMachine(t *testing.T) {
 	version := filepath.Join(t.TempDir(), "version")
 	require.NoError(t, os.WriteFile(version, []byte("1.0\n"), 0o644))
 	b.reload(func(o *Options) { o.Drivers = []runtimes.DriverSource{{File: version}} })
-	b.cache.lookAtMachine(t.Context())
+	b.cache.runtimes.LookAtMachine(t.Context())
 	r.OnMiss = Fail
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 }

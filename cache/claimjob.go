@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
@@ -98,7 +99,7 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	cl.mu.Lock()
 	result, end := cl.result, cl.end
 	cl.mu.Unlock()
-	cl.Runtime.close()
+	closeLibraries(&cl.Runtime)
 	o.c.claims.remove(cl)
 	if end == nil {
 		return result, nil
@@ -156,7 +157,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 	defer wake()
 	a.wake = wake
 	if err := c.claims.enter(key, a, c.settings.Load().claims.Open); err != nil {
-		a.Runtime.close()
+		closeLibraries(&a.Runtime)
 		return nil, err
 	}
 	var result *compiled
@@ -179,7 +180,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 	if cl := c.claims.withdraw(key, a); cl != nil {
 		return a.handed(ctx, cl, err)
 	}
-	a.Runtime.close()
+	closeLibraries(&a.Runtime)
 	if err != nil {
 		return nil, flightError(ctx, at.Name, err)
 	}
@@ -193,12 +194,12 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*Answer, er
 	case ctx.Err() != nil:
 		cl.finish("who asked for it left", 0)
 		return nil, contextError(ctx, a.Name)
-	case errors.Is(err, errGivenUp):
+	case errors.Is(err, runtimes.ErrGivenUp):
 		cl.finish(jobCancelled, 0)
 		return nil, flightError(ctx, a.Name, err)
 	}
 	if why := cl.overWhy(); why != "" {
-		return nil, apierr.New(apierr.Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", a.Name, why)
+		return nil, apierr.New(apierr.Cancelled, runtimes.ErrGivenUp, "model %q: the claim ended as it was given: %s", a.Name, why)
 	}
 	given := cl.Claim
 	return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
@@ -231,7 +232,7 @@ func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claim
 		own.EPs[i] = at.EPs[i]
 		own.EPs[i].Files = nil
 	}
-	if own.Runtime, err = at.Runtime.keepLibraries(at.plan.outside); err != nil {
+	if own.Runtime, err = keepLibraries(&at.Runtime, at.plan.outside); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
 	return &claimer{attempt: at.withRequest(&own), owner: c.owners.Of(at.Peer.UID), takes: takes, why: why}, nil
@@ -239,7 +240,7 @@ func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claim
 
 // keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing
 // beside them, for a claim may last.
-func (ref *RuntimeRef) keepLibraries(open bool) (RuntimeRef, error) {
+func keepLibraries(ref *RuntimeRef, open bool) (RuntimeRef, error) {
 	out := *ref
 	out.EPLibraries = nil
 	for _, l := range ref.EPLibraries {
@@ -247,7 +248,7 @@ func (ref *RuntimeRef) keepLibraries(open bool) (RuntimeRef, error) {
 		if open && l.File != nil {
 			var err error
 			if one.File, err = identity.Duplicate(l.File); err != nil {
-				out.close()
+				closeLibraries(&out)
 				return RuntimeRef{}, err
 			}
 		}
@@ -256,7 +257,8 @@ func (ref *RuntimeRef) keepLibraries(open bool) (RuntimeRef, error) {
 	return out, nil
 }
 
-func (ref *RuntimeRef) close() {
+// closeLibraries closes what keepLibraries opened.
+func closeLibraries(ref *RuntimeRef) {
 	for _, l := range ref.EPLibraries {
 		if l.File != nil {
 			_ = l.File.Close() // opened for reading only: nothing can be lost
@@ -331,7 +333,7 @@ func (cl *claim) stillOpen() error {
 		if l.File == nil {
 			continue
 		}
-		gone, err := unlinked(l.File)
+		gone, err := runtimes.Unlinked(l.File)
 		now, err2 := cas.StampOf(l.File)
 		if err = cmp.Or(err, err2); err != nil {
 			return &os.PathError{Op: "stat", Path: l.Path, Err: err}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -220,7 +221,7 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	}
 	b := v.record(models[0], files)
 	job := v.plan.against("", v.rc).checkJob(v.path(v.plan.output()), cmp.Or(v.from.GraphOptimizationLevel, loadLevel(v.plan.canonical.GraphOptimizationLevel)))
-	checked, err := still(v.rc, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
+	checked, err := runtimes.Still(v.rc, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
 	if err != nil {
 		return nil, err
 	}

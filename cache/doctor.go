@@ -80,7 +80,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 // adviseDrivers tells of drivers whose version is not known now, and of nothing where none is configured.
 func (c *Cache) adviseDrivers() []Advice {
 	var out []Advice
-	for _, err := range c.machine.Unreadable() {
+	for _, err := range c.runtimes.Machine().Unreadable() {
 		out = append(out, warning("driver version", "cannot be read: %v", err).
 			hint("the version that was read last holds until then; see [[driver]] in the daemon's configuration"))
 	}
@@ -88,7 +88,7 @@ func (c *Cache) adviseDrivers() []Advice {
 }
 
 func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {
-	all := c.runtimes.all()
+	all := c.runtimes.All()
 	var out []Advice
 	for _, rt := range all {
 		out = append(out, c.adviseRuntime(ctx, rt)...)
@@ -105,9 +105,9 @@ func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {
 	return out
 }
 
-func (c *Cache) adviseRuntime(ctx context.Context, rt *runtime) []Advice {
-	subject := "runtime " + rt.name
-	facts := c.probeRuntime(ctx, rt, false)
+func (c *Cache) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advice {
+	subject := "runtime " + rt.Name
+	facts := c.runtimes.Probe(ctx, rt)
 	if facts.Error != "" {
 		return []Advice{adviseUnusable(subject, facts.Error)}
 	}
@@ -127,33 +127,22 @@ func (c *Cache) adviseRuntime(ctx context.Context, rt *runtime) []Advice {
 }
 
 // tryEP compiles one node, and loads it, unless that was tried lately. It says what is wrong.
-func (c *Cache) tryEP(ctx context.Context, rt *runtime, facts *RuntimeFacts, name string) string {
-	rc, err := c.content(ctx, rt, func(string) {})
+func (c *Cache) tryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) string {
+	rc, err := c.runtimes.Content(ctx, rt, func(string) {})
 	if err != nil {
 		return err.Error()
 	}
-	a, err := againstEP(rc, facts.Facts, name)
+	eps, err := runtimes.Alone(rc, facts.Facts, name)
 	if err != nil {
 		return err.Error()
 	}
-	wrong, err := once.Do(ctx, c.facts, c.probes.key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
-		return c.control(ctx, a)
+	wrong, err := once.Do(ctx, c.facts, c.runtimes.Key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
+		return c.control(ctx, (&plan{eps: eps}).against("", rc))
 	})
 	if err != nil {
 		return err.Error()
 	}
 	return wrong
-}
-
-// againstEP is one execution provider alone, with its first device and default options.
-func againstEP(rc *runtimeContent, facts compilers.Facts, name string) (*against, error) {
-	ep := identity.EP{Name: name}
-	devices, err := resolveDevices(facts, ep)
-	if err != nil {
-		return nil, err
-	}
-	eps, err := resolveEPs([]identity.EP{ep}, []identity.RecordEP{{Name: name, Devices: identity.Devices(devices)}}, rc)
-	return (&plan{eps: eps}).against("", rc), err
 }
 
 // adviseUnusable is for a runtime that cannot even be asked.
@@ -262,9 +251,9 @@ func knownCause(text string) *cause {
 // adviseWatching tells which runtimes' files are looked at only now and then.
 func (c *Cache) adviseWatching() []Advice {
 	var out []Advice
-	for _, rt := range c.runtimes.all() {
-		if how := c.watcher.How(rt.subject); how != "" {
-			out = append(out, adviseHow(rt.name, how))
+	for _, rt := range c.runtimes.All() {
+		if how := c.runtimes.Watched(rt); how != "" {
+			out = append(out, adviseHow(rt.Name, how))
 		}
 	}
 	return slices.Compact(out) // what is well is said once

@@ -103,9 +103,7 @@ func (b *bench) epLibrary() string {
 
 func TestDoctorWithoutRuntimes(t *testing.T) {
 	b := newBench(t)
-	b.cache.runtimes.mu.Lock()
-	b.cache.runtimes.list = nil
-	b.cache.runtimes.mu.Unlock()
+	b.cache.runtimes.Register(nil)
 	a := about(t, b.doctor(b.self()), "runtimes")
 	require.Equal(t, SeverityProblem, a.Severity)
 	require.Contains(t, a.Hint, "--runtime")

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -106,7 +107,7 @@ func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 			r.OnMiss = Wait
 			_, err := b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
-			require.Equal(t, "claim own", factsOf(err)[factInstead])
+			require.Equal(t, "claim own", factsOf(err)[runtimes.FactInstead])
 			r.OnMiss = Fail
 			_, err = b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
@@ -131,7 +132,7 @@ func TestClientsAreToldWhatToDoInstead(t *testing.T) {
 		change(r)
 		_, err := b.cache.Acquire(context.Background(), r, nil)
 		require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
-		return factsOf(err)[factInstead]
+		return factsOf(err)[runtimes.FactInstead]
 	}
 	require.Equal(t, "show claim own", instead(func(*Request) {}))
 	require.Equal(t, "claim own", instead(func(r *Request) { app.showing(r) }))
@@ -230,7 +231,7 @@ func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
 			row.between()
 			taken, err := b.cache.Put(t.Context(), r.Peer, put, nil)
 			if row.refused {
-				require.ErrorIs(t, err, errMoving)
+				require.ErrorIs(t, err, runtimes.ErrMoving)
 				return
 			}
 			require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
@@ -20,9 +21,9 @@ func compileError(err error, log string, format string, args ...any) error {
 	switch {
 	case errors.As(err, new(*apierr.Error)):
 		return err
-	case errors.Is(err, errMoving):
+	case errors.Is(err, runtimes.ErrMoving):
 		return apierr.New(apierr.Busy, err, format, args...).WithHint("ask again when the update is done")
-	case errors.Is(err, errReplaced):
+	case errors.Is(err, runtimes.ErrReplaced):
 		return apierr.New(apierr.Unavailable, err, format, args...).WithHint("restart the application")
 	case errors.Is(err, context.DeadlineExceeded):
 		return apierr.New(apierr.Deadline, err, format, args...)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -181,7 +182,7 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 
 func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	b := newBench(t)
-	b.assessed(func(RuntimeFacts) bool { return true }) // nothing else happens from here on
+	b.assessed(func(runtimes.Facts) bool { return true }) // nothing else happens from here on
 	end := b.cache.events.End()
 	for i := range 3 * query.MaxBehind {
 		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/once"
@@ -98,7 +99,7 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 	if err != nil {
 		return nil, err
 	}
-	facts, err := c.probes.facts(ctx, byItself(), rc, false)
+	facts, err := c.runtimes.Devices(ctx, runtimes.Asker{}, rc, false)
 	if err != nil {
 		return nil, err
 	}
@@ -107,37 +108,37 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 			if probe.Name != ep.Name || probe.Error != "" {
 				continue
 			}
-			if _, err := resolveDevices(facts, ep); err != nil {
+			if _, err := runtimes.ResolveDevices(facts, ep); err != nil {
 				return nil, fmt.Errorf("%w: %w", errElsewhere, err)
 			}
 		}
 	}
-	return c.planned(ctx, again.withRuntime(rt.name, rc))
+	return c.planned(ctx, again.withRuntime(rt.Name, rc))
 }
 
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
 // a path of another user's is not looked up, and say nothing of what is part of ONNX Runtime itself; so where it tells
 // nothing, it is one whose libraries made the build.
-func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []identity.EP) (*runtime, *runtimeContent, error) {
+func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []identity.EP) (*runtimes.Runtime, *runtimes.Content, error) {
 	req := &Request{Peer: p, EPs: eps, Runtime: r.Runtime}
 	if req.Runtime.ORTVersion == "" {
 		req.Runtime.ORTVersion = r.ORTVersion
 	}
 	named := r.Runtime.Directory != "" || len(r.Runtime.EPLibraries) > 0
 	if named {
-		if rt, rc, err := c.resolve(ctx, req, func(string) {}); err == nil || ctx.Err() != nil {
+		if rt, rc, err := c.runtimes.Resolve(ctx, req.wanted(), func(string) {}); err == nil || ctx.Err() != nil {
 			return rt, rc, err
 		}
 	}
-	for _, rt := range c.runtimes.all() {
-		if rc, err := c.content(ctx, rt, func(string) {}); err == nil && rc.hasEvery(b) && rc.made(b) {
+	for _, rt := range c.runtimes.All() {
+		if rc, err := c.runtimes.Content(ctx, rt, func(string) {}); err == nil && rc.HasEvery(b) && rc.Made(b) {
 			return rt, rc, nil
 		}
 	}
 	if named || b.Put { // what was put, and by none of these, was made with libraries that only its application has
 		return nil, nil, errors.New("it is not known here, and no other one made the build")
 	}
-	return c.resolve(ctx, req, func(string) {})
+	return c.runtimes.Resolve(ctx, req.wanted(), func(string) {})
 }
 
 // trial is the result of loading a build, and of the control where it failed.
@@ -149,7 +150,7 @@ type trial struct {
 // tryReported loads the build in a process of its own, twice if it fails: a worker may lack memory for a moment. A
 // failure is believed only where the smallest artefact that these libraries make loads.
 func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (trial, error) {
-	key := c.probes.key("report", a.rc, b.ID[:])
+	key := c.runtimes.Key("report", a.rc, b.ID[:])
 	return once.Do(ctx, c.facts, key, func(ctx context.Context) (trial, error) {
 		answer, err := c.serve(ctx, b, func(string) {})
 		if err != nil {
@@ -159,7 +160,7 @@ func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (tr
 		job := a.checkJobOf(b, answer)
 		var t trial
 		for range 2 {
-			if t.result, err = still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {
+			if t.result, err = runtimes.Still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {
 				return t, err
 			}
 		}
@@ -171,12 +172,12 @@ func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (tr
 // believed loads a graph, and takes its failure only where the smallest artefact that these libraries make loads: else it
 // says something of this machine, and nothing of the graph.
 func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob) (compilers.CheckResult, error) {
-	checked, err := still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
+	checked, err := runtimes.Still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
 	}
 	// After an update many fail one after the other, so that one loads is remembered. That none does is not.
-	_, err = once.Do(ctx, c.facts, c.probes.key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
+	_, err = once.Do(ctx, c.facts, c.runtimes.Key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
 		broken, err := c.control(ctx, a)
 		if err == nil && broken != "" {
 			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")
@@ -208,11 +209,11 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		return "", err
 	}
 	defer remove()
-	result, err := still(a.rc, func() (compilers.CheckResult, error) {
-		return compilers.Control(ctx, c.compiler, a.rc.spec, a.eps, folder, own)
+	result, err := runtimes.Still(a.rc, func() (compilers.CheckResult, error) {
+		return compilers.Control(ctx, c.compiler, a.rc.Spec, a.eps, folder, own)
 	})
 	switch {
-	case errors.Is(err, errMoving) || errors.Is(err, errReplaced):
+	case errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced):
 		return "", err
 	case err != nil:
 		return err.Error(), nil

@@ -9,13 +9,14 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // failureKey names what is known of compiles of the plan that failed.
-func (p *plan) failureKey(rc *runtimeContent, scope string) failure.Key {
-	b := append(append([]byte(nil), rc.machine[:]...), rc.ort[:]...)
+func (p *plan) failureKey(rc *runtimes.Content, scope string) failure.Key {
+	b := append(append([]byte(nil), rc.Machine[:]...), rc.ORT[:]...)
 	for i := range p.facts {
 		b = append(append(b, 0), p.facts[i].DriverVersion...)
 	}
@@ -73,7 +74,7 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	result, err := j.c.compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	var exit *compilers.ExitError
-	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() || j.died || j.c.leaving.Load() {
+	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.Stands() || j.died || j.c.leaving.Load() {
 		return result, err
 	}
 	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.Request.Name, "error", err)
@@ -101,7 +102,7 @@ func emptied(folder string) error {
 func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := j.c.compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
-	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.rc.stands() || j.c.leaving.Load() {
+	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.rc.Stands() || j.c.leaving.Load() {
 		return checked, err
 	}
 	checked, err = j.c.compiler.Check(ctx, spec)
@@ -117,7 +118,7 @@ func (j *job) failed(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
-	case errors.Is(err, errMoving):
+	case errors.Is(err, runtimes.ErrMoving):
 		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.Request.Name)
 		return err // that is no failure: it is asked for again
 	case !errors.As(err, &e) || failure.In(e) == nil:
@@ -133,7 +134,7 @@ func (j *job) failed(ctx context.Context, err error) error {
 		switch {
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.Request.Name)
-		case err2 != nil && unsettled(ctx, err2):
+		case err2 != nil && runtimes.Unsettled(ctx, err2):
 			return j.moved()
 		case err2 != nil:
 			c.log.Warn("whether anything compiles here could not be tried", "error", err2)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/epmodel"
@@ -359,7 +360,7 @@ func TestClassesOfReasons(t *testing.T) {
 		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled, apierr.Cancelled},
 		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", apierr.BadRequest},
 		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", apierr.Unavailable},
-		"replaced meanwhile":  {errReplaced, "", apierr.Unavailable},
+		"replaced meanwhile":  {runtimes.ErrReplaced, "", apierr.Unavailable},
 		"something else":      {os.ErrPermission, "", apierr.CompileFailed},
 		"left without a word": {&compilers.ExitError{Code: 3}, failure.Crash, apierr.CompileFailed},
 	} {

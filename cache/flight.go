@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
 )
@@ -108,7 +109,7 @@ func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare 
 	}
 	if !f.wait(waiting, w) {
 		f.giveUp(w)
-		return nil, first, cmp.Or(ctx.Err(), errGivenUp)
+		return nil, first, cmp.Or(ctx.Err(), runtimes.ErrGivenUp)
 	}
 	f.leave(w)
 	return f.result, first, f.err
@@ -343,7 +344,7 @@ func (f *flight) finish(result *compiled, err error) {
 	case err == nil:
 		f.state = JobDone
 	case f.stopped:
-		f.state, f.err = JobCancelled, errGivenUp
+		f.state, f.err = JobCancelled, runtimes.ErrGivenUp
 	default:
 		f.state = JobFailed
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -39,7 +40,7 @@ func (j *job) measureGain(b *index.Build) {
 // evict builds for it.
 func (j *job) loadBoth(ctx context.Context, own *Request, b *index.Build) (upkeep.Gain, error) {
 	c := j.c
-	return still(j.rc, func() (g upkeep.Gain, err error) {
+	return runtimes.Still(j.rc, func() (g upkeep.Gain, err error) {
 		if err := c.fitsAboveFloor(own.files()); err != nil {
 			return g, err
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -108,7 +109,7 @@ func (c *Cache) notAlone(ctx context.Context, at *attempt, s suited) (string, er
 	a := at.plan.against(at.runtime, at.rc)
 	checked, err := c.loadCheckAs(ctx, a, b, "load alone", a.checkJobAlone)
 	switch {
-	case err != nil && unsettled(ctx, err):
+	case err != nil && runtimes.Unsettled(ctx, err):
 		return "", err
 	case err != nil:
 		return notKnownAlone + err.Error(), nil

@@ -108,7 +108,7 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			build := b.acquire(r).Build
 			again, err := b.cache.attemptOf(build)
 			require.NoError(t, err)
-			_, rc, err := b.cache.resolve(context.Background(), again.Request, func(string) {})
+			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.wanted(), func(string) {})
 			require.NoError(t, err)
 			p, err := b.cache.plan(context.Background(), again.withRuntime("", rc))
 			require.NoError(t, err)

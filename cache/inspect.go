@@ -3,11 +3,10 @@ package cache
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -34,15 +33,15 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 	for _, f := range c.index.Problems() {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
-	for _, rt := range c.runtimes.all() {
-		facts := &wire.RuntimeFacts{Directory: rt.name, Registered: rt.registered,
+	for _, rt := range c.runtimes.All() {
+		facts := &wire.RuntimeFacts{Directory: rt.Name, Registered: rt.Registered,
 			ProbedMs: wire.Milliseconds(c.now()),
-			State:    *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
-		if rc := rt.facts.Load(); rc == nil {
+			State:    rt.State(), Watched: c.runtimes.Watched(rt)}
+		if rc := rt.Found(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
-			facts.OrtVersion, facts.OrtLibrary = rc.spec.ORTVersion, rc.spec.ORTLibrary
-			for _, l := range rc.spec.EPs {
+			facts.OrtVersion, facts.OrtLibrary = rc.Spec.ORTVersion, rc.Spec.ORTLibrary
+			for _, l := range rc.Spec.EPs {
 				facts.Eps = append(facts.Eps, &wire.EpFacts{Name: l.EP, Library: l.Path})
 			}
 		}
@@ -54,56 +53,28 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 	return s, nil
 }
 
-// RuntimeFacts is what is known of one runtime.
-type RuntimeFacts struct {
-	Name       string
-	Registered bool
-	Spec       compilers.Runtime
-	Digests    map[string]string // by EP
-	Facts      compilers.Facts
-	Marks      map[string]compilers.Fingerprint // by EP, with default options
-	MarkErrors map[string]string                // by EP: why there is none
-	Drivers    map[string]Driver                // by EP
-	Error      string
-	At         time.Time
-
-	State    string    // "ready", "changing", "unusable"
-	Watched  string    // "inotify", or "polled: <why>"
-	Changes  []string  // what was different when it was last assessed, a line each
-	Previous time.Time // when it was assessed before that; zero: never
-
-	unsettled bool // the files changed meanwhile, or it was cancelled: an error among these says nothing of the runtime
-}
-
-// Driver is the version of an execution provider's driver, and where it is from.
-type Driver struct {
-	Version, Source string
-}
-
 // Probe looks at one runtime, or with an empty reference at all of them.
 func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
 	fresh bool) (*wire.ProbeReply, error) {
-	list := c.runtimes.all()
+	list := c.runtimes.All()
 	if ref.Directory != "" || len(ref.EPLibraries) > 0 {
-		rt, _, err := c.resolve(ctx, &Request{Peer: p, Runtime: ref}, func(string) {})
+		rt, _, err := c.runtimes.Resolve(ctx, (&Request{Peer: p, Runtime: ref}).wanted(), func(string) {})
 		if err != nil {
 			return nil, err
 		}
-		list = []*runtime{rt}
+		list = []*runtimes.Runtime{rt}
 	}
 	if fresh && !c.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "probing anew is for administrators")
 	}
 	out := &wire.ProbeReply{}
 	for _, rt := range list {
-		look := c.refresh
-		if !fresh {
-			look = func(ctx context.Context, rt *runtime) RuntimeFacts {
-				return c.probeRuntime(ctx, rt, false)
-			}
+		look := c.runtimes.Probe
+		if fresh {
+			look = c.runtimes.Refresh
 		}
 		facts := look(ctx, rt)
-		out.Runtimes = append(out.Runtimes, facts.reply())
+		out.Runtimes = append(out.Runtimes, factsReply(&facts))
 		if ctx.Err() != nil {
 			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "probe")
 		}
@@ -112,8 +83,8 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
 	return out, nil
 }
 
-// reply is what clients are told of a runtime.
-func (f *RuntimeFacts) reply() *wire.RuntimeFacts {
+// factsReply is what clients are told of a runtime.
+func factsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
 		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(f.Error),
@@ -139,58 +110,4 @@ func (f *RuntimeFacts) reply() *wire.RuntimeFacts {
 		out.Eps = append(out.Eps, one)
 	}
 	return out
-}
-
-func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) RuntimeFacts {
-	out := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), Drivers: make(map[string]Driver),
-		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]string)}
-	rc, err := c.content(ctx, rt, func(string) {})
-	out.State, out.Watched = *rt.state.Load(), c.watcher.How(rt.subject)
-	if last, ok := c.probes.lastProbe(rt); ok {
-		out.Changes, out.Previous = last.Changes, last.Previous
-	}
-	if err != nil {
-		out.Error, out.unsettled = err.Error(), unsettled(ctx, err)
-		return out
-	}
-	out.Spec = rc.spec
-	for ep, d := range rc.digests {
-		out.Digests[ep] = d.String()
-	}
-	if out.Facts, err = c.probes.facts(ctx, byItself(), rc, fresh); err != nil {
-		out.Error, out.unsettled = err.Error(), unsettled(ctx, err)
-		return out
-	}
-	for _, ep := range out.Facts.EPs {
-		if ep.Error != "" {
-			continue
-		}
-		mark, err := c.defaultFingerprint(ctx, rc, out.Facts, ep.Name, fresh)
-		if err != nil {
-			out.MarkErrors[ep.Name] = err.Error()
-			out.unsettled = out.unsettled || unsettled(ctx, err)
-			continue
-		}
-		out.Marks[ep.Name] = mark
-		if v, source := c.machine.Driver(ep.Name, mark); v != "" {
-			out.Drivers[ep.Name] = Driver{v, source}
-		}
-	}
-	return out
-}
-
-// defaultFingerprint is what a build made with the EP's first device and default options would say of itself.
-func (c *Cache) defaultFingerprint(ctx context.Context, rc *runtimeContent, facts compilers.Facts, name string, fresh bool) (compilers.Fingerprint, error) {
-	a, err := againstEP(rc, facts, name)
-	if err != nil {
-		return compilers.Fingerprint{}, err
-	}
-	marks, err := c.probes.fingerprints(ctx, byItself(), rc, a.eps, fresh)
-	if err != nil {
-		return compilers.Fingerprint{}, err
-	}
-	if len(marks) == 0 {
-		return compilers.Fingerprint{}, errors.New("the worker gave no fingerprint")
-	}
-	return marks[0], nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -187,7 +188,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	phase("reading")
 	out := filepath.Join(j.folder, outFolder)
 	spec := compilers.Job{
-		Runtime: j.rc.spec, EPs: j.plan.eps, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
+		Runtime: j.rc.Spec, EPs: j.plan.eps, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
 		SessionOptions: j.SessionOptions, FreeDimensions: j.FreeDimensions,
 		FreeDimensionsByDenotation: j.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.Embed, Route: j.plan.canonical.Route,
@@ -212,7 +213,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	spec.Share = j.share()
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
-	if ctx.Err() == nil && !j.rc.stands() {
+	if ctx.Err() == nil && !j.rc.Stands() {
 		return nil, j.moved()
 	}
 	if err := proven(); err != nil {
@@ -231,7 +232,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	hashed := j.hashAhead(ctx, out, result.Files)
 	defer hashed()
 	b, err := j.check(ctx, out, result, workers)
-	if ctx.Err() == nil && !j.rc.stands() {
+	if ctx.Err() == nil && !j.rc.Stands() {
 		return nil, j.moved()
 	}
 	if err != nil {
@@ -320,7 +321,7 @@ func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
 // be of neither version, and belongs to no build key.
 func (j *job) moved() error {
-	return apierr.New(apierr.Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.Request.Name).WithHint("ask again")
+	return apierr.New(apierr.Busy, runtimes.ErrMoving, "model %q: the runtime's libraries changed during the compile", j.Request.Name).WithHint("ask again")
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.

@@ -46,7 +46,7 @@ func (at *attempt) members(result compilers.Result) []index.Member {
 // share.
 func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
-		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
+		Runtime: j.rc.Spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
 		SessionOptions:         options, // and no dimensions: they are fixed in the graph, and clients are told of none
 		GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
 		Pace:                   compilers.Pace{Ready: ready, Idle: j.urgent},

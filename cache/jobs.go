@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -75,9 +74,6 @@ const (
 	maxPastJobs = 256
 	pastJobsFor = 10 * time.Minute
 )
-
-// errGivenUp ends the requests of a user who cancelled the job.
-var errGivenUp = errors.New("the job was cancelled")
 
 // forget drops what ended long ago. The caller holds fs.mu.
 func (fs *flights) forget() {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -42,20 +43,20 @@ const (
 type against struct {
 	*plan
 	runtime string
-	rc      *runtimeContent
+	rc      *runtimes.Content
 
 	model    *Request // a request that has its models with it, for controls; nil: there is none
 	adopting bool     // that is of an artefact
 }
 
-func (p *plan) against(rt string, rc *runtimeContent) *against {
+func (p *plan) against(rt string, rc *runtimes.Content) *against {
 	return &against{plan: p, runtime: rt, rc: rc}
 }
 
 // key is for what is remembered of a judgement. It covers all that a probe can notice, such as
 // another SDK or driver.
 func (a *against) key(c *Cache, kind string, more []byte) string {
-	return c.probes.key(kind, a.rc, append(a.seen[:], more...))
+	return c.runtimes.Key(kind, a.rc, append(a.seen[:], more...))
 }
 
 // judged remembers how other libraries' builds suit a runtime with certain contents. What was judged by other rules or
@@ -99,30 +100,20 @@ func (js *judged) glanceAt(b *index.Build, generation uint64) (Judgement, bool) 
 // standing is how a build suits the registered runtimes: the best of what is known.
 func (c *Cache) standing(b *index.Build) Judgement {
 	var best Judgement
-	for _, rt := range c.runtimes.all() {
-		rc := rt.facts.Load()
-		if rc == nil || !rc.hasEvery(b) {
+	for _, rt := range c.runtimes.All() {
+		rc := rt.Found()
+		if rc == nil || !rc.HasEvery(b) {
 			continue
 		}
-		j, ok := rc.judged.glanceAt(b, c.settings.Load().judging)
-		if !ok && rc.made(b) {
-			j, ok = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by equal libraries", At: b.Created, Runtime: rt.name}, true
+		j, ok := notesOn(rc).verdicts.glanceAt(b, c.settings.Load().judging)
+		if !ok && rc.Made(b) {
+			j, ok = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by equal libraries", At: b.Created, Runtime: rt.Name}, true
 		}
 		if ok && (best.Runtime == "" || badness(j.Verdict) < badness(best.Verdict)) {
 			best = j
 		}
 	}
 	return best
-}
-
-// made tells whether the runtime's own libraries made the build.
-func (rc *runtimeContent) made(b *index.Build) bool {
-	for i := range b.EPs {
-		if rc.digests[b.EPs[i].Name] != b.EPs[i].LibraryDigest {
-			return false
-		}
-	}
-	return true
 }
 
 // judge says how the build suits, from the best source that can tell: its execution provider's own library, the
@@ -132,11 +123,11 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 		return recorded(a, b), nil
 	}
 	under := c.settings.Load().judging // before anything that depends on it is read
-	if j, ok := a.rc.judged.load(b.ID, under); ok {
+	if j, ok := notesOn(a.rc).verdicts.load(b.ID, under); ok {
 		return j, nil
 	}
 	if j, ok := c.disproved(a, b); ok {
-		a.rc.judged.save(b.ID, j, under)
+		notesOn(a.rc).verdicts.save(b.ID, j, under)
 		return j, nil
 	}
 	j, err := c.glance(ctx, a, b)
@@ -151,7 +142,7 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 			return j, err
 		}
 	}
-	a.rc.judged.save(b.ID, j, under)
+	notesOn(a.rc).verdicts.save(b.ID, j, under)
 	return j, nil
 }
 
@@ -198,7 +189,7 @@ func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b part) (Judgem
 	if made.TookNone {
 		return tookNone(made, now), nil
 	}
-	rule := c.rules().Judge(ruleFacts(made, b.ort), ruleFacts(now, a.rc.spec.ORTVersion))
+	rule := c.rules().Judge(ruleFacts(made, b.ort), ruleFacts(now, a.rc.Spec.ORTVersion))
 	byRule := Judgement{Verdict: rule.Verdict, Source: sourceRule + rule.Rule, Reason: rule.Reason}
 	if rule.Rule == "" {
 		byRule.Source = ""
@@ -209,7 +200,7 @@ func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b part) (Judgem
 	}
 	verdict, err := c.verdict(ctx, a, i, made.CompatibilityString)
 	if err != nil {
-		if unsettled(ctx, err) {
+		if runtimes.Unsettled(ctx, err) {
 			return Judgement{}, err
 		}
 		verdict = compilers.Unknown // an execution provider that cannot say is no reason to give up
@@ -308,7 +299,7 @@ func (c *Cache) tryLoading(ctx context.Context, a *against, b *index.Build, glan
 		}
 	case compilers.Passed:
 		out.Verdict, out.Reason = compilers.PreferRecompilation, loads
-		if !a.rc.made(b) {
+		if !a.rc.Made(b) {
 			out.Reason += ", though another library made it: " + makerNames(b)
 		}
 		if glance.Source == sourceLibrary || glance.Verdict == compilers.Optimal {
@@ -356,7 +347,7 @@ func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (comp
 func (c *Cache) loadCheckAs(ctx context.Context, a *against, b *index.Build, way string,
 	job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := a.key(c, way, b.ID[:])
-	return remember(ctx, c.probes, byItself(), "", key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
+	return runtimes.Remember(ctx, c.runtimes, runtimes.Question{Key: key}, proven, func(ctx context.Context) (compilers.CheckResult, error) {
 		c.checks <- struct{}{} // after an update many may be asked for at a time
 		defer func() { <-c.checks }()
 		return c.tryView(ctx, a, b, job)
@@ -375,7 +366,7 @@ func (c *Cache) tryView(ctx context.Context, a *against, b *index.Build,
 
 // checkJob loads a graph as an application would that asked for what is judged.
 func (a *against) checkJob(graph, level string) compilers.CheckJob {
-	return compilers.CheckJob{Runtime: a.rc.spec, EPs: a.eps, Graph: graph, SessionOptions: a.canonical.SessionOptions,
+	return compilers.CheckJob{Runtime: a.rc.Spec, EPs: a.eps, Graph: graph, SessionOptions: a.canonical.SessionOptions,
 		GraphOptimizationLevel: level}
 }
 
@@ -414,9 +405,9 @@ func (c *Cache) verdict(ctx context.Context, a *against, i int, info string) (co
 	}
 	rc, ep := a.rc, a.eps[i]
 	key := a.key(c, "verdict", []byte(ep.Name+"\x00"+info))
-	return remember(ctx, c.probes, byItself(), "", key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
-		return still(rc, func() (compilers.Verdict, error) {
-			verdicts, err := c.compiler.Compatibility(ctx, rc.spec, ep, []string{info})
+	return runtimes.Remember(ctx, c.runtimes, runtimes.Question{Key: key}, always, func(ctx context.Context) (compilers.Verdict, error) {
+		return runtimes.Still(rc, func() (compilers.Verdict, error) {
+			verdicts, err := c.compiler.Compatibility(ctx, rc.Spec, ep, []string{info})
 			var refused *compilers.RefusedError
 			if errors.As(err, &refused) || err == nil && len(verdicts) != 1 {
 				return compilers.Unknown, nil // it has no word for this: that will not change
@@ -456,3 +447,12 @@ func ruleFacts(f *index.EPFacts, ort string) rules.Facts {
 	return rules.Facts{EP: f.Name, EPVersion: f.Version, LibraryDigest: f.LibraryDigest.String(), SDKVersion: f.SDKVersion,
 		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString, DriverVersion: f.DriverVersion, ORTVersion: ort}
 }
+
+// proven tells whether a load check's result is for good. A worker that crashed may have lacked memory for a moment.
+func proven(r compilers.CheckResult) bool { return r.Outcome != compilers.Failed || r.Code != crashed }
+
+// crashed is the code of a check whose process crashed.
+const crashed = -1
+
+// always: what is found out is known for good.
+func always[T any](T) bool { return true }

@@ -299,11 +299,11 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	prints := b.compiler.Fingerprints.Load()
 
 	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
-	b.cache.lookAtMachine(context.Background())
+	b.cache.runtimes.LookAtMachine(context.Background())
 	second := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, second.Outcome, "nothing says that the driver matters here")
 	require.Greater(t, b.compiler.Fingerprints.Load(), prints, "another driver may make another fingerprint")
-	require.Equal(t, Driver{"32.0.1", "file " + file}, b.probed().Drivers[standin.EP])
+	require.Equal(t, runtimes.Driver{Version: "32.0.1", Source: "file " + file}, b.probed().Drivers[standin.EP])
 }
 
 func TestWhatChangedIsTold(t *testing.T) {
@@ -311,7 +311,7 @@ func TestWhatChangedIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.acquire(b.request(b.model(1)))
-			b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) == 0 && !f.At.IsZero() })
+			b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) == 0 && !f.At.IsZero() })
 			if !running {
 				b.close()
 			}
@@ -319,7 +319,7 @@ func TestWhatChangedIsTold(t *testing.T) {
 			if !running {
 				b.open()
 			}
-			f := b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
+			f := b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
 			require.Contains(t, f.Changes, standin.EP+" SDK: 2.0, was 1.0")
 			require.False(t, f.Previous.IsZero())
 			require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
@@ -329,17 +329,16 @@ func TestWhatChangedIsTold(t *testing.T) {
 }
 
 // probed is what is known of the runtime.
-func (b *bench) probed() RuntimeFacts {
-	return b.cache.probeRuntime(context.Background(), b.cache.runtimes.all()[0], false)
+func (b *bench) probed() runtimes.Facts {
+	return b.cache.runtimes.Probe(context.Background(), b.cache.runtimes.All()[0])
 }
 
 // assessed waits for the background to have looked at the runtime.
-func (b *bench) assessed(when func(RuntimeFacts) bool) (f RuntimeFacts) {
+func (b *bench) assessed(when func(runtimes.Facts) bool) (f runtimes.Facts) {
 	b.Helper()
 	require.Eventually(b, func() bool {
 		f = b.probed()
-		_, done := b.cache.probes.lastProbe(b.cache.runtimes.all()[0])
-		return done && when(f)
+		return !f.Assessed.IsZero() && when(f)
 	}, soon, time.Millisecond)
 	return f
 }
@@ -348,7 +347,7 @@ func (b *bench) assessed(when func(RuntimeFacts) bool) (f RuntimeFacts) {
 func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
-	b.assessed(func(RuntimeFacts) bool { return true })
+	b.assessed(func(runtimes.Facts) bool { return true })
 	b.library("2.0")
 	require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
 	require.Contains(t, kinds(b.events(b.self())), event.Changed)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -143,12 +144,12 @@ type suited struct {
 func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
 	var out []suited
 	for _, b := range builds {
-		if _, known := a.rc.judged.load(b.ID, c.settings.Load().judging); !known {
+		if _, known := notesOn(a.rc).verdicts.load(b.ID, c.settings.Load().judging); !known {
 			phase("judging")
 		}
 		j, err := c.judge(ctx, a, b)
 		if err != nil {
-			if unsettled(ctx, err) {
+			if runtimes.Unsettled(ctx, err) {
 				return nil, err
 			}
 			if errors.Is(err, packing.ErrNoRoom) {

@@ -85,7 +85,7 @@ func inThrees(t *testing.T) string {
 // requireRuns has an answer run as an application does.
 func (b *bench) requireRuns(ort *runCounter, a *Answer) {
 	b.Helper()
-	rt := b.cache.runtimes.all()[0].facts.Load().spec
+	rt := b.cache.runtimes.All()[0].Found().Spec
 	ep := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "CPU"}}}
 	job := compilers.CheckJob{Runtime: rt, EPs: []compilers.EP{ep}, Graph: filepath.Join(a.Path, a.Graph),
 		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel, Zeros: 1}
@@ -214,7 +214,7 @@ func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	path := collected(t, "tiny-convolution")
 	claim := b.acquire(b.forOpenVINO(path, ForClaim))
 	folder := t.TempDir()
-	rt := b.cache.runtimes.all()[0].facts.Load().spec
+	rt := b.cache.runtimes.All()[0].Found().Spec
 	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Folder: folder,
 		EPs: []compilers.EP{{Name: openVINO}}, Output: claim.Claim.Output, Route: claim.Claim.Route,
 		GraphOptimizationLevel: "disable_all"}, nil)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
 )
 
 // While a build's files are hashed the SDK becomes another one: the build is sound, and for nobody any more.
@@ -20,7 +21,7 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 		require.NoError(t, b.cache.index.Stamps().ForgetStamp(f.Digest))
 	}
 	b.reopen()
-	b.assessed(func(RuntimeFacts) bool { return true })
+	b.assessed(func(runtimes.Facts) bool { return true })
 	var once sync.Once
 	a, err := b.cache.Acquire(context.Background(), b.request(b.model(1)), func(p Progress) {
 		if p.Phase == "verifying" {
@@ -46,7 +47,7 @@ func TestContentsThatArePast(t *testing.T) {
 		}
 		once.Do(func() {
 			b.library("2.0")
-			_, err := b.cache.content(context.Background(), b.cache.runtimes.all()[0], func(string) {})
+			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0], func(string) {})
 			require.NoError(t, err)
 		})
 	})
@@ -60,7 +61,7 @@ func TestContentsThatArePast(t *testing.T) {
 func TestMovedWhileAssessed(t *testing.T) {
 	for name, seenAt := range map[string]func(b *bench){
 		"seen before": func(b *bench) {
-			_, err := b.cache.content(context.Background(), b.cache.runtimes.all()[0], func(string) {})
+			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0], func(string) {})
 			require.NoError(b, err)
 		},
 		"seen after": func(*bench) {},
@@ -69,7 +70,7 @@ func TestMovedWhileAssessed(t *testing.T) {
 			b, s := slowToKnow(t)
 			<-s.began
 			s.pass <- struct{}{}
-			b.assessed(func(RuntimeFacts) bool { return true })
+			b.assessed(func(runtimes.Facts) bool { return true })
 			b.library("2.0")
 			<-s.began
 			b.library("2.0")

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
@@ -91,7 +92,7 @@ func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (Ju
 		}
 		made = true
 		verdict, err := c.verdict(ctx, a, i, infos[ep.Name])
-		if unsettled(ctx, err) {
+		if runtimes.Unsettled(ctx, err) {
 			return said, err
 		}
 		if err != nil {
@@ -111,7 +112,7 @@ func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (Ju
 		return said, nil
 	}
 	checked, err := c.checkOwn(ctx, at.Request, a)
-	if unsettled(ctx, err) {
+	if runtimes.Unsettled(ctx, err) {
 		return said, err
 	}
 	said.Source = sourceLoadCheck

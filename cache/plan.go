@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -98,7 +99,7 @@ func (c *Cache) plan(ctx context.Context, at *attempt) (*plan, error) {
 	key := memo.Under[[32]byte]{Generation: c.settings.Load().planning, Key: spelled}
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
-		if p, ok := at.rc.plans.Load(key); ok {
+		if p, ok := notesOn(at.rc).plans.Load(key); ok {
 			return p, nil
 		}
 	}
@@ -107,34 +108,34 @@ func (c *Cache) plan(ctx context.Context, at *attempt) (*plan, error) {
 		return nil, err
 	}
 	if keep && at.OnMiss != KeyOnly {
-		at.rc.plans.Save(key, p, maxPlans)
+		notesOn(at.rc).plans.Save(key, p, maxPlans)
 	}
 	return p, nil
 }
 
 func (c *Cache) newPlan(ctx context.Context, at *attempt) (*plan, error) {
 	at.phase("probing")
-	facts, err := c.probes.facts(ctx, inquirer(at.Request), at.rc, false)
+	facts, err := c.runtimes.Devices(ctx, inquirer(at.Request), at.rc, false)
 	if err := givenUp(ctx, at.Name, err); err != nil {
 		return nil, err
 	}
 	if err != nil {
-		if errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
-			return nil, workerError(err, "runtime %q", at.rc.spec.ORTLibrary)
+		if errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced) {
+			return nil, workerError(err, "runtime %q", at.rc.Spec.ORTLibrary)
 		}
-		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", at.rc.spec.ORTLibrary)
+		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", at.rc.Spec.ORTLibrary)
 	}
 	p := &plan{}
-	devicesOf := func(ep identity.EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
+	devicesOf := func(ep identity.EP) ([]compilers.Device, error) { return runtimes.ResolveDevices(facts, ep) }
 	if p.canonical, err = at.terms().Record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.Key()
 	p.recordJSON = p.canonical.JSON()
-	if p.eps, err = resolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
+	if p.eps, err = runtimes.ResolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
 		return nil, err
 	}
-	p.beside = onlyProcessors(facts, p.eps)
+	p.beside = runtimes.OnlyProcessors(facts, p.eps)
 	if at.OnMiss == KeyOnly {
 		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
 	}
@@ -185,33 +186,34 @@ func (r *Request) options() string {
 }
 
 // name fills in what a build would be called, and what is known of what would make it.
-func (c *Cache) name(p *plan, rc *runtimeContent) {
-	p.facts = rc.epFacts(p.eps, p.marks)
+func (c *Cache) name(p *plan, rc *runtimes.Content) {
+	p.facts = rc.EPFacts(p.eps, p.marks)
 	for i := range p.facts {
-		p.facts[i].DriverVersion, _ = c.machine.Driver(p.facts[i].Name, p.marks[i])
+		p.facts[i].DriverVersion, _ = c.runtimes.Machine().Driver(p.facts[i].Name, p.marks[i])
 	}
 	p.buildKey = identity.BuildKey(p.requestKey, p.facts, p.canonical.Route)
 	p.seen = p.marks.digest(p.facts)
 }
 
-// resolveEPs gives the execution providers as the worker gets them.
-func resolveEPs(eps []identity.EP, canon []identity.RecordEP, rc *runtimeContent) ([]compilers.EP, error) {
-	out := make([]compilers.EP, len(eps))
-	for i, ep := range eps {
-		lib, ok := rc.library(ep.Name)
-		if !ok {
-			return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
-		}
-		options, err := identity.FillOptions(ep.Name, ep.Options, lib)
-		if err != nil {
-			return nil, err
-		}
-		out[i] = compilers.EP{Name: ep.Name, Library: lib.Path, Options: options}
-		for _, d := range canon[i].Devices {
-			out[i].Devices = append(out[i].Devices, compilers.Device(d))
-		}
+// marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
+func (c *Cache) marks(ctx context.Context, at *attempt, p *plan) error {
+	var err error
+	if p.marks, err = c.runtimes.Fingerprints(ctx, inquirer(at.Request), at.rc, p.eps, false); err == nil || at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
+		return err
 	}
-	return out, nil
+	p.onModel = true
+	key := c.runtimes.Key("fingerprint", at.rc, p.requestKey[:])
+	made, err := onCopy(ctx, c, at.Request, p.canonical, key, runtimes.Prints.Last, func(ctx context.Context, model string) (runtimes.Prints, error) {
+		return c.runtimes.Print(ctx, at.rc, p.eps, ownJob(p.canonical, model))
+	})
+	p.marks, err = made.Of(p.eps, err)
+	return err
+}
+
+// ownJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
+func ownJob(r identity.Record, model string) *compilers.Job {
+	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel}
 }
 
 func digestOf(b []byte) [32]byte { return blake3.Sum256(b) }

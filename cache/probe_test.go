@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -51,7 +52,7 @@ func TestFailedProbeIsTriedAgain(t *testing.T) {
 	require.Equal(t, probes, a.Probes.Load(), "a library that crashes does not do so for each request")
 
 	a.ill.Store(false)
-	b.later.Store(int64(failureHolds + time.Second))
+	b.later.Store(int64(runtimes.FailureHolds + time.Second))
 	require.Equal(t, Compiled, b.acquire(r).Outcome)
 }
 
@@ -100,7 +101,7 @@ func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
 	}
 	require.EqualValues(t, 1, c.Fingerprints.Load())
 	c.well.Store(true)
-	b.waits(failureHolds + time.Second)
+	b.waits(runtimes.FailureHolds + time.Second)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
@@ -123,6 +124,6 @@ func TestProcessorsAreNobodysAlone(t *testing.T) {
 		"nothing listed":                 {[]compilers.EP{{Name: "none"}}, false},
 		"not probed":                     {[]compilers.EP{{Name: "other"}}, false},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, onlyProcessors(facts, c.eps)) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, runtimes.OnlyProcessors(facts, c.eps)) })
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -40,16 +38,6 @@ func unwritable(f *os.File) error {
 		return errors.New("opened for writing as well: open it for reading only, or seal it")
 	}
 	return nil
-}
-
-// unlinked tells whether the name that a file was opened by is gone, or leads to another now. That the file has other
-// names says nothing: package managers link theirs into many places, and an update takes one of them away.
-func unlinked(f *os.File) (bool, error) {
-	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
-	if err != nil {
-		return false, err
-	}
-	return strings.HasSuffix(path, " (deleted)"), nil
 }
 
 // stampSettled is the file's stamp after what was stored through mappings has been written back.

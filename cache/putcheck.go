@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -99,7 +100,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	}
 	facts, err := cl.made(ctx, m, put)
 	switch {
-	case unsettled(ctx, err):
+	case runtimes.Unsettled(ctx, err):
 		return nil, cmp.Or(ctx.Err(), cl.moved())
 	case err != nil:
 		return nil, notThis(cl, err)
@@ -143,14 +144,14 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	}
 	stated := cl.Runtime.ORTVersion
 	if cl.rc != nil {
-		stated = cmp.Or(stated, cl.rc.spec.ORTVersion)
+		stated = cmp.Or(stated, cl.rc.Spec.ORTVersion)
 	}
 	said := cmp.Or(put.ORTVersion, stated)
 	if len(said) > maxVersion || cleanText(said) != said || cl.plan.outside && said != stated {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
 	}
 	if cl.rc != nil && cl.otherORT(said) {
-		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.rc.spec.ORTVersion)
+		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.rc.Spec.ORTVersion)
 	}
 	return said, nil
 }
@@ -185,7 +186,7 @@ func nothingElse(used map[string]bool, names []string) error {
 func (cl *claim) suits(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]
-		if !needs(cl.EPs, n.Source) {
+		if !slices.ContainsFunc(cl.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
 			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, epNames(cl.EPs))
 		}
 		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.Embed {
@@ -276,7 +277,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case !cl.rc.stands():
+	case !cl.rc.Stands():
 		return cl.moved()
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
@@ -297,7 +298,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 
 // moved refuses what is put because other libraries are in the place of those that it is for.
 func (cl *claim) moved() error {
-	return apierr.New(apierr.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", cl.Name).
+	return apierr.New(apierr.Unavailable, runtimes.ErrMoving, "model %q: the runtime's libraries changed since the claim was given", cl.Name).
 		WithHint("ask for the model again")
 }
 

@@ -43,7 +43,7 @@ func (b *bench) settles() []upkeep.Rebuild {
 }
 
 func (b *bench) want(build *index.Build, why string) {
-	b.cache.rebuilds.Want(rebuild{c: b.cache, runtime: b.cache.runtimes.all()[0]}.wish(build, why))
+	b.cache.rebuilds.Want(rebuild{c: b.cache, runtime: b.cache.runtimes.All()[0]}.wish(build, why))
 }
 
 // age makes what is there so old that it may be made anew for the very same libraries.
@@ -56,7 +56,7 @@ func (b *bench) refresh(build *index.Build) {
 
 // refreshWith does so with the files of a request.
 func (b *bench) refreshWith(build *index.Build, r *Request) {
-	one := rebuild{c: b.cache, runtime: b.cache.runtimes.all()[0]}
+	one := rebuild{c: b.cache, runtime: b.cache.runtimes.All()[0]}
 	w := one.wish(build, "test")
 	w.Refresh, w.Files = true, one.files(r)
 	b.cache.rebuilds.Want(w)
@@ -258,7 +258,7 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 	b.refresh(first.Build)
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
 	b.library("2.0")
-	_, err := b.cache.content(context.Background(), b.cache.runtimes.all()[0], func(string) {})
+	_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0], func(string) {})
 	require.NoError(t, err)
 	b.want(first.Build, "the SDK is 2.0 now")
 	g.holding(false)
@@ -305,7 +305,7 @@ func TestShareOfTheProcessor(t *testing.T) {
 func TestWhatFailsIsTriedAFewTimes(t *testing.T) {
 	b := rebuilding(t, nil)
 	first := b.acquire(b.request(b.model(1)))
-	rt := b.cache.runtimes.all()[0]
+	rt := b.cache.runtimes.All()[0]
 	b.age()
 	b.compiler.Fault = standin.Refuse
 	want := func() { b.refresh(first.Build) }
@@ -335,7 +335,7 @@ func TestWhatFailsIsTriedAFewTimes(t *testing.T) {
 	require.Equal(t, upkeep.Failed, b.cache.rebuilds.List()[0].State, "not again for the same libraries")
 	b.compiler.Fault = standin.None
 	b.library("3.0")
-	_, err := b.cache.content(context.Background(), rt, func(string) {})
+	_, err := b.cache.runtimes.Content(context.Background(), rt, func(string) {})
 	require.NoError(t, err)
 	want()
 	require.Empty(t, b.settles())

@@ -258,7 +258,7 @@ func sound(text, hint string) *wire.ReportReply {
 // disprove remembers that a build of another library does not load with the runtime, whatever judgements said.
 func (c *Cache) disprove(a *against, b *index.Build, text string) {
 	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
-	a.rc.judged.save(b.ID, j, c.settings.Load().judging)
+	notesOn(a.rc).verdicts.save(b.ID, j, c.settings.Load().judging)
 	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
 	if err := memo.Save(&c.index.Memos, c.disprovedKey(a, b), j); err != nil {
 		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
@@ -273,7 +273,7 @@ func (c *Cache) disproved(a *against, b *index.Build) (j Judgement, ok bool) {
 }
 
 func (c *Cache) disprovedKey(a *against, b *index.Build) string {
-	return "disproved:" + c.probes.key("report", a.rc, b.ID[:])
+	return "disproved:" + c.runtimes.Key("report", a.rc, b.ID[:])
 }
 
 // tellReport writes down what came of a report, unless that is what came of this user's last one: a flood of reports

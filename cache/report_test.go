@@ -283,8 +283,8 @@ func TestReportsOfADeviceThatIsGone(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, alice)
 	b.wrap = deviceless{b.compiler}
-	rc := b.cache.runtimes.all()[0].facts.Load()
-	b.cache.index.Memos.Drop([]byte("probe:" + b.cache.probes.key("devices", rc, []byte(rc.spec.ORTLibrary))))
+	rc := b.cache.runtimes.All()[0].Found()
+	b.cache.index.Memos.Drop([]byte("probe:" + b.cache.runtimes.Key("devices", rc, []byte(rc.Spec.ORTLibrary))))
 	b.reopen()
 	r := stale(a)
 	r.Graph = ""

@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 )
 
 // Peer is the process that sends a request.
@@ -66,19 +67,15 @@ type Request struct {
 }
 
 // RuntimeRef says what the caller will load the model with. The zero value means the default runtime.
-type RuntimeRef struct {
-	Directory   string
-	ORTVersion  string
-	ORTLibrary  string
-	EPLibraries []EPLibraryRef
-}
+type RuntimeRef = runtimes.Ref
 
 // EPLibraryRef names one execution provider's library as the caller sees it. File may be nil.
-type EPLibraryRef struct {
-	EP, Path string
-	File     *os.File
-	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its folder
-	Complete bool                // Beside is all that compilers.Beside lists
+type EPLibraryRef = runtimes.LibraryRef
+
+// wanted is the runtime that the request asks for.
+func (r *Request) wanted() *runtimes.Wanted {
+	return &runtimes.Wanted{Ref: r.Runtime, EPs: r.EPs, UID: r.Peer.UID, StrictORT: r.StrictORT,
+		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
 }
 
 // requestOf is a request with these terms, without its models.

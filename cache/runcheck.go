@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
@@ -74,7 +75,7 @@ func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed co
 	source.FreeDimensions = a.canonical.FreeDimensions
 	source.FreeDimensionsByDenotation = a.canonical.FreeDimensionsByDenotation
 	load := func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, source) }
-	ran, err := still(a.rc, load)
+	ran, err := runtimes.Still(a.rc, load)
 	if err != nil || ran.Outcome == compilers.Passed {
 		return failed, err
 	}
@@ -86,7 +87,7 @@ func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed co
 // its own, because the caller may leave before the end, and is bounded as load checks are.
 func rememberOwn[T any](ctx context.Context, c *Cache, r *Request, key string, lasts func(T) bool,
 	find func(context.Context, *Request) (T, error)) (T, error) {
-	none, known := recall[T](c.probes, key)
+	none, known := runtimes.Recall[T](c.runtimes, key)
 	if known {
 		return none, nil
 	}
@@ -109,5 +110,5 @@ func rememberOwn[T any](ctx context.Context, c *Cache, r *Request, key string, l
 		defer func() { <-c.checks }()
 		return find(ctx, own)
 	}
-	return remember(ctx, c.probes, byItself(), "", key, false, lasts, try)
+	return runtimes.Remember(ctx, c.runtimes, runtimes.Question{Key: key}, lasts, try)
 }

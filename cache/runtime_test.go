@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -115,20 +116,20 @@ func TestRuntimesOfOneONNXRuntime(t *testing.T) {
 		}
 	}
 	b.open()
-	all := b.cache.runtimes.all()
+	all := b.cache.runtimes.All()
 	require.Eventually(t, func() bool {
-		first, ok := b.cache.probes.lastProbe(all[0])
-		second, ok2 := b.cache.probes.lastProbe(all[1])
-		return ok && ok2 && first.EPs[standin.EP].SDKVersion == "1.0" && second.EPs[standin.EP].SDKVersion == "2.0"
+		first, second := b.cache.runtimes.Probe(t.Context(), all[0]), b.cache.runtimes.Probe(t.Context(), all[1])
+		return !first.Assessed.IsZero() && !second.Assessed.IsZero() &&
+			first.Marks[standin.EP].SDKVersion == "1.0" && second.Marks[standin.EP].SDKVersion == "2.0"
 	}, soon, time.Millisecond)
 	require.NotContains(t, kinds(b.events(b.self())), event.Changed)
-	require.NotEmpty(t, b.cache.watcher.How(all[0].subject))
-	require.NotEmpty(t, b.cache.watcher.How(all[1].subject))
+	require.NotEmpty(t, b.cache.runtimes.Watched(all[0]))
+	require.NotEmpty(t, b.cache.runtimes.Watched(all[1]))
 }
 
 func TestWhatClientsNamedLastStays(t *testing.T) {
 	b := newBench(t)
-	named := make([]*runtime, maxNamedRuntimes+1)
+	named := make([]*runtimes.Runtime, runtimes.MaxNamed+1)
 	for i := range named {
 		dir := filepath.Join(t.TempDir(), "venv")
 		_, err := standin.Library(dir, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
@@ -136,9 +137,9 @@ func TestWhatClientsNamedLastStays(t *testing.T) {
 		r := b.request(b.model(1))
 		r.Runtime.Directory, r.OnMiss = dir, KeyOnly
 		b.acquire(r)
-		named[i] = b.cache.runtimes.all()[min(i+1, maxNamedRuntimes)]
-		require.Equal(t, dir, named[i].name)
+		named[i] = b.cache.runtimes.All()[min(i+1, runtimes.MaxNamed)]
+		require.Equal(t, dir, named[i].Name)
 	}
-	require.Empty(t, b.cache.watcher.How(named[0].subject), "nobody asks for it any more")
-	require.NotEmpty(t, b.cache.watcher.How(named[1].subject))
+	require.Empty(t, b.cache.runtimes.Watched(named[0]), "nobody asks for it any more")
+	require.NotEmpty(t, b.cache.runtimes.Watched(named[1]))
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/upkeep"
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/store"
 )
 
@@ -83,15 +82,10 @@ func (c *Cache) Reload(o Options) error {
 	c.settings.Store(next)
 	c.rebuilds.Adjust()
 	c.store.SetSettings(next.store)
-	c.setRuntimes(o.Runtimes)
-	if c.machine.SetSources(o.Drivers) {
-		c.watcher.Set(watchedDrivers, c.machine.Files())
-		c.later(c.lookAtMachine) // a driver's version may come from a command
-	}
+	c.runtimes.Register(o.Runtimes)
+	c.runtimes.SetDrivers(o.Drivers)
 	if judging {
-		for _, rt := range c.runtimes.all() {
-			c.changes.add(rt)
-		}
+		c.runtimes.Reassess()
 	}
 	return nil
 }
@@ -99,18 +93,6 @@ func (c *Cache) Reload(o Options) error {
 // later does something that Close waits for.
 func (c *Cache) later(do func(context.Context)) {
 	c.work.Go(func() { do(c.ctx) })
-}
-
-// setRuntimes registers these runtimes, in this order, and no others. What clients brought stays, behind them.
-func (c *Cache) setRuntimes(specs []compilers.Runtime) {
-	added, gone := c.runtimes.register(specs)
-	for _, subject := range gone {
-		c.watcher.Set(subject, nil)
-	}
-	for _, rt := range added {
-		c.watchRuntime(rt, nil)
-		c.later(func(ctx context.Context) { _, _ = c.content(ctx, rt, func(string) {}) }) // told and logged by whoever finds out
-	}
 }
 
 // Configured tells what is not in force of the configuration that the options are from.

@@ -63,7 +63,7 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
-	b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
+	b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
 	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == sourceRule+"own" }, soon, time.Millisecond)
 	require.Equal(t, compilers.Unsupported.String(), b.list()[0].told.Compatibility)
@@ -144,13 +144,13 @@ func TestRuntimesFollow(t *testing.T) {
 
 	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{{Directory: other}, ours} })
 	require.Equal(t, other, b.acquire(b.request(b.model(1))).Runtime, "the preferred one comes first")
-	require.Eventually(t, func() bool { return b.cache.watcher.How(other) != "" }, soon, time.Millisecond)
-	same := b.cache.runtimes.all()[1]
+	require.Eventually(t, func() bool { return b.cache.runtimes.Watched(b.cache.runtimes.All()[0]) != "" }, soon, time.Millisecond)
+	gone, same := b.cache.runtimes.All()[0], b.cache.runtimes.All()[1]
 
 	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{ours} })
 	require.Equal(t, b.runtime, b.acquire(b.request(b.model(1))).Runtime)
-	require.Same(t, same, b.cache.runtimes.all()[0], "what stays is not looked at again")
-	require.Empty(t, b.cache.watcher.How(other))
+	require.Same(t, same, b.cache.runtimes.All()[0], "what stays is not looked at again")
+	require.Empty(t, b.cache.runtimes.Watched(gone))
 
 	b.reload(func(o *Options) { o.Runtimes = nil })
 	require.Equal(t, apierr.Unavailable, b.refused(b.request(b.model(1))).Class)
@@ -166,9 +166,9 @@ func TestRuntimeOfAClientIsRegistered(t *testing.T) {
 	r.Runtime.Directory = other
 	b.acquire(r)
 	b.reload(func(o *Options) { o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: other}) })
-	all := b.cache.runtimes.all()
+	all := b.cache.runtimes.All()
 	require.Len(t, all, 2)
-	require.True(t, all[1].registered)
+	require.True(t, all[1].Registered)
 	require.Equal(t, Hit, b.acquire(r).Outcome)
 }
 

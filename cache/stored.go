@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/dedupe"
@@ -60,6 +61,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	}
 	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
 	c.rights = c.openRights()
+	c.runtimes = &runtimes.Set{} // none
 	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), newReports(c.now)
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {
@@ -113,7 +115,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	if err != nil {
 		return nil, err
 	}
-	at = at.withRuntime(rc.spec.Directory, rc)
+	at = at.withRuntime(rc.Spec.Directory, rc)
 	at.finding = f
 	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
@@ -157,7 +159,7 @@ func recorded(a *against, b *index.Build) Judgement {
 	j := Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.runtime,
 		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
 	switch known := a.runtime != ""; {
-	case known && a.rc.made(b):
+	case known && a.rc.Made(b):
 		j.Verdict, j.Source = compilers.Optimal, sourceLibrary
 		j.Reason = "the same libraries made it; whether this machine has the device nobody was asked"
 	case known:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -29,27 +30,21 @@ type finding struct {
 
 // libraries hashes the libraries of the runtime that the request names, without loading them. It
 // returns contents without a directory where the request names none.
-func (f *finding) libraries(ctx context.Context, r *Request) (*runtimeContent, error) {
-	rc := &runtimeContent{digests: make(map[string]cas.Digest)}
+func (f *finding) libraries(ctx context.Context, r *Request) (*runtimes.Content, error) {
+	rc := &runtimes.Content{Digests: make(map[string]cas.Digest)}
 	if r.Runtime.Directory == "" {
 		return rc, nil
 	}
 	var err error
-	if rc.spec, err = compilers.Find(r.Runtime.Directory); err != nil {
+	if rc.Spec, err = compilers.Find(r.Runtime.Directory); err != nil {
 		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err}
 	}
-	for _, l := range rc.spec.EPs {
-		if rc.digests[l.EP], err = LibraryDigest(ctx, l); err != nil {
+	for _, l := range rc.Spec.EPs {
+		if rc.Digests[l.EP], err = runtimes.LibraryDigest(ctx, l); err != nil {
 			return nil, apierr.New(apierr.Unavailable, err, "runtime %q", r.Runtime.Directory)
 		}
 	}
 	return rc, nil
-}
-
-// LibraryDigest hashes an EP library and the libraries beside it that carry its SDK. Libraries of
-// equal digests are the same, wherever they are.
-func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
-	return libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) })
 }
 
 // plan thinks a request through without asking an execution provider, and finds the builds for it.
@@ -62,13 +57,13 @@ func (f *finding) plan(ctx context.Context, at *attempt) (p *plan, err error) {
 	for _, ep := range at.EPs {
 		p.eps = append(p.eps, compilers.EP{Name: ep.Name})
 	}
-	known := at.rc.spec.Directory != ""
+	known := at.rc.Spec.Directory != ""
 	if p.fitting = f.fitting(&p.canonical); len(p.fitting) > 0 && known {
-		if p.eps, err = resolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
+		if p.eps, err = runtimes.ResolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
 			return nil, err
 		}
 	}
-	made := func(b *index.Build) bool { return known && at.rc.made(b) }
+	made := func(b *index.Build) bool { return known && at.rc.Made(b) }
 	own := slices.DeleteFunc(slices.Clone(p.fitting), func(b *index.Build) bool { return !made(b) })
 	switch others := slices.DeleteFunc(slices.Clone(p.fitting), made); {
 	case different(own):

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -83,7 +84,7 @@ func (c *Cache) compareOnce(ctx context.Context, at *attempt, a *Answer) (compil
 	find := func(ctx context.Context, own *Request) (compilers.VerifyResult, error) {
 		return c.compare(ctx, v, at.withRequest(own), a.Build, graph)
 	}
-	return rememberOwn(ctx, c, at.Request, c.probes.key("output", at.rc, what), compared, find)
+	return rememberOwn(ctx, c, at.Request, c.runtimes.Key("output", at.rc, what), compared, find)
 }
 
 // compared: what could not be compared may be another time.
@@ -103,7 +104,7 @@ func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, at *att
 		}
 	}
 	check := at.plan.against("", at.rc).checkJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(at.plan.canonical.GraphOptimizationLevel)))
-	return still(at.rc, func() (compilers.VerifyResult, error) {
+	return runtimes.Still(at.rc, func() (compilers.VerifyResult, error) {
 		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: at.plan.withDimensions(check), Source: j.copies[0].path, Most: at.VerifyOutput})
 	})
 }

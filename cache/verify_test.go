@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -119,7 +120,7 @@ func TestWhatCouldNotBeComparedIsTriedAgain(t *testing.T) {
 	b.acquire(b.verifying(0.01))
 	require.Equal(t, before, b.compiler.Comparisons.Load(), "not at once")
 	b.compiler.Comparison = nil
-	b.later.Add(int64(2 * failureHolds))
+	b.later.Add(int64(2 * runtimes.FailureHolds))
 	require.Empty(t, b.acquire(b.verifying(0.01)).Warnings)
 }
 

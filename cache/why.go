@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
@@ -239,14 +240,14 @@ func (c *Cache) planAgain(ctx context.Context, b *index.Build) (*attempt, error)
 	if err != nil {
 		return nil, err
 	}
-	last := noRuntime(at.Request, nil)
-	for _, rt := range c.runtimes.all() {
-		rc, err := c.content(ctx, rt, func(string) {})
-		if err != nil || !rc.hasAll(at.EPs) {
+	last := runtimes.None(at.EPs, nil)
+	for _, rt := range c.runtimes.All() {
+		rc, err := c.runtimes.Content(ctx, rt, func(string) {})
+		if err != nil || !rc.HasAll(at.EPs) {
 			continue // another one may do
 		}
 		var planned *attempt
-		if planned, last = c.planned(ctx, at.withRuntime(rt.name, rc)); last == nil {
+		if planned, last = c.planned(ctx, at.withRuntime(rt.Name, rc)); last == nil {
 			return planned, nil
 		}
 	}

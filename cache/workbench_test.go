@@ -190,9 +190,9 @@ func (b *bench) identified(r *Request) *attempt {
 func (b *bench) planned(r *Request) *attempt {
 	b.Helper()
 	at := b.identified(r)
-	rt, rc, err := b.cache.resolve(context.Background(), at.Request, at.phase)
+	rt, rc, err := b.cache.runtimes.Resolve(context.Background(), at.wanted(), at.phase)
 	require.NoError(b, err)
-	at, err = b.cache.planned(context.Background(), at.withRuntime(rt.name, rc))
+	at, err = b.cache.planned(context.Background(), at.withRuntime(rt.Name, rc))
 	require.NoError(b, err)
 	return at
 }

@@ -1,5 +1,14 @@
-// Package runtimes knows which ONNX Runtimes and execution provider libraries there are, and on which
-// machine.
+// Package runtimes knows which ONNX Runtimes and execution provider libraries there are, on which
+// machine, and what they find there.
 //
-// Start reading at Machine.
+// A Set has the runtimes that the administrator registered and those that clients named. Resolve finds
+// the one that a request means. Content is what the files of a runtime were when they were last looked
+// at; every use compares their stamps, so that a library that was replaced is never taken for the one
+// before. A change is noticed by a watcher as well: the runtime is probed again, and Options.Assessed
+// is called.
+//
+// What the worker finds out (devices, fingerprints, verdicts) is remembered under keys that cover the
+// libraries' bytes and the machine: see Remember. Such facts outlive the daemon.
+//
+// Start reading at Set.
 package runtimes

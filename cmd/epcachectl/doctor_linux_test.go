@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/doctor"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/compilers"
@@ -188,7 +188,7 @@ func TestDoctorOfARuntime(t *testing.T) {
 	others.Known(t.Context(), "runtime", r)
 	require.Contains(t, find(t, doctor.Result{Findings: others.List}, "ok",
 		"has no equal OpenVINOExecutionProvider").Text, fmt.Sprintf("directory = %q", dir))
-	digest, err := cache.LibraryDigest(t.Context(), r.EPs[0])
+	digest, err := runtimes.LibraryDigest(t.Context(), r.EPs[0])
 	require.NoError(t, err)
 	equal := &wire.EpFacts{Name: "OpenVINOExecutionProvider", Library: "/opt/another/place.so",
 		LibraryDigest: digest.String()}

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
@@ -74,10 +74,10 @@ func (x *Examination) Known(ctx context.Context, subject string, r compilers.Run
 
 // daemonsRuntime finds the runtime that has the library, or one of equal content with equal
 // libraries beside it.
-func daemonsRuntime(ctx context.Context, runtimes []*wire.RuntimeFacts,
+func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	ep compilers.EPLibrary) *wire.RuntimeFacts {
-	digest, err := cache.LibraryDigest(ctx, ep)
-	for _, r := range runtimes {
+	digest, err := runtimes.LibraryDigest(ctx, ep)
+	for _, r := range all {
 		for _, has := range r.GetEps() {
 			if has.GetName() == ep.EP && (sameFile(has.GetLibrary(), ep.Path) || err == nil &&
 				has.GetLibraryDigest() == digest.String()) {

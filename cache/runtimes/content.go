@@ -1,4 +1,4 @@
-package cache
+package runtimes
 
 import (
 	"cmp"
@@ -13,30 +13,31 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/witness"
 )
 
-// runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.
-type runtimeContent struct {
-	spec    compilers.Runtime
+// Content is what a runtime's files were when they were last looked at. It does not change. Libraries
+// that are not looked at have one with Spec and Digests alone, as far as these are known.
+type Content struct {
+	Spec    compilers.Runtime
+	Machine MachineID             // that it was looked at on
+	ORT     cas.Digest            // of libonnxruntime; in no build key, because builds do not depend on it
+	Digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+
+	// Attached is what Options.Attach made: what is remembered of exactly these libraries. It is
+	// forgotten with them.
+	Attached any
+
 	find    func() (compilers.Runtime, error)
-	machine runtimes.MachineID // that it was looked at on
-	now     func() runtimes.MachineID
+	now     func() MachineID
 	files   []stampedFile
-	folders []stampedFolder       // the same files, for looking often
-	ort     cas.Digest            // of libonnxruntime; in no build key, for builds do not depend on it
-	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+	folders []stampedFolder // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
 	shown map[string]contents
 	past  atomic.Bool // other files are in its place: nothing can be run with it any more
-
-	plans  plans  // requests thought through for exactly these contents
-	judged judged // what is known of builds that others made
 }
 
 // contents are digests of libraries, by their paths from an EP library's folder.
@@ -68,7 +69,7 @@ func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
 
 // unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
 // in folders that are kept open; the folders themselves by path, for one may have been put in another's place.
-func (rc *runtimeContent) unchanged() bool {
+func (rc *Content) unchanged() bool {
 	for i := range rc.folders {
 		if !rc.folders[i].unchanged() {
 			return false
@@ -131,7 +132,7 @@ func byFolder(files []stampedFile) ([]stampedFolder, error) {
 // library is there as it was, and no other. Python writes its own files beside them when it first imports a package.
 // Nor does it matter that a package manager links a library into another environment, where the times of the folders
 // show that no other file was in a library's place meanwhile.
-func (rc *runtimeContent) intact() bool {
+func (rc *Content) intact() bool {
 	if rc.unchanged() {
 		return true
 	}
@@ -146,15 +147,15 @@ func (rc *runtimeContent) intact() bool {
 		}
 	}
 	spec, err := rc.find()
-	return err == nil && reflect.DeepEqual(spec, rc.spec)
+	return err == nil && reflect.DeepEqual(spec, rc.Spec)
 }
 
-// stands tells who has worked with the libraries whether it was with these alone, and on this machine: a driver that
-// is another by now may have been another before.
-func (rc *runtimeContent) stands() bool { return rc.now() == rc.machine && rc.intact() }
+// Stands reports whether work with the libraries until now was with these alone, and on this machine. A
+// driver that is another one by now may have been another one before.
+func (rc *Content) Stands() bool { return rc.now() == rc.Machine && rc.intact() }
 
 // newest is the last time at which any of the files or their folders changed.
-func (rc *runtimeContent) newest() time.Time {
+func (rc *Content) newest() time.Time {
 	var last int64
 	for _, f := range rc.folders {
 		last = max(last, f.own.Ctime)
@@ -165,13 +166,14 @@ func (rc *runtimeContent) newest() time.Time {
 	return time.Unix(0, last)
 }
 
-// same reports whether the libraries are, in content, what they were, on the same machine.
-func (rc *runtimeContent) same(other *runtimeContent) bool {
-	return rc.spec.ORTVersion == other.spec.ORTVersion && rc.ort == other.ort && maps.Equal(rc.digests, other.digests) && rc.machine == other.machine
+// Same reports whether the libraries are, in content, what they were, on the same machine.
+func (rc *Content) Same(other *Content) bool {
+	return rc.Spec.ORTVersion == other.Spec.ORTVersion && rc.ORT == other.ORT && maps.Equal(rc.Digests, other.Digests) && rc.Machine == other.Machine
 }
 
-func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
-	for _, l := range rc.spec.EPs {
+// Library returns the library of an execution provider.
+func (rc *Content) Library(ep string) (compilers.EPLibrary, bool) {
+	for _, l := range rc.Spec.EPs {
 		if l.EP == ep {
 			return l, true
 		}
@@ -179,27 +181,28 @@ func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
 	return compilers.EPLibrary{}, false
 }
 
-func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, error) {
-	find := c.equipped(rt.find)
+func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (*Content, error) {
+	find := s.equipped(rt.find)
 	spec, err := find()
 	if err != nil {
 		return nil, err
 	}
-	c.recallNoticed(rt)
-	now := func() runtimes.MachineID { return rt.on(c.machine.Now()) }
-	rc := &runtimeContent{spec: spec, find: find, machine: now(), now: now,
-		digests: make(map[string]cas.Digest), shown: make(map[string]contents)}
+	s.recallNoticed(rt)
+	now := func() MachineID { return rt.on(s.machine.Now()) }
+	rc := &Content{Spec: spec, find: find, Machine: now(), now: now,
+		Digests: make(map[string]cas.Digest), shown: make(map[string]contents),
+		Attached: s.options.Attach()}
 	seen := make(map[string]bool)
 	add := func(path string) error {
 		if seen[path] {
 			return nil
 		}
 		seen[path] = true
-		s, err := cas.StampPath(path)
+		stamp, err := cas.StampPath(path)
 		if err != nil {
 			return err
 		}
-		rc.files = append(rc.files, stampedFile{path: path, stamp: s})
+		rc.files = append(rc.files, stampedFile{path: path, stamp: stamp})
 		return nil
 	}
 	if err := add(spec.ORTLibrary); err != nil {
@@ -216,15 +219,15 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		return nil, err
 	}
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
-		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
+		return nil, cmp.Or(err, ErrMoving) // something came or went before its folder was stamped
 	}
 	read := make(map[string]cas.Digest, len(rc.files))
 	digest := func(path string) (d cas.Digest, err error) {
-		d, err = c.fileDigest(ctx, path)
+		d, err = s.digests.file(ctx, path)
 		read[path] = d
 		return d, err
 	}
-	if rc.ort, err = digest(spec.ORTLibrary); err != nil {
+	if rc.ORT, err = digest(spec.ORTLibrary); err != nil {
 		return nil, err
 	}
 	for _, l := range spec.EPs {
@@ -239,7 +242,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		if err != nil {
 			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
 		}
-		rc.digests[l.EP] = d
+		rc.Digests[l.EP] = d
 		if l.Tool == "" && !l.Elsewhere { // else more counts than an application shows
 			rc.shown[l.EP] = shown
 		}
@@ -251,8 +254,8 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 }
 
 // equipped adds the tools that compile in the place of libraries.
-func (c *Cache) equipped(find func() (compilers.Runtime, error)) func() (compilers.Runtime, error) {
-	e, ok := c.compiler.(compilers.Equipped)
+func (s *Set) equipped(find func() (compilers.Runtime, error)) func() (compilers.Runtime, error) {
+	e, ok := s.options.Compiler.(compilers.Equipped)
 	if !ok {
 		return find
 	}
@@ -265,82 +268,13 @@ func (c *Cache) equipped(find func() (compilers.Runtime, error)) func() (compile
 	}
 }
 
-// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
-// library's folder and contents, in the order of the names. fileDigest gives a file's.
-func libraryDigest(l compilers.EPLibrary, fileDigest func(path string) (cas.Digest, error)) (cas.Digest, error) {
-	var b []byte
-	files := slices.Clone(l.Files)
-	slices.Sort(files)
-	for _, path := range files {
-		d, err := fileDigest(path)
-		if err != nil {
-			return cas.Digest{}, err
-		}
-		name, err := filepath.Rel(filepath.Dir(l.Path), path)
-		if err != nil {
-			name = filepath.Base(path)
-		}
-		b = memo.AppendText(b, name)
-		b = append(b, d[:]...)
-	}
-	if l.Tool != "" {
-		b = append(b, "tool "+l.Tool...)
-	}
-	return cas.Digest(digestOf(b)), nil
-}
-
-// fileDigest hashes one library file, or remembers it by its stamp.
-func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	defer f.Close()
-	return c.openDigest(ctx, 0, f)
-}
-
-// openDigest hashes an open file, or remembers it by its stamp for the user whose it is.
-func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
-	if d, ok := c.memoDigest(uid, f); ok {
-		return d, nil
-	}
-	key, believable := memo.FileKey(uid, f)
-	before, err := witness.Watch([]*os.File{f}, c.now(), believable)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	d, err := cas.Sum(ctx, f, 0, info.Size())
-	if err == nil && before.Believed() && before.Unchanged() == nil {
-		// Not saved costs another hashing at the next start, nothing else.
-		_ = c.index.Memos.Save(append([]byte("file:"), key[:]...), d[:])
-	}
-	return d, err
-}
-
-// memoDigest gives the digest of an open file that is remembered by its stamp.
-func (c *Cache) memoDigest(uid uint32, f *os.File) (cas.Digest, bool) {
-	key, believable := memo.FileKey(uid, f)
-	if !believable {
-		return cas.Digest{}, false
-	}
-	raw, ok := c.index.Memos.Get(append([]byte("file:"), key[:]...))
-	if !ok || len(raw) != 32 {
-		return cas.Digest{}, false
-	}
-	return cas.Digest(raw), true
-}
-
-// epFacts describes the EP libraries of a build.
-func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerprint) []index.EPFacts {
+// EPFacts describes the EP libraries of a build.
+func (rc *Content) EPFacts(eps []compilers.EP, marks []compilers.Fingerprint) []index.EPFacts {
 	out := make([]index.EPFacts, len(eps))
 	for i, ep := range eps {
-		lib, _ := rc.library(ep.Name)
+		lib, _ := rc.Library(ep.Name)
 		out[i] = index.EPFacts{
-			Name: ep.Name, Library: lib.Path, LibraryDigest: rc.digests[ep.Name],
+			Name: ep.Name, Library: lib.Path, LibraryDigest: rc.Digests[ep.Name],
 			Version: marks[i].EPVersion, SDKVersion: marks[i].SDKVersion,
 			HardwareArchitecture: marks[i].Hardware(),
 			CompatibilityString:  marks[i].CompatibilityString,
@@ -351,4 +285,24 @@ func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerpr
 		}
 	}
 	return out
+}
+
+// HasEvery reports whether the runtime has the execution providers of the build.
+func (rc *Content) HasEvery(b *index.Build) bool {
+	for i := range b.EPs {
+		if _, ok := rc.Library(b.EPs[i].Name); !ok {
+			return false
+		}
+	}
+	return len(b.EPs) > 0
+}
+
+// Made reports whether the runtime's own libraries made the build.
+func (rc *Content) Made(b *index.Build) bool {
+	for i := range b.EPs {
+		if rc.Digests[b.EPs[i].Name] != b.EPs[i].LibraryDigest {
+			return false
+		}
+	}
+	return true
 }

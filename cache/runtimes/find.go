@@ -1,4 +1,4 @@
-package cache
+package runtimes
 
 import (
 	"context"
@@ -14,31 +14,67 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// resolve finds the runtime that the request means, with its files looked at.
-func (c *Cache) resolve(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
-	switch {
-	case r.Runtime.Directory != "":
-		return c.resolveDirectory(ctx, r, progress)
-	case len(r.Runtime.EPLibraries) > 0:
-		return c.resolveLibraries(ctx, r, progress)
+// Wanted is the runtime that a request asks for.
+type Wanted struct {
+	Ref
+	EPs       []identity.EP // which the runtime must have
+	UID       uint32        // of the client
+	StrictORT bool          // no other version of ONNX Runtime than ORTVersion will do
+	MayClaim  bool          // the client may compile with its own libraries instead
+}
+
+// Ref says what the caller will load the model with. The zero value means the default runtime.
+type Ref struct {
+	Directory   string
+	ORTVersion  string
+	ORTLibrary  string
+	EPLibraries []LibraryRef
+}
+
+// LibraryRef names one execution provider's library as the caller sees it. File may be nil.
+type LibraryRef struct {
+	EP, Path string
+	File     *os.File
+	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its folder
+	Complete bool                // Beside is all that compilers.Beside lists
+}
+
+// Library returns what the reference says of an execution provider's library, nil if nothing.
+func (ref *Ref) Library(ep string) *LibraryRef {
+	for i := range ref.EPLibraries {
+		if ref.EPLibraries[i].EP == ep {
+			return &ref.EPLibraries[i]
+		}
 	}
-	return c.resolveDefault(ctx, r, progress)
+	return nil
+}
+
+// Resolve finds the runtime that the request means, and looks at its files. A client of the daemon's own
+// user may bring a runtime that was not known before. The error has class Unavailable where there is none.
+func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+	switch {
+	case w.Directory != "":
+		return s.resolveDirectory(ctx, w, progress)
+	case len(w.EPLibraries) > 0:
+		return s.resolveLibraries(ctx, w, progress)
+	}
+	return s.resolveDefault(ctx, w, progress)
 }
 
 // resolveDefault takes the first runtime that has every execution provider of the request.
-func (c *Cache) resolveDefault(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	var have []string
 	var last error
-	for _, rt := range c.runtimes.all() {
-		if !rt.registered {
+	for _, rt := range s.All() {
+		if !rt.Registered {
 			continue
 		}
-		rc, err := c.content(ctx, rt, progress)
+		rc, err := s.Content(ctx, rt, progress)
 		if err != nil {
 			last = err
 			continue
 		}
-		if rc.hasAll(r.EPs) && (!r.StrictORT || r.Runtime.ORTVersion == "" || r.Runtime.ORTVersion == rc.spec.ORTVersion) {
+		if rc.HasAll(w.EPs) && (!w.StrictORT || w.ORTVersion == "" || w.ORTVersion == rc.Spec.ORTVersion) {
 			return rt, rc, nil
 		}
 		have = append(have, rc.providers()...)
@@ -46,18 +82,21 @@ func (c *Cache) resolveDefault(ctx context.Context, r *Request, progress func(st
 	if last != nil && len(have) == 0 {
 		return nil, nil, last
 	}
-	return nil, nil, noRuntime(r, have)
+	return nil, nil, None(w.EPs, have)
 }
 
-func noRuntime(r *Request, have []string) error {
-	names := make([]string, 0, len(r.EPs))
-	for _, ep := range r.EPs {
+// None returns the error for execution providers that no registered runtime has all of. have lists those
+// that the runtimes have.
+func None(eps []identity.EP, have []string) error {
+	var all, names []string
+	for _, ep := range eps {
+		all = append(all, ep.Name)
 		if !slices.Contains(have, ep.Name) {
 			names = append(names, ep.Name)
 		}
 	}
 	if len(names) == 0 { // each is somewhere, and nowhere all of them
-		return apierr.New(apierr.Unavailable, nil, "no registered runtime has all of %s", epNames(r.EPs))
+		return apierr.New(apierr.Unavailable, nil, "no registered runtime has all of %s", strings.Join(all, ", "))
 	}
 	slices.Sort(have)
 	have = slices.Compact(have)
@@ -68,157 +107,158 @@ func noRuntime(r *Request, have []string) error {
 	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
 }
 
-func (rc *runtimeContent) providers() (names []string) {
-	for _, l := range rc.spec.EPs {
+func (rc *Content) providers() (names []string) {
+	for _, l := range rc.Spec.EPs {
 		names = append(names, l.EP)
 	}
 	return names
 }
 
-func (rc *runtimeContent) hasAll(eps []identity.EP) bool {
+// HasAll reports whether the runtime has all of the execution providers.
+func (rc *Content) HasAll(eps []identity.EP) bool {
 	for _, ep := range eps {
-		if _, ok := rc.library(ep.Name); !ok {
+		if _, ok := rc.Library(ep.Name); !ok {
 			return false
 		}
 	}
 	return true
 }
 
-func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
-	dir := filepath.Clean(r.Runtime.Directory)
+func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+	dir := filepath.Clean(w.Directory)
 	if !filepath.IsAbs(dir) {
-		return nil, nil, apierr.New(apierr.BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
+		return nil, nil, apierr.New(apierr.BadRequest, nil, "runtime directory %q is not an absolute path", w.Directory)
 	}
-	own := c.mayName(r.Peer)
-	same := func(rt *runtime) bool { return rt.name == dir || own && sameFile(rt.name, dir) }
-	var found *runtime
-	all := c.runtimes.all()
+	own := s.mayName(w)
+	same := func(rt *Runtime) bool { return rt.Name == dir || own && sameFile(rt.Name, dir) }
+	var found *Runtime
+	all := s.All()
 	if i := slices.IndexFunc(all, same); i >= 0 {
 		found = all[i]
 	} else {
 		if !own {
-			if rt, rc, err := c.equalRuntime(ctx, r, progress); rc != nil || err != nil {
+			if rt, rc, err := s.equalRuntime(ctx, w, progress); rc != nil || err != nil {
 				return rt, rc, err
 			}
-			return nil, nil, c.notMine(r, dir)
+			return nil, nil, s.notMine(w, dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
 			return nil, nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err}
 		}
-		found = c.addNamed(directoryRuntime(dir, false), same)
+		found = s.addNamed(directoryRuntime(dir, false), same)
 	}
-	rc, err := c.content(ctx, found, progress)
+	rc, err := s.Content(ctx, found, progress)
 	if err != nil {
 		return nil, nil, err
 	}
-	if !rc.hasAll(r.EPs) {
-		return nil, nil, noRuntime(r, rc.providers())
+	if !rc.HasAll(w.EPs) {
+		return nil, nil, None(w.EPs, rc.providers())
 	}
 	return found, rc, nil
 }
 
 // mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
-func (c *Cache) mayName(p Peer) bool { return p.UID == c.uid }
+func (s *Set) mayName(w *Wanted) bool { return w.UID == s.options.UID }
 
-// factInstead of an error lists what the client can do instead, the best first, separated by
+// FactInstead of an error lists what the client can do instead, the best first, separated by
 // spaces.
 const (
-	factInstead = "instead"
+	FactInstead = "instead"
 	insteadShow = "show" // ask again, and show all libraries beside those of the EPs
 	// ask again with on_miss claim, and compile with the client's own libraries
 	insteadClaim = "claim"
 	insteadOwn   = "own" // ask a daemon of the user's own, which may run the user's libraries
 )
 
-func (c *Cache) notMine(r *Request, what string) error {
+func (s *Set) notMine(w *Wanted, what string) error {
 	var instead []string
-	if !r.shows() {
+	if !w.Shows() {
 		instead = append(instead, insteadShow)
 	}
-	if r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none" {
+	if w.MayClaim {
 		instead = append(instead, insteadClaim)
 	}
 	at := len(instead)
-	if !slices.ContainsFunc(c.runtimes.all(), func(rt *runtime) bool { return rt.registered }) {
+	if !slices.ContainsFunc(s.All(), func(rt *Runtime) bool { return rt.Registered }) {
 		at = 0 // a daemon that can compile nothing for this user steps aside
 	}
 	instead = slices.Insert(instead, at, insteadOwn)
 	return apierr.New(apierr.Unavailable, nil,
 		"runtime %q is not registered with this daemon, nor one of equal libraries", what).
-		WithFact(factInstead, strings.Join(instead, " ")).
+		WithFact(FactInstead, strings.Join(instead, " ")).
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
 }
 
-// shows tells whether the caller shows the whole libraries of all EPs of the request, and not only
+// Shows reports whether the caller shows the whole libraries of all EPs of the request, and not only
 // their paths.
-func (r *Request) shows() bool {
-	for _, ep := range r.EPs {
-		if ref := r.Runtime.library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {
+func (w *Wanted) Shows() bool {
+	for _, ep := range w.EPs {
+		if ref := w.Library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {
 			return false
 		}
 	}
-	return len(r.EPs) > 0
+	return len(w.EPs) > 0
 }
 
 // resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or
 // files of the same content in another place. What is beside an EP library carries its SDK, so its
 // content counts too.
-func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
-	likely, unknown := c.candidates(r)
+func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+	likely, unknown := s.candidates(w)
 	for _, rt := range likely {
-		if rc := c.carrying(ctx, rt, r, progress); rc != nil {
+		if rc := s.carrying(ctx, rt, w, progress); rc != nil {
 			return rt, rc, nil
 		}
 	}
 	for _, rt := range unknown {
-		if rc := rt.facts.Load(); rc != nil && c.holds(rc) {
+		if rc := rt.Found(); rc != nil && s.holds(rc) {
 			continue // it is as it was, and it was not the caller's
 		}
-		if rc := c.carrying(ctx, rt, r, progress); rc != nil {
+		if rc := s.carrying(ctx, rt, w, progress); rc != nil {
 			return rt, rc, nil
 		}
 	}
-	if path := c.replacedPath(r); path != "" {
+	if path := s.ReplacedPath(w); path != "" {
 		return nil, nil, replaced(path)
 	}
-	if rt, rc, err := c.equalRuntime(ctx, r, progress); rc != nil || err != nil {
+	if rt, rc, err := s.equalRuntime(ctx, w, progress); rc != nil || err != nil {
 		return rt, rc, err
 	}
-	if !c.mayName(r.Peer) {
-		return nil, nil, c.notMine(r, r.Runtime.EPLibraries[0].Path)
+	if !s.mayName(w) {
+		return nil, nil, s.notMine(w, w.EPLibraries[0].Path)
 	}
-	if r.Runtime.ORTLibrary == "" {
-		return nil, nil, apierr.New(apierr.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
+	if w.ORTLibrary == "" {
+		return nil, nil, apierr.New(apierr.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", w.EPLibraries[0].Path).
 			WithHint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
 	}
-	return c.nameLibraries(ctx, r, progress)
+	return s.nameLibraries(ctx, w, progress)
 }
 
 // equalRuntime finds a runtime whose libraries have the content that the caller shows, one with the
 // caller's ONNX Runtime first; nil where there is none. A client of the daemon's own user names its
 // libraries by path instead.
-func (c *Cache) equalRuntime(ctx context.Context, r *Request,
-	progress func(string)) (*runtime, *runtimeContent, error) {
-	if c.mayName(r.Peer) || !r.shows() {
+func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
+	progress func(string)) (*Runtime, *Content, error) {
+	if s.mayName(w) || !w.Shows() {
 		return nil, nil, nil
 	}
 	shown := make(map[string]contents)
-	for _, ep := range r.EPs {
-		ref := r.Runtime.library(ep.Name)
-		all, err := c.shownContents(ctx, r.Peer.UID, ref)
+	for _, ep := range w.EPs {
+		ref := w.Library(ep.Name)
+		all, err := s.digests.contents(ctx, w.UID, ref)
 		if err != nil {
 			return nil, nil, err
 		}
 		shown[ep.Name] = all.of(ref)
 	}
-	var found *runtime
-	var content *runtimeContent
-	for _, rt := range c.runtimes.all() {
-		rc, err := c.content(ctx, rt, progress)
+	var found *Runtime
+	var content *Content
+	for _, rt := range s.All() {
+		rc, err := s.Content(ctx, rt, progress)
 		if err != nil || !rc.equals(shown) {
 			continue // probe shows the error of a runtime, and another one may do
 		}
-		if rc.spec.ORTVersion == r.Runtime.ORTVersion {
+		if rc.Spec.ORTVersion == w.ORTVersion {
 			return rt, rc, nil
 		}
 		if found == nil {
@@ -229,7 +269,7 @@ func (c *Cache) equalRuntime(ctx context.Context, r *Request,
 }
 
 // equals tells whether an application that shows these libraries, by EP, has what this runtime has.
-func (rc *runtimeContent) equals(shown map[string]contents) bool {
+func (rc *Content) equals(shown map[string]contents) bool {
 	for ep, have := range shown {
 		if want := rc.shown[ep]; want == nil || !maps.Equal(want, have) {
 			return false
@@ -239,18 +279,18 @@ func (rc *runtimeContent) equals(shown map[string]contents) bool {
 }
 
 // carrying gives the runtime's contents if they have all that the request needs, and the caller's very libraries.
-func (c *Cache) carrying(ctx context.Context, rt *runtime, r *Request, progress func(string)) *runtimeContent {
-	rc := rt.facts.Load()
-	if rc == nil || !c.holds(rc) {
-		if rc != nil && rc.replacedUnder(r) {
+func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
+	rc := rt.Found()
+	if rc == nil || !s.holds(rc) {
+		if rc != nil && rc.replacedUnder(w) {
 			return nil // no waiting for the new libraries: the caller has one from before
 		}
 		var err error
-		if rc, err = c.content(ctx, rt, progress); err != nil {
+		if rc, err = s.Content(ctx, rt, progress); err != nil {
 			return nil // a runtime that is gone or broken: probe shows its error, and another one may do
 		}
 	}
-	if !rc.hasAll(r.EPs) || !rc.carries(r, c.mayName(r.Peer)) {
+	if !rc.HasAll(w.EPs) || !rc.carries(w, s.mayName(w)) {
 		return nil
 	}
 	return rc
@@ -259,14 +299,14 @@ func (c *Cache) carrying(ctx context.Context, rt *runtime, r *Request, progress 
 // candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the caller's
 // own ONNX Runtime first, and the others: nobody has looked at them yet, or they may be the caller's by now. No file of
 // theirs is looked at, for a hit needs only the first.
-func (c *Cache) candidates(r *Request) (likely, unknown []*runtime) {
-	var own, other []*runtime
-	for _, rt := range c.runtimes.all() {
-		rc := rt.facts.Load()
+func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
+	var own, other []*Runtime
+	for _, rt := range s.All() {
+		rc := rt.Found()
 		switch {
-		case rc == nil || !rc.carries(r, c.mayName(r.Peer)):
+		case rc == nil || !rc.carries(w, s.mayName(w)):
 			unknown = append(unknown, rt)
-		case rc.spec.ORTVersion == r.Runtime.ORTVersion:
+		case rc.Spec.ORTVersion == w.ORTVersion:
 			own = append(own, rt)
 		default:
 			other = append(other, rt)
@@ -276,12 +316,12 @@ func (c *Cache) candidates(r *Request) (likely, unknown []*runtime) {
 }
 
 // carries tells whether every EP library that the request needs and names is this runtime's own file.
-func (rc *runtimeContent) carries(r *Request, own bool) bool {
-	for _, ref := range r.Runtime.EPLibraries {
-		if !needs(r.EPs, ref.EP) {
+func (rc *Content) carries(w *Wanted, own bool) bool {
+	for _, ref := range w.EPLibraries {
+		if !needs(w.EPs, ref.EP) {
 			continue
 		}
-		lib, ok := rc.library(ref.EP)
+		lib, ok := rc.Library(ref.EP)
 		if !ok || !ref.is(lib.Path, rc.files, own) {
 			return false
 		}
@@ -295,7 +335,7 @@ func needs(eps []identity.EP, name string) bool {
 
 // is compares by the file that the caller opened, else by the path that it spelled. A path of another user's is
 // not looked up: it may lie on a file system that never answers.
-func (ref EPLibraryRef) is(path string, files []stampedFile, own bool) bool {
+func (ref LibraryRef) is(path string, files []stampedFile, own bool) bool {
 	if ref.File == nil {
 		return ref.Path == path || own && sameFile(path, ref.Path)
 	}
@@ -310,7 +350,7 @@ func (ref EPLibraryRef) is(path string, files []stampedFile, own bool) bool {
 
 // stillAt tells whether the path leads to the file that the caller opened, and so loads. A package manager may have
 // put another in its place since, and what is compiled for that one is not for this caller.
-func (ref EPLibraryRef) stillAt(path string) bool {
+func (ref LibraryRef) stillAt(path string) bool {
 	if ref.File == nil {
 		return true // the caller knows no more than the path
 	}
@@ -323,28 +363,28 @@ func (ref EPLibraryRef) stillAt(path string) bool {
 }
 
 // replacedUnder tells whether one of the caller's open libraries is no longer what its path leads to.
-func (rc *runtimeContent) replacedUnder(r *Request) bool {
-	return slices.ContainsFunc(r.Runtime.EPLibraries, func(ref EPLibraryRef) bool {
-		lib, ok := rc.library(ref.EP)
-		return ok && needs(r.EPs, ref.EP) && !ref.stillAt(lib.Path)
+func (rc *Content) replacedUnder(w *Wanted) bool {
+	return slices.ContainsFunc(w.EPLibraries, func(ref LibraryRef) bool {
+		lib, ok := rc.Library(ref.EP)
+		return ok && needs(w.EPs, ref.EP) && !ref.stillAt(lib.Path)
 	})
 }
 
-// replacedPath finds a library of a known runtime that the caller has open as it was before it was replaced. What was
+// ReplacedPath finds a library of a known runtime that the caller has open as it was before it was replaced. What was
 // compiled for it then is not served either: execution providers open most of their SDK only when a session is made,
 // and by path, so the caller would load the new one's (seen with QNN and OpenVINO: the load is refused). Who has the
 // earlier libraries in another place names that place.
-func (c *Cache) replacedPath(r *Request) string {
-	for _, ref := range r.Runtime.EPLibraries {
-		if !needs(r.EPs, ref.EP) || ref.File == nil {
+func (s *Set) ReplacedPath(w *Wanted) string {
+	for _, ref := range w.EPLibraries {
+		if !needs(w.EPs, ref.EP) || ref.File == nil {
 			continue
 		}
-		for _, rt := range c.runtimes.all() {
-			rc := rt.facts.Load()
+		for _, rt := range s.All() {
+			rc := rt.Found()
 			if rc == nil {
 				continue
 			}
-			if lib, ok := rc.library(ref.EP); ok && lib.Path == ref.Path && !ref.stillAt(lib.Path) {
+			if lib, ok := rc.Library(ref.EP); ok && lib.Path == ref.Path && !ref.stillAt(lib.Path) {
 				return lib.Path
 			}
 		}
@@ -358,14 +398,14 @@ func replaced(path string) error {
 }
 
 // nameLibraries takes the libraries that a client of the daemon's own user named.
-func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
-	for _, l := range r.Runtime.EPLibraries {
+func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
+	for _, l := range w.EPLibraries {
 		if !l.stillAt(l.Path) {
 			return nil, nil, replaced(l.Path)
 		}
 	}
-	spec := compilers.Runtime{ORTLibrary: r.Runtime.ORTLibrary, ORTVersion: r.Runtime.ORTVersion}
-	for _, l := range r.Runtime.EPLibraries {
+	spec := compilers.Runtime{ORTLibrary: w.ORTLibrary, ORTVersion: w.ORTVersion}
+	for _, l := range w.EPLibraries {
 		spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: l.EP, Path: l.Path})
 	}
 	full, err := compilers.Complete(spec)
@@ -373,16 +413,16 @@ func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(str
 		return nil, nil, apierr.New(apierr.Unavailable, err, "runtime %q", spec.ORTLibrary)
 	}
 	rt := explicitRuntime(full, false)
-	rt = c.addNamed(rt, func(old *runtime) bool { return !old.registered && old.subject == rt.subject })
-	rc, err := c.content(ctx, rt, progress)
+	rt = s.addNamed(rt, func(old *Runtime) bool { return !old.Registered && old.subject == rt.subject })
+	rc, err := s.Content(ctx, rt, progress)
 	if err != nil {
 		return nil, nil, err
 	}
-	if !rc.carries(r, true) {
-		return nil, nil, replaced(r.Runtime.EPLibraries[0].Path)
+	if !rc.carries(w, true) {
+		return nil, nil, replaced(w.EPLibraries[0].Path)
 	}
-	if !rc.hasAll(r.EPs) {
-		return nil, nil, noRuntime(r, nil)
+	if !rc.HasAll(w.EPs) {
+		return nil, nil, None(w.EPs, nil)
 	}
 	return rt, rc, nil
 }

@@ -1,0 +1,305 @@
+package runtimes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"lukechampine.com/blake3"
+
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
+)
+
+// FailureHolds is how long what went wrong with an EP is answered without trying again: long enough that a
+// library which crashes does not do so for each request, and short, because a missing file may have come, and
+// nothing that we look at need tell of it.
+const FailureHolds = 30 * time.Second
+
+// maxFacts bounds what is held in memory, because clients choose options, and bring models. What is for
+// good is in the book as well.
+const maxFacts = 1 << 14
+
+// Question is what is found out about a runtime, once for all who ask.
+type Question struct {
+	Key   string // from Set.Key: it says what kind of fact it is
+	EP    string // that is asked about, for people
+	Asker Asker
+	Fresh bool // what is remembered does not count
+}
+
+// Asker is the request that needs a fact. The zero value: no request waits.
+type Asker struct {
+	Request bool
+	UID     uint32
+	Model   string // its name
+}
+
+// Remember runs find, once for all callers of the key, and keeps the result: for good, or for FailureHolds
+// if lasts reports false. What is remembered holds for the libraries' digests and the machine, which are
+// in the key. It outlives the daemon.
+func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool,
+	find func(context.Context) (T, error)) (T, error) {
+	var out T
+	if !q.Fresh {
+		if v, ok := Recall[T](s, q.Key); ok {
+			return v, nil
+		}
+	}
+	fact, err := s.options.Inquire(ctx, q, func(ctx context.Context) (any, error) {
+		if v, ok := s.load(q.Key).(T); ok && !q.Fresh {
+			return v, nil // found between the look above and here
+		}
+		v, err := find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if s.hold(q.Key, v, lasts(v)); lasts(v) {
+			// Not saved costs a probe at the next start, nothing else.
+			_ = memo.Save(s.options.Book, "probe:"+q.Key, v)
+		}
+		return v, nil
+	})
+	if err != nil {
+		return out, err
+	}
+	return fact.(T), nil // the key says what kind of fact it is
+}
+
+// Recall returns what Remember keeps under the key.
+func Recall[T any](s *Set, key string) (out T, ok bool) {
+	if out, ok = s.load(key).(T); ok {
+		return out, true
+	}
+	if out, ok = memo.Recall[T](s.options.Book, "probe:"+key); ok {
+		s.hold(key, out, true)
+	}
+	return out, ok
+}
+
+func (s *Set) load(key string) any {
+	f, _ := s.facts.Load(key)
+	return f.Now(s.options.Now())
+}
+
+func (s *Set) hold(key string, v any, lasts bool) {
+	f := memo.Fact{Value: v}
+	if !lasts {
+		f.Until = s.options.Now().Add(FailureHolds)
+	}
+	s.facts.Save(key, f, maxFacts)
+}
+
+// Key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and every EP's bytes.
+func (s *Set) Key(kind string, rc *Content, more []byte) string {
+	b := append([]byte(kind), rc.Machine[:]...)
+	b = append(append(b, rc.Spec.ORTVersion...), rc.ORT[:]...)
+	for _, ep := range slices.Sorted(maps.Keys(rc.Digests)) {
+		d := rc.Digests[ep]
+		b = append(append(append(b, 0), ep...), d[:]...)
+	}
+	sum := blake3.Sum256(append(append(b, 0), more...))
+	return fmt.Sprintf("%s-%x", kind, sum[:16])
+}
+
+// Devices lists the devices of the runtime's EPs. fresh: they are probed, whatever is remembered.
+func (s *Set) Devices(ctx context.Context, who Asker, rc *Content, fresh bool) (compilers.Facts, error) {
+	// What is wrong with a library may lie in the ONNX Runtime beside it, and the error names both.
+	q := Question{Key: s.Key("devices", rc, []byte(rc.Spec.ORTLibrary)), Asker: who, Fresh: fresh,
+		EP: strings.Join(slices.Sorted(maps.Keys(rc.Digests)), ", ")}
+	return Remember(ctx, s, q, allWork, func(ctx context.Context) (compilers.Facts, error) {
+		return Still(rc, func() (compilers.Facts, error) { return s.options.Compiler.Probe(ctx, rc.Spec) })
+	})
+}
+
+// Still runs what loads the runtime's libraries, and takes the result only if they are the same afterwards: what two
+// versions did together is said of neither.
+func Still[T any](rc *Content, run func() (T, error)) (T, error) {
+	var none T
+	if rc.past.Load() {
+		return none, ErrReplaced
+	}
+	v, err := run()
+	if !rc.Stands() {
+		return none, ErrMoving
+	}
+	return v, err
+}
+
+// ErrReplaced says that nothing can be run with the libraries that the caller has open: others are in their place.
+var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update")
+
+// ErrGivenUp ends a request, or an inquiry, of a user who cancelled it.
+var ErrGivenUp = errors.New("the job was cancelled")
+
+// Unsettled reports whether an error says nothing of what was asked about: the caller left, or the
+// libraries changed.
+func Unsettled(ctx context.Context, err error) bool {
+	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrMoving) || errors.Is(err, ErrReplaced) ||
+		errors.Is(err, ErrGivenUp))
+}
+
+// allWork tells whether every EP loads and lists a device.
+func allWork(f compilers.Facts) bool {
+	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
+}
+
+// Fingerprints compiles a tiny model with each EP, as a request would have it.
+func (s *Set) Fingerprints(ctx context.Context, who Asker, rc *Content, eps []compilers.EP,
+	fresh bool) ([]compilers.Fingerprint, error) {
+	more, err := json.Marshal(fingerprintFacts(eps))
+	if err != nil {
+		return nil, err
+	}
+	q := Question{Key: s.Key("fingerprint", rc, more), EP: eps[0].Name, Asker: who, Fresh: fresh}
+	made, err := Remember(ctx, s, q, Prints.Last, func(ctx context.Context) (Prints, error) {
+		return s.Print(ctx, rc, eps, nil)
+	})
+	return made.Of(eps, err)
+}
+
+// Print makes the fingerprints, with own's model where an EP takes none of the tiny ones.
+func (s *Set) Print(ctx context.Context, rc *Content, eps []compilers.EP, own *compilers.Job) (Prints, error) {
+	marks, err := Still(rc, func() ([]compilers.Fingerprint, error) {
+		return s.options.Compiler.Fingerprint(ctx, rc.Spec, eps, own)
+	})
+	if err != nil && ctx.Err() == nil {
+		if f := failure.Of(err, ""); f != nil && f.Reason.OfModel() {
+			return Prints{err: err}, nil
+		}
+	}
+	return Prints{Marks: marks}, err
+}
+
+// Prints are fingerprints, or why there are none: an option over which the execution provider crashes
+// must not make it do so with each request.
+type Prints struct {
+	Marks []compilers.Fingerprint
+	err   error
+}
+
+// Last reports whether they are remembered for good: an EP that compiles one node is known.
+func (p Prints) Last() bool { return p.err == nil }
+
+// Of returns the fingerprints of the EPs. err is from what made them.
+func (p Prints) Of(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
+	if err == nil {
+		err = p.err
+	}
+	if err == nil && len(p.Marks) != len(eps) {
+		err = errors.New("the worker answered for another number of execution providers")
+	}
+	if err != nil {
+		return nil, err
+	}
+	marks := slices.Clone(p.Marks)
+	for i := range marks { // not remembered, because every earlier fingerprint lacks it
+		marks[i].MachineClass = compilers.MachineClass(eps[i], marks[i].Devices)
+	}
+	return marks, nil
+}
+
+// fingerprintFacts are the parts of the EPs that a fingerprint depends on: not where a library lies.
+func fingerprintFacts(eps []compilers.EP) []compilers.EP {
+	out := slices.Clone(eps)
+	for i := range out {
+		info, _ := compilers.EPByName(out[i].Name)
+		out[i].Library, out[i].Options = "", info.ForFingerprint(identity.BaseNames(info, out[i].Options))
+	}
+	return out
+}
+
+// ResolveDevices finds the devices that a request's EP means: for each selector the first that fits, and without any
+// selector the EP's first device.
+func ResolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, error) {
+	i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
+	if i < 0 {
+		return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+	}
+	probe := &facts.EPs[i]
+	if probe.Error != "" {
+		return nil, apierr.New(apierr.Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
+			WithFact("library", probe.Library)
+	}
+	selectors := ep.Devices
+	if len(selectors) == 0 {
+		selectors = []compilers.Device{{}}
+	}
+	out := make([]compilers.Device, 0, len(selectors))
+	for _, sel := range selectors {
+		if sel.Virtual() {
+			// No probe lists what is not there. Whether the execution provider knows such a device the fingerprint tells.
+			out = append(out, compilers.Device{Type: strings.ToUpper(sel.Type), VendorID: sel.VendorID, DeviceID: sel.DeviceID, Metadata: sel.Metadata})
+			continue
+		}
+		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool { return sel.Fits(d) })
+		if i < 0 {
+			return nil, noDevice(ep.Name, sel, probe.Devices)
+		}
+		d := probe.Devices[i]
+		out = append(out, compilers.Device{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID, Metadata: sel.Metadata})
+	}
+	return out, nil
+}
+
+// OnlyProcessors reports whether the execution providers have nothing in this machine but the processor:
+// then none of them has a device to keep for itself.
+func OnlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
+	for _, ep := range eps {
+		i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
+		if i < 0 || len(facts.EPs[i].Devices) == 0 || slices.ContainsFunc(ep.Devices, compilers.Device.Virtual) {
+			return false
+		}
+		if slices.ContainsFunc(facts.EPs[i].Devices, func(d compilers.DeviceFacts) bool { return !strings.EqualFold(d.Type, "CPU") }) {
+			return false
+		}
+	}
+	return true
+}
+
+func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
+	if len(have) == 0 {
+		return apierr.New(apierr.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
+			WithHint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
+	}
+	return apierr.New(apierr.Unavailable, nil, "execution provider %s has no %s here; it lists %s", ep, sel, sel.Listed(have)).
+		WithHint("epcachectl probe --json tells all about the devices; with is_virtual=1 one is meant that is not in this machine, where the execution provider can compile for it")
+}
+
+// ResolveEPs returns the execution providers as the worker gets them.
+func ResolveEPs(eps []identity.EP, canon []identity.RecordEP, rc *Content) ([]compilers.EP, error) {
+	out := make([]compilers.EP, len(eps))
+	for i, ep := range eps {
+		lib, ok := rc.Library(ep.Name)
+		if !ok {
+			return nil, apierr.New(apierr.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+		}
+		options, err := identity.FillOptions(ep.Name, ep.Options, lib)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = compilers.EP{Name: ep.Name, Library: lib.Path, Options: options}
+		for _, d := range canon[i].Devices {
+			out[i].Devices = append(out[i].Devices, compilers.Device(d))
+		}
+	}
+	return out, nil
+}
+
+// Alone returns one execution provider with its first device and default options.
+func Alone(rc *Content, facts compilers.Facts, name string) ([]compilers.EP, error) {
+	ep := identity.EP{Name: name}
+	devices, err := ResolveDevices(facts, ep)
+	if err != nil {
+		return nil, err
+	}
+	return ResolveEPs([]identity.EP{ep}, []identity.RecordEP{{Name: name, Devices: identity.Devices(devices)}}, rc)
+}

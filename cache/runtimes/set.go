@@ -1,0 +1,158 @@
+package runtimes
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/internal/watch"
+)
+
+// Options say what a Set works with. All functions must be set.
+type Options struct {
+	Compiler compilers.Compiler
+	Runtimes []compilers.Runtime // registered by the administrator, in order of preference
+	Drivers  []DriverSource
+	Quiet    time.Duration // how long a runtime's files must be at rest after a change
+	Poll     time.Duration // how often files are looked at that cannot be watched
+	UID      uint32        // the daemon's own user, whose clients may bring libraries
+	Book     memo.Book     // what is found out is kept there over restarts
+	Now      func() time.Time
+	Log      *slog.Logger
+
+	// Event adds an event to the history.
+	Event func(index.Event)
+	// Inquire runs find, once for all callers of one key at a time. The jobs show it to the asker.
+	Inquire func(ctx context.Context, q Question, find func(context.Context) (any, error)) (any, error)
+	// ReadShown blocks until a library that the user shows may be read, because each may be on a file
+	// system that never answers.
+	ReadShown func(ctx context.Context, uid uint32) (leave func(), err error)
+	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
+	// libraries by EP that it had before. told: the history has an event of what changed. False says that
+	// the work did not end, so that the runtime is assessed again.
+	Assessed func(ctx context.Context, rt *Runtime, rc *Content, former map[string]string, told bool) bool
+	// Attach makes the value of Content.Attached.
+	Attach func() any
+}
+
+// Set is the runtimes of one daemon: the registered ones in the order of the configuration, then those
+// that clients of the daemon's own user named. Make one with New. Its methods may be called by several
+// goroutines. The zero value has no runtimes.
+type Set struct {
+	options Options
+	log     *slog.Logger
+	machine *Machine
+	watcher *watch.Watcher
+	changes *changes
+	digests digests
+
+	mu   sync.Mutex
+	list []*Runtime // registered ones first; guarded by mu
+
+	facts memo.Table[string, memo.Fact] // what the worker found out, by key
+
+	ctx  context.Context // of the background work; set by Start
+	work sync.WaitGroup  // which Close waits for
+}
+
+// New returns a set of the registered runtimes. None is looked at yet.
+func New(o Options) *Set {
+	s := &Set{options: o, log: o.Log, machine: NewMachine(o.Drivers), changes: newChanges(),
+		digests: digests{o.Book, o.Now, o.ReadShown},
+		watcher: watch.New(watch.Options{Quiet: o.Quiet, Poll: o.Poll, Log: o.Log})}
+	s.register(o.Runtimes)
+	return s
+}
+
+// Start begins to look at the machine, to notice changes and to assess them, until the context ends.
+// Close must follow.
+func (s *Set) Start(ctx context.Context) {
+	s.ctx = ctx
+	s.work.Go(func() { s.machine.Look(ctx) })
+	s.work.Go(func() { s.heed(ctx) })
+	s.work.Go(func() { s.assessChanges(ctx) })
+}
+
+// Close waits for the background work. The context of Start must have ended.
+func (s *Set) Close() error {
+	err := s.watcher.Close()
+	s.work.Wait()
+	return err
+}
+
+// LookAtAll looks at each runtime, so that the first request need not, and has its files watched.
+func (s *Set) LookAtAll(ctx context.Context) {
+	s.watcher.Set(watchedDrivers, s.machine.Files())
+	for _, rt := range s.All() {
+		s.watch(rt, nil)
+		s.lookAgain(ctx, rt)
+	}
+}
+
+// lookAgain looks at a runtime that nobody asked for.
+func (s *Set) lookAgain(ctx context.Context, rt *Runtime) {
+	if _, err := s.Content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
+		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
+	}
+}
+
+// Register makes these the registered runtimes, in this order. What clients named stays, behind them.
+func (s *Set) Register(specs []compilers.Runtime) {
+	added, gone := s.register(specs)
+	for _, subject := range gone {
+		s.watcher.Set(subject, nil)
+	}
+	for _, rt := range added {
+		s.watch(rt, nil)
+		// An error is reported and logged where it is found.
+		s.work.Go(func() { _, _ = s.Content(s.ctx, rt, func(string) {}) })
+	}
+}
+
+// SetDrivers has drivers' versions read from these sources.
+func (s *Set) SetDrivers(sources []DriverSource) {
+	if s.machine.SetSources(sources) {
+		s.watcher.Set(watchedDrivers, s.machine.Files())
+		s.work.Go(func() { s.LookAtMachine(s.ctx) }) // a driver's version may come from a command
+	}
+}
+
+// Machine returns the machine that the runtimes are on.
+func (s *Set) Machine() *Machine { return s.machine }
+
+// Watched says how changes of the runtime's files are noticed: "inotify", "polled: REASON", or "" where
+// they are not watched.
+func (s *Set) Watched(rt *Runtime) string { return s.watcher.How(rt.subject) }
+
+// Reassess has each runtime assessed again, because builds are judged otherwise now.
+func (s *Set) Reassess() {
+	for _, rt := range s.All() {
+		s.changes.add(rt)
+	}
+}
+
+// All returns the runtimes, the registered ones first.
+func (s *Set) All() []*Runtime {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list)
+}
+
+// Has reports whether the runtime may still be used: it was not taken out of the set.
+func (s *Set) Has(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
+
+// Named returns the runtime of that name that has the build's execution providers, as far as is known;
+// nil if there is none.
+func (s *Set) Named(name string, b *index.Build) *Runtime {
+	for _, rt := range s.All() {
+		if rc := rt.Found(); rt.Name == name && rc != nil && rc.HasEvery(b) {
+			return rt
+		}
+	}
+	return nil
+}
