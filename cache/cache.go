@@ -290,7 +290,7 @@ func (c *Cache) Queries() *query.Queries { return c.query }
 func (c *Cache) openQueries() *query.Queries {
 	return query.New(query.Options{Now: c.now, Rights: c.rights, Stream: &c.events,
 		Index: c.index, Blobs: c.cas, Forms: c.forms, Views: c.views,
-		Space: c.Space, Inventory: c.store.Inventory, PartsOf: c.store.PartsOf, DiskBytesOf: c.store.DiskBytesOf,
+		Space: c.Space, Inventory: c.store.Collector().Inventory, PartsOf: c.store.PartsOf, DiskBytesOf: c.store.DiskBytesOf,
 		NeededBy: c.store.NeededBy, Sources: c.sourceModels,
 		Quota: func() int64 {
 			b, err := c.store.Bounds()

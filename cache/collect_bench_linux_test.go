@@ -88,7 +88,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
-		require.NoError(b, c.store.Collect(ctx, plan, func(int64, int64) {}))
+		require.NoError(b, c.store.Collector().Collect(ctx, plan, func(int64, int64) {}))
 		took += time.Since(began)
 		evicted += int(plan.Done(evict.Evict))
 
@@ -98,7 +98,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		plan, err = c.PlanCollection(ctx, Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)
-		go func() { done <- c.store.Collect(ctx, plan, func(int64, int64) {}) }()
+		go func() { done <- c.store.Collector().Collect(ctx, plan, func(int64, int64) {}) }()
 		meanwhile = max(meanwhile, longest(func() bool { return len(done) > 0 }))
 		require.NoError(b, <-done)
 		n := 0

@@ -40,7 +40,7 @@ func (b *bench) plan(to int64) *store.Collection {
 
 func (b *bench) collect(plan *store.Collection) {
 	b.Helper()
-	require.NoError(b, b.cache.store.Collect(context.Background(), plan, func(int64, int64) {}))
+	require.NoError(b, b.cache.store.Collector().Collect(context.Background(), plan, func(int64, int64) {}))
 }
 
 func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
@@ -70,12 +70,12 @@ func TestTwoCollectTheSame(t *testing.T) {
 	var chosen []*evict.Step
 	other.Freed = 0 // nothing is done yet
 	for i := range other.Steps {
-		why := b.cache.store.Stays(other, &other.Steps[i], 0)
+		why := b.cache.store.Collector().Stays(other, &other.Steps[i], 0)
 		require.Empty(t, why)
 		chosen = append(chosen, &other.Steps[i])
 	}
 	b.collect(plan)
-	require.NoError(t, b.cache.store.EvictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))
+	require.NoError(t, b.cache.store.Collector().EvictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))
 	for i := range other.Steps {
 		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
 	}

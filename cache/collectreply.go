@@ -14,7 +14,7 @@ import (
 // nil, is told how far the survey of the store is.
 func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal store.Goal, progress func(Progress)) (*store.Collection, error) {
 	goal.Told = farThrough(progress, "reading")
-	return c.store.Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
+	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
 }
 
 // CollectReply tells what a plan does, or what became of it.

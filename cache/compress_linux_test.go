@@ -48,7 +48,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	d := large(builds[1])
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	promised := b.cache.store.PackSaving(builds[1].ID)
+	promised := b.cache.store.Packer().PackSaving(builds[1].ID)
 	b.pass(3 * time.Hour)
 	require.True(t, b.compressed(d))
 	require.Len(t, b.objectsOf(d), 1, "its literals are in the recipe's file")
@@ -70,7 +70,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 		require.NoError(t, a.View.Close())
 		b.exact()
 		b.later.Add(int64(time.Hour))
-		_, err = b.cache.store.DropCopies(builds[1].ID)
+		_, err = b.cache.store.Packer().DropCopies(builds[1].ID)
 		require.NoError(t, err)
 		b.reopen()
 	}
@@ -105,7 +105,7 @@ func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	b.pass(90 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 	more, _ := b.stores([]*Request{b.worded(512, 900, 2)})
-	require.Greater(t, b.cache.store.PackSaving(more[0].ID), int64(1<<20))
+	require.Greater(t, b.cache.store.Packer().PackSaving(more[0].ID), int64(1<<20))
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
 }

@@ -143,7 +143,7 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 	var hit, cp, again time.Duration
 	for b.Loop() {
 		bench.later.Add(int64(time.Hour))
-		_, err := bench.cache.store.DropCopies(builds[1].ID)
+		_, err := bench.cache.store.Packer().DropCopies(builds[1].ID)
 		require.NoError(b, err)
 		for i, total := range []*time.Duration{&hit, &again} {
 			began := time.Now()

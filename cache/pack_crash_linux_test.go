@@ -145,14 +145,14 @@ func (b *crashBench) evict(n int) error {
 	plan.Steps = slices.DeleteFunc(plan.Steps, func(s evict.Step) bool {
 		return !slices.ContainsFunc(b.builds[:n], func(build *index.Build) bool { return build.ID == s.ID })
 	})
-	return b.cache.store.Collect(ctx, plan, func(int64, int64) {})
+	return b.cache.store.Collector().Collect(ctx, plan, func(int64, int64) {})
 }
 
 // packing, and each thing that is done with what is packed, may be stopped, or fail, at any step.
 func TestStopAtEveryStepOfPacking(t *testing.T) {
 	ctx := context.Background()
 	pack := func(b *bench, builds []*index.Build) {
-		_, err := b.cache.store.PackBuild(ctx, builds[1].ID)
+		_, err := b.cache.store.Packer().PackBuild(ctx, builds[1].ID)
 		require.NoError(b, err)
 	}
 	alike := []int{512, 512}
@@ -163,16 +163,16 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		run     func(b *crashBench) error
 		every   int // so many steps it is tried; odd, so that both errors come up
 	}{
-		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.store.PackBuild(ctx, b.builds[1].ID); return err }, 1},
-		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.store.PackBuild(ctx, b.builds[0].ID); return err }, 3},
+		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.store.Packer().PackBuild(ctx, b.builds[1].ID); return err }, 1},
+		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.store.Packer().PackBuild(ctx, b.builds[0].ID); return err }, 3},
 		{"make a container whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.store.PackBuild(ctx, builds[0].ID)
+			_, err := b.cache.store.Packer().PackBuild(ctx, builds[0].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) }, 3},
 		{"compact what no build needs", []int{640, 300, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.store.PackBuild(ctx, builds[2].ID)
+			_, err := b.cache.store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 			require.NoError(b, b.cache.store.Remove(ctx, builds[0], "a test", 0))
 		}, func(b *crashBench) error {
@@ -187,7 +187,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			return err
 		}, 1},
 		{"pack and compress", []int{320, -320}, nil, func(b *crashBench) error {
-			_, err := b.cache.store.PackBuild(ctx, b.builds[1].ID)
+			_, err := b.cache.store.Packer().PackBuild(ctx, b.builds[1].ID)
 			return err
 		}, 3},
 		{"unpack what is compressed", []int{320, -320}, func(b *bench, builds []*index.Build) {
@@ -202,7 +202,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		}, 3},
 		{"compact", []int{320, 320, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.store.PackBuild(ctx, builds[2].ID)
+			_, err := b.cache.store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error {
 			return b.cache.forms.Compact(ctx, packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)

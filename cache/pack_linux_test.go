@@ -70,7 +70,7 @@ func large(build *index.Build) cas.Digest {
 
 func (b *bench) pack(build *index.Build) int64 {
 	b.Helper()
-	freed, err := b.cache.store.PackBuild(context.Background(), build.ID)
+	freed, err := b.cache.store.Packer().PackBuild(context.Background(), build.ID)
 	require.NoError(b, err)
 	return freed
 }
@@ -104,9 +104,9 @@ func (b *bench) phases(r *Request) (a *Answer, phases []string) {
 func TestAPackedBuildIsAHit(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
-	promised := b.cache.store.PackSaving(builds[1].ID)
+	promised := b.cache.store.Packer().PackSaving(builds[1].ID)
 	require.Greater(t, promised, int64(900<<10), "nearly all of it stands in the other")
-	require.Zero(t, b.cache.store.PackSaving(builds[0].ID), "which is the container")
+	require.Zero(t, b.cache.store.Packer().PackSaving(builds[0].ID), "which is the container")
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
 	freed := b.pack(builds[1])
@@ -148,7 +148,7 @@ func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
 	require.NoError(t, after.View.Close())
 
 	b.later.Add(int64(time.Hour))
-	freed, err := b.cache.store.DropCopies(builds[1].ID)
+	freed, err := b.cache.store.Packer().DropCopies(builds[1].ID)
 	require.NoError(t, err)
 	require.Positive(t, freed)
 	found, err := filepath.Glob(filepath.Join(b.state, "unpacked", "objects", "*", "*"))
@@ -172,7 +172,7 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 	}
 	vanish()
 	require.Empty(t, b.cache.store.Busy(builds[1]))
-	require.Empty(t, b.cache.store.Protected(builds[1].ID, nil))
+	require.Empty(t, b.cache.store.Collector().Protected(builds[1].ID, nil))
 	vanish()
 	b.collect(b.plan(0))
 	require.Empty(t, b.list())
@@ -191,13 +191,13 @@ func TestALeasedBuildIsLeftAlone(t *testing.T) {
 	builds, _ := b.similar(2)
 	held := b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour)) // the lease alone keeps it
-	_, err := b.cache.store.PackBuild(context.Background(), builds[1].ID)
+	_, err := b.cache.store.Packer().PackBuild(context.Background(), builds[1].ID)
 	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 	require.Positive(t, b.pack(builds[1]))
 	held = b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour))
-	_, err = b.cache.store.DropCopies(builds[1].ID)
+	_, err = b.cache.store.Packer().DropCopies(builds[1].ID)
 	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 }
@@ -389,17 +389,17 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	one := b.cache.uid + 1
 	first := ask(one, 1)
 	other := ask(one+1, 2)
-	require.Zero(t, b.cache.store.PackSaving(other.ID), "another user's")
+	require.Zero(t, b.cache.store.Packer().PackSaving(other.ID), "another user's")
 	same := ask(one, 3)
-	require.Positive(t, b.cache.store.PackSaving(same.ID), "the same user's")
+	require.Positive(t, b.cache.store.Packer().PackSaving(same.ID), "the same user's")
 	shared := ask(0, 4)
-	require.Zero(t, b.cache.store.PackSaving(shared.ID), "for all, with one user's")
+	require.Zero(t, b.cache.store.Packer().PackSaving(shared.ID), "for all, with one user's")
 	require.Zero(t, b.pack(shared))
 	require.Positive(t, b.pack(same))
 	p, _ := b.cache.forms.Recipes.Has(large(same))
 	require.Equal(t, large(first), p.Containers[0].Digest)
 	after := ask(one+2, 5)
-	require.Positive(t, b.cache.store.PackSaving(after.ID), "one user's, with what is for all")
+	require.Positive(t, b.cache.store.Packer().PackSaving(after.ID), "one user's, with what is for all")
 	require.Positive(t, b.pack(after))
 	p, _ = b.cache.forms.Recipes.Has(large(after))
 	require.Equal(t, large(shared), p.Containers[0].Digest)

@@ -47,7 +47,7 @@ func (b *bench) requestOf(model tinymodel.Model) *Request {
 func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.stores([]*Request{b.repeated(3)})
-	saving := b.cache.store.PackSaving(builds[0].ID)
+	saving := b.cache.store.Packer().PackSaving(builds[0].ID)
 	require.Greater(t, saving, int64(19<<20/10), "two of the three")
 	require.Equal(t, saving, b.packable())
 	require.InDelta(t, saving, b.pack(builds[0]), 16<<10)
@@ -81,7 +81,7 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	most := int64(0)
 	d := large(builds[0])
 	freed, err := b.cache.forms.Pack(context.Background(), d, packing.Little, func(ctx context.Context) error {
-		above, err := b.cache.store.AboveBounds(ctx, false)
+		above, err := b.cache.store.Collector().AboveBounds(ctx, false)
 		require.False(t, above)
 		now, err2 := b.cache.store.Account()
 		most = max(most, now.Counted()+b.reserved())
@@ -126,7 +126,7 @@ func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
 	ask := func() *Request { return b.repeatedPart(640, 200) }
 	builds, files := b.stores([]*Request{ask()})
 	d := large(builds[0])
-	require.Positive(t, b.cache.store.PackSaving(builds[0].ID))
+	require.Positive(t, b.cache.store.Packer().PackSaving(builds[0].ID))
 	b.pass(60 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(d))
 	require.Positive(t, b.pack(builds[0]))
@@ -150,7 +150,7 @@ func TestWhatIsNotTrueAnyMoreIsLookedAtAgain(t *testing.T) {
 	builds, _ := b.stores([]*Request{b.repeated(3), b.variant(1)})
 	d := large(builds[1])
 	require.Positive(t, b.pack(builds[0]))
-	require.Zero(t, b.cache.store.PackSaving(builds[1].ID), "what it would take from is packed")
+	require.Zero(t, b.cache.store.Packer().PackSaving(builds[1].ID), "what it would take from is packed")
 	b.pass(0)
 	require.False(t, b.cache.forms.Sharing.LookedAt(d))
 	_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil) // as the next time by itself

@@ -33,7 +33,7 @@ func (c *Cache) packLater(b *index.Build, outcome string) int64 {
 	if !strings.HasPrefix(outcome, "kept: ") || c.store.Busy(b) == "" {
 		return 0
 	}
-	return c.store.PackSaving(b.ID)
+	return c.store.Packer().PackSaving(b.ID)
 }
 
 // packOne packs one build after the other.
@@ -52,7 +52,7 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 		if why := c.store.Busy(b); why != "" {
 			return "kept: " + why, 0, nil
 		}
-		promised := c.store.PackSaving(b.ID)
+		promised := c.store.Packer().PackSaving(b.ID)
 		switch {
 		case promised == 0 && c.views.Unpacks(b):
 			return "kept: it is packed already", 0, nil
@@ -61,7 +61,7 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 		case dryRun:
 			return PackedNow, promised, nil
 		}
-		freed, err := c.store.PackBuild(ctx, b.ID)
+		freed, err := c.store.Packer().PackBuild(ctx, b.ID)
 		if errors.Is(err, packing.ErrInUse) {
 			return "kept: somebody has it by now", 0, nil
 		}
@@ -100,7 +100,7 @@ func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun 
 				return "", c.store.FreedOf(parts, before), err
 			}
 		}
-		if _, err := c.store.DropCopies(b.ID); err != nil && !errors.Is(err, packing.ErrInUse) {
+		if _, err := c.store.Packer().DropCopies(b.ID); err != nil && !errors.Is(err, packing.ErrInUse) {
 			return "", c.store.FreedOf(parts, before), err
 		}
 		return UnpackedNow, c.store.FreedOf(parts, before), nil

@@ -240,13 +240,13 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 		b := newBench(t)
 		c := newClaimed(b, func(r *Request) { r.HoldsView = holds })
 		a := c.application.put(c.put)
-		require.NotEmpty(t, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
+		require.NotEmpty(t, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
 		want := "given out lately, perhaps by path"
 		if holds {
 			want = ""
 		}
-		require.Equal(t, want, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, want, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 	}
 }
 
@@ -294,10 +294,10 @@ func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 		got := <-w
 		require.NoError(t, got.err)
 		require.Equal(t, Waited, got.answer.Outcome)
-		require.Equal(t, store.KeptInUse, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, store.KeptInUse, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
-	require.Empty(t, b.cache.store.Protected(a.Build.ID, &views.OwnFiles{}))
+	require.Empty(t, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 }
 
 func TestPutsThatAreNobodys(t *testing.T) {

@@ -28,7 +28,7 @@ func TestTheGoalIsWhatTheBudgetLeaves(t *testing.T) {
 	require.Positive(t, reserved)
 	const budget = 1 << 20
 	goal := func(of store.Bounds, g store.Goal) [2]int64 {
-		bytes, missing, err := b.cache.store.Allowance(of, g)
+		bytes, missing, err := b.cache.store.Collector().Allowance(of, g)
 		require.NoError(t, err)
 		return [2]int64{bytes, missing}
 	}

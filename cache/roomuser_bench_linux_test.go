@@ -46,7 +46,7 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 			}
 			r := m.cache.store.Unreserved(c.uid)
 			for b.Loop() {
-				mayGo, _, err := m.cache.store.EvictableFor(ctx, r, size)
+				mayGo, _, err := m.cache.store.Collector().EvictableFor(ctx, r, size)
 				require.NoError(b, err)
 				require.Equal(b, c.inUse, mayGo == 0)
 			}

@@ -34,14 +34,14 @@ func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	builds, _ := b.similar(2)
 	step := &evict.Step{Action: evict.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
 	ctx, own, byHand := context.Background(), &store.Collection{Plan: evict.Plan{Goal: -1}, Yields: true}, &store.Collection{Plan: evict.Plan{Goal: -1}}
-	require.NoError(t, b.cache.store.UntilUsed(own, step)(ctx))
+	require.NoError(t, b.cache.store.Collector().UntilUsed(own, step)(ctx))
 	_, done := b.cache.store.Ledger().Await(1, 0)
-	require.ErrorIs(t, b.cache.store.UntilUsed(own, step)(ctx), store.ErrHurry)
-	require.ErrorIs(t, b.cache.store.Shrink(ctx, own, step), store.ErrHurry)
-	require.NoError(t, b.cache.store.Shrink(ctx, byHand, step))
+	require.ErrorIs(t, b.cache.store.Collector().UntilUsed(own, step)(ctx), store.ErrHurry)
+	require.ErrorIs(t, b.cache.store.Collector().Shrink(ctx, own, step), store.ErrHurry)
+	require.NoError(t, b.cache.store.Collector().Shrink(ctx, byHand, step))
 	require.Equal(t, "packed", step.Outcome)
 	done()
-	require.NoError(t, b.cache.store.UntilUsed(own, step)(ctx))
+	require.NoError(t, b.cache.store.Collector().UntilUsed(own, step)(ctx))
 }
 
 // Who finds no room because nothing may go is told what stays, with numbers.

@@ -32,14 +32,14 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 
 	now := b.account()
 	goal := func(of store.Bounds, g store.Goal) (missing int64) {
-		_, missing, err := b.cache.store.Allowance(of, g)
+		_, missing, err := b.cache.store.Collector().Allowance(of, g)
 		require.NoError(t, err)
 		return missing
 	}
 	require.EqualValues(t, store.ManifestNeed, goal(store.Bounds{Floor: 5000, Free: 5000}, store.Goal{}))
 	require.EqualValues(t, store.ManifestNeed+5, goal(store.Bounds{Floor: 5000, Free: 5000}, store.Goal{Need: 60, Written: 55}))
 	budget := now.Counted() + 1<<20
-	left, _, err := b.cache.store.Allowance(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
+	left, _, err := b.cache.store.Collector().Allowance(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
 	require.NoError(t, err)
 	require.Equal(t, budget-now.Manifests-now.Held-b.reserved()-60, left, "to the budget it is new")
 

@@ -134,7 +134,7 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 		out = append(out, a.Build)
 		require.NoError(t, a.View.Close())
 	}
-	require.NoError(t, b.cache.store.PackNow(context.Background()))
+	require.NoError(t, b.cache.store.Packer().PackNow(context.Background()))
 	return b, out
 }
 
@@ -197,7 +197,7 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	b.change = func(o *Options) { change(o); o.fs = disk }
 	b.reopen()
 	ctx, s, d := context.Background(), b.cache.store.Packer(), large(builds[0])
-	require.NoError(t, b.cache.store.PackNow(ctx))
+	require.NoError(t, b.cache.store.Packer().PackNow(ctx))
 	name := d.String()
 	disk.name.Store(&name)
 	b.cache.index.Sketches.Drop(d[:])

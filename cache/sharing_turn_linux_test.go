@@ -22,7 +22,7 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 	kept := b.cache.forms
 	var comes sync.Once
 	had := make(chan struct{})
-	freed, err := b.cache.store.PackBuildWith(ctx, builds[1].ID, store.Packing{When: PackAlways}, func(ctx context.Context) error {
+	freed, err := b.cache.store.Packer().PackBuildWith(ctx, builds[1].ID, store.Packing{When: PackAlways}, func(ctx context.Context) error {
 		comes.Do(func() {
 			go func() {
 				leave, err := kept.TakeTurn(ctx)

@@ -194,10 +194,10 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 			default:
 			}
 			b.later.Add(int64(time.Hour))
-			if _, err := b.cache.store.PackBuild(context.Background(), builds[1].ID); err != nil {
+			if _, err := b.cache.store.Packer().PackBuild(context.Background(), builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
-			if _, err := b.cache.store.DropCopies(builds[1].ID); err != nil {
+			if _, err := b.cache.store.Packer().DropCopies(builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
 			if i%3 == 0 {

@@ -57,9 +57,10 @@ func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
 	return folder, apart, err
 }
 
-// blobOwner is the cache as package packing knows it: it implements forms.Owner.
+// blobOwner is the store as package packing knows it: it implements packing.Owner.
 type blobOwner struct{ st *Store }
 
+// Needed implements packing.Owner.
 func (o blobOwner) Needed(d cas.Digest) (bool, error) {
 	if !o.st.index.Complete() {
 		return true, nil // there are builds that cannot be read, and nobody knows what they need
@@ -68,19 +69,45 @@ func (o blobOwner) Needed(d cas.Digest) (bool, error) {
 	return len(ids) > 0, err
 }
 
-// LetGo is forms.Owner's: views keep the bytes of their blobs.
-func (o blobOwner) LetGo(d cas.Digest) error { return o.st.dropViews(d) }
+// LetGo implements packing.Owner: it removes the views of all builds that have the blob among their
+// files, because a view keeps the bytes. It does nothing if one of these builds is in use.
+func (o blobOwner) LetGo(d cas.Digest) error {
+	ids, err := o.st.index.Needs(d)
+	if err != nil {
+		return err
+	}
+	var builds []index.Build
+	for _, id := range ids {
+		b, err := o.st.index.Get(id)
+		if err != nil {
+			continue // retracted meanwhile
+		}
+		if why := o.st.Busy(&b); why != "" {
+			return fmt.Errorf("%w: %s", packing.ErrInUse, why)
+		}
+		builds = append(builds, b)
+	}
+	for i := range builds {
+		if v := o.st.views.Of(&builds[i]); v != nil {
+			o.st.views.Drop(builds[i].ID, v, 0)
+		}
+	}
+	o.st.views.Sweep()
+	return nil
+}
 
-// InHand is forms.Owner's: a request that is making a view of it is attended from before its first link until the view is in use.
+// InHand implements packing.Owner. A request has a build in hand from before the first link of a
+// new view until the view is in use.
 func (o blobOwner) InHand(d cas.Digest) bool {
 	ids, err := o.st.index.Needs(d)
 	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.inHand.busy(id) || o.st.hasView(id) })
 }
 
+// MayTake implements packing.Owner.
 func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
-	own, err := o.st.reachOf(d)
+	own, err := o.reachOf(d)
 	return func(from cas.Digest) (bool, error) {
-		theirs, err := o.st.reachOf(from)
+		theirs, err := o.reachOf(from)
 		return err == nil && own.may(theirs), err
 	}, err
 }
@@ -92,6 +119,7 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 	return place.Release, err
 }
 
+// Shrinks implements packing.Owner.
 func (o blobOwner) Shrinks(disk int64) (done func()) { return o.st.ledger.shrinks(disk) }
 
 func (o blobOwner) Fits(folder, what string, size, instead int64) error {
@@ -122,7 +150,7 @@ func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	return err
 }
 
-// needed is a build with the one of its blobs that is meant.
+// Need is a build that needs a blob, as a file of its own or for unpacking one.
 type Need struct {
 	Build index.BuildID
 	Blob  cas.Digest
@@ -173,26 +201,26 @@ func (r reach) may(theirs reach) bool {
 }
 
 // reachOf gives the scopes of the builds that need a blob; of a container that no build needs, those of the blobs that are packed with it.
-func (st *Store) reachOf(d cas.Digest) (reach, error) {
+func (o blobOwner) reachOf(d cas.Digest) (reach, error) {
 	out := make(reach)
-	if err := st.addReach(out, d); err != nil || len(out) > 0 {
+	if err := o.addReach(out, d); err != nil || len(out) > 0 {
 		return out, err
 	}
-	for _, user := range st.forms.Recipes.Users(d) {
-		if err := st.addReach(out, user); err != nil {
+	for _, user := range o.st.forms.Recipes.Users(d) {
+		if err := o.addReach(out, user); err != nil {
 			return out, err
 		}
 	}
 	return out, nil
 }
 
-func (st *Store) addReach(out reach, d cas.Digest) error {
-	ids, err := st.index.Needs(d)
+func (o blobOwner) addReach(out reach, d cas.Digest) error {
+	ids, err := o.st.index.Needs(d)
 	if err != nil {
 		return err
 	}
 	for _, id := range ids {
-		b, err := st.index.Get(id)
+		b, err := o.st.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
 			continue
 		}

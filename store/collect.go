@@ -28,12 +28,13 @@ type Collection struct {
 	hurry  bool           // a reservation waits: a use since the survey keeps no build
 }
 
-// spared says why a build may not go now, "" if it may. own is what the daemon has open.
-func (st *Store) Protected(id index.BuildID, own *views.OwnFiles) string {
-	if why := st.wantedNow(id); why != "" {
+// Protected says why a build may not be removed now, "" if it may. own are the files that the
+// daemon itself has open.
+func (c *Collector) Protected(id index.BuildID, own *views.OwnFiles) string {
+	if why := c.wantedNow(id); why != "" {
 		return why
 	}
-	v, done := st.views.Look(id)
+	v, done := c.st.views.Look(id)
 	if v == nil {
 		return ""
 	}
@@ -41,7 +42,7 @@ func (st *Store) Protected(id index.BuildID, own *views.OwnFiles) string {
 	if held, err := v.Held(); held || err != nil {
 		return KeptInUse // one that cannot be looked at is left alone
 	}
-	if st.now().Before(v.ToldUntil()) {
+	if c.st.now().Before(v.ToldUntil()) {
 		return "given out lately, perhaps by path"
 	}
 	switch v.OpenedBy(own) {
@@ -53,20 +54,20 @@ func (st *Store) Protected(id index.BuildID, own *views.OwnFiles) string {
 	return ""
 }
 
-// wantedNow is the part of spared that is answered from memory.
-func (st *Store) wantedNow(id index.BuildID) string {
-	if _, pinned := st.index.Journal.Pinned(id); pinned {
+// wantedNow is the part of Protected that is answered from memory.
+func (c *Collector) wantedNow(id index.BuildID) string {
+	if _, pinned := c.st.index.Journal.Pinned(id); pinned {
 		return "pinned"
 	}
-	if st.inHand.busy(id) {
+	if c.st.inHand.busy(id) {
 		return KeptInUse
 	}
 	return ""
 }
 
 // nothingGoes says why no build may go for room, whichever it is; "" if some may: as long as nobody knows all that is needed, no blob is removed.
-func (st *Store) nothingGoes() string {
-	if st.index.Complete() && st.forms.Recipes.Complete() {
+func (c *Collector) nothingGoes() string {
+	if c.st.index.Complete() && c.st.forms.Recipes.Complete() {
 		return ""
 	}
 	return KeptUnread
@@ -93,30 +94,31 @@ const (
 	bytesAtOnce = 1 << 30
 )
 
-// collect carries a plan out, some builds at a time, and looks again before each: what was used, pinned or taken since
-// stays, and nothing goes beyond the goal. The plan says what became of it. It may be stopped between any two builds.
-func (st *Store) Collect(ctx context.Context, plan *Collection, progress func(done, total int64)) error {
+// Collect carries a plan out, some builds at a time, and checks again before each: a build that
+// was used, pinned or leased since stays, and nothing is removed beyond the goal. The plan says
+// what became of each step. ctx may stop it between two builds.
+func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func(done, total int64)) error {
 	total := plan.Freed
 	plan.Freed = 0
 	for next := 0; next < len(plan.Steps); {
-		if plan.Yields && st.ledger.hurry() {
+		if plan.Yields && c.st.ledger.hurry() {
 			return ErrHurry
 		}
 		if s := &plan.Steps[next]; s.Action != evict.Evict {
 			next++
-			if err := st.Shrink(ctx, plan, s); err != nil {
+			if err := c.Shrink(ctx, plan, s); err != nil {
 				return err
 			}
 			progress(plan.Freed, total)
 			continue
 		}
-		batch, n := st.batch(plan, next)
+		batch, n := c.batch(plan, next)
 		next += n
-		if err := st.EvictAll(ctx, plan, batch, progress, total); err != nil {
+		if err := c.EvictAll(ctx, plan, batch, progress, total); err != nil {
 			return err
 		}
 	}
-	if err := st.evictRead(ctx, plan, progress, total); err != nil {
+	if err := c.evictRead(ctx, plan, progress, total); err != nil {
 		return err
 	}
 	plan.End()
@@ -124,7 +126,7 @@ func (st *Store) Collect(ctx context.Context, plan *Collection, progress func(do
 }
 
 // batch gives what goes together, of the steps from first on, and how many steps it has looked at.
-func (st *Store) batch(plan *Collection, first int) (batch []*evict.Step, n int) {
+func (c *Collector) batch(plan *Collection, first int) (batch []*evict.Step, n int) {
 	var expected int64
 	steps := plan.Steps[first:min(first+AtOnce, len(plan.Steps))]
 	for ; n < len(steps) && expected < bytesAtOnce; n++ {
@@ -132,7 +134,7 @@ func (st *Store) batch(plan *Collection, first int) (batch []*evict.Step, n int)
 		if s.Action != evict.Evict {
 			break
 		}
-		why := st.Stays(plan, s, expected)
+		why := c.Stays(plan, s, expected)
 		if why == keptRoom && len(batch) > 0 {
 			break // unless one of those stays after all
 		}
@@ -146,7 +148,8 @@ func (st *Store) batch(plan *Collection, first int) (batch []*evict.Step, n int)
 	return batch, n
 }
 
-// removal is a step that removes a build, and its record, which takes some KiB and is not kept for longer.
+// eviction is a step that removes a build, with its record, which takes some KiB and is not kept
+// for longer.
 type eviction struct {
 	*evict.Step
 	build index.Build
@@ -157,12 +160,12 @@ const readingWait = 2 * time.Second
 
 // evictRead removes what stayed because the daemon was just reading it. What is compared with
 // others is let go for that: it would wait for the request that this may be for.
-func (st *Store) evictRead(ctx context.Context, plan *Collection, progress func(done, total int64), total int64) error {
+func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress func(done, total int64), total int64) error {
 	reading := func(s evict.Step) bool { return s.KeptFor() == KeptReading }
 	if !slices.ContainsFunc(plan.Steps, reading) {
 		return nil
 	}
-	defer st.packer.collecting()()
+	defer c.st.packer.collecting()()
 	for end := time.Now().Add(readingWait); ; {
 		left := false
 		for i := range plan.Steps {
@@ -170,14 +173,14 @@ func (st *Store) evictRead(ctx context.Context, plan *Collection, progress func(
 			if r.KeptFor() != KeptReading {
 				continue
 			}
-			if why := st.Stays(plan, r, 0); why != "" {
+			if why := c.Stays(plan, r, 0); why != "" {
 				r.Keep(why)
 				left = left || why == KeptReading
-			} else if err := st.EvictAll(ctx, plan, []*evict.Step{r}, progress, total); err != nil {
+			} else if err := c.EvictAll(ctx, plan, []*evict.Step{r}, progress, total); err != nil {
 				return err
 			}
 		}
-		if !left || time.Now().After(end) || plan.Yields && st.ledger.hurry() {
+		if !left || time.Now().After(end) || plan.Yields && c.st.ledger.hurry() {
 			return nil
 		}
 		if err := sleep(ctx, 5*time.Millisecond); err != nil {
@@ -186,38 +189,38 @@ func (st *Store) evictRead(ctx context.Context, plan *Collection, progress func(
 	}
 }
 
-// evictAll removes builds, after their ghosts are durable: nothing goes without one.
-func (st *Store) EvictAll(ctx context.Context, plan *Collection, steps []*evict.Step, progress func(done, total int64), total int64) error {
-	st.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
-	defer st.evicting.Unlock()
+// EvictAll removes the builds of some steps after their tombstones are durable.
+func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []*evict.Step, progress func(done, total int64), total int64) error {
+	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
+	defer c.evicting.Unlock()
 	var batch []eviction
 	var ghosts []index.Tombstone
 	for _, s := range steps {
-		b, err := st.index.Get(s.ID)
+		b, err := c.st.index.Get(s.ID)
 		if err != nil { // one that cannot be read counts as gone
 			s.Keep(KeptGone)
 			continue
 		}
 		batch = append(batch, eviction{s, b})
 		ghosts = append(ghosts, index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
-			At: st.now(), Reason: evicted(st.now(), s), Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
+			At: c.st.now(), Reason: evicted(c.st.now(), s), Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
 			ForBudget: plan.forBudget && !s.Must})
 	}
 	if len(batch) == 0 {
 		return nil
 	}
-	if err := st.index.Journal.AddTombstones(ctx, ghosts); err != nil {
+	if err := c.st.index.Journal.AddTombstones(ctx, ghosts); err != nil {
 		for i := range ghosts {
-			st.index.Journal.DropTombstone(ghosts[i].BuildID)
+			c.st.index.Journal.DropTombstone(ghosts[i].BuildID)
 		}
 		return apierr.New(apierr.Internal, err, "collect")
 	}
-	err := st.evict(ctx, plan, batch)
+	err := c.evict(ctx, plan, batch)
 	progress(plan.Freed, total)
 	return err
 }
 
-// evictedOn is how the reason of each eviction begins.
+// EvictedOn is how the reason of each eviction begins.
 const EvictedOn = "evicted on "
 
 func evicted(at time.Time, r *evict.Step) string {
@@ -225,21 +228,21 @@ func evicted(at time.Time, r *evict.Step) string {
 }
 
 // evict removes builds whose ghosts are durable, but for those where a request was faster.
-func (st *Store) evict(ctx context.Context, plan *Collection, batch []eviction) error {
+func (c *Collector) evict(ctx context.Context, plan *Collection, batch []eviction) error {
 	list := make([]Removal, len(batch))
 	var going int64 // what those free that go
 	parts := make([]map[cas.Digest]int64, len(batch))
 	before := make(map[cas.Digest]int64) // what they took
 	taken := make([]func(), len(batch))  // end the collector's having them in hand
 	for i, r := range batch {
-		list[i] = Removal{Build: &r.build, Why: evicted(st.now(), r.Step), grace: views.PathGrace, may: func() bool {
+		list[i] = Removal{Build: &r.build, Why: evicted(c.st.now(), r.Step), grace: views.PathGrace, may: func() bool {
 			if ctx.Err() != nil {
 				return false
 			}
-			done, ok := st.inHand.evict(r.ID)
+			done, ok := c.st.inHand.evict(r.ID)
 			why := KeptInUse
 			if ok {
-				if why = st.Stays(plan, r.Step, going); why != "" {
+				if why = c.Stays(plan, r.Step, going); why != "" {
 					done()
 				}
 			}
@@ -249,16 +252,16 @@ func (st *Store) evict(ctx context.Context, plan *Collection, batch []eviction) 
 			}
 			taken[i] = done
 			going += r.Frees
-			parts[i] = st.PartsOf(&r.build)
+			parts[i] = c.st.PartsOf(&r.build)
 			for d := range parts[i] {
 				if _, ok := before[d]; !ok {
-					before[d] = st.DiskBytesOf(d)
+					before[d] = c.st.DiskBytesOf(d)
 				}
 			}
 			return true
 		}}
 	}
-	err := st.RemoveAll(list, func(*Removal) {})
+	err := c.st.RemoveAll(list, func(*Removal) {})
 	for i := len(list) - 1; i >= 0; i-- { // what several had goes with the last of them, as it was planned
 		r, d := &batch[i], &list[i]
 		if taken[i] != nil {
@@ -266,13 +269,13 @@ func (st *Store) evict(ctx context.Context, plan *Collection, batch []eviction) 
 		}
 		switch {
 		case d.gone:
-			st.index.Counters.Add("evicted", 1)
-			plan.Carried(r.Step, st.FreedOf(parts[i], before))
+			c.st.index.Counters.Add("evicted", 1)
+			plan.Carried(r.Step, c.st.FreedOf(parts[i], before))
 		case errors.Is(d.Err, index.ErrNotFound):
 			r.Keep(KeptGone) // it was removed for another reason
 		}
 		if !d.gone {
-			st.index.Journal.DropTombstone(r.ID)
+			c.st.index.Journal.DropTombstone(r.ID)
 		}
 		if d.Err != nil && !errors.Is(d.Err, index.ErrNotFound) && err == nil {
 			err = fmt.Errorf("%s: %w", r.build.BuildKey, d.Err)
@@ -287,7 +290,7 @@ func (st *Store) evict(ctx context.Context, plan *Collection, batch []eviction) 
 	return nil
 }
 
-// freedOf sums what some blobs take less on the disk than before, and takes note of it in before.
+// FreedOf sums what some blobs take less on the disk than before, and updates before.
 func (st *Store) FreedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64) (sum int64) {
 	for d := range parts {
 		now := st.DiskBytesOf(d)
@@ -297,7 +300,8 @@ func (st *Store) FreedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64
 	return sum
 }
 
-// partsOf lists the blobs of a build and the containers that it is packed with, each once: what its removal may free.
+// PartsOf lists the blobs of a build and the bases that it is packed with, each once, with their
+// sizes: what its removal may free.
 func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 	parts := DistinctBlobs(b)
 	for d := range DistinctBlobs(b) {
@@ -310,7 +314,7 @@ func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 	return parts
 }
 
-// takenBy is what a blob takes on the disk as it is, in all of its forms.
+// DiskBytesOf returns what a blob takes on the disk now, in all of its forms.
 func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	whole, recipe, unpacked := st.forms.Bytes(d)
 	if _, apart := st.forms.Copies.Folder(); apart {
@@ -319,7 +323,7 @@ func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	return whole + recipe + unpacked
 }
 
-// wholeBytes sums what the blobs of a build take on the disk as they are, each once.
+// wholeBytesOf sums what the whole forms of the blobs of a build take on the disk now, each once.
 func (st *Store) wholeBytesOf(b *index.Build) (sum int64) {
 	for d := range DistinctBlobs(b) {
 		disk, _ := st.WholeBytes(d) // of one that is not there, none
@@ -328,7 +332,7 @@ func (st *Store) wholeBytesOf(b *index.Build) (sum int64) {
 	return sum
 }
 
-// distinctBlobs gives the build's blobs, each once, with its size.
+// DistinctBlobs returns the blobs of a build, each once, with their sizes.
 func DistinctBlobs(b *index.Build) map[cas.Digest]int64 {
 	out := make(map[cas.Digest]int64, len(b.Files))
 	for _, f := range b.Blobs() {
@@ -337,13 +341,14 @@ func DistinctBlobs(b *index.Build) map[cas.Digest]int64 {
 	return out
 }
 
-// stays says why a build that was to go stays after all, "" if it goes. freed is what is about to go before it.
-func (st *Store) Stays(plan *Collection, s *evict.Step, freed int64) (why string) {
+// Stays says why a build that was to be removed stays, "" if it is removed. freed is what earlier
+// steps of the batch free.
+func (c *Collector) Stays(plan *Collection, s *evict.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
 		return keptRoom
 	}
-	if last, _ := st.index.Uses.Last(s.ID); last.After(s.Last) && !plan.hurry {
+	if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) && !plan.hurry {
 		return "used since it was planned"
 	}
-	return cmp.Or(st.nothingGoes(), st.Protected(s.ID, &views.OwnFiles{}))
+	return cmp.Or(c.nothingGoes(), c.Protected(s.ID, &views.OwnFiles{}))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"sync"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -12,9 +13,16 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
+// Collector plans and carries out what is evicted, packed and dropped to keep the store within its
+// bounds.
+type Collector struct {
+	st       *Store
+	evicting sync.Mutex // held from writing tombstones until their builds are removed
+}
+
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk gets full, and now and
 // then, for what is too old.
-func (st *Store) collectByItself(ctx context.Context) {
+func (c *Collector) collectByItself(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	var aged time.Time // when the builds' ages were last looked at
@@ -22,14 +30,14 @@ func (st *Store) collectByItself(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-st.ledger.wake:
+		case <-c.st.ledger.wake:
 		case <-look.C:
 		}
-		if end, err := st.ledger.begin(ctx); err == nil { // else the daemon stops
-			st.makeRoom(ctx, &aged)
+		if end, err := c.st.ledger.begin(ctx); err == nil { // else the daemon stops
+			c.makeRoom(ctx, &aged)
 			end()
 		}
-		st.keepReserve()
+		c.keepReserve()
 	}
 }
 
@@ -44,48 +52,48 @@ const (
 // makeRoom is a round of the collector: it evicts until the store is within its bounds, or nothing
 // more may be evicted. aged is when the builds' ages were last looked at; nil: it runs for a
 // reservation, evicts no more than is needed, and packs nothing.
-func (st *Store) makeRoom(ctx context.Context, aged *time.Time) {
+func (c *Collector) makeRoom(ctx context.Context, aged *time.Time) {
 	own := aged == nil
 	hurry := own
 	var last *Collection
 	for range collectRounds {
-		if !own && st.ledger.hurry() {
+		if !own && c.st.ledger.hurry() {
 			return // the reservation that waits runs the next round
 		}
-		old := !own && (st.now().Sub(*aged) >= ageEvery || aged.IsZero())
-		above, err := st.AboveBounds(ctx, own)
+		old := !own && (c.st.now().Sub(*aged) >= ageEvery || aged.IsZero())
+		above, err := c.AboveBounds(ctx, own)
 		if err != nil {
 			if ctx.Err() == nil {
-				st.log.Warn("space not looked at", "error", err)
+				c.st.log.Warn("space not looked at", "error", err)
 			}
 			return
 		}
-		if !above && (!old || st.settings.Load().Space.MaxUnused == 0) {
+		if !above && (!old || c.st.settings.Load().Space.MaxUnused == 0) {
 			return
 		}
 		if old {
-			*aged = st.now()
+			*aged = c.st.now()
 		}
-		need, written := st.ledger.waitedFor()
+		need, written := c.st.ledger.waitedFor()
 		goal := Goal{Slack: above && !own, Need: need, Written: written, Hurry: hurry}
-		plan, err := st.Plan(ctx, Owner{All: true}, goal)
+		plan, err := c.Plan(ctx, Owner{All: true}, goal)
 		if err == nil && len(plan.Steps) > 0 {
 			plan.Yields = !own
-			err = st.Collect(ctx, plan, func(int64, int64) {})
+			err = c.Collect(ctx, plan, func(int64, int64) {})
 		}
 		if errors.Is(err, ErrHurry) {
 			return
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				st.log.Warn("no room made", "error", err)
+				c.st.log.Warn("no room made", "error", err)
 			}
 			return
 		}
 		last = plan
 		removed, packed, dropped := plan.Done(evict.Evict), plan.Done(evict.PackBuild), plan.Done(evict.DropCopy)
 		if len(plan.Steps) > 0 {
-			st.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
+			c.st.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
 		if removed+packed+dropped == 0 {
 			if len(plan.Steps) == 0 {
@@ -94,30 +102,31 @@ func (st *Store) makeRoom(ctx context.Context, aged *time.Time) {
 			hurry = true // evict what could not be packed, and others than those in use by now
 		}
 	}
-	if above, err := st.AboveBounds(ctx, own); err == nil && above {
-		st.ledger.giveUp(last.WhatStays())
+	if above, err := c.AboveBounds(ctx, own); err == nil && above {
+		c.st.ledger.giveUp(last.WhatStays())
 	}
 }
 
-// aboveBounds tells whether something has to go now, but for its age. waits: a reservation waits for
-// it, so that what is just being made smaller counts with all its bytes.
-func (st *Store) AboveBounds(ctx context.Context, waits bool) (bool, error) {
-	b, err := st.Bounds()
+// AboveBounds reports whether something has to be removed now, for another reason than its age.
+// waits: a reservation waits for it, so that bytes that are about to be made smaller count in
+// full.
+func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
+	b, err := c.st.Bounds()
 	if err != nil {
 		return false, err
 	}
-	now, err := st.Account()
+	now, err := c.st.Account()
 	if err != nil {
 		return false, err
 	}
-	above, byUser := st.ledger.above(&b, &now, waits)
+	above, byUser := c.st.ledger.above(&b, &now, waits)
 	if above {
 		return true, nil
 	}
 	if b.User == 0 {
 		return false, nil
 	}
-	users, err := st.index.Users(ctx)
+	users, err := c.st.index.Users(ctx)
 	for uid, u := range users {
 		if u.LogicalBytes+byUser[uid] > b.User {
 			return true, nil
@@ -142,15 +151,15 @@ func (s *Ledger) above(
 		b.Entries > 0 && now.entries > b.Entries, maps.Clone(s.byUser)
 }
 
-// shrink carries out a step that removes no build. An error is the end of the whole collection.
-func (st *Store) Shrink(ctx context.Context, plan *Collection, s *evict.Step) error {
+// Shrink carries out a step that removes no build. An error ends the whole collection.
+func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step) error {
 	if ctx.Err() != nil {
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
-	b, err := st.index.Get(s.ID)
+	b, err := c.st.index.Get(s.ID)
 	why := KeptGone
 	if err == nil {
-		why = st.Stays(plan, s, 0)
+		why = c.Stays(plan, s, 0)
 	}
 	if why != "" {
 		s.Keep(why)
@@ -158,9 +167,9 @@ func (st *Store) Shrink(ctx context.Context, plan *Collection, s *evict.Step) er
 	}
 	var freed int64
 	if s.Action == evict.DropCopy {
-		freed, err = st.DropCopies(s.ID)
+		freed, err = c.st.packer.DropCopies(s.ID)
 	} else {
-		freed, err = st.PackBuildWith(ctx, s.ID, Packing{When: PackAlways}, st.UntilUsed(plan, s))
+		freed, err = c.st.packer.PackBuildWith(ctx, s.ID, Packing{When: PackAlways}, c.UntilUsed(plan, s))
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -174,36 +183,36 @@ func (st *Store) Shrink(ctx context.Context, plan *Collection, s *evict.Step) er
 	case cas.Full(err) || errors.Is(err, packing.ErrNoRoom):
 		s.Keep(KeptNoRoom)
 	case packing.Lost(err):
-		s.Keep(st.WithholdDamaged(ctx, &b, err))
+		s.Keep(c.st.WithholdDamaged(ctx, &b, err))
 	case err == nil:
 		s.Keep("it frees nothing by now")
 	default:
 		s.Keep("see the log")
 	}
 	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoRoom) {
-		st.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
+		c.st.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
 }
 
-// errHurry ends a collection of the daemon's own because a reservation waits for space, and packing
-// takes too long to make some.
+// ErrHurry ends a collection of the daemon's own because a reservation waits for space, and
+// packing takes too long to free some.
 var ErrHurry = errors.New("a reservation waits for space")
 
-// untilUsed is a gate that closes for good when a request wants the build: then the request has it as
-// it is. It closes as well when a reservation waits for space, if the plan yields to that.
-func (st *Store) UntilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
+// UntilUsed returns a gate that closes for good when a request wants the build, which is served as
+// it is then. It closes as well when a reservation waits for space, if the plan yields to that.
+func (c *Collector) UntilUsed(plan *Collection, s *evict.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if st.inHand.busy(s.ID) {
+		if c.st.inHand.busy(s.ID) {
 			return packing.ErrInUse
 		}
-		if plan.Yields && st.ledger.hurry() {
+		if plan.Yields && c.st.ledger.hurry() {
 			return ErrHurry
 		}
-		if last, _ := st.index.Uses.Last(s.ID); last.After(s.Last) {
+		if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) {
 			return packing.ErrInUse
 		}
 		return nil

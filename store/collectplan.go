@@ -33,22 +33,22 @@ type Owner struct {
 // less than 2 KiB, and a frame 1 MiB.
 const mostTold = 256
 
-// planCollection plans to bring the owner's builds within the configured bounds, or within the
-// goal. evict.Snapshot.Plan decides what goes in which order.
-func (st *Store) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
+// Plan plans to bring the owner's builds within the configured bounds, or within the goal.
+// evict.Snapshot.Plan decides what is removed in which order.
+func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
 	began := time.Now()
-	st.forms.Recipes.ReadAgain() // else nothing goes
-	b, err := st.Bounds()
+	c.st.forms.Recipes.ReadAgain() // else nothing goes
+	b, err := c.st.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	survey, inv, err := st.Inventory(ctx, goal.Told)
+	survey, inv, err := c.Inventory(ctx, goal.Told)
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Hurry && st.settings.Load().Pack.When != PackOff}
+	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Hurry && c.st.settings.Load().Pack.When != PackOff}
 	if of.All {
-		if to.Bytes, to.Missing, err = st.Allowance(b, goal); err != nil {
+		if to.Bytes, to.Missing, err = c.Allowance(b, goal); err != nil {
 			return nil, apierr.New(apierr.Internal, err, "collect")
 		}
 	}
@@ -56,7 +56,7 @@ func (st *Store) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, er
 	if goal.Bytes != nil && (to.Bytes < 0 || *goal.Bytes < to.Bytes) {
 		to.Bytes, budgeted = *goal.Bytes, false
 	}
-	s := st.snapshot(survey, inv, !goal.Slack)
+	s := c.snapshot(survey, inv, !goal.Slack)
 	if s.Whole = of.All; !of.All {
 		own := ownScope(of.UID)
 		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool {
@@ -69,7 +69,7 @@ func (st *Store) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, er
 	plan := &Collection{Plan: *s.Plan(to), hurry: goal.Hurry}
 	plan.forBudget = budgeted && plan.Goal == to.Bytes // else more has to go, to keep some of the disk free
 	for _, step := range plan.Steps[:min(len(plan.Steps), mostTold)] {
-		b, _ := st.index.Get(step.ID) // of one that has just gone, nothing
+		b, _ := c.st.index.Get(step.ID) // of one that has just gone, nothing
 		plan.Told = append(plan.Told, &b)
 	}
 	plan.Took = time.Since(began)
@@ -77,21 +77,21 @@ func (st *Store) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, er
 }
 
 // snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
-func (st *Store) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
-	s := &evict.Snapshot{At: st.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
-	for _, id := range st.index.Journal.NotServed() {
-		s.NotServed[id] = st.index.Journal.StateOf(id).Name
+func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
+	s := &evict.Snapshot{At: c.st.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
+	for _, id := range c.st.index.Journal.NotServed() {
+		s.NotServed[id] = c.st.index.Journal.StateOf(id).Name
 	}
-	for _, id := range st.index.Journal.PinnedBuilds() {
+	for _, id := range c.st.index.Journal.PinnedBuilds() {
 		s.Pinned[id] = true
 	}
-	s.Storing = st.ledger.Reserved().ByUser
+	s.Storing = c.st.ledger.Reserved().ByUser
 	var own views.OwnFiles // as of this plan
-	none := st.nothingGoes()
+	none := c.nothingGoes()
 	s.Spared = func(b *index.Brief) string {
-		why := cmp.Or(none, st.wantedNow(b.ID))
-		if why == "" && (b.Viewed || st.hasView(b.ID)) { // else no file is looked at: most builds of a large store have no view
-			if why = st.Protected(b.ID, &own); why == KeptReading && waits {
+		why := cmp.Or(none, c.wantedNow(b.ID))
+		if why == "" && (b.Viewed || c.st.hasView(b.ID)) { // else no file is looked at: most builds of a large store have no view
+			if why = c.Protected(b.ID, &own); why == KeptReading && waits {
 				return ""
 			}
 		}
@@ -103,13 +103,14 @@ func (st *Store) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool
 // SlackPart is the part of the budget that a collection leaves free beyond what it has to.
 const SlackPart = 20
 
-// roomFor says how many bytes blobs may have within the budget, below 0 for any number, and how many are missing to the floor.
-func (st *Store) Allowance(b Bounds, goal Goal) (bytes, missing int64, err error) {
-	now, err := st.Account()
+// Allowance returns how many bytes blobs may take within the budget, below 0 for any number, and
+// how many bytes are missing to the floor.
+func (c *Collector) Allowance(b Bounds, goal Goal) (bytes, missing int64, err error) {
+	now, err := c.st.Account()
 	if err != nil {
 		return -1, 0, err
 	}
-	aside := st.ledger.Reserved()
+	aside := c.st.ledger.Reserved()
 	reserved, written := aside.Disk, aside.Written+goal.Written
 	if !goal.Hurry {
 		reserved -= aside.Passing

@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// withhold takes a build that failed its check out of service, and says why.
+// WithholdDamaged takes a build that failed its check out of service, and returns why.
 func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause error) string {
 	var found []packing.Damage
 	if packing.Lost(cause) { // of a blob, or of the view's folders, which say nothing of the build
@@ -47,6 +47,8 @@ func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packin
 	return out
 }
 
+// QuarantineAll moves damaged blobs and recipes into the quarantine, and withholds the builds that
+// need them.
 func (st *Store) QuarantineAll(all []packing.Damage) {
 	for _, one := range all {
 		if one.Recipe {
@@ -57,8 +59,9 @@ func (st *Store) QuarantineAll(all []packing.Damage) {
 	}
 }
 
-// withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id. After
-// an error the build is withheld until the daemon ends. It is logged already.
+// Withhold sets the state of a build that is not to be served, and takes its view out of use,
+// because a repaired build gets a new view. After an error, which is logged, the build is withheld
+// until the daemon ends.
 func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 	failed := st.index.Journal.SetState(id, index.State{Name: state, Reason: reason, At: st.now()})
 	if failed != nil {
@@ -74,7 +77,8 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 	return failed
 }
 
-// repairBlob puts aside what is damaged of a blob. One that is only missing has its builds withheld.
+// Repair moves the damaged parts of a blob into the quarantine. The builds of a blob that is only
+// missing are withheld.
 func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) {
 	found := st.forms.DamageOf(ctx, d)
 	st.QuarantineAll(found)
@@ -83,8 +87,8 @@ func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) {
 	}
 }
 
-// putAside withholds every build that has a damaged blob among its files, or needs it to unpack one of them, and moves the
-// blob out of the way. A build whose source model alone is damaged is as good as before.
+// quarantine moves a damaged blob into the quarantine, and withholds every build that needs it for
+// its own files. A build of which only the kept source model is damaged stays in service.
 func (st *Store) quarantine(d cas.Digest, why string) {
 	if err := st.cas.Quarantine(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
 		st.log.Error("damaged blob not put aside", "digest", d.String(), "error", err)
@@ -95,7 +99,7 @@ func (st *Store) quarantine(d cas.Digest, why string) {
 	st.withholdNeeding(d, why)
 }
 
-// putAsideRecipe is putAside for the recipe of a blob that is packed.
+// QuarantineRecipe is quarantine for the recipe of a packed blob.
 func (st *Store) QuarantineRecipe(d cas.Digest, why string) {
 	if err := st.forms.QuarantineRecipe(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
 		st.log.Error("damaged recipe not put aside", "digest", d.String(), "error", err)

@@ -31,7 +31,8 @@ func otherFileSystem(a, b string) (bool, error) {
 	return sa.Dev != sb.Dev, nil
 }
 
-// fits says that there is no room for what is named and takes so many bytes, if there is none.
+// Fits returns an error where so many bytes do not fit beside what has to stay free. The error
+// names what takes them.
 func Fits(what string, need, free int64) error { return fitsBeside(what, need, free, Spare) }
 
 // fitsBeside is fits where so much has to stay free.
@@ -48,7 +49,8 @@ const (
 	spareOfLess = 1 << 20
 )
 
-// fileOnDisk tells which file a path leads to, how many names it has, and what it takes on the disk in whole blocks.
+// FileOnDisk returns which file a path leads to, how many names the file has, and what it takes on
+// the disk in whole blocks.
 func FileOnDisk(path string) (id FileID, names uint64, disk int64, ok bool) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -57,5 +59,5 @@ func FileOnDisk(path string) (id FileID, names uint64, disk int64, ok bool) {
 	return FileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
 }
 
-// fileID tells files apart.
+// FileID tells files apart.
 type FileID struct{ dev, ino uint64 }

@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// errGone says that a build has been collected between the look-up that found it and its being served.
+// ErrGone says that a build was removed between the look-up that found it and its being served.
 var ErrGone = errors.New("the build has just been removed")
 
 // inHand keeps requests and the collector from having the same build in hand: whichever comes first
@@ -96,7 +96,7 @@ func (a *inHand) busyNow(id index.BuildID) bool {
 	return a.served[id] > 0 || time.Now().Before(a.fresh[id].until)
 }
 
-// collect takes a build in hand for the collector, if no request has it.
+// evict takes a build in hand for the collector, if no request has it.
 func (a *inHand) evict(id index.BuildID) (done func(), ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,7 +111,8 @@ func (a *inHand) evict(id index.BuildID) (done func(), ok bool) {
 	}, true
 }
 
-// goneMeanwhile makes errGone of an error of serving a build that is not there any more.
+// GoneMeanwhile returns ErrGone for an error of serving a build that was removed meanwhile, and
+// other errors as they are.
 func (st *Store) GoneMeanwhile(id index.BuildID, err error) error {
 	if !errors.Is(err, cas.ErrNotFound) {
 		return err

@@ -10,15 +10,16 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// takeInventory surveys the store. told may be nil.
-func (st *Store) Inventory(ctx context.Context, told index.Told) (*index.Survey, *evict.Inventory, error) {
+// Inventory surveys the store: which builds there are, and in which forms their blobs are kept.
+// told may be nil.
+func (c *Collector) Inventory(ctx context.Context, told index.Told) (*index.Survey, *evict.Inventory, error) {
 	var (
 		recipes  = make(map[cas.Digest]dedupe.Packed)
 		unpacked = make(map[cas.Digest]int64)
 		shares   = make(map[cas.Digest]packing.Share)
 		wanted   = make(map[cas.Digest]struct{})
 	)
-	err := st.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := c.st.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		recipes[d], wanted[d] = p, struct{}{}
 		for _, container := range p.Containers {
 			wanted[container.Digest] = struct{}{}
@@ -26,13 +27,13 @@ func (st *Store) Inventory(ctx context.Context, told index.Told) (*index.Survey,
 		return nil
 	})
 	if err == nil {
-		err = st.forms.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
+		err = c.st.forms.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
 			unpacked[d], wanted[d] = disk, struct{}{}
 			return nil
 		})
 	}
 	if err == nil {
-		err = st.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+		err = c.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
 				return nil // not for room: it would be asked for before long, and need more
 			}
@@ -46,12 +47,12 @@ func (st *Store) Inventory(ctx context.Context, told index.Told) (*index.Survey,
 	if err != nil {
 		return nil, nil, err
 	}
-	survey, err := st.index.Survey(ctx, wanted, told)
+	survey, err := c.st.index.Survey(ctx, wanted, told)
 	if err != nil {
 		return nil, nil, err
 	}
 	inv := evict.NewInventory(survey, func(d cas.Digest) int64 {
-		disk, _ := st.WholeBytes(d) // of one that is missing, none
+		disk, _ := c.st.WholeBytes(d) // of one that is missing, none
 		return disk
 	})
 	for d, p := range recipes {
@@ -67,7 +68,7 @@ func (st *Store) Inventory(ctx context.Context, told index.Told) (*index.Survey,
 	for d, s := range shares {
 		// Of what no build needs nothing is packed; what has been packed or removed since frees nothing.
 		if inv.Needed(d) {
-			inv.AddSaving(d, st.forms.Sharing.Saving(d), s.From...)
+			inv.AddSaving(d, c.st.forms.Sharing.Saving(d), s.From...)
 		}
 	}
 	return survey, inv, nil

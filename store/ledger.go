@@ -38,7 +38,7 @@ func (a Amount) of(size int64) int64 {
 	return a.Bytes
 }
 
-// bounds are SpaceOptions in bytes; 0: none.
+// Bounds are SpaceOptions in bytes; 0 is no bound.
 type Bounds struct {
 	Budget, Floor, User int64
 	Entries             uint64
@@ -46,6 +46,7 @@ type Bounds struct {
 	Free                int64 // bytes of the file system now
 }
 
+// Bounds returns the bounds that are in force, and what is free now.
 func (st *Store) Bounds() (Bounds, error) {
 	o := st.settings.Load().Space
 	s, err := diskOf(st.dir)
@@ -57,13 +58,13 @@ func (st *Store) Bounds() (Bounds, error) {
 }
 
 // keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
-func (st *Store) keepReserve() {
-	b, err := st.Bounds()
+func (c *Collector) keepReserve() {
+	b, err := c.st.Bounds()
 	if err == nil {
-		err = st.index.Replenish(b.Free - b.Floor)
+		err = c.st.index.Replenish(b.Free - b.Floor)
 	}
 	if err != nil {
-		st.log.Warn("there is no room kept for collecting on a full disk", "error", err)
+		c.st.log.Warn("there is no room kept for collecting on a full disk", "error", err)
 	}
 }
 
@@ -174,7 +175,8 @@ func (s *Ledger) shrinks(disk int64) (done func()) {
 	}
 }
 
-// needOf is what a file of so many bytes takes on the disk, if it has no holes.
+// NeedOf returns what files of these sizes take on the disk with a manifest, if they have no
+// holes, and the sum of the sizes.
 func NeedOf(sizes ...int64) (disk, bytes int64) {
 	disk = ManifestNeed
 	for _, size := range sizes {
@@ -184,7 +186,7 @@ func NeedOf(sizes ...int64) (disk, bytes int64) {
 	return disk, bytes
 }
 
-// manifestNeed is what a manifest takes at most, nearly always.
+// ManifestNeed is the most that nearly every manifest takes on the disk.
 const ManifestNeed = 2 * cas.Block
 
 // Unreserved returns a reservation of a user that sets nothing aside yet.
@@ -199,12 +201,14 @@ func (st *Store) Reserve(
 	return r, r.Resize(ctx, evicts, sizes...)
 }
 
-// resize makes the place as large as is known by now that it has to be. After an error it is as it was.
+// Resize makes the reservation fit files of these sizes. After an error it is as it was. evicts:
+// builds are evicted for it first.
 func (r *Reservation) Resize(ctx context.Context, evicts bool, sizes ...int64) error {
 	disk, bytes := NeedOf(sizes...)
 	return r.ResizeTo(ctx, evicts, disk, bytes)
 }
 
+// ResizeTo is Resize to a number of bytes on disk, and of logical bytes.
 func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int64) error {
 	if evicts && r.st.ledger.hurry() {
 		return r.evict(ctx, disk, bytes) // behind those that wait
@@ -221,7 +225,7 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
 	defer s.Want()
-	mayGo, stays, err := r.st.EvictableFor(ctx, r, bytes)
+	mayGo, stays, err := r.st.collector.EvictableFor(ctx, r, bytes)
 	if err != nil {
 		return true, err
 	}
@@ -307,6 +311,7 @@ func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final boo
 	return false, e
 }
 
+// NoRoom returns the refusal of something that there is no space for. It is packing.ErrNoRoom.
 func NoRoom(format string, args ...any) *apierr.Error {
 	e := apierr.New(apierr.NoSpace, nil, format, args...)
 	e.Err = packing.ErrNoRoom
@@ -333,7 +338,7 @@ func (r *Reservation) dropUser() {
 	r.bytes = 0
 }
 
-// release gives the place back. It may be called more than once, and on nil.
+// Release gives the space back. It may be called more than once, and on nil.
 func (r *Reservation) Release() {
 	if r == nil {
 		return
@@ -348,7 +353,7 @@ func (r *Reservation) Release() {
 	s.Want()
 }
 
-// account is what counts against the budget, but for what is being stored.
+// Account is what counts against the budget, besides what is reserved.
 type Account struct {
 	Disk, Manifests int64 // of builds
 	Held            int64 // of removed builds that somebody still has open
@@ -356,8 +361,10 @@ type Account struct {
 	entries         uint64
 }
 
+// Counted returns the sum of all that counts.
 func (a *Account) Counted() int64 { return a.Disk + a.Manifests + a.Held + a.Packed.Sum() }
 
+// Account returns what counts against the budget now.
 func (st *Store) Account() (Account, error) {
 	s, err := st.index.Space()
 	if err != nil {
@@ -367,5 +374,5 @@ func (st *Store) Account() (Account, error) {
 	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, Held: st.views.HeldBytes(), Packed: packed, entries: s.Entries}, err
 }
 
-// diskBytes is what the whole form of a blob takes on the disk, in whole blocks.
+// WholeBytes returns what the whole form of a blob takes on the disk, in whole blocks.
 func (st *Store) WholeBytes(d cas.Digest) (int64, error) { return cas.DiskBytesIn(st.dir, d) }

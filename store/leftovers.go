@@ -11,10 +11,10 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// removeLeftovers removes blobs that no manifest refers to, what a put left that was never
-// acknowledged, and recipes of blobs that are whole, and brings the account of the others to what
-// they take: a crash may have come between a change of form and its being accounted for. Each file
-// is looked at once for both.
+// RemoveLeftovers removes blobs that no manifest refers to, files of puts that were never
+// acknowledged, and recipes of blobs that are whole. It brings the account of the other blobs to
+// what they take, because a crash may have come between a change of form and its being accounted
+// for. Each file is looked at once for both.
 func (st *Store) RemoveLeftovers(ctx context.Context) error {
 	if !st.index.Complete() {
 		st.log.Warn("leftovers stay: there are builds that this version cannot read")
@@ -49,23 +49,23 @@ func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
 	if err == nil && len(ids) == 0 {
 		l.lost = append(l.lost, d)
 	}
-	l.st.dropViewsWithout(d, ids)
+	l.dropViewsWithout(d, ids)
 	return err
 }
 
 // dropViewsWithout takes views out of use that lead to the unpacked form of a packed blob when that has gone, with an earlier boot say: nobody is given
 // them again, and what only they have would be in no account.
-func (st *Store) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
-	if _, _, unpacked := st.forms.Bytes(d); unpacked > 0 || !st.forms.OnlyPacked(d) {
+func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
+	if _, _, unpacked := l.st.forms.Bytes(d); unpacked > 0 || !l.st.forms.OnlyPacked(d) {
 		return
 	}
 	for _, id := range ids {
-		if _, there := st.index.Views.Get(id[:]); !there || st.inHand.busy(id) {
+		if _, there := l.st.index.Views.Get(id[:]); !there || l.st.inHand.busy(id) {
 			continue
 		}
-		if b, err := st.index.Get(id); err == nil { // else it has just gone
-			if v := st.views.Of(&b); v != nil {
-				st.views.Drop(id, v, views.PathGrace)
+		if b, err := l.st.index.Get(id); err == nil { // else it has just gone
+			if v := l.st.views.Of(&b); v != nil {
+				l.st.views.Drop(id, v, views.PathGrace)
 			}
 		}
 	}
@@ -115,7 +115,7 @@ func (l *leftovers) unseen() {
 	}
 }
 
-// pace lets work that nobody waits for take half of a processor at most.
+// Pace lets background work take at most half of a processor.
 type Pace struct {
 	Last  time.Time // when it went on
 	steps int
@@ -124,7 +124,7 @@ type Pace struct {
 // stepsAtOnce are some milliseconds' work.
 const stepsAtOnce = 256
 
-// rest is called after each step.
+// Rest is called after each step of the work.
 func (p *Pace) Rest(ctx context.Context) error {
 	if p.steps++; p.steps%stepsAtOnce != 0 {
 		return nil

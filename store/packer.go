@@ -36,13 +36,14 @@ const (
 	mostPause        = 20 * time.Millisecond // between two reads
 )
 
-// packWhen are the settings with their defaults filled in.
+// Packing says when builds are packed, with all defaults filled in.
 type Packing struct {
 	When  string
 	After time.Duration // without use
 }
 
-// sharing is the background work.
+// Packer is the background work that finds out what blobs share, packs cold builds and drops
+// unused copies.
 type Packer struct {
 	st     *Store
 	again  chan struct{} // there may be something to look at
@@ -64,7 +65,7 @@ type Packer struct {
 	last time.Time  // when the gate last opened; guarded by pace
 }
 
-// wake has all blobs looked at that nothing is known of.
+// Wake has all blobs looked at of which nothing is known, and cold builds packed.
 func (s *Packer) Wake() {
 	s.mu.Lock()
 	s.all, s.due = true, true
@@ -72,7 +73,7 @@ func (s *Packer) Wake() {
 	s.tell()
 }
 
-// tick has builds packed that have become cold, and what failed tried again.
+// Tick has builds packed that have become cold, and failed blobs tried again, by the next sweep.
 func (s *Packer) Tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +105,7 @@ func (s *Packer) Changed(d cas.Digest) {
 // maxFresh bounds what is remembered one by one.
 const maxFresh = 1 << 12
 
-// added has the blobs of a build looked at that was stored just now.
+// Added has the blobs of a new build looked at.
 func (s *Packer) Added(b *index.Build) {
 	s.mu.Lock()
 	for d, size := range DistinctBlobs(b) {
@@ -139,9 +140,10 @@ func (s *Packer) Asking() (done func()) {
 	return func() { s.asked.Add(-1) }
 }
 
-// gate opens when nobody wants anything, and then for half of the time: what is done for nobody takes half of a processor
-// at most, for other programs want to run as well. It is open while somebody waits for the turn in which forms are changed, or a collection
-// for a blob that is just read: whoever is kept here may have that, and requests may wait for who wants it, such as the collector.
+// Gate blocks while a request or a compile is under way, and then lets background work run for
+// half of the time, because other programs need the processor as well. It returns at once while a
+// caller waits for the turn in which forms are changed, or a collection for a blob that is being
+// read: the work that is kept here may hold that, and requests may wait for the collector.
 func (s *Packer) Gate(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
@@ -162,11 +164,12 @@ func (s *Packer) Gate(ctx context.Context) error {
 	}
 }
 
-// errCollected says that blobs are not read on, because a collection waits to remove them.
+// ErrCollected says that a blob is not read on, because a collection waits to remove it.
 var ErrCollected = fmt.Errorf("%w: it is just collected", packing.ErrInUse)
 
-// reading is the gate of what only reads and can be given up between two pieces: it closes for
-// good, with errCollected, when a collection waits for the blobs. They are looked at another time.
+// Reading is the gate of work that only reads, and can be given up between two pieces. It closes
+// for good, with ErrCollected, when a collection waits for the blobs: they are looked at another
+// time.
 func (s *Packer) Reading(ctx context.Context) error {
 	if err := s.Gate(ctx); err != nil {
 		return err
@@ -183,11 +186,10 @@ func (s *Packer) collecting() (done func()) {
 	return func() { s.keeps.Add(-1) }
 }
 
-// yield is the gate of what has the turn and can be given up between two pieces: it closes for
-// good, with forms.ErrInUse, when a caller waits for the turn, or a collection for what is read.
-// The blob is packed another time.
-// Compacting, which would leave more on the disk than was there before, half done, has the other
-// gate.
+// Yield is the gate of work that has the turn, and can be given up between two pieces. It closes
+// for good, with packing.ErrInUse, when a caller waits for the turn, or a collection for what is
+// read: the blob is packed another time. Compacting has the other gate, because half of it leaves
+// more on the disk than there was before.
 func (s *Packer) Yield(ctx context.Context) error {
 	if err := s.Reading(ctx); err != nil {
 		return err
@@ -228,13 +230,13 @@ func (s *Packer) run(ctx context.Context) {
 // come, packs cold builds and removes unpacked copies that are no longer used. Requests come first,
 // so it may take its time. What fails is logged, and tried again the next time. It fails only where
 // ctx ends.
-func (st *Store) PackNow(ctx context.Context) error {
-	st.packer.Wake()
-	st.packer.Sweep(ctx)
+func (p *Packer) PackNow(ctx context.Context) error {
+	p.st.packer.Wake()
+	p.st.packer.Sweep(ctx)
 	return ctx.Err()
 }
 
-// sweep goes over all that there is to do.
+// Sweep does all that there is to do now: it looks at blobs, packs, compacts and drops copies.
 func (s *Packer) Sweep(ctx context.Context) {
 	s.sweeping.Lock()
 	defer s.sweeping.Unlock()
@@ -312,7 +314,8 @@ func (s *Packer) look(ctx context.Context) (err error) {
 	return nil
 }
 
-// unknown lists the whole blobs of builds that nothing is known of, those of older builds first: they are the containers of later ones.
+// Unknown lists the whole blobs of builds that nothing is known of. Blobs of older builds come
+// first, because they are the bases of later ones.
 func (s *Packer) Unknown(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
 	err := s.st.index.EachNeed(ctx, func(n index.Need) error {
@@ -331,7 +334,8 @@ func (s *Packer) Unknown(ctx context.Context) ([]cas.Digest, error) {
 	}), err
 }
 
-// pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
+// Pack packs the builds that have not been used for long enough. A blob that a warm build needs as
+// well stays.
 func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	var worth []cas.Digest
 	err := s.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
@@ -350,7 +354,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 			return err
 		}
 		for _, id := range ids {
-			if b, err := s.st.index.Get(id); err == nil && s.st.cold(&b, when) && s.st.PackSaving(id) > 0 { // else it has just gone
+			if b, err := s.st.index.Get(id); err == nil && s.st.packer.cold(&b, when) && s.st.packer.PackSaving(id) > 0 { // else it has just gone
 				cold[id] = true
 			}
 		}
@@ -359,7 +363,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 		if err := s.Gate(ctx); err != nil {
 			return err
 		}
-		_, err := s.st.PackBuildWith(ctx, id, when, s.Yield)
+		_, err := s.st.packer.PackBuildWith(ctx, id, when, s.Yield)
 		if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -381,7 +385,7 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 		return nil
 	}
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
-		if cold, err := s.st.allCold(d, Packing{When: PackCold, After: after}); err != nil || !cold && !s.st.cas.Has(d) {
+		if cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: after}); err != nil || !cold && !s.st.cas.Has(d) {
 			return err
 		}
 		if err := s.st.forms.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
@@ -392,29 +396,29 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 }
 
 // cold tells whether a build may be packed by itself.
-func (st *Store) cold(b *index.Build, when Packing) bool {
-	if _, pinned := st.index.Journal.Pinned(b.ID); pinned || st.Busy(b) != "" {
+func (p *Packer) cold(b *index.Build, when Packing) bool {
+	if _, pinned := p.st.index.Journal.Pinned(b.ID); pinned || p.st.Busy(b) != "" {
 		return false
 	}
 	if when.When == PackAlways {
 		return true
 	}
-	last, _ := st.index.Uses.Last(b.ID)
+	last, _ := p.st.index.Uses.Last(b.ID)
 	if last.Before(b.Created) {
 		last = b.Created
 	}
-	return st.now().Sub(last) >= when.After
+	return p.st.now().Sub(last) >= when.After
 }
 
 // allCold tells whether every build that needs a blob may be packed by itself.
-func (st *Store) allCold(d cas.Digest, when Packing) (bool, error) {
-	ids, err := st.index.Needs(d)
+func (p *Packer) allCold(d cas.Digest, when Packing) (bool, error) {
+	ids, err := p.st.index.Needs(d)
 	if err != nil {
 		return false, err
 	}
 	for _, id := range ids {
-		b, err := st.index.Get(id)
-		if err == nil && !st.cold(&b, when) {
+		b, err := p.st.index.Get(id)
+		if err == nil && !p.cold(&b, when) {
 			return false, nil
 		}
 	}
@@ -429,9 +433,9 @@ const idleFor = 24 * time.Hour
 // compact has blobs that are used take the place of bases that are idle, and removes bases that no
 // build needs.
 func (s *Packer) compact(ctx context.Context, after time.Duration) error {
-	hot := func(d cas.Digest) bool { return s.st.usedWithin(d, after) }
+	hot := func(d cas.Digest) bool { return s.st.packer.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {
-		cold, err := s.st.allCold(d, Packing{When: PackCold, After: max(after, idleFor)})
+		cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: max(after, idleFor)})
 		return err == nil && cold
 	}
 	all, err := s.st.forms.Families(ctx, hot, idle)
@@ -459,13 +463,13 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 }
 
 // usedWithin reports whether some build that needs the blob was asked for in that time.
-func (st *Store) usedWithin(d cas.Digest, after time.Duration) bool {
-	ids, err := st.index.Needs(d)
+func (p *Packer) usedWithin(d cas.Digest, after time.Duration) bool {
+	ids, err := p.st.index.Needs(d)
 	if err != nil {
 		return false // a request for it finds out
 	}
 	return slices.ContainsFunc(ids, func(id index.BuildID) bool {
-		last, hits := st.index.Uses.Last(id)
-		return hits > 0 && st.now().Sub(last) < after
+		last, hits := p.st.index.Uses.Last(id)
+		return hits > 0 && p.st.now().Sub(last) < after
 	})
 }

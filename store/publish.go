@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// made is a build before it is stored.
+// Publication is a build before it is stored.
 type Publication struct {
 	Build  *index.Build
 	Folder string                // that its files are in
@@ -26,8 +26,9 @@ type Publication struct {
 	Replaces   index.BuildID // whose pin it inherits, besides those of the same key; zero: none
 }
 
-// publish stores a build: from its manifest on it is acknowledged. hold keeps what the build needs
-// until then, and is the caller's to release.
+// Publish stores a build, which is acknowledged as soon as its manifest is durable, and removes
+// the builds that it supersedes. hold keeps the blobs that the build needs until then; the caller
+// releases it.
 func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) error {
 	b := m.Build
 	m.Room.publishing()
@@ -90,6 +91,7 @@ func (st *Store) supersede(ctx context.Context, b *index.Build) {
 	}
 }
 
+// SameDrivers reports whether two builds were made with the same versions of drivers.
 func SameDrivers(a, b []index.EPFacts) bool {
 	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// departure is a build that is being removed, and what became of it.
+// Removal is a build that is being removed, and what became of it.
 type Removal struct {
 	Build *index.Build
 	Why   string
@@ -23,8 +23,9 @@ type Removal struct {
 	Err  error // why not, or what could not be removed of it
 }
 
-// retract removes a build: first its manifest, which is the commit, then its view, then the blobs that nothing
-// else needs. A crash in between leaves leftovers, which the next start removes.
+// Remove removes a build: first its manifest, which is the commit point, then its view, then the
+// blobs that nothing else needs. A crash in between leaves leftovers, which the next start
+// removes. grace protects readers that were told a path of its view.
 func (st *Store) Remove(ctx context.Context, b *index.Build, why string, grace time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -33,8 +34,10 @@ func (st *Store) Remove(ctx context.Context, b *index.Build, why string, grace t
 	return errors.Join(st.RemoveAll(one, func(*Removal) {}), one[0].Err)
 }
 
-// retractAll is retract of several builds, step by step for all of them: so they share the syncs, of which a build by itself needs about six. went is
-// called when what nothing else needs of a build has no name any more. The error says that what was removed may come back after a crash, as leftovers.
+// RemoveAll is Remove of several builds, step by step for all of them, so that they share syncs:
+// one build alone needs about six. It calls went when the blobs of a build that nothing else needs
+// have no name any more. The error says that what was removed may come back after a crash, as
+// leftovers.
 func (st *Store) RemoveAll(list []Removal, went func(*Removal)) error {
 	gone := make([]index.Retraction, len(list))
 	for i := range list {

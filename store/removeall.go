@@ -10,15 +10,16 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// removeRest removes what is kept for no build: blobs that a crash left, views that nobody refers to, and the quarantine. Views that
-// somebody holds go when they are let go.
+// RemoveRest removes all that no build needs: blobs that a crash left, unused views, and the
+// quarantine. Views that are leased are removed when the lease ends.
 func (st *Store) RemoveRest(ctx context.Context) error {
 	err := errors.Join(st.views.DoomStrangers(ctx), st.RemoveLeftovers(ctx))
 	st.views.Sweep()
 	return errors.Join(err, st.emptyQuarantine())
 }
 
-// everything is how many bytes on disk go when nothing is kept: those of builds in all their forms, and others'.
+// RemovableBytes returns the bytes on disk that are freed when everything is removed: builds in
+// all their forms, leftovers and the quarantine.
 func (st *Store) RemovableBytes(ctx context.Context) (sum int64, err error) {
 	err = st.cas.Walk(ctx, func(d cas.Digest, _, _ int64) error {
 		disk, _ := st.WholeBytes(d) // of one that has just gone, none

@@ -39,7 +39,7 @@ func (s *Ledger) begin(ctx context.Context) (end func(), err error) {
 	return func() { <-s.one }, nil
 }
 
-// await counts what a reservation lacks as needed until done. Every round that begins after those
+// Await counts what a reservation lacks as needed until done. Every round that begins after those
 // that have begun then evicts builds for it too.
 func (s *Ledger) Await(bytes, written int64) (begun uint64, done func()) {
 	s.mu.Lock()
@@ -80,7 +80,7 @@ func (r *Reservation) evict(ctx context.Context, disk, bytes int64) (err error) 
 		final, err = r.try(ctx, disk, bytes)
 		vain, left := s.inVain(begun)
 		if err != nil && !final && !vain && !errors.Is(err, errUserFull) {
-			r.st.makeRoom(ctx, nil)
+			r.st.collector.makeRoom(ctx, nil)
 			final, err = r.try(ctx, disk, bytes)
 			vain, left = s.inVain(begun)
 		}
@@ -130,40 +130,40 @@ var errSeen = errors.New("seen")
 
 // EvictableFor finds out whether so much of a user's builds may go that a reservation of so many logical bytes is within the quota: before anything goes
 // for it, for what is not kept then would have cost the others as well. mayGo is as much as has to, where so much may; stays says why others may not.
-func (st *Store) EvictableFor(ctx context.Context, r *Reservation, bytes int64) (mayGo int64, stays string, err error) {
-	b, err := st.Bounds()
+func (c *Collector) EvictableFor(ctx context.Context, r *Reservation, bytes int64) (mayGo int64, stays string, err error) {
+	b, err := c.st.Bounds()
 	if err != nil || b.User == 0 || bytes == 0 || bytes > b.User {
 		return 0, "", err
 	}
 	ctx = context.WithoutCancel(ctx)
-	users, err := st.index.Users(ctx)
+	users, err := c.st.index.Users(ctx)
 	if err != nil {
 		return 0, "", err
 	}
-	s := st.ledger
+	s := c.st.ledger
 	s.mu.Lock()
 	above := users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes + bytes - b.User
 	s.mu.Unlock()
 	if above <= 0 {
 		return 0, "", nil
 	}
-	if why := st.nothingGoes(); why != "" {
+	if why := c.nothingGoes(); why != "" {
 		return 0, why, nil
 	}
-	return st.lookAtRoom(ctx, r.user, users[r.user].Builds, above)
+	return c.lookAtRoom(ctx, r.user, users[r.user].Builds, above)
 }
 
 // lookAtRoom looks at a user's builds until enough may be evicted.
-func (st *Store) lookAtRoom(
+func (c *Collector) lookAtRoom(
 	ctx context.Context, uid uint32, builds uint64, enough int64,
 ) (mayGo int64, stays string, err error) {
 	var own views.OwnFiles
 	var held int64
-	err = st.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
+	err = c.st.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
 		if one.UID != uid {
 			return nil
 		}
-		if why := st.Protected(one.ID, &own); why != "" && why != KeptReading { // that is over in a moment
+		if why := c.Protected(one.ID, &own); why != "" && why != KeptReading { // that is over in a moment
 			held += one.LogicalBytes
 		} else {
 			mayGo += one.LogicalBytes

@@ -67,6 +67,7 @@ type LockedError struct {
 	Holder    string // what the other process wrote about itself: "process 4711"; may be empty
 }
 
+// Error names the directory and the process that has it.
 func (e *LockedError) Error() string {
 	who := e.Holder
 	if who == "" {

@@ -60,11 +60,11 @@ type Store struct {
 	views *views.Store
 
 	*inHand
-	ledger   *Ledger
-	packer   *Packer
-	evicting sync.Mutex // held by who writes tombstones and removes their builds
-	uprooted chan string
-	work     sync.WaitGroup // the background work
+	ledger    *Ledger
+	collector *Collector
+	packer    *Packer
+	uprooted  chan string
+	work      sync.WaitGroup // the background work
 }
 
 // Open opens the store in dir, an absolute path, and makes it where there is none. One process has a
@@ -79,6 +79,7 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
 		ledger: newLedger(), inHand: newInHand(), uprooted: make(chan string, 1)}
+	st.collector = &Collector{st: st}
 	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {
@@ -106,7 +107,7 @@ func (st *Store) open() (err error) {
 		Forms: st.forms, Index: st.index, Now: st.now, Log: st.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
-	st.keepReserve()
+	st.collector.keepReserve()
 	return nil
 }
 
@@ -135,7 +136,7 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 func (st *Store) Start(ctx context.Context) {
 	st.work.Go(func() { st.packer.run(ctx) })
 	st.packer.Wake()
-	st.work.Go(func() { st.collectByItself(ctx) })
+	st.work.Go(func() { st.collector.collectByItself(ctx) })
 }
 
 // Close releases the state directory. The context of Start must have ended before.
@@ -172,7 +173,11 @@ func (st *Store) Views() *views.Store { return st.views }
 // Ledger accounts for the space that is set aside.
 func (st *Store) Ledger() *Ledger { return st.ledger }
 
-// Packer is the background work that packs builds.
+// Collector keeps the store within its bounds.
+func (st *Store) Collector() *Collector { return st.collector }
+
+// Packer is the background work that finds out what blobs share, packs cold builds and drops
+// unused copies.
 func (st *Store) Packer() *Packer { return st.packer }
 
 func (st *Store) path(name ...string) string {

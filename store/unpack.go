@@ -46,8 +46,8 @@ func (st *Store) roomForCopy(ctx context.Context, size int64) error {
 	return place.ResizeTo(ctx, true, cas.OnDisk(size), 0)
 }
 
-// viewFor gives the build's view with every file checked: the one in use, the one of an earlier run, or a new one, for which what is packed is
-// unpacked.
+// View returns a view of the build with every file checked: the one in use, one of an earlier run,
+// or a new one, for which it unpacks what is packed.
 func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.View, error) {
 	if v := st.views.Sound(b.ID); v != nil {
 		return v, nil

@@ -18,7 +18,8 @@ var lasting = []string{"objects", filepath.Join("objects", "incoming"), "manifes
 // Uprooted tells once what of the state folder is gone, or is not this cache's any more, within seconds. Until it is closed the cache answers, and keeps nothing.
 func (st *Store) Uprooted() <-chan string { return st.uprooted }
 
-// lookAround looks whether the state folder is still the one that was opened.
+// LookAround finds out whether the state directory is still the one that was opened. Uprooted
+// reports that it is not.
 func (st *Store) LookAround() {
 	why := st.MissingPart()
 	if why == "" {
@@ -42,7 +43,8 @@ func (st *Store) lookForJournal() {
 	}
 }
 
-// missingGround says what is not as it was opened; "": nothing. What cannot be looked at is not missing.
+// MissingPart says what of the state directory is not as it was opened; "": nothing. A part that
+// cannot be looked at is not missing.
 func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {
 		return "the folder is not there any more"

@@ -121,7 +121,7 @@ func (b *Backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
 	}
 	plan, err := b.Cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, far)
 	if err == nil && !w.DryRun {
-		err = b.Cache.Store().Collect(ctx, plan, func(done, total int64) {
+		err = b.Cache.Store().Collector().Collect(ctx, plan, func(done, total int64) {
 			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})
 		})
 	}
