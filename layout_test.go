@@ -54,7 +54,7 @@ var allowed = map[string][]string{
 	"store/packing":                          {"cas", "dedupe", "dedupe/match"}, // and not index: it knows no builds
 	"cache/rights":                           {"index"},                         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
-	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights"}, // not cache, which is written to
+	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights", "cache/failure", "internal/keyed"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/upkeep":                           {"index", "internal/memo"}, // index: for keys, builds and their ids
 	"cache/queue":                            {},
@@ -77,7 +77,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/picture":        {"cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/program":        {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
-	"cmd/epcached":                           {"cache", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/config", "unixsock", "unixsock/wire"},
+	"cmd/epcached":                           {"cache", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/config", "unixsock", "unixsock/wire", "cache/rights"},
 	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},

@@ -361,8 +361,5 @@ func namedDimensions(names []string) string {
 
 // contextError is the error of a caller that went away, or whose time is over.
 func contextError(ctx context.Context, model string) error {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return apierr.New(apierr.Deadline, ctx.Err(), "model %q", model)
-	}
-	return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", model)
+	return apierr.OfContext(ctx, "model %q", model)
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -59,7 +60,7 @@ func (c *Cache) adopt(ctx context.Context, at *attempt) (a *Answer, why string, 
 		return at.answer(Key), "", nil
 	case Explain:
 		a, err := c.explain(ctx, at)
-		if err == nil && a.Explanation.Decision == decidedMiss {
+		if err == nil && a.Explanation.Decision == query.Miss {
 			return nil, "", nil
 		}
 		return a, "", err

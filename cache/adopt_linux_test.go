@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -228,7 +229,7 @@ func TestAdoptionOnRequestOnly(t *testing.T) {
 	key.OnMiss = KeyOnly
 	a = b.acquire(b.adopts(s))
 	require.Equal(t, a.RequestKey, b.acquire(key).RequestKey)
-	require.Equal(t, decidedHit, b.explain(b.adopts(s)).Decision)
+	require.Equal(t, query.Hit, b.explain(b.adopts(s)).Decision)
 	compared := b.adopts(s)
 	compared.VerifyOutput = 0.01
 	require.Contains(t, b.acquire(compared).Warnings[0], "the model is compiled already, and there is none to compare with")

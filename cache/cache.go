@@ -131,9 +131,7 @@ type Cache struct {
 	conversions keyed.Group[*compiled] // by build key, scope and what is converted
 	maxGraph    int64                  // epmodel.MaxGraph
 	gainLimit   time.Duration          // upkeep.GainLimit
-	searches    chan struct{}          // one token for each search for neighbours
 	tidied      chan struct{}          // closed when what is done once after a start is done
-	explaining  explaining
 
 	leaving atomic.Bool // it will be closed when the requests under way are answered
 
@@ -163,7 +161,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs),
-		searches: make(chan struct{}, maxSearches), tidied: make(chan struct{}), explaining: newExplaining(),
+		tidied:   make(chan struct{}),
 		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}, gainLimit: upkeep.GainLimit}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
@@ -189,7 +187,6 @@ func (c *Cache) open() error {
 	}
 	c.index, c.cas, c.forms, c.views = c.store.Index(), c.store.Blobs(), c.store.Forms(), c.store.Views()
 	c.rights = c.openRights()
-	c.query = c.openQueries()
 	// Nothing fails from here on: what is begun is ended by Close.
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -198,6 +195,7 @@ func (c *Cache) open() error {
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now)
 	c.facts = once.New(c.now, c.later)
+	c.query = c.openQueries()
 	c.claims = newClaims(c.now)
 	c.flights.store = c.store
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
@@ -292,6 +290,8 @@ func (c *Cache) openQueries() *query.Queries {
 		Index: c.index, Blobs: c.cas, Forms: c.forms, Views: c.views,
 		Space: c.Space, Inventory: c.store.Collector().Inventory, PartsOf: c.store.PartsOf, DiskBytesOf: c.store.DiskBytesOf,
 		NeededBy: c.store.NeededBy, Sources: c.sourceModels,
+		Owner: c.owners.Of, PlanAgain: c.planAgain,
+		Failures: func(p Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
 		Quota: func() int64 {
 			b, err := c.store.Bounds()
 			if err != nil {

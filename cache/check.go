@@ -130,7 +130,13 @@ func (r *checking) found(f *wire.Finding) {
 // damage.
 func (r *checking) cut(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
-		return boolean(a.Kind == kindLeftover) - boolean(b.Kind == kindLeftover)
+		switch later := a.Kind == kindLeftover; {
+		case later == (b.Kind == kindLeftover):
+			return 0
+		case later:
+			return 1
+		}
+		return -1
 	})
 	left := wire.Left(limit)
 	for i, f := range r.Findings {

@@ -58,7 +58,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds))
 	b.reopen()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds), "after a restart as well")
-	why, err := b.cache.Why(context.Background(), Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
+	why, err := b.cache.query.Why(context.Background(), Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
-	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
@@ -82,23 +81,22 @@ func (c *Cache) inOtherForm(at *attempt) *attempt {
 	return at.withRequest(&r).withPlan(&out)
 }
 
-// explainOtherForm says of a miss that it would be answered by a conversion, if it would.
-func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, at *attempt) error {
+// explainOtherForm says how a miss would be answered by a conversion, "" if it would not.
+func (c *Cache) explainOtherForm(ctx context.Context, at *attempt) (string, error) {
 	if len(at.Group) > 0 {
-		return nil
+		return "", nil
 	}
 	order, err := c.order(ctx, c.inOtherForm(at))
 	if err != nil {
-		return err
+		return "", err
 	}
 	for _, o := range order {
-		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(at, o.build) && c.unsound(ctx, o.build) == "" {
-			out.Reason = fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
-				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339))
-			return nil
+		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(at, o.build) && c.query.Unsound(ctx, o.build) == "" {
+			return fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
+				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339)), nil
 		}
 	}
-	return nil
+	return "", nil
 }
 
 func formName(embed bool) string {

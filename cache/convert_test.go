@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -223,7 +224,7 @@ func TestExplanationTellsOfAConversion(t *testing.T) {
 	r := b.form(true)
 	r.OnMiss = Explain
 	e := b.acquire(r).Explanation
-	require.Equal(t, decidedMiss, e.Decision)
+	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Reason, "it would be converted from the sidecar form, without a compile: build "+made.Build.BuildKey.String())
 	require.Len(t, b.list(), 1, "nothing is converted for it")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -54,7 +55,7 @@ func (b *bench) done() (out []*wire.Event) {
 
 func (b *bench) why(p Peer, entry string) *wire.Explanation {
 	b.Helper()
-	e, err := b.cache.Why(context.Background(), p, entry)
+	e, err := b.cache.query.Why(context.Background(), p, entry)
 	require.NoError(b, err)
 	return e
 }
@@ -184,7 +185,7 @@ func TestNeighboursAreTheNearest(t *testing.T) {
 func TestExplanationsAreBounded(t *testing.T) {
 	b := newBench(t)
 	const longest, most = 200, 50 // a value, and differences
-	for i := range 2 * maxNeighbours {
+	for i := range 2 * query.MaxNeighbours {
 		r := b.request(b.model(1))
 		r.FreeDimensions = map[string]int64{"batch": int64(i + 1)}
 		b.acquire(r)
@@ -196,7 +197,7 @@ func TestExplanationsAreBounded(t *testing.T) {
 		r.FreeDimensions[strings.Repeat("d", i+1)] = 1
 	}
 	e := b.explain(r)
-	require.Len(t, e.Neighbours, maxNeighbours)
+	require.Len(t, e.Neighbours, query.MaxNeighbours)
 	for _, n := range e.Neighbours {
 		require.Len(t, n.Differences, most+1)
 		for _, d := range n.Differences {
@@ -222,7 +223,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 	for _, h := range e.History {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
-	_, err := b.cache.Why(context.Background(), Peer{UID: 2002}, "alices-secret.onnx")
+	_, err := b.cache.query.Why(context.Background(), Peer{UID: 2002}, "alices-secret.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
 }
@@ -288,9 +289,9 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 		require.Contains(t, e.Reason, "removed by hand")
 		require.Equal(t, []string{event.Compiled, event.Retracted}, kinds(e.History))
 	}
-	_, err = b.cache.Why(context.Background(), b.self(), "never.onnx")
+	_, err = b.cache.query.Why(context.Background(), b.self(), "never.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = b.cache.Why(context.Background(), Peer{UID: 2002}, "model.onnx")
+	_, err = b.cache.query.Why(context.Background(), Peer{UID: 2002}, "model.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
@@ -327,73 +328,10 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 func TestWhyANameMeansSeveral(t *testing.T) {
 	b := newBench(t)
 	first, second := b.acquire(b.request(b.model(1))), b.acquire(b.request(b.model(2)))
-	_, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
+	_, err := b.cache.query.Why(context.Background(), b.self(), "model.onnx")
 	var e *apierr.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, apierr.BadRequest, e.Class)
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
-}
-
-// Who explains has to look at all builds for neighbours. However many ask, few look at a time, and the others are answered without neighbours.
-func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
-	b := newBench(t)
-	b.acquire(b.request(b.model(1)))
-	for range maxSearches {
-		b.cache.searches <- struct{}{}
-	}
-	r := b.request(b.model(1))
-	r.FreeDimensions = map[string]int64{"batch": 2}
-	r.OnMiss = Explain
-	require.Empty(t, b.acquire(r).Explanation.Neighbours)
-	for range maxSearches {
-		<-b.cache.searches
-	}
-	require.Len(t, b.acquire(r).Explanation.Neighbours, 1)
-}
-
-// Explanations are made one after the other for each user, and a few at a time for all: whoever asks for many keeps nobody else waiting.
-func TestFewExplanationsAtATime(t *testing.T) {
-	asks := map[string]func(ctx context.Context, b *bench, uid uint32) error{
-		"explain": func(ctx context.Context, b *bench, uid uint32) error {
-			r := b.request(b.model(1))
-			r.Peer.UID, r.OnMiss = uid, Explain
-			_, err := b.cache.Acquire(ctx, r, nil)
-			return err
-		},
-		"why": func(ctx context.Context, b *bench, uid uint32) error {
-			_, err := b.cache.Why(ctx, Peer{UID: uid}, "model.onnx")
-			return err
-		},
-	}
-	for name, ask := range asks {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			b.acquire(b.request(b.model(1)))
-			waits := func(uid uint32) {
-				t.Helper()
-				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-				defer cancel()
-				require.Equal(t, apierr.Deadline, apierr.ClassOf(ask(ctx, b, uid)))
-			}
-			var ends []func()
-			for uid := range uint32(maxExplaining) {
-				end, err := b.cache.explaining.enter(context.Background(), 5000+uid, "m.onnx")
-				require.NoError(t, err)
-				ends = append(ends, end)
-			}
-			waits(b.cache.uid)
-			ends[0]()
-			require.NoError(t, ask(context.Background(), b, b.cache.uid))
-			busy, err := b.cache.explaining.enter(context.Background(), b.cache.owners.Of(b.cache.uid), "m.onnx")
-			require.NoError(t, err)
-			for _, end := range ends[1:] {
-				end()
-			}
-			waits(b.cache.uid)
-			require.NotEqual(t, apierr.Deadline, apierr.ClassOf(ask(context.Background(), b, somebody)), "another user does not wait for it")
-			busy()
-			require.NoError(t, ask(context.Background(), b, b.cache.uid))
-		})
-	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -255,13 +256,13 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	r := b.failing(1, standin.Refuse)
 	r.OnMiss = Explain
 	e := b.acquire(r).Explanation
-	require.Equal(t, decidedFailed, e.Decision)
+	require.Equal(t, query.Failed, e.Decision)
 	require.Contains(t, e.Reason, "told to refuse")
 	require.Contains(t, e.Reason, "not tried again before")
 	require.NotContains(t, e.Reason, "never compiled")
-	why, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
+	why, err := b.cache.query.Why(context.Background(), b.self(), "model.onnx")
 	require.NoError(t, err)
-	require.Equal(t, decidedFailed, why.Decision)
+	require.Equal(t, query.Failed, why.Decision)
 	require.Contains(t, why.Reason, "told to refuse")
 	r.OnMiss = Fail
 	miss := b.refused(r)

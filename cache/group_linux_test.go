@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -122,7 +123,7 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	require.Empty(t, single.Members)
 	require.LessOrEqual(t, float64(bytes(group)), 1.05*float64(bytes(single)))
 
-	require.Equal(t, decidedMiss, b.explain(oneOf(request, 2)).Decision)
+	require.Equal(t, query.Miss, b.explain(oneOf(request, 2)).Decision)
 	alone := b.acquire(oneOf(request, 2))
 	require.Equal(t, Compiled, alone.Outcome, "a member of the group would end the application by SIGSEGV on this machine")
 	require.Empty(t, alone.Members)

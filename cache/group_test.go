@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -98,15 +99,15 @@ func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
 
 func TestAnExplanationKnowsOfGroups(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, decidedMiss, b.explain(b.request(b.model(2))).Decision)
+	require.Equal(t, query.Miss, b.explain(b.request(b.model(2))).Decision)
 	group := b.acquire(b.group(1, 2))
 	e := b.explain(b.request(b.model(2)))
-	require.Equal(t, decidedHit, e.Decision)
+	require.Equal(t, query.Hit, e.Decision)
 	require.Equal(t, group.Build.BuildKey.String(), e.Candidates[0].Build.Build)
 	other := b.request(b.model(2))
 	other.Peer.UID = 4711
 	e = b.explain(other)
-	require.Equal(t, decidedMiss, e.Decision)
+	require.Equal(t, query.Miss, e.Decision)
 	require.Empty(t, e.Candidates, "who has not had the group does not hear of it")
 }
 
@@ -310,7 +311,7 @@ func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testin
 	require.Equal(t, compilers.NotCheckable, group.Build.LoadCheck)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
 	e := b.explain(b.request(b.model(3)))
-	require.Equal(t, decidedMiss, e.Decision)
+	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Candidates[0].Reason, "not known to load alone: that cannot be tried on this machine")
 	require.Equal(t, Hit, b.acquire(b.group(1, 2, 3)).Outcome)
 
@@ -319,7 +320,7 @@ func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testin
 	require.NoError(t, os.Remove(filepath.Join(b.state, "index.db"))) // what was found out elsewhere does not come along
 	b.open()
 	require.Equal(t, group.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
-	require.Equal(t, decidedHit, b.explain(b.request(b.model(3))).Decision)
+	require.Equal(t, query.Hit, b.explain(b.request(b.model(3))).Decision)
 }
 
 // Other libraries may load a group together and not its models alone.

@@ -18,7 +18,7 @@ func (b *bench) kept(name string) string {
 	b.Helper()
 	shown, err := b.cache.query.Show(context.Background(), b.self(), name)
 	require.NoError(b, err)
-	why, err := b.cache.Why(context.Background(), b.self(), name)
+	why, err := b.cache.query.Why(context.Background(), b.self(), name)
 	require.NoError(b, err)
 	require.Equal(b, shown.Builds[0].KeptText, why.Candidates[0].Build.KeptText)
 	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown.Builds[0].KeptAs, "a word, as in listings")

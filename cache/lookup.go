@@ -59,7 +59,7 @@ func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 		}
 	}
 	if !some {
-		if gone := c.whyNone(at.Peer, at.plan.requestKey); gone != "" {
+		if gone := c.query.WhyNone(at.Peer, at.plan.requestKey); gone != "" {
 			found.why = gone
 		}
 	}

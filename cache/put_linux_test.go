@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -440,11 +441,11 @@ func TestPutIsExplained(t *testing.T) {
 	app.put(app.compile(r, app.claim(r).Claim))
 	r.OnMiss = Explain
 	why := b.acquire(r)
-	require.Equal(t, decidedHit, why.Explanation.Decision)
+	require.Equal(t, query.Hit, why.Explanation.Decision)
 	require.Contains(t, why.Explanation.Reason, "made by uid 4242 with its own libraries")
 	require.Equal(t, "uid 4242", why.Explanation.Candidates[0].Build.MadeBy)
 	r.Peer.UID++
-	require.Equal(t, decidedMiss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
+	require.Equal(t, query.Miss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
 }
 
 // What there is for libraries that are not run here is explained without running them.
@@ -456,15 +457,15 @@ func TestOwnLibrariesAreExplained(t *testing.T) {
 		r.OnMiss = wish
 		return b.acquire(r)
 	}
-	require.Equal(t, decidedMiss, ask(c.application, Explain).Explanation.Decision)
+	require.Equal(t, query.Miss, ask(c.application, Explain).Explanation.Decision)
 	got := c.application.put(c.put)
 	require.Equal(t, got.RequestKey, ask(c.application, KeyOnly).RequestKey)
 	why := ask(c.application, Explain).Explanation
-	require.Equal(t, decidedHit, why.Decision)
+	require.Equal(t, query.Hit, why.Decision)
 	require.Contains(t, why.Reason, "made by uid 4242 with its own libraries")
 	require.Empty(t, why.Candidates[0].Differences)
 	why = ask(b.application(stranger, "7.2"), Explain).Explanation
-	require.Equal(t, decidedStale, why.Decision)
+	require.Equal(t, query.Stale, why.Decision)
 	require.Contains(t, why.Reason, "other libraries")
 	require.Equal(t, "eps[0].library_digest", why.Candidates[0].Differences[0].Field)
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -159,7 +158,7 @@ func TestTextThatIsNone(t *testing.T) {
 	setJudgement(build, Judgement{Reason: bad})
 	for _, reply := range []proto.Message{
 		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
-		&wire.Candidate{Build: build, Differences: differencesReply([]identity.Difference{{Asked: bad, Found: bad}})},
+		&wire.Candidate{Build: build},
 		jobReply(&Job{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),

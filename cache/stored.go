@@ -68,6 +68,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c.settings.Store(settings)
+	c.query = c.openQueries()
 	return s, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
@@ -37,6 +38,10 @@ type Options struct {
 	DiskBytesOf func(cas.Digest) int64                  // what a blob takes on the disk, in all of its forms
 	NeededBy    func(cas.Digest) ([]index.BuildID, error)
 
+	Owner     func(uid uint32) uint32 // the user that a uid of a container belongs to
+	Failures  func(rights.Peer) []failure.Failure
+	PlanAgain func(context.Context, rights.Peer, []index.Build) (*Question, error) // the request that an entry's builds answer
+
 	Judge   func(*wire.Build, *index.Build)                               // fills in what the build is good for, and what it gains
 	Sources func(context.Context, *index.Build) ([]identity.Files, error) // opens the models that it was made from
 }
@@ -49,13 +54,17 @@ type Queries struct {
 	blobs   *cas.Store
 	forms   *packing.Store
 	usages  usages
-	naming  chan struct{} // one token: source models are read for the names of tensors one at a time
+
+	explaining explaining
+	searches   chan struct{} // one token for each search for neighbours
+	naming     chan struct{} // one token: source models are read for the names of tensors one at a time
 }
 
 // New returns queries of what the options name.
 func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, index: o.Index, blobs: o.Blobs, forms: o.Forms,
-		naming: make(chan struct{}, 1)}
+		naming: make(chan struct{}, 1), searches: make(chan struct{}, maxSearches),
+		explaining: explaining{tokens: make(chan struct{}, maxExplaining)}}
 }
 
 // Error returns what a client is told of an error of the index or of a file.

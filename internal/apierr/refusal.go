@@ -1,6 +1,7 @@
 package apierr
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -69,4 +70,13 @@ func ClassOf(err error) Class {
 		return e.Class
 	}
 	return Internal
+}
+
+// OfContext makes the error of a request whose context ended. The text says what it was for.
+func OfContext(ctx context.Context, format string, args ...any) *Error {
+	class := Cancelled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		class = Deadline
+	}
+	return New(class, ctx.Err(), format, args...)
 }

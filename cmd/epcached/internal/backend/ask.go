@@ -27,7 +27,7 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Show:
 		return c.Queries().Show(ctx, q, w.Entry)
 	case *wire.Why:
-		return c.Why(ctx, q, w.Entry)
+		return c.Queries().Why(ctx, q, w.Entry)
 	case *wire.Invalidate:
 		return c.Invalidate(ctx, q, w.Entries, w.Reason, w.DryRun)
 	case *wire.Remove:

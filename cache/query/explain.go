@@ -1,0 +1,205 @@
+package query
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// The decisions of explanations, besides the states of builds.
+const (
+	Hit    = "hit"
+	Miss   = "miss"
+	Stale  = "stale"  // there are builds, and none of them may be loaded
+	Gone   = "gone"   // the entry had builds
+	Failed = "failed" // its compile, and there is no build
+)
+
+// maxCandidates bounds the builds that are told of one entry.
+const maxCandidates = 32
+
+// explaining bounds the explanations that are made at the same time, because each hashes the files
+// of its entry's builds, and may have builds loaded.
+type explaining struct {
+	users  keyed.Locks[uint32] // one of each user's
+	tokens chan struct{}       // and so many in all
+}
+
+const maxExplaining = 4
+
+// enter waits until the owner may have another explanation made. leave ends it.
+func (e *explaining) enter(ctx context.Context, owner uint32, name string) (leave func(), err error) {
+	unlock, err := e.users.Lock(ctx, owner)
+	if err != nil {
+		return nil, apierr.OfContext(ctx, "model %q", name)
+	}
+	select {
+	case e.tokens <- struct{}{}:
+		return func() { <-e.tokens; unlock() }, nil
+	case <-ctx.Done():
+		unlock()
+		return nil, apierr.OfContext(ctx, "model %q", name)
+	}
+}
+
+// Question is a planned request that is to be explained, with the steps of its look-up.
+type Question struct {
+	Peer    rights.Peer
+	Name    string // of the model, as the peer calls it
+	Key     index.RequestKey
+	Model   cas.Digest
+	Record  string // the canonical record of the request
+	Runtime string // its name
+	Outside bool   // it is for libraries that are not run here: nothing is compiled or converted
+
+	Order     func(context.Context) ([]Candidate, error) // the builds that the look-up considers, in order
+	Failed    func() *failure.Failure                    // the remembered failure of its compile; nil: none
+	OtherForm func(context.Context) (string, error)      // how a build of the other form would be used; "": there is none
+}
+
+// Candidate is a build that a look-up considers.
+type Candidate struct {
+	Build       *index.Build
+	Refused     string // why it is not served; "": it may be
+	Together    bool   // it is a group's, and refused only for the request of one model alone
+	Fits        string // how it suits the runtime
+	Members     []index.Member
+	Differences []identity.Difference
+	Judge       func(*wire.Build) // fills in the verdict for the runtime; nil: it was not judged
+}
+
+// Explain decides as the request does, but compiles nothing, withholds nothing, and neither counts
+// nor leases.
+func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation, error) {
+	leave, err := q.explaining.enter(ctx, q.options.Owner(of.Peer.UID), of.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	out := &wire.Explanation{Decision: Miss, Reason: "never compiled for this request",
+		RequestKey: of.Key.String(), Record: of.Record, Runtime: of.Runtime}
+	if err := q.consider(ctx, out, of); err != nil {
+		return nil, err
+	}
+	if err := q.addNeighbours(ctx, out, of); err != nil {
+		return nil, err
+	}
+	if len(out.Candidates) == 0 {
+		if gone := q.WhyNone(of.Peer, of.Key); gone != "" {
+			out.Reason = gone
+		} else if len(out.Neighbours) > 0 {
+			out.Reason = missedBy(out.Neighbours[0])
+		}
+	}
+	if out.Decision != Hit && !of.Outside {
+		if f := of.Failed(); f != nil {
+			if out.Decision == Miss {
+				out.Decision, out.Reason = Failed, f.Said()
+			} else {
+				out.Reason += "; " + f.Said()
+			}
+		}
+		other, err := of.OtherForm(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if other != "" {
+			out.Reason = other
+		}
+	}
+	return out, q.AddHistory(of.Peer, of.Key, out)
+}
+
+// consider adds the candidates, and decides by them.
+func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Question) error {
+	order, err := of.Order(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range order[:min(len(order), maxCandidates)] {
+		one, err := q.candidate(of.Peer, c.Build, c.Refused)
+		if err != nil {
+			return err
+		}
+		one.Differences = differencesReply(c.Differences)
+		if !q.rights.MaySee(of.Peer, c.Build.ID, c.Build.Scope) {
+			// The peer has the model and so may know of the build, but not what others call it.
+			one.Build.ModelName, one.Build.Members = of.Name, MembersReply(c.Members)
+		}
+		if c.Judge != nil {
+			c.Judge(one.Build)
+		}
+		if one.Reason == "" {
+			one.Reason = wire.Valid(q.Unsound(ctx, c.Build))
+		}
+		if ctx.Err() != nil {
+			return apierr.OfContext(ctx, "model %q", of.Name)
+		}
+		switch {
+		case one.Reason != "":
+			if len(out.Candidates) == 0 && !c.Together {
+				out.Decision, out.Reason = Stale, one.Reason
+			}
+		case out.Decision == Hit:
+			one.Reason = "it fits, too; one that is considered earlier is served"
+		default:
+			one.Served, one.Reason = true, wire.Valid(c.Fits)
+			out.Decision, out.Reason = Hit, one.Reason
+		}
+		out.Candidates = append(out.Candidates, one)
+	}
+	return nil
+}
+
+// candidate is a build of an entry that is explained.
+func (q *Queries) candidate(p rights.Peer, b *index.Build, reason string) (*wire.Candidate, error) {
+	of, err := q.Listed(p, b)
+	if err != nil {
+		return nil, apierr.New(apierr.Internal, err, "build %s", b.BuildKey)
+	}
+	of.KeptText = wire.Valid(q.KeptText(b))
+	return &wire.Candidate{Build: of, Reason: wire.Valid(reason)}, nil
+}
+
+// Unsound returns which of a build's files is damaged, and "" if none is.
+func (q *Queries) Unsound(ctx context.Context, b *index.Build) string {
+	for _, f := range b.Files {
+		if err := q.forms.Verify(ctx, f.Digest); err != nil {
+			return fmt.Sprintf("the stored build is damaged: %s: %v", f.Name, err)
+		}
+	}
+	return ""
+}
+
+func differencesReply(list []identity.Difference) []*wire.Difference {
+	out := make([]*wire.Difference, 0, len(list))
+	for _, d := range list {
+		out = append(out, &wire.Difference{Field: d.Field, Asked: wire.Valid(d.Asked),
+			Found: wire.Valid(d.Found)})
+	}
+	return out
+}
+
+// missedBy says what keeps the nearest entry from being the one that was asked for.
+func missedBy(n *wire.Neighbour) string {
+	if len(n.Differences) > 0 && n.Differences[0].Field == "model" {
+		return "never compiled for this request; a model of the same name was, with other content: the file was changed, or it is another one"
+	}
+	var names []string
+	for _, d := range n.Differences {
+		names = append(names, d.Field)
+	}
+	if len(names) > 3 {
+		names = append(names[:3], fmt.Sprintf("%d more", len(names)-3))
+	}
+	return "never compiled for this request; the nearest one for this model differs in " + strings.Join(names, ", ")
+}
