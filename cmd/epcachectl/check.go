@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 
@@ -33,10 +32,10 @@ status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsa
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if quick && deep || space && (quick || deep) {
-				return exit.Usage(errors.New("check: one of --quick, --deep and --space"))
+				return exit.Usagef("check: one of --quick, --deep and --space")
 			}
 			if space && repair {
-				return exit.Usage(errors.New("check: --repair is for files, and --space compares accounts only"))
+				return exit.Usagef("check: --repair is for files, and --space compares accounts only")
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				return a.check(ctx, c, &wire.Check{Deep: deep, Repair: repair, Space: space})

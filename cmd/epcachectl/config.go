@@ -30,13 +30,6 @@ type configError struct {
 	Text   string `json:"text"`
 }
 
-// fieldResult is one element of what config show prints with --json.
-type fieldResult struct {
-	Name   string `json:"name"`
-	Value  any    `json:"value"`
-	Origin string `json:"origin"`
-}
-
 var configCodes = []int{exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed}
 
 func (a *app) configCommand() *cobra.Command {
@@ -109,11 +102,10 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 				return s.Print(a.Print.Out)
 			}
 			fields := s.Fields()
-			out := make([]fieldResult, len(fields))
-			for i, f := range fields {
-				out[i] = fieldResult{f.Name, emptyList(f.Value), f.Origin}
+			for i := range fields {
+				fields[i].Value = emptyList(fields[i].Value)
 			}
-			return a.Print.JSON(out)
+			return a.Print.JSON(fields)
 		},
 	}
 }

@@ -51,12 +51,12 @@ func TestConfigShow(t *testing.T) {
 	r := call(t, "config", "show", file)
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "jobs = 3  # "+file+":1\n")
-	var fields []fieldResult
+	var fields []config.Field
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "show", file, "--json").out), &fields))
-	require.Contains(t, fields, fieldResult{"jobs", float64(3), file + ":1"})
-	require.Contains(t, fields, fieldResult{"policy.unknown", "load_check", "default"})
-	require.Contains(t, fields, fieldResult{"rules", []any{}, "default"}, "a list, as the text has it")
-	require.Contains(t, fields, fieldResult{"administrators", []any{}, "default"})
+	require.Contains(t, fields, config.Field{Name: "jobs", Value: float64(3), Origin: file + ":1"})
+	require.Contains(t, fields, config.Field{Name: "policy.unknown", Value: "load_check", Origin: "default"})
+	require.Contains(t, fields, config.Field{Name: "rules", Value: []any{}, Origin: "default"}, "a list, as the text has it")
+	require.Contains(t, fields, config.Field{Name: "administrators", Value: []any{}, Origin: "default"})
 	require.Equal(t, exit.NotFound, call(t, "config", "show", file+".none").code)
 	require.Equal(t, exit.Done, call(t, "config").code)
 }

@@ -35,7 +35,7 @@ administrators among all. Where less may go than should, gc does what it may, th
 			if cmd.Flags().Changed("to") {
 				bytes, err := parseSize(to)
 				if err != nil {
-					return exit.Usage(fmt.Errorf("gc: --to: %w", err))
+					return exit.Usagef("gc: --to: %w", err)
 				}
 				request.ToBytes = &bytes
 			}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
@@ -69,7 +67,7 @@ With -n nothing is compiled or written; it prints what would be.` + exit.Help(ex
 			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
 				models, g.Program = args[:dash], args[dash:]
 				if len(g.Program) == 0 {
-					return exit.Usage(errors.New("no program behind --"))
+					return exit.Usagef("no program behind --")
 				}
 			}
 			return g.Run(cmd.Context(), models)

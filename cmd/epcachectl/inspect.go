@@ -105,11 +105,7 @@ func inspect(ctx context.Context, path string) (*inspected, error) {
 		return nil, err
 	}
 	defer m.Close()
-	source, err := epmodel.FileSource(m.File)
-	if err != nil {
-		return nil, err
-	}
-	model, err := epmodel.Read(ctx, path, source)
+	model, source, err := m.Read(ctx)
 	if err != nil {
 		return nil, err
 	}

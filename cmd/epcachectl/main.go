@@ -84,7 +84,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		a.WaitSet = cmd.Flags().Changed("wait")
 		if a.Timeout < 0 || a.Wait < 0 || a.Wait > daemon.MaxWait {
-			return exit.Usage(fmt.Errorf("--timeout must not be negative, and --wait be 0 to %v", daemon.MaxWait))
+			return exit.Usagef("--timeout must not be negative, and --wait be 0 to %v", daemon.MaxWait)
 		}
 		return nil
 	}

@@ -50,12 +50,12 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if library != "" {
 				if find || refresh {
-					return exit.Usage(errors.New("--conformance goes with --runtime, --ep and --option"))
+					return exit.Usagef("--conformance goes with --runtime, --ep and --option")
 				}
 				return a.conformance(cmd.Context(), library, runtime, asked)
 			}
 			if asked.Given() {
-				return exit.Usage(errors.New("--ep and --option go with --conformance"))
+				return exit.Usagef("--ep and --option go with --conformance")
 			}
 			if find {
 				return a.findRuntimes(cmd.Context(), runtime)

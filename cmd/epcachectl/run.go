@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"path/filepath"
 
@@ -136,18 +135,16 @@ func (r *runCall) check() error {
 			return err
 		}
 	} else if r.request.Given() {
-		return exit.Usage(errors.New("run: --option is for an --ep, and there is none"))
+		return exit.Usagef("run: --option is for an --ep, and there is none")
 	}
-	switch r.onMiss {
-	case "wait", "background", "claim", "fail":
-	default:
-		return exit.Usage(fmt.Errorf("run: --on-miss %q: it is wait, background, claim or fail", r.onMiss))
+	if err := exit.OneOf("run: --on-miss", r.onMiss, "wait", "background", "claim", "fail"); err != nil {
+		return err
 	}
 	if r.request.Runtime == "" {
 		return nil
 	}
 	if found, err := filepath.Glob(filepath.Join(r.request.Runtime, "onnxruntime*")); err != nil || len(found) == 0 {
-		return exit.Usage(fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.Runtime))
+		return exit.Usagef("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.Runtime)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ and the space that is used. --watch prints it again and again until it is interr
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
-				return exit.Usage(fmt.Errorf("--every %v: it is 100ms or more", every))
+				return exit.Usagef("--every %v: it is 100ms or more", every)
 			}
 			if watch {
 				return a.watchStatus(cmd.Context(), every)

@@ -10,11 +10,11 @@ import (
 // fromDefault is where a value is from that no file has.
 const fromDefault = "default"
 
-// Field is one value in force.
+// Field is one value in force. In JSON it is a contract for scripts.
 type Field struct {
-	Name   string // "limits.wall_seconds", "runtime[1].directory"
-	Value  any    // string, bool, uint64, float64, []string, []uint32
-	Origin string // "default", "/etc/epcached/epcached.toml:12", "flag --state", "policy.max_age"
+	Name   string `json:"name"`   // "limits.wall_seconds", "runtime[1].directory"
+	Value  any    `json:"value"`  // string, bool, uint64, float64, []string, []uint32
+	Origin string `json:"origin"` // "default", "/etc/epcached/epcached.toml:12", "flag --state", "policy.max_age"
 
 	path []string
 }

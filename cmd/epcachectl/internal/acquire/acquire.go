@@ -129,50 +129,67 @@ func (g *Get) acquireAndUse(
 	return err
 }
 
+// mistake is one that a call may have.
+type mistake struct {
+	made       bool
+	text, hint string
+}
+
+// firstOf returns the first mistake that was made.
+func firstOf(all ...mistake) error {
+	for _, m := range all {
+		err := errors.New("get: " + m.text)
+		switch {
+		case m.made && m.hint != "":
+			return exit.Usage(exit.Hint(err, m.hint))
+		case m.made:
+			return exit.Usage(err)
+		}
+	}
+	return nil
+}
+
 func (g *Get) check(models []string) (wire.OnMiss, error) {
-	if len(models) == 0 {
-		return 0, exit.Usage(exit.Hint(errors.New("get: no model"), "epcachectl get MODEL --ep EP"))
-	}
-	if g.share && len(models) < 2 {
-		return 0, exit.Usage(exit.Hint(errors.New("get: --share: a group has two models or more"), "epcachectl get --share MODEL MODEL... --ep EP"))
-	}
-	if g.share && g.Request.embed {
-		return 0, exit.Usage(errors.New("get: --share: what the models share stands in a file of its own, so --embed cannot go with it"))
-	}
-	if len(g.Program) > 0 && g.JSON {
-		return 0, exit.Usage(errors.New("get: --json cannot go with a program, whose output standard output is"))
+	claims := g.OnMiss == "claim"
+	if err := firstOf(
+		mistake{len(models) == 0, "no model", "epcachectl get MODEL --ep EP"},
+		mistake{g.share && len(models) < 2, "--share: a group has two models or more",
+			"epcachectl get --share MODEL MODEL... --ep EP"},
+		mistake{g.share && g.Request.embed,
+			"--share: what the models share stands in a file of its own, so --embed cannot go with it", ""},
+		mistake{len(g.Program) > 0 && g.JSON,
+			"--json cannot go with a program, whose output standard output is", ""},
+	); err != nil {
+		return 0, err
 	}
 	if err := program.CheckPlaces(g.Program, len(models)); err != nil {
 		return 0, err
 	}
 	complete := g.Request.CompleteOrEP
-	if g.OnMiss == "claim" { // the daemon may know nothing of those libraries
+	if claims { // the daemon may know nothing of those libraries
 		complete = g.Request.Complete
 	}
 	if err := complete(); err != nil {
 		return 0, err
 	}
-	if err := g.checkStored(); err != nil {
+	if err := cmp.Or(g.checkStored(), firstOf(
+		mistake{g.adopt && (g.state != "" || g.share), "--adopt keeps single models in a daemon's store, " +
+			"and cannot go with --state or --share", ""},
+		mistake{claims && g.share,
+			"--on-miss claim is for one model at a time, and --share for several at once", ""},
+		mistake{claims && g.Request.Runtime == "", "--on-miss claim compiles with libraries of your own, " +
+			"and there is no --runtime", "name their folder: --runtime DIR"},
+	)); err != nil {
 		return 0, err
 	}
-	if g.adopt && (g.state != "" || g.share) {
-		return 0, exit.Usage(errors.New("get: --adopt keeps single models in a daemon's store, " +
-			"and cannot go with --state or --share"))
+	if err := exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "refresh",
+		"bypass"); err != nil {
+		return 0, err
 	}
-	if g.OnMiss == "claim" && g.share {
-		return 0, exit.Usage(errors.New("get: --on-miss claim is for one model at a time, and --share for several at once"))
-	}
-	if g.OnMiss == "claim" && g.Request.Runtime == "" {
-		return 0, exit.Usage(exit.Hint(errors.New("get: --on-miss claim compiles with libraries of your own, and there is no --runtime"), "name their folder: --runtime DIR"))
-	}
-	onMiss, known := onMissNames[g.OnMiss]
-	switch {
-	case !known:
-		return 0, exit.Usage(fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.OnMiss))
-	case g.DryRun:
+	if g.DryRun {
 		return wire.OnMiss_FAIL, nil
 	}
-	return onMiss, nil
+	return onMissNames[g.OnMiss], nil
 }
 
 var onMissNames = map[string]wire.OnMiss{

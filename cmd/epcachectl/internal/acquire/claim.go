@@ -255,16 +255,10 @@ func selectors(devices []*wire.Device) (list []compilers.Device) {
 	return list
 }
 
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		f.Close() // only read from
-	}
-}
-
 func put(ctx context.Context, c *unixsock.Client, folder string, made compilers.Result, claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion}
 	var files []*os.File
-	defer func() { closeFiles(files) }()
+	defer func() { modelfile.CloseFiles(files) }()
 	for i, name := range made.Files {
 		f, err := modelfile.OpenRegular(filepath.Join(folder, name))
 		if err != nil {

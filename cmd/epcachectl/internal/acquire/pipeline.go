@@ -62,8 +62,8 @@ func (g *Get) warming(args []string, file string) (*warming, error) {
 		return w, nil
 	}
 	if o := append(g.Request.early, g.Request.named...); len(g.Request.EPs) == 0 && len(o) > 0 {
-		return nil, exit.Usage(fmt.Errorf("--option %s: there is no --ep; in %s each model names its own",
-			term.Brief(o[0].key), file))
+		return nil, exit.Usagef("--option %s: there is no --ep; in %s each model names its own",
+			term.Brief(o[0].key), file)
 	}
 	_, err = w.asks() // so that what is wrong in the file is told before the daemon is asked
 	return w, err

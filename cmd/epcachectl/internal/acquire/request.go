@@ -1,6 +1,7 @@
 package acquire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -212,25 +213,19 @@ func (r *Request) CompleteOrEP() error {
 
 // checkValues checks flags whose values are words of a few.
 func (r *Request) checkValues() error {
-	switch r.level {
-	case "", "disable_all", "basic", "extended", "layout", "all":
-	default:
-		return exit.Usage(fmt.Errorf("--optimization-level %q: it is disable_all, basic, extended, layout or all", r.level))
+	oneOf := func(flag, value string, words ...string) error {
+		if value == "" {
+			return nil
+		}
+		return exit.OneOf(flag, value, words...)
 	}
-	switch r.route {
-	case "", "compile_api", "session_options":
-	default:
-		return exit.Usage(fmt.Errorf("--route %q: it is compile_api or session_options", r.route))
+	err := cmp.Or(
+		oneOf("--optimization-level", r.level, "disable_all", "basic", "extended", "layout", "all"),
+		oneOf("--route", r.route, "compile_api", "session_options"))
+	if err == nil && !(r.Verify >= 0 && r.Verify <= math.MaxFloat64) { // nor NaN
+		err = exit.Usagef("--verify-output %v: a tolerance is 0 or more", r.Verify)
 	}
-	if !(r.Verify >= 0 && r.Verify <= math.MaxFloat64) { // nor NaN
-		return exit.Usage(fmt.Errorf("--verify-output %v: a tolerance is 0 or more", r.Verify))
-	}
-	switch r.store {
-	case "", "shared", "user", "none":
-	default:
-		return exit.Usage(fmt.Errorf("--store %q: it is shared, user or none", r.store))
-	}
-	return nil
+	return cmp.Or(err, oneOf("--store", r.store, "shared", "user", "none"))
 }
 
 func (r *Request) setNamed(o pair) error {
@@ -308,7 +303,7 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 	return files, nil
 }
 
-func closeExtra(files []*os.File) { closeFiles(files[1:]) }
+func closeExtra(files []*os.File) { modelfile.CloseFiles(files[1:]) }
 
 // flags spells the request as on a command line, with a space behind each flag.
 func (r *Request) flags() string {
@@ -353,12 +348,6 @@ func (r *Request) flags() string {
 	if r.Verify != 0 {
 		add("--verify-output", strconv.FormatFloat(r.Verify, 'g', -1, 64))
 	}
-	return text + r.switches()
-}
-
-// switches spells the flags without a value.
-func (r *Request) switches() string {
-	text := ""
 	for _, s := range []struct {
 		on   bool
 		flag string
@@ -425,7 +414,7 @@ func ableEPs(runtimes []*wire.RuntimeFacts) []string {
 // library's.
 func (r *Request) OneEP() (compilers.EP, error) {
 	if len(r.EPs) > 1 {
-		return compilers.EP{}, exit.Usage(errors.New("one --ep at a time"))
+		return compilers.EP{}, exit.Usagef("one --ep at a time")
 	}
 	ep := compilers.EP{Options: map[string]string{}}
 	if len(r.EPs) == 1 {
@@ -434,8 +423,8 @@ func (r *Request) OneEP() (compilers.EP, error) {
 	}
 	for _, o := range append(r.early, r.named...) {
 		if o.ep != "" && o.ep != ep.Name {
-			return compilers.EP{}, exit.Usage(fmt.Errorf("--option %s/%s: there is no --ep %s",
-				term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep)))
+			return compilers.EP{}, exit.Usagef("--option %s/%s: there is no --ep %s",
+				term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
 		}
 		if ep.Options == nil {
 			ep.Options = map[string]string{}

@@ -20,27 +20,19 @@ import (
 
 // checkStored says which flags mean nothing where no daemon is asked.
 func (g *Get) checkStored() error {
-	if g.state == "" {
-		if g.build != "" {
-			return exit.Usage(errors.New("get: --build is for --state: a daemon finds the build that suits"))
-		}
-		if g.unpackTo != "" {
-			return exit.Usage(errors.New("get: --unpack-to is for --state: a daemon unpacks where its configuration says"))
-		}
-		return nil
-	}
-	for _, wrong := range []struct {
-		given bool
-		flag  string
-	}{
-		{g.Socket != "", "--socket"}, {g.keep, "--keep-going"}, {g.Request.strictORT, "--strict-ort"},
-		{g.Request.Verify != 0, "--verify-output"}, {g.Request.store != "", "--store"}, {g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss " + g.OnMiss},
-	} {
-		if wrong.given {
-			return exit.Usage(fmt.Errorf("get: %s is for the daemon, and --state asks none", wrong.flag))
-		}
-	}
-	return nil
+	const none = " is for the daemon, and --state asks none"
+	with := g.state != ""
+	return firstOf(
+		mistake{!with && g.build != "", "--build is for --state: a daemon finds the build that suits", ""},
+		mistake{!with && g.unpackTo != "",
+			"--unpack-to is for --state: a daemon unpacks where its configuration says", ""},
+		mistake{with && g.Socket != "", "--socket" + none, ""},
+		mistake{with && g.keep, "--keep-going" + none, ""},
+		mistake{with && g.Request.strictORT, "--strict-ort" + none, ""},
+		mistake{with && g.Request.Verify != 0, "--verify-output" + none, ""},
+		mistake{with && g.Request.store != "", "--store" + none, ""},
+		mistake{with && g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss " + g.OnMiss + none, ""},
+	)
 }
 
 // openStore opens the store that --state names.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -64,6 +65,18 @@ type usageError struct{ error }
 
 // Usage makes an error a mistake in the call.
 func Usage(err error) error { return usageError{err} }
+
+// Usagef is Usage of an error of its own.
+func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, args...)) }
+
+// OneOf is the mistake of a flag with a value that is none of several words; nil if it is one.
+func OneOf(flag, value string, words ...string) error {
+	if slices.Contains(words, value) {
+		return nil
+	}
+	last := len(words) - 1
+	return Usagef("%s %q: it is %s or %s", flag, value, strings.Join(words[:last], ", "), words[last])
+}
 
 func (e usageError) Unwrap() error { return e.error }
 

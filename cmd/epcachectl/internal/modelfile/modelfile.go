@@ -105,14 +105,27 @@ func (m *Model) External(location string) (*os.File, error) {
 	return nil, failed
 }
 
+// Read reads the graph.
+func (m *Model) Read(ctx context.Context) (*epmodel.Model, epmodel.Source, error) {
+	source, err := epmodel.FileSource(m.File)
+	if err != nil {
+		return nil, nil, err
+	}
+	model, err := epmodel.Read(ctx, m.Path, source)
+	return model, source, err
+}
+
+// CloseFiles closes files that were only read from.
+func CloseFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
 // References lists the names of the files that a compiled model needs beside it: those that the
 // graph refers to, and those that its context binaries refer to.
 func (m *Model) References(ctx context.Context) (names []string, err error) {
-	source, err := epmodel.FileSource(m.File)
-	if err != nil {
-		return nil, err
-	}
-	model, err := epmodel.Read(ctx, m.Path, source)
+	model, _, err := m.Read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -158,20 +171,12 @@ func (m *Model) note(path string, f *os.File) error {
 
 // Digest is the model digest, computed here.
 func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
-	source, err := epmodel.FileSource(m.File)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	model, err := epmodel.Read(ctx, m.Path, source)
+	model, source, err := m.Read(ctx)
 	if err != nil {
 		return cas.Digest{}, err
 	}
 	var opened []*os.File
-	defer func() {
-		for _, f := range opened {
-			f.Close() // only read from
-		}
-	}()
+	defer func() { CloseFiles(opened) }()
 	open := func(location string) (epmodel.Source, error) {
 		f, err := m.External(location)
 		if err != nil {

@@ -70,7 +70,7 @@ func CheckPlaces(program []string, models int) error {
 		}
 	}
 	if !found && other != "" {
-		return exit.Usage(fmt.Errorf("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models))
+		return exit.Usagef("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models)
 	}
 	if !found {
 		return exit.Usage(exit.Hint(errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"))
