@@ -11,8 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers/dialogue"
 )
 
 // command runs a vendor's own compiler, which inherits all that this process is limited to, and waits for it. One that a signal ended takes

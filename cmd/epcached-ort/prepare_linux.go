@@ -11,8 +11,9 @@ import (
 	"runtime"
 	"syscall"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers/dialogue"
 )
 
 // prepare limits this process, starts the worker from it, and waits until that has ended, with all that it started. It gives the exit status.

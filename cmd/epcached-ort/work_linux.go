@@ -13,9 +13,10 @@ import (
 	"syscall"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
-	"golang.org/x/sys/unix"
 )
 
 const requestFD, answerFD = 3, 4

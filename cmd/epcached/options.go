@@ -1,11 +1,18 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
@@ -80,4 +87,63 @@ func limitsOf(l config.Limits) compilers.Limits {
 
 func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
+}
+
+// failureOptions says in the cache's terms how long failures are remembered.
+func failureOptions(f config.Failures) failure.Options {
+	return failure.Options{Off: !f.Remember, Crash: pause(f.Crash), Limit: pause(f.Limit), Longest: pause(f.Longest), Refused: pause(f.Refused)}
+}
+
+// pause reads what was found right when the configuration was read.
+func pause(text string) time.Duration {
+	d, err := config.ParseDuration(text)
+	if err != nil {
+		return 0 // the cache's default
+	}
+	return d
+}
+
+// conditions are what of the daemon a compile's outcome depends on: what failed under others is tried again.
+func conditions(s *config.Settings) string {
+	limits := limitsOf(s.Limits)
+	limits.Nice = 0 // decides how long it takes, and not what comes of it
+	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)), s.Worker, s.WorkerUser}, "\n")
+}
+
+// workerUser gives the user that workers run as, nil for the daemon's own. It finds out now what would fail each compile later.
+func workerUser(s *config.Settings, worker string) (*compilers.Credential, error) {
+	if s.WorkerUser == "" {
+		return nil, nil
+	}
+	wrong := func(err error) error {
+		return usageError{fmt.Errorf("configuration: worker_user %q: %w", s.WorkerUser, err)}
+	}
+	c, err := compilers.LookUpUser(s.WorkerUser)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	switch {
+	case int(c.UID) == os.Geteuid():
+		return nil, nil
+	case os.Geteuid() != 0:
+		return nil, wrong(errors.New("only a daemon that runs as root can start workers as another user"))
+	case c.GID == 0:
+		return nil, wrong(errors.New("root's group is no group for workers"))
+	}
+	paths := []string{filepath.Join(s.State, "staging"), worker}
+	for _, rt := range s.Runtimes {
+		paths = append(paths, rt.Directory, rt.ORTLibrary)
+		for _, library := range rt.EPLibraries {
+			paths = append(paths, library)
+		}
+	}
+	for _, path := range paths {
+		if err := c.CanPass(path); err != nil {
+			return nil, wrong(err)
+		}
+	}
+	if err := c.CanRun(worker); err != nil {
+		return nil, wrong(err)
+	}
+	return c, nil
 }
