@@ -32,7 +32,7 @@ func fairly(events []Event, most, bytes int) []Event {
 	return kept
 }
 
-// user is whose doing it was; "": the machine's.
+// user returns the user who caused it; "": the machine.
 func (e *Event) user() string { return cmp.Or(e.By, e.Scope) }
 
 // size is roughly what the event takes in the file.

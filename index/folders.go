@@ -17,7 +17,7 @@ import (
 // folder is one of the 256 folders of manifests, and what the database knows
 // of it: the folder's times when both said the same. So Open need not list
 // folders that have not changed, and notices manifests that a crash kept from
-// the database, or that somebody deleted.
+// the database, or that were deleted.
 type folder struct {
 	seen    folderTimes
 	touched bool // seen is so fresh that another change could have the same times
@@ -100,7 +100,7 @@ func (m *manifests) settleOne(i byte, f *folder) {
 		return
 	}
 	f.touched = false
-	if now.Mtime == f.seen.Mtime && now.Ctime == f.seen.Ctime { // else somebody else was here
+	if now.Mtime == f.seen.Mtime && now.Ctime == f.seen.Ctime { // else another process was here
 		// Lost, the folder is listed once more, that is all.
 		_ = m.times.Save([]byte{i}, encodeRow(now))
 	}

@@ -37,9 +37,9 @@ type Journal struct {
 	syncing sync.Mutex // one sync at a time
 
 	appending sync.Mutex // guards the next ones, and the order of appends
-	file      *os.File   // nil: it has to be written anew before anything is appended
+	file      *os.File   // nil: it has to be written again before anything is appended
 	size      int64
-	limit     int64  // from which size on it is written anew
+	limit     int64  // from which size on it is written again
 	written   uint64 // appends since the start
 	synced    uint64 // how many of them are durable
 
@@ -78,7 +78,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *Journal, damage 
 		}
 		err = j.rewrite()
 	case torn:
-		err = j.rewrite() // a crash cut the last append short: nobody was told of it
+		err = j.rewrite() // a crash cut the last append short, which was not acknowledged
 	default:
 		j.size, j.limit = int64(len(file)), maxJournal
 		j.file, err = fsys.OpenWrite(j.path)
@@ -324,8 +324,8 @@ func (j *Journal) append(records ...*manifestpb.Record) error {
 	return nil
 }
 
-// sync makes so many records durable. Those who wait for the same sync have it
-// together, and nobody who reads or appends waits for it.
+// sync makes so many records durable. Callers that wait for the same sync share it. Readers and
+// appends never block on it.
 func (j *Journal) sync(upTo uint64) error {
 	j.syncing.Lock()
 	defer j.syncing.Unlock()
@@ -335,7 +335,7 @@ func (j *Journal) sync(upTo uint64) error {
 		j.appending.Unlock()
 		return nil
 	}
-	if file == nil { // for somebody else the sync failed, and so did writing it anew
+	if file == nil { // another caller's sync failed, and so did the rewrite
 		defer j.appending.Unlock()
 		return j.rewrite()
 	}
@@ -344,11 +344,10 @@ func (j *Journal) sync(upTo uint64) error {
 	j.appending.Lock()
 	defer j.appending.Unlock()
 	if j.file != file {
-		return nil // it was written anew meanwhile, with all that memory holds
+		return nil // it was rewritten meanwhile, with all that memory holds
 	}
 	if err != nil {
-		// What is on the disk now, nobody knows, and another sync would
-		// succeed without writing it.
+		// What is on the disk now is unknown, and another sync would succeed without writing it.
 		return j.rewrite()
 	}
 	j.synced = max(j.synced, written)
@@ -423,8 +422,8 @@ func (j *Journal) image() ([]byte, error) {
 	return appendRecords(appendJournalHeader(nil), records...)
 }
 
-// kept drops what is too old to be kept, and gives copies of the rest, so that
-// nobody waits while it is encoded.
+// kept drops what is too old to be kept, and returns copies of the rest, so that callers do not
+// block while it is encoded.
 func (j *Journal) kept() (map[BuildID]State, map[BuildID]Pin, []Tombstone, []Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -137,7 +137,7 @@ func (x *Index) learnPart(tx *bbolt.Tx, part []difference, came []Build) error {
 
 // Complete reports whether every manifest could be read. If not (some are of a
 // newer epcached, or the disk does not give them), there are builds that Needs
-// does not know of, and no blob may be removed because nobody needs it.
+// does not know of, and no blob may be removed because no known build needs it.
 func (x *Index) Complete() bool {
 	for i := range x.manifests.folders {
 		if x.manifests.folders[i].unread.Load() {
@@ -147,8 +147,8 @@ func (x *Index) Complete() bool {
 	return true
 }
 
-// loadManifest reads one manifest for the database. One that is no good never
-// takes the others down: it is reported, and moved away if it is damaged.
+// loadManifest reads one manifest for the database. One that cannot
+// be read never takes the others down: it is reported, and moved away if it is damaged.
 func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	b, err := x.manifests.read(id)
 	if err == nil || errors.Is(err, fs.ErrNotExist) { // retracted since the folder was listed

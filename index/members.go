@@ -73,7 +73,7 @@ func unmarshalMembers(list []*manifestpb.Member) ([]Member, error) {
 	return out, nil
 }
 
-// maxMembers bounds a group. Each member is a model that somebody sent along.
+// maxMembers bounds a group. Each member is a model that a client sent along.
 const maxMembers = 256
 
 // checkMembers refuses a group that could not be served member by member.

@@ -9,14 +9,14 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// Pin is the wish that a build is kept whatever space is short.
+// Pin protects a build from eviction.
 type Pin struct {
 	At  time.Time
-	UID uint32 // whose wish it was
+	UID uint32 // the user who pinned it
 }
 
-// Pin keeps a build, durably when it returns. Pinning it again changes nothing
-// but who wished it, and when.
+// Pin protects a build from eviction, durably when it returns. Pinning it again changes only the
+// user and the time.
 func (j *Journal) Pin(id BuildID, p Pin) error {
 	if err := j.exists(id); err != nil {
 		return fmt.Errorf("pin build %s: %w", id, err)
@@ -59,7 +59,7 @@ func (j *Journal) PinnedBuilds() []BuildID {
 	return slices.Collect(maps.Keys(j.pins))
 }
 
-// pin notes a wish, or takes it back, durably when it returns. After an error nothing has changed,
+// pin writes a pin, or takes it back, durably when it returns. After an error nothing has changed,
 // because the caller is told so.
 func (j *Journal) pin(id BuildID, p Pin, off bool) error {
 	set := func(p Pin, pinned bool) {

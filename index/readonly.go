@@ -18,7 +18,7 @@ import (
 // closed.
 //
 // OpenReadOnly writes nothing and takes no lock, so a store on a read-only file
-// system will do. Manifests that are no good are left out, and in Problems. It
+// system will do. Manifests that cannot be read are left out, and in Problems. It
 // fails where there is no store, where a folder cannot be read, and, with a
 // *NewerError, where the journal is a newer epcached's, because its marks say
 // what must not be served.

@@ -35,9 +35,9 @@ const (
 	maxRecord         = 64 << 10
 	maxText           = 4 << 10 // of a reason or an event
 	maxName           = 512     // of a model or a runtime, in an event
-	maxJournal        = 4 << 20 // then it is written anew, with what still counts
+	maxJournal        = 4 << 20 // then it is rewritten, with what still counts
 	maxJournalRead    = 256 << 20
-	maxEvents         = 8 << 10 // kept when it is written anew
+	maxEvents         = 8 << 10 // kept when it is rewritten
 )
 
 // parseJournal calls fn with every sound record. torn says that the file ends

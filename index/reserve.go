@@ -10,12 +10,12 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// ReserveBytes is how large the reserve is: as much as a journal that is written
-// anew takes, nearly always.
+// ReserveBytes is how large the reserve is: as much as a rewritten journal takes, nearly
+// always.
 const ReserveBytes = maxJournal
 
-// reservePiece is given up at a time, for whoever fills the disk may take what
-// is given up before we do.
+// reservePiece is given up at a time, because the process that fills the disk may take what is given
+// up before we do.
 const reservePiece = ReserveBytes / 4
 
 // reserve is a file of blocks that hold nothing, for a disk that is full.
@@ -23,7 +23,7 @@ const reservePiece = ReserveBytes / 4
 // its build goes, and the database writes new pages before it frees old ones.
 //
 // What it still has is told by its size alone, so nothing of it needs a sync:
-// after a crash it is there, shorter, or missing, and then made anew.
+// after a crash it is there, shorter, or missing, and then made again.
 type reserve struct {
 	fs   cas.FS
 	path string

@@ -25,7 +25,7 @@ type Retraction struct {
 // error the build may be there or not; RetractAll can be called again. Each is by itself: after a
 // crash some may be gone. What makes it
 // fast is that the manifests are all unlinked before their folders are synced,
-// each once, and that one transaction takes the rows of all of them. Who
+// each once, and that one transaction takes the rows of all of them. A caller that
 // publishes in one of the folders waits, so there should not be many at once.
 func (x *Index) RetractAll(list []Retraction) {
 	x.manifests.changing.Lock()
@@ -40,7 +40,8 @@ func (x *Index) RetractAll(list []Retraction) {
 			r.fail(err)
 		case r.May != nil && !r.May():
 		default:
-			// One without a manifest was unlinked by an earlier Retract that failed to sync, or deleted by somebody: make that durable.
+			// One without a manifest was deleted, or unlinked by an earlier call that failed to sync:
+			// make that durable.
 			if err := remove(x.FS, x.manifests.path(r.ID)); err != nil {
 				r.fail(err)
 			} else {

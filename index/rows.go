@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// schemaVersion is that of index.db. A database of another schema is made anew
+// schemaVersion is that of index.db. A database of another schema is made again
 // from the manifests, so it may change whenever that helps; it has to with the
 // format of manifests, whose bodies it holds.
 const schemaVersion = 4

@@ -139,7 +139,7 @@ func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
 func (x *Index) manifestBytes(id BuildID) int64 {
 	n, err := cas.DiskBytes(x.manifests.path(id))
 	if err != nil {
-		return 0 // deleted behind our back; the next start drops the build
+		return 0 // deleted by another process; the next start drops the build
 	}
 	return n
 }
@@ -181,7 +181,7 @@ func firstNeed(tx *bbolt.Tx, d cas.Digest) (n Need, err error) {
 }
 
 // Remeasure asks the file system again what a blob takes on the disk, after it
-// was moved away, stored anew or packed. It is no error if no build needs it.
+// was moved away, stored again or packed. It is no error if no build needs it.
 func (x *Index) Remeasure(d cas.Digest) error {
 	return x.db.write(func(tx *bbolt.Tx) error {
 		more, _, err := resize(tx, d, x.blobBytes(d, 0)) // asked in its turn: the last to ask wins

@@ -45,7 +45,7 @@ func newSoft(db *database, wake func()) *soft {
 		full: make(chan struct{}, 1), pending: make(map[softKey][]byte)}
 }
 
-// get returns a value that nobody may change.
+// get returns a value, which must not be changed.
 func (s *soft) get(bucket, key []byte) ([]byte, bool) {
 	k := softKey{string(bucket), string(key)}
 	s.mu.Lock()

@@ -17,7 +17,7 @@ type Brief struct {
 	ID             BuildID
 	RequestKey     RequestKey
 	Scope          string
-	UID            uint32 // who asked for it
+	UID            uint32 // the user who asked for it
 	Put            bool
 	EP             string     // the first execution provider
 	ModelName      string     // cut at 255 bytes

@@ -15,13 +15,13 @@ type Tombstone struct {
 	RequestKey     RequestKey
 	BuildKey       BuildKey
 	ModelName      string
-	Scope          string // who may hear of it, as of the build
+	Scope          string // which users may see it, as of the build
 	At             time.Time
 	Reason         string
 	Bytes          int64   // that it freed
 	CompileSeconds float64 // that it takes to have it back
 	LastUsed       time.Time
-	ForBudget      bool // it went to keep to the budget, and not as somebody asked or for another bound
+	ForBudget      bool // evicted to keep to the budget, not by request or for another bound
 }
 
 // maxTombstones bounds what is remembered; the oldest go. One takes some 400 bytes.

@@ -71,7 +71,7 @@ type Build struct {
 	RequestKey  RequestKey
 	BuildKey    BuildKey
 	Scope       string // "shared" or "uid:1000"
-	UID         uint32 // who asked for the compile
+	UID         uint32 // the user who asked for the compile
 	Put         bool   // UID compiled it, with libraries of its own, and put it
 	ModelDigest cas.Digest
 	ModelName   string
@@ -151,7 +151,7 @@ const (
 // The states of a build.
 const (
 	Current  = "current"
-	Withheld = "withheld" // not served, until somebody judges it again
+	Withheld = "withheld" // not served, until it is judged again
 	Damaged  = "damaged"  // not served: bytes of it are not what they were
 )
 
@@ -175,8 +175,8 @@ type Event struct {
 	BuildKey  BuildKey
 	ModelName string
 	Runtime   string // its name, of events of a runtime
-	Scope     string // who may hear of it, as a build's
-	By        string // whose doing it was, "uid:1000", where Scope does not say it
+	Scope     string // which users may see it, as of a build
+	By        string // the user who caused it, "uid:1000", where Scope does not say it
 
 	Sequence uint64 // counts the events since Open, from 1; 0: of before. Not kept
 }
@@ -189,7 +189,7 @@ type Space struct {
 	Builds       uint64
 
 	DiskBytes     int64 // every blob once, in whole blocks, as the file system said when it came
-	ManifestBytes int64 // likewise of the manifests
+	ManifestBytes int64 // the same for the manifests
 }
 
 // Finding is one thing that Check did not find as it should be.
