@@ -56,6 +56,7 @@ var allowed = map[string][]string{
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
 	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights", "cache/failure", "internal/keyed"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
+	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
 	"cache/upkeep":                           {"index", "internal/memo"}, // index: for keys, builds and their ids
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
@@ -65,7 +66,7 @@ var allowed = map[string][]string{
 	"cache/runtimes":                         {"cache/event", "cache/failure", "cache/identity", "cas", "compilers", "index", "internal/apierr", "internal/memo", "internal/watch", "internal/witness"},
 	"store":                                  {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "internal/flock", "store/evict", "store/packing", "store/views"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once"},
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once", "cache/reports"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/cli":            {"cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock", "unixsock/wire"},
@@ -78,7 +79,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/program":        {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
 	"cmd/epcached":                           {"cache", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/config", "unixsock", "unixsock/wire"},
-	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
+	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire", "cache/reports"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},
 	"cmd/epcached/internal/reload":           {"cache", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch"},

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -215,7 +216,7 @@ func (c *Cache) answer(ctx context.Context, at *attempt) (*Answer, error) {
 // mayCompile says why a miss is not made good by compiling, if it is not.
 func (c *Cache) mayCompile(at *attempt, found *search) error {
 	switch {
-	case found.doubted >= maxRounds:
+	case found.doubted >= reports.MaxRounds:
 		return errDoubted(at)
 	case found.stale && (at.OnMiss == Fail || c.policyOf(at.plan.eps).Unsupported == PolicyFail && at.OnMiss != Refresh):
 		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.why).WithFact("request_key", at.plan.requestKey.String()).

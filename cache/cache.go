@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -120,7 +121,7 @@ type Cache struct {
 
 	flights  flights
 	rebuilds upkeep.Rebuilds
-	reports  *reports
+	reports  *reports.Reports
 	facts    *once.Facts // found out for reports, judgements and the doctor
 	claims   *claims
 	gains    upkeep.Gains
@@ -193,7 +194,7 @@ func (c *Cache) open() error {
 	c.ctx, c.stop = ctx, cancel
 	c.openRuntimes()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
-	c.reports = newReports(c.now)
+	c.reports = c.openReports()
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
 	c.claims = newClaims(c.now)

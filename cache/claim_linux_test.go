@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -227,22 +228,22 @@ func TestReportOfWhatOnePutOneself(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	var builds []index.BuildID
-	for round := range maxRounds {
+	for round := range reports.MaxRounds {
 		r := app.ask(b.model(1))
 		made := app.put(app.compile(r, app.claim(r).Claim))
 		builds = append(builds, made.Build.ID)
 		// As of a provider that is part of the application's ONNX Runtime: no library is named.
-		d, err := b.cache.Report(context.Background(), r.Peer, Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck", ORTVersion: "1.30.0",
-			Graph: made.Graph, Runtime: RuntimeRef{ORTVersion: "1.30.0"}})
+		d, err := b.cache.Report(context.Background(), r.Peer, reports.Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck", ORTVersion: "1.30.0",
+			Graph: made.Graph}, RuntimeRef{ORTVersion: "1.30.0"})
 		require.NoError(t, err)
-		require.Equal(t, DecidedCompileYourself, d.Decision, "the same compile would make the same")
-		require.Equal(t, withheldFromYou, d.State)
+		require.Equal(t, reports.DecidedCompileYourself, d.Decision, "the same compile would make the same")
+		require.Equal(t, reports.WithheldFromYou, d.State)
 		require.Contains(t, d.Text, "could not be tried with your runtime", round)
 	}
 	require.NotEqual(t, builds[0], builds[1])
 	refused := b.refused(app.ask(b.model(1)))
 	require.Equal(t, apierr.Stale, refused.Class, "and not a third time, for a day")
-	b.later.Add(int64(doubtHolds + time.Second))
+	b.later.Add(int64(reports.DoubtHolds + time.Second))
 	require.Equal(t, Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
 }
 

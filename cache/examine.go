@@ -6,70 +6,77 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/once"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// verdictOf is what an examination makes of a build.
-type verdictOf int
+// Report decides on what a client reports of a build. from is the runtime that the client loaded it with.
+func (c *Cache) Report(ctx context.Context, p Peer, r reports.Report, from RuntimeRef) (*wire.ReportReply, error) {
+	if from.ORTVersion == "" {
+		from.ORTVersion = r.ORTVersion
+	}
+	return c.reports.Take(ctx, p, r, func(ctx context.Context, b *index.Build) (reports.Examined, error) {
+		return c.examine(ctx, p, from, b)
+	})
+}
 
-const (
-	unverified verdictOf = iota // nothing could be found out
-	loads
-	refuted    // it does not load, and others do
-	elsewhere  // the device that it is for is not in this machine
-	unprovable // it does not load here, which proves nothing of other devices
-	damagedNow // its bytes are not what they were
-)
-
-// examined is what was found out about a reported build.
-type examined struct {
-	verdict verdictOf
-	text    string
-	level   string   // the only optimisation level at which it loads
-	against *against // nil: it was not loaded
-	exactly bool     // what would be made now is this very build
+func (c *Cache) openReports() *reports.Reports {
+	return reports.New(reports.Options{Index: c.index, Store: c.store, Rules: c.rules, Owner: c.owners.Of, Ended: contextError, Now: c.now, Log: c.log,
+		Settings: func() reports.Settings {
+			now := c.settings.Load()
+			return reports.Settings{Trusted: now.trustedReporters, Quorum: now.reportQuorum}
+		},
+		Find: func(ctx context.Context, p Peer, entries []string) ([]index.Build, error) {
+			return c.query.Find(ctx, p, entries)
+		},
+		Rebuild: func(b *index.Build, runtime, why string) { c.wantAnew(b, runtime, why, nil) }})
 }
 
 // examine finds out whether the build is sound: by its bytes, then by loading it with the runtime that the reporter used
 // where that may be loaded here.
-func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) (examined, error) {
+func (c *Cache) examine(ctx context.Context, p Peer, from RuntimeRef, b *index.Build) (reports.Examined, error) {
 	err := c.sameBytesAsEver(ctx, b)
 	if ctx.Err() != nil {
-		return examined{}, ctx.Err()
+		return reports.Examined{}, ctx.Err()
 	}
 	if err != nil {
-		return examined{verdict: damagedNow, text: c.store.WithholdDamaged(ctx, b, err)}, nil
+		return reports.Examined{Verdict: reports.Damaged, Text: c.store.WithholdDamaged(ctx, b, err)}, nil
 	}
-	at, err := c.planReported(ctx, p, r, b)
+	at, err := c.planReported(ctx, p, from, b)
 	if ctx.Err() != nil {
-		return examined{}, ctx.Err()
+		return reports.Examined{}, ctx.Err()
 	}
 	if errors.Is(err, errElsewhere) {
-		return examined{verdict: elsewhere, text: err.Error()}, nil
+		return reports.Examined{Verdict: reports.Elsewhere, Text: err.Error()}, nil
 	}
 	if err != nil {
-		return examined{text: "it could not be tried with your runtime: " + err.Error()}, nil
+		return reports.Examined{Text: "it could not be tried with your runtime: " + err.Error()}, nil
 	}
-	out := examined{against: at.plan.against(at.runtime, at.rc), exactly: at.plan.exactly(b)}
-	t, err := c.tryReported(ctx, out.against, b)
+	a := at.plan.against(at.runtime, at.rc)
+	out := reports.Examined{Runtime: a.runtime, Exactly: at.plan.exactly(b), Disprove: func(text string) { c.disprove(a, b, text) }}
+	t, err := c.tryReported(ctx, a, b)
 	switch {
 	case ctx.Err() != nil:
-		return examined{}, ctx.Err()
+		return reports.Examined{}, ctx.Err()
 	case err != nil:
-		out.text = "it could not be tried here: " + err.Error()
+		out.Text = "it could not be tried here: " + err.Error()
 	case t.result.Outcome == compilers.Passed:
-		out.verdict, out.text, out.level = loads, "it loads here, in a process of its own, with "+at.runtime, t.result.GraphOptimizationLevel
+		out.Verdict, out.Text, out.Level = reports.Loads, "it loads here, in a process of its own, with "+at.runtime, t.result.GraphOptimizationLevel
 	case t.result.Outcome == compilers.NotCheckable:
-		out.verdict, out.text = unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
+		out.Verdict, out.Text = reports.Unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
 	case t.control != "":
-		out.text = "it does not load here, but neither does what is known to be sound: " + end(t.control)
+		out.Text = "it does not load here, but neither does what is known to be sound: " + end(t.control)
 	default:
-		out.verdict, out.text = refuted, fmt.Sprintf("it does not load here either: %s", identity.Shortened(t.result.Text))
+		out.Verdict, out.Text = reports.Refuted, fmt.Sprintf("it does not load here either: %s", identity.Shortened(t.result.Text))
 	}
 	return out, nil
 }
@@ -90,12 +97,12 @@ func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 var errElsewhere = errors.New("the device that it is for is not in this machine")
 
 // planReported thinks the build's request through for the runtime that the reporter used.
-func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Build) (*attempt, error) {
+func (c *Cache) planReported(ctx context.Context, p Peer, from RuntimeRef, b *index.Build) (*attempt, error) {
 	again, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := c.runtimeReported(ctx, p, r, b, again.EPs)
+	rt, rc, err := c.runtimeReported(ctx, b, &Request{Peer: p, EPs: again.EPs, Runtime: from})
 	if err != nil {
 		return nil, err
 	}
@@ -119,12 +126,8 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
 // a path of another user's is not looked up, and say nothing of what is part of ONNX Runtime itself; so where it tells
 // nothing, it is one whose libraries made the build.
-func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []identity.EP) (*runtimes.Runtime, *runtimes.Content, error) {
-	req := &Request{Peer: p, EPs: eps, Runtime: r.Runtime}
-	if req.Runtime.ORTVersion == "" {
-		req.Runtime.ORTVersion = r.ORTVersion
-	}
-	named := r.Runtime.Directory != "" || len(r.Runtime.EPLibraries) > 0
+func (c *Cache) runtimeReported(ctx context.Context, b *index.Build, req *Request) (*runtimes.Runtime, *runtimes.Content, error) {
+	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
 	if named {
 		if rt, rc, err := c.runtimes.Resolve(ctx, req.wanted(), func(string) {}); err == nil || ctx.Err() != nil {
 			return rt, rc, err
@@ -221,4 +224,32 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		return cmp.Or(result.Text, result.Outcome), nil
 	}
 	return "", nil // where the device is elsewhere, a failure proves nothing
+}
+
+// disprove remembers that a build of another library does not load with the runtime, whatever judgements said.
+func (c *Cache) disprove(a *against, b *index.Build, text string) {
+	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
+	notesOn(a.rc).verdicts.save(b.ID, j, c.settings.Load().judging)
+	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
+	if err := memo.Save(&c.index.Memos, c.disprovedKey(a, b), j); err != nil {
+		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
+	}
+}
+
+// disproved gives the judgement that a report brought about.
+func (c *Cache) disproved(a *against, b *index.Build) (j Judgement, ok bool) {
+	j, ok = memo.Recall[Judgement](&c.index.Memos, c.disprovedKey(a, b))
+	j.firm = ok
+	return j, ok
+}
+
+func (c *Cache) disprovedKey(a *against, b *index.Build) string {
+	return "disproved:" + c.runtimes.Key("report", a.rc, b.ID[:])
+}
+
+// errDoubted refuses to compile once more what its user says does not load.
+func errDoubted(at *attempt) error {
+	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", at.Name).
+		WithFact("request_key", at.plan.requestKey.String()).
+		WithHint("load the model without epcached; what is compiled here is offered again after %s", reports.DoubtHolds)
 }

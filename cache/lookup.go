@@ -69,9 +69,9 @@ func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 // countDoubt notes of a build that it is not served only because the caller reported it, if that is so.
 func (c *Cache) countDoubt(at *attempt, b *index.Build, found *search) {
 	switch {
-	case !at.plan.exactly(b) || c.reports.doubts.holds(b.ID, at.Peer.UID) == "":
+	case !at.plan.exactly(b) || c.reports.Doubt(b.ID, at.Peer.UID) == "":
 	case at.plan.outside:
-		found.doubted = c.reports.doubts.rounds(at.plan.requestKey, at.Peer.UID) // an earlier one is superseded, and gone
+		found.doubted = c.reports.Doubted(at.plan.requestKey, at.Peer.UID) // an earlier one is superseded, and gone
 	default:
 		found.doubted++
 	}
@@ -184,7 +184,7 @@ func (c *Cache) refused(at *attempt, j Judgement) string {
 
 // barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
 func (c *Cache) barred(at *attempt, b *index.Build) string {
-	state, doubt := c.index.Journal.StateOf(b.ID), c.reports.doubts.holds(b.ID, at.Peer.UID)
+	state, doubt := c.index.Journal.StateOf(b.ID), c.reports.Doubt(b.ID, at.Peer.UID)
 	switch {
 	case at.member && !c.rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -63,7 +64,7 @@ func (c *Cache) answerOwn(ctx context.Context, at *attempt, missing error) (*Ans
 		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
-	case found.doubted >= maxRounds:
+	case found.doubted >= reports.MaxRounds:
 		return nil, errDoubted(at)
 	case at.OnMiss == Fail:
 		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", p.requestKey.String()).

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -67,13 +68,19 @@ func (b *reporting) served(seed uint64, uids ...uint32) *Answer {
 	return a
 }
 
-func stale(a *Answer) Report {
-	return Report{Build: a.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph, ORTVersion: "1.31.1"}
+func stale(a *Answer) reports.Report {
+	return reports.Report{Build: a.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph, ORTVersion: "1.31.1"}
 }
 
-func (b *reporting) report(uid uint32, r Report) *wire.ReportReply {
+func (b *reporting) report(uid uint32, r reports.Report) *wire.ReportReply {
 	b.Helper()
-	d, err := b.cache.Report(context.Background(), Peer{UID: uid}, r)
+	return b.reportOf(uid, r, RuntimeRef{})
+}
+
+// reportOf reports what was loaded with this runtime.
+func (b *reporting) reportOf(uid uint32, r reports.Report, from RuntimeRef) *wire.ReportReply {
+	b.Helper()
+	d, err := b.cache.Report(context.Background(), Peer{UID: uid}, r, from)
 	require.NoError(b, err)
 	require.NotEmpty(b, d.Text)
 	require.NotEmpty(b, d.Hint)
@@ -91,13 +98,13 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	a := b.served(1, bob, alice)
 	busy := 0
 	for range 1000 {
-		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a))
+		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a), RuntimeRef{})
 		if err != nil {
 			require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 			busy++
 			continue
 		}
-		require.Equal(t, DecidedSound, d.Decision, d.Text)
+		require.Equal(t, reports.DecidedSound, d.Decision, d.Text)
 		require.Equal(t, index.Current, d.State)
 		require.Contains(t, d.Hint, "session's options")
 	}
@@ -121,7 +128,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 
 	require.NotNil(t, b.report(bob, stale(a)), "what one user has used up is not the others'")
 	b.later.Add(int64(time.Hour))
-	require.Equal(t, DecidedSound, b.report(alice, stale(a)).Decision)
+	require.Equal(t, reports.DecidedSound, b.report(alice, stale(a)).Decision)
 	require.EqualValues(t, 2, b.checks.Load(), "what was found out does not hold for ever")
 }
 
@@ -132,11 +139,11 @@ func TestReportsOfWhatOneWasNotGiven(t *testing.T) {
 	private.Store = "user"
 	own := b.acquire(private)
 	b.checks.Store(0)
-	for name, r := range map[string]Report{
+	for name, r := range map[string]reports.Report{
 		"another's shared build": stale(a), "another's own build": stale(own),
 		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10}, "no key": {Build: "model.onnx", Code: 10},
 	} {
-		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r)
+		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r, RuntimeRef{})
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
 	}
 	require.Zero(t, b.checks.Load())
@@ -161,7 +168,7 @@ func TestReportsThatAreNotOfTheBuild(t *testing.T) {
 			r := stale(a)
 			r.Code, r.Text = c.code, c.text
 			d := b.report(alice, r)
-			require.Equal(t, DecidedSound, d.Decision)
+			require.Equal(t, reports.DecidedSound, d.Decision)
 			require.Equal(t, "not stale", d.Class)
 			require.Contains(t, d.Hint, c.hint)
 		})
@@ -175,7 +182,7 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 	a := b.served(1, bob, alice)
 	b.refused.Store(true)
 	d := b.report(alice, stale(a))
-	require.Equal(t, DecidedRetry, d.Decision, d.Text)
+	require.Equal(t, reports.DecidedRetry, d.Decision, d.Text)
 	require.Equal(t, index.Withheld, d.State)
 	require.Contains(t, d.Text, "blob not found")
 	require.EqualValues(t, 2, b.checks.Load(), "tried twice")
@@ -183,7 +190,7 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 
 	again := b.report(bob, stale(a))
-	require.Equal(t, DecidedRetry, again.Decision)
+	require.Equal(t, reports.DecidedRetry, again.Decision)
 	require.Contains(t, again.Text, "already")
 	b.refused.Store(false)
 	for _, uid := range []uint32{bob, alice} {
@@ -200,8 +207,8 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	a := b.served(1, bob, alice)
 	b.sandbox.Store(true)
 	d := b.report(alice, stale(a))
-	require.Equal(t, DecidedRetry, d.Decision)
-	require.Equal(t, withheldFromYou, d.State)
+	require.Equal(t, reports.DecidedRetry, d.Decision)
+	require.Equal(t, reports.WithheldFromYou, d.State)
 	require.Contains(t, d.Text, "neither does")
 	b.sandbox.Store(false)
 
@@ -216,14 +223,14 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 
 	b.sandbox.Store(true)
 	d = b.report(alice, stale(own))
-	require.Equal(t, DecidedCompileYourself, d.Decision)
+	require.Equal(t, reports.DecidedCompileYourself, d.Decision)
 	b.sandbox.Store(false)
 	compiles := b.compiler.Compiles.Load()
 	refused := b.refusedRequest(b.others(alice, 1))
 	require.Equal(t, apierr.Stale, refused.Class)
 	require.Equal(t, compiles, b.compiler.Compiles.Load(), "not a third time")
 
-	b.later.Add(int64(doubtHolds + time.Hour))
+	b.later.Add(int64(reports.DoubtHolds + time.Hour))
 	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome, "doubts end")
 	require.Zero(t, b.counter("reports_confirmed"))
 }
@@ -237,21 +244,21 @@ func TestEnoughUsersAreBelieved(t *testing.T) {
 	a := b.served(1, append([]uint32{alice, bob, carol}, subuids...)...)
 	b.sandbox.Store(true)
 	for _, uid := range append(subuids, alice, bob) {
-		require.Equal(t, withheldFromYou, b.report(uid, stale(a)).State, "uid %d", uid)
+		require.Equal(t, reports.WithheldFromYou, b.report(uid, stale(a)).State, "uid %d", uid)
 	}
 	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name, "one person with many uids, and one more")
 	d := b.report(carol, stale(a))
 	require.Equal(t, index.Withheld, d.State)
-	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Contains(t, d.Text, "3 users")
-	require.Zero(t, b.cache.reports.doubts.any.Load(), "the state says it all")
+	require.Zero(t, b.cache.reports.Doubts(), "the state says it all")
 }
 
 func TestATrustedUserIsBelieved(t *testing.T) {
 	b := newReporting(t)
 	b.reload(func(o *Options) { o.TrustedReporters = []uint32{alice} })
 	a := b.served(1, alice)
-	require.Equal(t, DecidedSound, b.report(alice, stale(a)).Decision, "not against what is found out")
+	require.Equal(t, reports.DecidedSound, b.report(alice, stale(a)).Decision, "not against what is found out")
 	b.later.Add(int64(time.Hour))
 	b.sandbox.Store(true)
 	require.Equal(t, index.Withheld, b.report(alice, stale(a)).State)
@@ -263,7 +270,7 @@ func TestReportsWithoutTheDevice(t *testing.T) {
 	a := b.served(1, users...)
 	b.elswhere.Store(true)
 	for _, uid := range users {
-		require.Equal(t, withheldFromYou, b.report(uid, stale(a)).State)
+		require.Equal(t, reports.WithheldFromYou, b.report(uid, stale(a)).State)
 	}
 	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name, "nobody here can tell")
 }
@@ -289,11 +296,11 @@ func TestReportsOfADeviceThatIsGone(t *testing.T) {
 	r := stale(a)
 	r.Graph = ""
 	d := b.report(alice, r)
-	require.Equal(t, DecidedCompileYourself, d.Decision)
+	require.Equal(t, reports.DecidedCompileYourself, d.Decision)
 	require.Contains(t, d.Text, "not in this machine")
 	require.Equal(t, index.Current, d.State)
 	require.Zero(t, b.checks.Load())
-	require.Zero(t, b.cache.reports.doubts.any.Load())
+	require.Zero(t, b.cache.reports.Doubts())
 }
 
 func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
@@ -305,7 +312,7 @@ func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
 	require.Equal(t, compilers.PreferRecompilation, served.Compatibility.Verdict)
 	b.refused.Store(true)
 	d := b.report(alice, stale(served))
-	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Equal(t, index.Current, d.State, "it is still good for the library that made it")
 	b.refused.Store(false)
 
@@ -325,14 +332,14 @@ func TestReportsFromARuntimeThatIsNotKnown(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, alice)
 	r := stale(a)
-	r.Runtime.EPLibraries = []EPLibraryRef{{EP: standin.EP, Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}
-	d := b.report(alice, r)
-	require.Equal(t, DecidedSound, d.Decision, "the library that made it is here")
+	from := RuntimeRef{EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}}
+	d := b.reportOf(alice, r, from)
+	require.Equal(t, reports.DecidedSound, d.Decision, "the library that made it is here")
 	require.Contains(t, d.Text, b.runtime)
 
 	b.library("2.0")
-	d = b.report(alice, r)
-	require.Equal(t, withheldFromYou, d.State)
+	d = b.reportOf(alice, r, from)
+	require.Equal(t, reports.WithheldFromYou, d.State)
 	require.Contains(t, d.Text, "not known here")
 }
 
@@ -342,7 +349,7 @@ func TestAReportOfACopyThatWasReplaced(t *testing.T) {
 	r := stale(a)
 	r.Graph = "0123456789abcdef01234567/x_ctx.onnx"
 	d := b.report(alice, r)
-	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Contains(t, d.Text, "replaced")
 	require.Equal(t, index.Current, d.State)
 	require.Zero(t, b.checks.Load())
@@ -350,7 +357,7 @@ func TestAReportOfACopyThatWasReplaced(t *testing.T) {
 	require.NoError(t, os.Chmod(filepath.Join(a.Path, filepath.Dir(a.Graph)), 0o755))
 	require.NoError(t, os.Remove(filepath.Join(a.Path, a.Graph)))
 	d = b.report(alice, stale(a))
-	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Contains(t, d.Text, "changed or missing")
 	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
 }
@@ -376,7 +383,7 @@ func TestAReportOfADamageWithoutATrace(t *testing.T) {
 	r := stale(a)
 	r.Graph = ""
 	d := b.report(alice, r)
-	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Equal(t, index.Damaged, d.State)
 	require.EqualValues(t, 1, b.counter("reports_confirmed"))
 	require.Equal(t, Compiled, b.acquire(b.others(bob, 1)).Outcome)
@@ -393,8 +400,8 @@ func TestManyReportAtOnce(t *testing.T) {
 	errs := make(chan error, len(users))
 	for _, uid := range users {
 		wg.Go(func() {
-			d, err := b.cache.Report(context.Background(), Peer{UID: uid}, stale(a))
-			if err == nil && d.Decision != DecidedSound {
+			d, err := b.cache.Report(context.Background(), Peer{UID: uid}, stale(a), RuntimeRef{})
+			if err == nil && d.Decision != reports.DecidedSound {
 				err = fmt.Errorf("%+v", d)
 			}
 			errs <- err
@@ -406,7 +413,7 @@ func TestManyReportAtOnce(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.EqualValues(t, 1, b.checks.Load())
-	require.Zero(t, b.cache.reports.doubts.any.Load())
+	require.Zero(t, b.cache.reports.Doubts())
 }
 
 func TestAReportThatIsCancelled(t *testing.T) {
@@ -414,18 +421,18 @@ func TestAReportThatIsCancelled(t *testing.T) {
 	a := b.served(1, alice)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a))
+	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a), RuntimeRef{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 
 	ctx, cancel = context.WithCancel(context.Background())
 	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
-		if b.cache.reports.doubts.holds(a.Build.ID, alice) == "" {
+		if b.cache.reports.Doubt(a.Build.ID, alice) == "" {
 			return &compilers.CheckResult{Outcome: compilers.Failed, Text: "not withheld meanwhile"}
 		}
 		cancel()
 		return nil
 	}
-	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a))
+	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a), RuntimeRef{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
-	require.Zero(t, b.cache.reports.doubts.any.Load())
+	require.Zero(t, b.cache.reports.Doubts())
 }

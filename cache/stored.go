@@ -62,7 +62,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
 	c.rights = c.openRights()
 	c.runtimes = &runtimes.Set{} // none
-	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), newReports(c.now)
+	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), c.openReports()
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -70,8 +71,8 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Doctor:
 		return c.Doctor(ctx, q)
 	case *wire.Report:
-		return c.Report(ctx, q, cache.Report{Build: w.Build, Code: w.Code, Text: w.Text,
-			ORTVersion: w.OrtVersion, Graph: w.Graph, Runtime: cache.RuntimeOf(w.Runtime, nil)})
+		return c.Report(ctx, q, reports.Report{Build: w.Build, Code: w.Code, Text: w.Text,
+			ORTVersion: w.OrtVersion, Graph: w.Graph}, cache.RuntimeOf(w.Runtime, nil))
 	case *wire.Events:
 		var since time.Time
 		if w.SinceMs > 0 {

@@ -1,4 +1,4 @@
-package cache
+package reports
 
 import (
 	"testing"
@@ -23,7 +23,7 @@ func TestDoubtsAreBounded(t *testing.T) {
 	require.Empty(t, ds.holds(id(3).ID, 9))
 	require.Equal(t, 1, ds.owners(id(3).ID))
 
-	now = now.Add(doubtHolds + time.Second)
+	now = now.Add(DoubtHolds + time.Second)
 	require.Empty(t, ds.holds(id(3).ID, 7))
 	require.Zero(t, ds.owners(id(3).ID))
 	require.True(t, ds.add(id(doubtsPerUser), 7, 7, "why", true), "what is over makes room")

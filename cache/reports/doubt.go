@@ -1,4 +1,4 @@
-package cache
+package reports
 
 import (
 	"maps"
@@ -32,7 +32,7 @@ type doubt struct {
 }
 
 const (
-	doubtHolds    = 24 * time.Hour
+	DoubtHolds    = 24 * time.Hour
 	doubtsPerUser = 256
 	maxDoubts     = 1 << 14
 )
@@ -52,7 +52,7 @@ func (ds *doubts) add(b *index.Build, uid, owner uint32, why string, counts bool
 			return false
 		}
 	}
-	ds.known[key] = doubt{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(doubtHolds)}
+	ds.known[key] = doubt{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(DoubtHolds)}
 	ds.any.Store(int64(len(ds.known)))
 	return true
 }
