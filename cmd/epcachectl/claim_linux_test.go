@@ -10,7 +10,6 @@ import (
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -96,21 +95,6 @@ func TestClaimWithoutARuntime(t *testing.T) {
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", t.TempDir())
 	require.NotEqual(t, exit.Done, r.code)
 	require.Contains(t, r.err, "libonnxruntime.so")
-}
-
-func TestModelThatChanges(t *testing.T) {
-	path := tinyModel(t, "tiny.onnx")
-	m, err := modelfile.Open(path)
-	require.NoError(t, err)
-	defer m.Close()
-	data := filepath.Join(filepath.Dir(path), "w.bin")
-	require.NoError(t, os.WriteFile(data, []byte("weights"), 0o600))
-	f, err := m.External("w.bin")
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	require.NoError(t, m.Unchanged())
-	require.NoError(t, os.WriteFile(data, []byte("other"), 0o600))
-	require.ErrorContains(t, m.Unchanged(), "w.bin")
 }
 
 // standInWorker compiles as the stand-in does.

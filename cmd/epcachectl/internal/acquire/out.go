@@ -46,22 +46,18 @@ func (g *Get) copyOut(ctx context.Context, results []got) error {
 			}
 			continue
 		}
-		if err := c.write(ctx); err != nil {
-			return exit.Failing("write", c.to, err)
+		did := "is there already:"
+		if !c.same {
+			did = "wrote"
+			if err := c.write(ctx); err != nil {
+				return exit.Failing("write", c.to, err)
+			}
 		}
 		if !g.JSON && len(g.Program) == 0 {
-			g.Print.Line("%s %s", c.did(), term.Printable(c.to))
+			g.Print.Line("%s %s", did, term.Printable(c.to))
 		}
 	}
 	return nil
-}
-
-// did says what became of a file.
-func (c *copied) did() string {
-	if c.same {
-		return "is there already:"
-	}
-	return "wrote"
 }
 
 func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
@@ -101,32 +97,22 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err er
 	if err != nil {
 		return nil, err
 	}
-	itself := func(string) (*os.File, error) { return modelfile.OpenRegular(path) }
-	if plan, err = g.addOwn(nil, filepath.Base(path), itself); err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if plan, err = g.addOwn(plan, name, m.External); err != nil {
+	for _, name := range append([]string{filepath.Base(path)}, names...) {
+		f, err := m.External(name)
+		if err != nil {
+			return nil, err
+		}
+		info, err := f.Stat()
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+		c := copied{to: filepath.Join(g.out, filepath.FromSlash(name)), size: info.Size()}
+		c.from = func() (io.ReadCloser, error) { return m.External(name) }
+		if plan, err = g.add(plan, c); err != nil {
 			return nil, err
 		}
 	}
 	return plan, nil
-}
-
-// addOwn adds a file of the user's to the plan.
-func (g *Get) addOwn(plan []copied, name string,
-	open func(string) (*os.File, error)) ([]copied, error) {
-	f, err := open(name)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, err
-	}
-	from := func() (io.ReadCloser, error) { return open(name) }
-	to := filepath.Join(g.out, filepath.FromSlash(name))
-	return g.add(plan, copied{from: from, to: to, size: info.Size()})
 }
 
 // add adds a file to the plan, unless what is there already is in its way.
@@ -134,24 +120,15 @@ func (g *Get) add(plan []copied, c copied) (_ []copied, err error) {
 	if c.same, err = c.isThere(); err != nil {
 		return nil, err
 	}
-	if err := g.mayReplace(&c); err != nil {
-		return nil, err
+	if !c.same && !g.force {
+		if _, err := os.Lstat(c.to); err == nil {
+			return nil, exit.Hint(fmt.Errorf("%q is there and differs", c.to),
+				"replace it with -f, or use another --out")
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
 	}
 	return append(plan, c), nil
-}
-
-func (g *Get) mayReplace(c *copied) error {
-	if c.same || g.force {
-		return nil
-	}
-	_, err := os.Lstat(c.to)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	}
-	return exit.Hint(fmt.Errorf("%q is there and differs", c.to), "replace it with -f, or use another --out")
 }
 
 // isThere compares bytes: a file of that name and size is not yet the same file.
@@ -194,9 +171,6 @@ func sameBytes(a, b io.Reader) (bool, error) {
 
 // write makes the copy visible only when it is whole, and proven to be what the daemon said it is.
 func (c *copied) write(ctx context.Context) error {
-	if c.same {
-		return nil
-	}
 	dir := filepath.Dir(c.to)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
