@@ -173,7 +173,7 @@ func TestTextThatIsNone(t *testing.T) {
 func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"} // told twice, which is too often
-	require.NoError(t, b.cache.query.AddHistory(b.self(), index.RequestKey{1}, out))
+	b.cache.query.WithHistory(b.self(), index.RequestKey{1}, out)
 	answer := (&Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
 	require.Less(t, proto.Size(answer), wire.MaxFrame)
 	require.Equal(t, "why", answer.Explanation.Reason)

@@ -280,8 +280,8 @@ func (j *Journal) note(e Event) error {
 }
 
 // History returns what is still known of a request, oldest first.
-func (j *Journal) History(k RequestKey) ([]Event, error) {
-	return j.eventsThat(func(e *Event) bool { return e.RequestKey == k }), nil
+func (j *Journal) History(k RequestKey) []Event {
+	return j.eventsThat(func(e *Event) bool { return e.RequestKey == k })
 }
 
 // Events returns what is still known of that time and later, of all requests and of the machine,

@@ -116,7 +116,7 @@ func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation,
 			out.Reason = other
 		}
 	}
-	return out, q.AddHistory(of.Peer, of.Key, out)
+	return q.WithHistory(of.Peer, of.Key, out), nil
 }
 
 // consider adds the candidates, and decides by them.

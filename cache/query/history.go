@@ -8,19 +8,18 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // maxHistory bounds the events that are told of one entry.
 const maxHistory = 200
 
-// AddHistory adds the events of the entry that the peer may see, as many as fit into an answer.
-func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey, out *wire.Explanation) error {
-	all, err := q.index.Journal.History(key)
-	if err != nil {
-		return apierr.New(apierr.Internal, err, "history of %s", key)
-	}
+// WithHistory adds the events of the entry that the peer may see, as many as fit into an answer, and
+// returns the explanation.
+func (q *Queries) WithHistory(
+	p rights.Peer, key index.RequestKey, out *wire.Explanation,
+) *wire.Explanation {
+	all := q.index.Journal.History(key)
 	out.Reason = wire.Valid(out.Reason)
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
 		if e := &all[i]; q.rights.MayHear(p, e) {
@@ -29,7 +28,7 @@ func (q *Queries) AddHistory(p rights.Peer, key index.RequestKey, out *wire.Expl
 	}
 	slices.Reverse(out.History)
 	shorten(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // which the answer to a request has once more
-	return nil
+	return out
 }
 
 // shorten drops first what is farthest from the decision: the oldest history, then the farthest

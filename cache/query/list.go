@@ -176,11 +176,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 			continue
 		}
 		told[b.RequestKey] = true
-		events, err := q.index.Journal.History(b.RequestKey)
-		if err != nil {
-			return nil, apierr.New(apierr.Internal, err, "history of %s", b.RequestKey)
-		}
-		for _, e := range events {
+		for _, e := range q.index.Journal.History(b.RequestKey) {
 			one := fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)
 			history = append(history, wire.Valid(one))
 		}

@@ -30,7 +30,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 			if f.Means(entry) { // it has no builds, because its compile failed
 				out := &wire.Explanation{Decision: Failed, RequestKey: f.RequestKey.String(),
 					Reason: f.Said()}
-				return out, q.AddHistory(p, f.RequestKey, out)
+				return q.WithHistory(p, f.RequestKey, out), nil
 			}
 		}
 		return q.whyGone(p, entry, err)
@@ -70,7 +70,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	if err := q.addNeighbours(ctx, out, of); err != nil {
 		return nil, err
 	}
-	return out, q.AddHistory(p, first.RequestKey, out)
+	return q.WithHistory(p, first.RequestKey, out), nil
 }
 
 // wholeEntry gives all builds of the entry that the peer may see, for the name may have been that of one of them, in
@@ -150,23 +150,20 @@ func (q *Queries) whyGone(p rights.Peer, name string, notFound error) (*wire.Exp
 		if e.Kind == event.Unkept {
 			out.Reason = "there is no build; " + unkept(e)
 		}
-		return out, q.AddHistory(p, e.RequestKey, out)
+		return q.WithHistory(p, e.RequestKey, out), nil
 	}
 	if stone == nil {
 		return nil, notFound
 	}
 	out := &wire.Explanation{Decision: Gone, RequestKey: stone.RequestKey.String(),
 		Reason: "no build is left; the last that happened: " + stone.Reason}
-	return out, q.AddHistory(p, stone.RequestKey, out)
+	return q.WithHistory(p, stone.RequestKey, out), nil
 }
 
 // WhyNone returns what became of the last build for a request, as far as the peer may know it, and
 // "" if no build is known.
 func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
-	all, err := q.index.Journal.History(key)
-	if err != nil {
-		return "" // no answer depends on it
-	}
+	all := q.index.Journal.History(key)
 	var last *index.Event
 	told := make(map[index.BuildID]bool)
 	for i := range all {

@@ -252,7 +252,7 @@ func (s *Store) planned(
 	}
 	own, _, err := hold.Put(ctx, io.NewSectionReader(literals, 0, size))
 	if err == nil {
-		_, err = s.Sharing.sketchOf(ctx, own, how.gate) // later recipes take from them, too
+		err = s.Sharing.addSketch(ctx, own, how.gate) // later recipes take from them, too
 	}
 	if err != nil {
 		return nil, nil, err

@@ -24,20 +24,20 @@ type Sharing struct {
 // mostNear bounds how many blobs one is compared with.
 const mostNear = 16
 
-// sketchOf gives the sketch of a whole blob, from the index or by reading it.
-func (s *Sharing) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (match.Sketch, error) {
-	if known, ok := s.knownSketch(d); ok {
-		return known, nil
+// addSketch makes the sketch of a whole blob by reading it, unless there is one.
+func (s *Sharing) addSketch(ctx context.Context, d cas.Digest, gate Gate) error {
+	if _, known := s.knownSketch(d); known {
+		return nil
 	}
 	f, err := s.openWhole(ctx, d)
 	if err != nil {
-		return match.Sketch{}, err
+		return err
 	}
 	made, err := match.SketchOf(ctx, behind(ctx, f, gate))
 	if err = errors.Join(err, f.Close()); err != nil {
-		return made, err
+		return err
 	}
-	return made, s.saveSketch(d, made)
+	return s.saveSketch(d, made)
 }
 
 // knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
@@ -304,7 +304,7 @@ func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 		s.memory.dropSharing(d)
 	}
 	for _, d := range s.shelf.Containers() {
-		if _, err := s.sketchOf(ctx, d, gate); err != nil && !Lost(err) {
+		if err := s.addSketch(ctx, d, gate); err != nil && !Lost(err) {
 			return err
 		}
 	}
