@@ -48,7 +48,7 @@ func TestCgroupHasTheLimits(t *testing.T) {
 
 // The kernel's kill for the memory limit is told as that, not as a crash.
 func TestOutOfMemoryHasItsName(t *testing.T) {
-	w := &worker{cmd: exec.Command("sh", "-c", "kill -KILL $$"), stderr: &tail{limit: 10}, eventErr: os.ErrClosed}
+	w := &worker{cmd: exec.Command("sh", "-c", "kill -KILL $$"), stderr: &Tail{Limit: 10}, eventErr: os.ErrClosed}
 	require.Error(t, w.cmd.Run())
 	_, err := w.result(t.Context(), "X", Limits{Memory: 123}, usage{outOfMemory: true})
 	require.ErrorIs(t, err, ErrMemory)

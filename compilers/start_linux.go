@@ -113,7 +113,7 @@ func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <
 	}
 	defer answerWrite.Close() // likewise
 	private := filepath.Join(folder, privateFolder)
-	w := &worker{group: group, request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
+	w := &worker{group: group, request: requestWrite, answers: answerRead, stderr: &Tail{Limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
 	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
 	w.cmd.Dir = private
 	w.cmd.Env = append(environment(private), o.opts.Env...)

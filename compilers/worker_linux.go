@@ -29,7 +29,7 @@ type worker struct {
 	group    *cgroup  // nil: none
 	request  *os.File // our ends of the dialogue
 	answers  *os.File
-	stderr   *tail
+	stderr   *Tail
 	exited   chan struct{} // closed when the process has ended, before it is reaped
 	answered chan struct{} // closed when nothing more is read from it
 	event    dialogue.Event

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -99,23 +100,19 @@ type follower struct {
 	app   *app
 	since time.Time // of the next question for what has happened
 	limit uint32
-	last  uint64 // sequence of the last event of this connection
-	seen  map[eventIdentity]bool
+	last  uint64           // sequence of the last event of this connection
+	seen  map[string]int64 // by identity, when it happened
 }
 
-// eventIdentity tells an event from others also when the daemon that numbered it is gone.
-type eventIdentity struct {
-	at                                             int64
-	kind, requestKey, build, model, runtime, words string
-}
-
-func identityOf(e *wire.Event) eventIdentity {
-	return eventIdentity{e.GetAtMs(), e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(), e.GetRuntime(), e.GetText()}
+// identityOf tells an event from others also when the daemon that numbered it is gone.
+func identityOf(e *wire.Event) string {
+	return fmt.Sprintf("%d %q", e.GetAtMs(), []string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
+		e.GetRuntime(), e.GetText()})
 }
 
 // follow goes on until the context ends.
 func (a *app) follow(ctx context.Context, since time.Time, limit uint32) error {
-	f := &follower{app: a, since: since, limit: limit, seen: make(map[eventIdentity]bool)}
+	f := &follower{app: a, since: since, limit: limit, seen: make(map[string]int64)}
 	return a.OverRestarts(ctx, f.listen, func() {
 		a.Print.Note("the daemon is back")
 		f.last = 0
@@ -197,10 +194,10 @@ func (f *follower) next(ctx context.Context, c *unixsock.Client, e *wire.Event) 
 func (f *follower) print(e *wire.Event) error {
 	f.last = max(f.last, e.GetSequence())
 	id := identityOf(e)
-	if f.seen[id] {
+	if _, seen := f.seen[id]; seen {
 		return nil
 	}
-	f.seen[id] = true
+	f.seen[id] = e.GetAtMs()
 	if at := time.UnixMilli(e.GetAtMs()); at.After(f.since) {
 		f.since = at
 		f.forget()
@@ -213,11 +210,7 @@ func (f *follower) forget() {
 	if len(f.seen) < 4096 {
 		return
 	}
-	for id := range f.seen {
-		if id.at < f.since.UnixMilli() {
-			delete(f.seen, id)
-		}
-	}
+	maps.DeleteFunc(f.seen, func(_ string, at int64) bool { return at < f.since.UnixMilli() })
 }
 
 // sinceForms are the ways to write a time, all of them local where they name no zone.

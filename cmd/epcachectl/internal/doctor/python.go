@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
 	"encoding/hex"
@@ -27,16 +26,13 @@ const (
 
 // pythonFacts is what doctor.py says of a Python.
 type pythonFacts struct {
-	Executable string            `json:"executable"`
-	Version    string            `json:"version"`
-	Cores      []string          `json:"cores"`    // packages that bring onnxruntime itself
-	Packages   map[string]string `json:"packages"` // of the family, with versions
-	Epcache    bool              `json:"epcache"`
-	ORTVersion string            `json:"ort_version"`
-	Site       string            `json:"site"` // the folder that onnxruntime stands in
-	Providers  []string          `json:"providers"`
-	Plugins    bool              `json:"plugins"` // it can register plugins
-	Error      string            `json:"error"`
+	Cores      []string `json:"cores"` // packages that bring onnxruntime itself
+	Epcache    bool     `json:"epcache"`
+	ORTVersion string   `json:"ort_version"`
+	Site       string   `json:"site"` // the folder that onnxruntime stands in
+	Providers  []string `json:"providers"`
+	Plugins    bool     `json:"plugins"` // it can register plugins
+	Error      string   `json:"error"`
 }
 
 // pluginFacts is what doctor.py says of an execution provider that it started.
@@ -75,7 +71,7 @@ func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 	}
 	cmd := exec.CommandContext(ctx, python, args...)
 	cmd.WaitDelay = time.Second // what it started may hold its output open
-	var out tail
+	out := compilers.Tail{Limit: pythonOutput}
 	cmd.Stdout = &out
 	err := cmd.Run()
 	var found Result
@@ -90,7 +86,7 @@ func runPython(ctx context.Context, to any, python string, args ...string) error
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, append([]string{"-c", doctorScript}, args...)...)
 	cmd.WaitDelay = time.Second // what it started may hold its output open
-	var out, errs tail
+	out, errs := compilers.Tail{Limit: pythonOutput}, compilers.Tail{Limit: pythonOutput}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	if ctx.Err() != nil {
@@ -114,20 +110,3 @@ func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.TrimSpace(lines[len(lines)-1])
 }
-
-// tail keeps the end of what a program prints.
-type tail struct{ kept bytes.Buffer }
-
-func (t *tail) Write(p []byte) (int, error) {
-	n := len(p)
-	if n > pythonOutput {
-		p = p[n-pythonOutput:]
-	}
-	if over := t.kept.Len() + len(p) - pythonOutput; over > 0 {
-		t.kept.Next(over)
-	}
-	t.kept.Write(p) // memory only, which cannot fail
-	return n, nil
-}
-
-func (t *tail) String() string { return t.kept.String() }

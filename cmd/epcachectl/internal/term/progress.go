@@ -2,6 +2,7 @@ package term
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -58,24 +59,20 @@ func (s *Phases) renew() {
 func (s *Phases) Phase(name string, p *wire.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.find(name)
-	if r == nil {
-		r = &running{name: name}
-		s.running = append(s.running, r)
+	at := s.find(name)
+	if at < 0 {
+		at = len(s.running)
+		s.running = append(s.running, &running{name: name})
 	}
+	r := s.running[at]
 	if s.plain && r.last.GetPhase() != p.GetPhase() {
 		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()), Printable(name), told(p))
 	}
 	r.last, r.at = p, time.Now()
 }
 
-func (s *Phases) find(name string) *running {
-	for _, r := range s.running {
-		if r.name == name {
-			return r
-		}
-	}
-	return nil
+func (s *Phases) find(name string) int {
+	return slices.IndexFunc(s.running, func(r *running) bool { return r.name == name })
 }
 
 // told is what a line that stays says of a phase that begins.
@@ -115,11 +112,8 @@ func (s *Phases) Done(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.finished++
-	for i, r := range s.running {
-		if r.name == name {
-			s.running = append(s.running[:i], s.running[i+1:]...)
-			return
-		}
+	if at := s.find(name); at >= 0 {
+		s.running = slices.Delete(s.running, at, at+1)
 	}
 }
 
