@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // worded asks for a model of n² weights, those of dense, and kib KiB of digits, which stand nowhere else, repeat nothing, and compress to little more than half.
@@ -129,7 +130,7 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 			require.NoError(t, os.Chmod(path, 0o644))
 			require.NoError(t, os.WriteFile(path, harm(t, raw), 0o444))
 			for _, deep := range []bool{false, true} {
-				result, err := b.cache.Check(context.Background(), b.self(), deep, false, nil)
+				result, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: deep}, nil)
 				require.NoError(t, err)
 				require.Len(t, result.Findings, 1, "deep %v", deep)
 				require.Equal(t, "damaged", result.Findings[0].Kind)

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/once"
+	"github.com/epcached/epcached/store/audit"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -278,7 +279,7 @@ func (c *Cache) adviseIndex() []Advice {
 	}
 	problems := c.index.Problems()
 	for _, p := range c.forms.Recipes.Problems() {
-		f := recipeFinding(p)
+		f := audit.RecipeFinding(p)
 		problems = append(problems, index.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}
 	for i, f := range problems {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // earlierStore unpacks the store that a version wrote which had more ways to keep blobs. Of its ten
@@ -91,7 +92,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 			require.Equal(t, 10, served)
 		}
 		serveAll()
-		result, err := b.cache.Check(ctx, b.self(), true, false, nil)
+		result, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true}, nil)
 		require.NoError(t, err)
 		require.Empty(t, result.Findings)
 		require.NoError(t, b.cache.store.RemoveLeftovers(ctx))

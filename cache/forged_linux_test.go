@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func (b *bench) recipePath(d cas.Digest) string {
@@ -126,7 +127,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 // requireFound sees to it that a check, which changes nothing, names what is wrong with a blob, and whose it is.
 func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
 	b.Helper()
-	result, err := b.cache.Check(context.Background(), b.self(), true, false, nil)
+	result, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: true}, nil)
 	require.NoError(b, err)
 	var told []string
 	found := false

@@ -282,7 +282,7 @@ func (m *multitude) measure(hits int) (f figures) {
 		m.Logf("a plan to %d %%, %d steps: %v (%v of processor time), at most %.0f MiB", part, len(plan.Steps), took, m.cpu()-cpu, most)
 	}
 	var seen phasesSeen
-	most, took := peak(func() { _, err = m.cache.query.Usage(ctx, m.self(), &wire.Usage{}, seen.hearMessage) })
+	most, took := peak(func() { _, err = m.cache.query.Usage(ctx, m.self(), &wire.Usage{}, seen.hear) })
 	require.NoError(m, err)
 	require.Equal(m, []string{"reading builds", "reading files"}, seen.names)
 	m.Logf("du: %v, at most %.0f MiB", took, most)
@@ -300,7 +300,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	m.Logf("list of all: %v, at most %.0f MiB", took, most)
 	seen = phasesSeen{}
 	began = time.Now()
-	none, err := m.cache.query.List(ctx, m.self(), &wire.List{Model: "none of this name"}, seen.hearMessage)
+	none, err := m.cache.query.List(ctx, m.self(), &wire.List{Model: "none of this name"}, seen.hear)
 	require.NoError(m, err)
 	require.Empty(m, none.Builds)
 	require.Equal(m, []string{"reading builds"}, seen.names)
@@ -321,7 +321,7 @@ func (m *multitude) measureCheck() {
 	for _, deep := range []bool{false, true} {
 		var seen phasesSeen
 		began := time.Now()
-		result, err := m.cache.Check(ctx, m.self(), deep, false, seen.hear)
+		result, err := m.cache.Check(ctx, m.self(), &wire.Check{Deep: deep}, seen.hear)
 		require.NoError(m, err)
 		require.Empty(m, result.Findings)
 		require.EqualValues(m, m.n, result.Builds)
@@ -330,7 +330,7 @@ func (m *multitude) measureCheck() {
 	}
 	var seen phasesSeen
 	began := time.Now()
-	space, err := m.cache.CheckSpace(ctx, m.self(), seen.hear)
+	space, err := m.cache.Check(ctx, m.self(), &wire.Check{Space: true}, seen.hear)
 	require.NoError(m, err)
 	require.Empty(m, space.Findings)
 	require.Equal(m, []string{"measuring files", "comparing files"}, seen.names)
@@ -340,24 +340,20 @@ func (m *multitude) measureCheck() {
 // phasesSeen are the phases that were told of, in their order. Within one nothing goes backwards or beyond the end.
 type phasesSeen struct {
 	names []string
-	last  Progress
+	last  *wire.Progress
 }
 
-func (s *phasesSeen) hear(p Progress) {
+func (s *phasesSeen) hear(p *wire.Progress) {
 	switch {
-	case p.Phase != s.last.Phase:
+	case p.Phase != s.last.GetPhase():
 		s.names = append(s.names, p.Phase)
-	case p.Through < s.last.Through || p.Done < s.last.Done:
-		panic(fmt.Sprintf("%+v after %+v", p, s.last))
+	case p.Done < s.last.Done || p.DoneBytes < s.last.DoneBytes:
+		panic(fmt.Sprintf("%v after %v", p, s.last))
 	}
-	if p.Of > 0 && p.Through > p.Of || p.Total > 0 && p.Done > p.Total {
-		panic(fmt.Sprintf("%+v is beyond the end", p))
+	if p.Total > 0 && p.Done > p.Total || p.TotalBytes > 0 && p.DoneBytes > p.TotalBytes {
+		panic(fmt.Sprintf("%v is beyond the end", p))
 	}
 	s.last = p
-}
-
-func (s *phasesSeen) hearMessage(w *wire.Progress) {
-	s.hear(Progress{Phase: w.Phase, Through: w.Done, Of: w.Total})
 }
 
 // A store of many entries plans what goes within seconds, and answers hits as a small one does. `make bench-million` takes a million, set by

@@ -20,6 +20,7 @@ import (
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/packing"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // crashBench is a bench whose store may stop at any step of what is done to it. Builds of models with the same weights are in it.
@@ -89,7 +90,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 		after := &bench{TB: b, compiler: b.compiler, state: filepath.Join(root, "state"), runtime: b.runtime}
 		after.later.Store(b.later.Load() + int64(time.Hour))
 		after.open()
-		result, err := after.cache.Check(context.Background(), after.self(), true, false, nil)
+		result, err := after.cache.Check(context.Background(), after.self(), &wire.Check{Deep: true}, nil)
 		require.NoError(b, err)
 		for _, f := range result.Findings {
 			require.Equal(b, "leftover", f.Kind, "%v", f)
@@ -116,7 +117,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			require.NoError(b, a.View.Close())
 		}
 		require.NoError(b, after.cache.store.RemoveLeftovers(context.Background()))
-		result, err = after.cache.Check(context.Background(), after.self(), false, false, nil)
+		result, err = after.cache.Check(context.Background(), after.self(), &wire.Check{}, nil)
 		require.NoError(b, err)
 		require.Empty(b, result.Findings)
 		after.close()

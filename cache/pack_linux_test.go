@@ -239,7 +239,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 			require.NoError(t, err)
 			check := func(each func(files int)) *wire.CheckReply {
 				files := 0
-				result, err := b.cache.Check(ctx, b.self(), true, false, func(p Progress) {
+				result, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true}, func(p *wire.Progress) {
 					if p.Phase == "checking files" {
 						files++
 						each(files)
@@ -352,13 +352,13 @@ func TestCheckKnowsPackedBuilds(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	ctx, self := context.Background(), Peer{UID: b.cache.uid}
 	for _, deep := range []bool{false, true} {
-		result, err := b.cache.Check(ctx, self, deep, false, nil)
+		result, err := b.cache.Check(ctx, self, &wire.Check{Deep: deep}, nil)
 		require.NoError(t, err)
 		require.Empty(t, result.Findings)
 	}
 	d := large(builds[0])
 	require.NoError(t, os.Remove(filepath.Join(b.state, "objects", d.String()[:2], d.String())))
-	result, err := b.cache.Check(ctx, self, false, true, nil)
+	result, err := b.cache.Check(ctx, self, &wire.Check{Repair: true}, nil)
 	require.NoError(t, err)
 	var found []string
 	for _, f := range result.Findings {
@@ -459,7 +459,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.Zero(t, recipe+unpacked)
 	b.exact()
 	b.requireSound()
-	result, err := b.cache.Check(ctx, self, true, false, nil)
+	result, err := b.cache.Check(ctx, self, &wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Empty(t, result.Findings, "not even the literals are left")
 	require.Equal(t, Hit, b.acquire(b.variant(2)).Outcome)
@@ -515,7 +515,7 @@ func TestNothingStaysOfWhatIsRemovedWhileItBecomesWhole(t *testing.T) {
 	require.NoError(t, b.cache.forms.MakeWhole(context.Background(), large(builds[1])))
 	require.Len(t, b.list(), 1)
 	require.False(t, b.cache.cas.Has(large(builds[1])))
-	found, err := b.cache.Check(context.Background(), b.self(), true, false, nil)
+	found, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Empty(t, found.Findings)
 }

@@ -1,11 +1,8 @@
 package cache
 
 import (
-	"fmt"
 	"sync"
 	"time"
-
-	"github.com/epcached/epcached/index"
 )
 
 // Progress is what a waiting caller is told.
@@ -16,32 +13,6 @@ type Progress struct {
 	Estimate    time.Duration // of the whole request, from earlier compiles of like size; 0: not known
 	Job         string        // that the request waits for; "": none
 	Waiting     int           // requests that wait for this job
-
-	Through, Of uint64 // of what goes through the whole store: builds or files that it is through with, and how many there are; 0: not known
-}
-
-// farAfter is how many builds or files are gone through between two reports.
-const farAfter = 256
-
-// far tells how far something is that goes through the whole store: of so many things, as they are called, or, where of is 0, of it is not known how many.
-func far(progress func(Progress), phase, things string, through, of uint64) {
-	if progress == nil {
-		return
-	}
-	p := Progress{Phase: phase, Detail: fmt.Sprintf("%d %s", through, things), Through: through, Of: of}
-	if of > 0 {
-		p.Through = min(through, of)
-		p.Detail = fmt.Sprintf("%d of %d %s", p.Through, of, things)
-	}
-	progress(p)
-}
-
-// farThrough is far for the index, of a phase called by its verb and the things that it goes through.
-func farThrough(progress func(Progress), verb string) index.Told {
-	if progress == nil {
-		return nil
-	}
-	return func(things string, through, of uint64) { far(progress, verb+" "+things, things, through, of) }
 }
 
 // telling passes progress on to one caller: what is new, and nothing after its end. A nil one tells nobody.

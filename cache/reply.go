@@ -67,8 +67,7 @@ func (a *Answer) Reply() *wire.AcquireReply {
 func (p *Progress) Reply() *wire.Progress {
 	return &wire.Progress{Phase: p.Phase, Detail: wire.Valid(p.Detail), DoneBytes: p.Done,
 		TotalBytes: p.Total,
-		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting),
-		Done: p.Through, Total: p.Of}
+		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting)}
 }
 
 // JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's

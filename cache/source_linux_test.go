@@ -275,7 +275,7 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	path := b.current(copied)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.NoError(t, os.WriteFile(path, []byte("something else"), 0o444))
-	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, false, nil)
+	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Len(t, result.Findings, 1)
 	require.Empty(t, result.Findings[0].Builds)
@@ -312,7 +312,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)
 	require.NoError(t, os.Remove(b.current(first.Build.Files[0].Digest)))
-	_, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, true, nil)
+	_, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Deep: true, Repair: true}, nil)
 	require.NoError(t, err)
 	require.Equal(t, index.Damaged, b.list()[0].told.State)
 	b.reopen() // the queue is forgotten, the damage is not

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // noReads is a file system that does not give the bytes of one file while it has an error for that.
@@ -48,7 +49,7 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 		b.open()
 	}
 	again()
-	found, err := b.cache.Check(ctx, b.self(), false, false, nil)
+	found, err := b.cache.Check(ctx, b.self(), &wire.Check{}, nil)
 	require.NoError(t, err)
 	require.NotEmpty(t, found.Findings)
 	require.Contains(t, found.Findings[0].Detail, "it cannot be read: ")
@@ -98,7 +99,7 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 			require.True(t, b.cache.cas.Has(large(builds[1])))
 		}
 		require.False(t, b.cache.forms.Recipes.Complete())
-		found, err := b.cache.Check(ctx, b.self(), true, true, nil)
+		found, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true, Repair: true}, nil)
 		require.NoError(t, err)
 		require.NotEmpty(t, found.Findings)
 		require.True(t, b.cache.forms.Recipes.Complete())
@@ -116,7 +117,7 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 			require.Equal(t, Compiled, a.Outcome)
 			require.Contains(t, a.Why, "damaged")
 		}
-		found, err = b.cache.Check(ctx, b.self(), true, false, nil)
+		found, err = b.cache.Check(ctx, b.self(), &wire.Check{Deep: true}, nil)
 		require.NoError(t, err)
 		require.Empty(t, found.Findings)
 		b.later.Add(int64(time.Hour))

@@ -28,7 +28,7 @@ func (b *bench) usage(p Peer, entries ...string) *wire.UsageReply {
 // The account is what the file system says, whatever happens.
 func (b *bench) exact() {
 	b.Helper()
-	found, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+	found, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
 	require.NoError(b, err)
 	require.Empty(b, found.Findings)
 	for _, l := range found.Space {
@@ -59,14 +59,14 @@ func TestTheAccountIsExact(t *testing.T) {
 	<-b.cache.tidied // a start removes strangers
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
-	found, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+	found, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, found.Space[0].DiskBytes-found.Space[0].GetAccountedBytes(), "%v", found.Space[0])
 	require.Len(t, found.Findings, 1)
 	require.Equal(t, []string{"space", filepath.Base(stranger), "8192 bytes on disk that no build needs; the next start removes them"},
 		[]string{found.Findings[0].Kind, found.Findings[0].Object, found.Findings[0].Detail})
 	require.NoError(t, os.Remove(stranger))
-	_, err = b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid + 1}, nil)
+	_, err = b.cache.Check(context.Background(), Peer{UID: b.cache.uid + 1}, &wire.Check{Space: true}, nil)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 }
 

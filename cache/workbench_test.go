@@ -135,7 +135,7 @@ func (b *bench) requireSound() {
 	if b.cache == nil {
 		return
 	}
-	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, false, nil)
+	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
 	require.NoError(b, err)
 	for _, f := range result.Findings {
 		for _, key := range f.Builds {

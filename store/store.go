@@ -180,6 +180,9 @@ func (st *Store) Collector() *Collector { return st.collector }
 // unused copies.
 func (st *Store) Packer() *Packer { return st.packer }
 
+// Directory is the state directory, absolute.
+func (st *Store) Directory() string { return st.dir }
+
 func (st *Store) path(name ...string) string {
 	return filepath.Join(append([]string{st.dir}, name...)...)
 }

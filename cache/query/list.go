@@ -44,8 +44,8 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	}
 	var page []index.Build // and one more, where there is one
 	err = q.index.EachAfter(ctx, after, func(b index.Build) error {
-		if looked++; progress != nil && looked%farAfter == 0 {
-			far(progress, "reading builds", "builds", before(b.ID, all), all)
+		if looked++; progress != nil && looked%wire.FarAfter == 0 {
+			wire.Far(progress, "reading builds", "builds", before(b.ID, all), all)
 		}
 		if q.rights.MaySee(p, b.ID, b.Scope) && isListed(w, &b) {
 			page = append(page, b)

@@ -5,7 +5,6 @@ package query
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/epcached/epcached/cache/failure"
@@ -77,27 +76,3 @@ func Error(ctx context.Context, err error) error {
 
 // errStop ends a walk through the index early.
 var errStop = errors.New("enough")
-
-// farAfter is how many builds are gone through between two reports.
-const farAfter = 256
-
-// far reports progress through the whole store: of so many things, or, where of is 0, of an unknown
-// number.
-func far(progress func(*wire.Progress), phase, things string, through, of uint64) {
-	p := &wire.Progress{Phase: phase, Detail: fmt.Sprintf("%d %s", through, things), Done: through}
-	if of > 0 {
-		p.Done, p.Total = min(through, of), of
-		p.Detail = fmt.Sprintf("%d of %d %s", p.Done, of, things)
-	}
-	progress(p)
-}
-
-// readingOf is far for the index, which is read.
-func readingOf(progress func(*wire.Progress)) index.Told {
-	if progress == nil {
-		return nil
-	}
-	return func(things string, through, of uint64) {
-		far(progress, "reading "+things, things, through, of)
-	}
-}

@@ -28,7 +28,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	if w.After != "" {
 		return q.usageFrom(ctx, w.After)
 	}
-	survey, inv, err := q.options.Inventory(ctx, readingOf(progress))
+	survey, inv, err := q.options.Inventory(ctx, wire.FarThrough(progress, "reading"))
 	if err != nil {
 		return nil, Error(ctx, err)
 	}

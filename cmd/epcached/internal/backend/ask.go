@@ -41,7 +41,7 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Unpin:
 		return c.Unpin(ctx, q, w.Entries, w.DryRun)
 	case *wire.Collect:
-		return b.collect(ctx, q, w, far, progress)
+		return b.collect(ctx, q, w, progress)
 	case *wire.Pack:
 		do, phase := c.Pack, "packing"
 		if w.Unpack {
@@ -64,10 +64,7 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Probe:
 		return c.Probe(ctx, q, cache.RuntimeOf(w.Runtime, nil), w.Refresh)
 	case *wire.Check:
-		if w.Space {
-			return c.CheckSpace(ctx, q, far)
-		}
-		return c.Check(ctx, q, w.Deep, w.Repair, far)
+		return c.Check(ctx, q, w, progress)
 	case *wire.Doctor:
 		return c.Doctor(ctx, q)
 	case *wire.Report:
@@ -116,11 +113,11 @@ func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
 
 // collect makes room, or plans to.
 func (b *Backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
-	far func(cache.Progress), progress func(*wire.Progress)) (*wire.CollectReply, error) {
+	progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
 		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
 	}
-	plan, err := b.Cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, far)
+	plan, err := b.Cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, progress)
 	if err == nil && !w.DryRun {
 		err = b.Cache.Store().Collector().Collect(ctx, plan, func(done, total int64) {
 			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})

@@ -1,4 +1,4 @@
-package cache
+package audit
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
+	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -21,32 +23,45 @@ type checking struct {
 	damages, leftovers int // found so far
 }
 
-// Check looks at every build's files: with deep by hashing every byte, else by their stamps. With repair, what is
-// damaged is put aside and its builds are withheld; the next request compiles them anew. Progress may be nil.
-func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
-	progress func(Progress)) (*wire.CheckReply, error) {
-	if !c.rights.Administrator(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
-	}
+// auditor looks at one store.
+type auditor struct {
+	st    *store.Store
+	index *index.Index
+	cas   *cas.Store
+	forms *packing.Store
+}
+
+func newAuditor(st *store.Store) *auditor {
+	return &auditor{st: st, index: st.Index(), cas: st.Blobs(), forms: st.Forms()}
+}
+
+// Check looks at the files of every build: with w.Deep by hashing every byte, else by their stamps.
+// With w.Repair, damaged files are moved into the quarantine and their builds are withheld; the next
+// request compiles them again. progress may be nil.
+func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	return newAuditor(st).check(ctx, w.Deep, w.Repair, progress)
+}
+
+func (a *auditor) check(ctx context.Context, deep, repair bool, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	out := &checking{CheckReply: &wire.CheckReply{}}
-	found, err := c.index.Check(ctx, farThrough(progress, "checking"))
+	found, err := a.index.Check(ctx, wire.FarThrough(progress, "checking"))
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
 	for _, f := range found {
 		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}
-	space, err := c.index.Space()
+	space, err := a.index.Space()
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
-	known := c.forms.Recipes.Complete()
-	c.forms.Recipes.ReadAgain()
-	for _, p := range c.forms.Recipes.Problems() {
-		out.found(recipeFinding(p))
-		if d, err := cas.ParseDigest(filepath.Base(p.Path)); repair && p.Unread && err == nil && c.cas.Has(d) { // else it is found where the blob is looked at
-			c.store.QuarantineRecipe(d, p.Detail)
+	known := a.forms.Recipes.Complete()
+	a.forms.Recipes.ReadAgain()
+	for _, p := range a.forms.Recipes.Problems() {
+		out.found(RecipeFinding(p))
+		if d, err := cas.ParseDigest(filepath.Base(p.Path)); repair && p.Unread && err == nil && a.cas.Has(d) { // else it is found where the blob is looked at
+			a.st.QuarantineRecipe(d, p.Detail)
 		}
 	}
 	one := func(d cas.Digest, size int64) error {
@@ -55,19 +70,19 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 		}
 		out.Blobs++
 		out.Bytes += size
-		if progress != nil && (deep || out.Blobs%farAfter == 0) {
-			progress(Progress{Phase: "checking files", Done: min(out.Bytes, space.UniqueBytes), Total: space.UniqueBytes})
+		if progress != nil && (deep || out.Blobs%wire.FarAfter == 0) {
+			progress(&wire.Progress{Phase: "checking files", DoneBytes: min(out.Bytes, space.UniqueBytes), TotalBytes: space.UniqueBytes})
 		}
-		if f := c.checkBlob(ctx, d, size, deep); f != nil {
+		if f := a.checkBlob(ctx, d, size, deep); f != nil {
 			out.found(f)
 			if repair {
-				c.store.Repair(ctx, d, f.Detail)
+				a.st.Repair(ctx, d, f.Detail)
 			}
 		}
 		return nil
 	}
 	var last cas.Digest
-	err = c.index.EachNeed(ctx, func(n index.Need) error {
+	err = a.index.EachNeed(ctx, func(n index.Need) error {
 		if n.Blob == last {
 			return nil
 		}
@@ -77,28 +92,28 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	containers, err := c.checkRecipes(ctx, out)
+	containers, err := a.checkRecipes(ctx, out)
 	for d, size := range containers {
 		if err == nil {
 			err = one(d, size)
 		}
 	}
 	if err == nil {
-		err = c.checkLeftovers(ctx, containers, out, progress)
+		err = a.checkLeftovers(ctx, containers, out, progress)
 	}
-	if err == nil && repair && !known && c.forms.Recipes.Complete() {
-		err = c.store.RemoveLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
+	if err == nil && repair && !known && a.forms.Recipes.Complete() {
+		err = a.st.RemoveLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
 	}
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	out.Findings = slices.DeleteFunc(out.Findings, c.hasGone)
+	out.Findings = slices.DeleteFunc(out.Findings, a.hasGone)
 	out.cut(wire.MaxReply)
 	return out.CheckReply, nil
 }
 
 // hasGone tells of a leftover that it was one only for as long as its build was being removed.
-func (c *Cache) hasGone(f *wire.Finding) bool {
+func (a *auditor) hasGone(f *wire.Finding) bool {
 	if f.Kind != kindLeftover {
 		return false
 	}
@@ -106,8 +121,8 @@ func (c *Cache) hasGone(f *wire.Finding) bool {
 	if err != nil {
 		return false // not of a blob
 	}
-	_, packed := c.forms.Recipes.Has(d)
-	return !packed && !c.cas.Has(d)
+	_, packed := a.forms.Recipes.Has(d)
+	return !packed && !a.cas.Has(d)
 }
 
 // maxKeptFindings bounds the findings that are told, damage and leftovers each: a disk may have lost everything.
@@ -148,6 +163,13 @@ func (r *checking) cut(limit int) {
 	}
 }
 
+func leftover(f *wire.Finding) int {
+	if f.Kind == kindLeftover {
+		return 1
+	}
+	return 0
+}
+
 // The kinds of findings that are made differently, or not at all, where the store changes while it is checked.
 const (
 	kindLeftover = "leftover"
@@ -155,10 +177,10 @@ const (
 )
 
 // checkRecipes gives the containers that only recipes need, with their sizes.
-func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
+func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
 	containers := make(map[cas.Digest]int64)
-	err := c.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
-		_, needed, err := c.index.DiskBytes(d)
+	err := a.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		_, needed, err := a.index.DiskBytes(d)
 		if err != nil {
 			return err
 		}
@@ -168,7 +190,7 @@ func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest
 			return nil
 		}
 		for _, container := range p.Containers {
-			if _, needed, err = c.index.DiskBytes(container.Digest); err != nil {
+			if _, needed, err = a.index.DiskBytes(container.Digest); err != nil {
 				return err
 			}
 			if !needed {
@@ -181,17 +203,17 @@ func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest
 }
 
 // checkLeftovers finds the blobs that nothing needs.
-func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *checking,
-	progress func(Progress)) error {
+func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *checking,
+	progress func(*wire.Progress)) error {
 	seen := uint64(0)
 	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
 	first := -1
-	return c.cas.Walk(ctx, func(d cas.Digest, size, _ int64) (err error) {
-		if seen++; seen%farAfter == 0 {
-			far(progress, "looking for leftovers", "files", seen, 0)
+	return a.cas.Walk(ctx, func(d cas.Digest, size, _ int64) (err error) {
+		if seen++; seen%wire.FarAfter == 0 {
+			wire.Far(progress, "looking for leftovers", "files", seen, 0)
 		}
 		if int(d[0]) != first {
-			if needed, err = c.index.NeededIn(ctx, d[0]); err != nil {
+			if needed, err = a.index.NeededIn(ctx, d[0]); err != nil {
 				return err
 			}
 			first = int(d[0])
@@ -202,8 +224,8 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 		if _, ok := containers[d]; ok {
 			return nil
 		}
-		ids, err := c.index.Needs(d)
-		if err != nil || len(ids) > 0 || len(c.forms.Recipes.Users(d)) > 0 {
+		ids, err := a.index.Needs(d)
+		if err != nil || len(ids) > 0 || len(a.forms.Recipes.Users(d)) > 0 {
 			return err // published, or packed, meanwhile
 		}
 		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
@@ -220,27 +242,27 @@ func checkError(ctx context.Context, err error) error {
 }
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.
-func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
-	f := c.lookAtBlob(ctx, d, size, deep)
+func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
+	f := a.lookAtBlob(ctx, d, size, deep)
 	if f == nil {
 		return nil
 	}
 	// It may have been taking another form just then, or have gone together with what needed it.
-	leave, err := c.forms.TakeTurn(ctx)
+	leave, err := a.forms.TakeTurn(ctx)
 	if err != nil {
 		return nil // the check ends with the context
 	}
-	f = c.lookAtBlob(ctx, d, size, deep)
+	f = a.lookAtBlob(ctx, d, size, deep)
 	leave()
-	if f == nil || f.Kind == kindMissing && c.unneeded(d) {
+	if f == nil || f.Kind == kindMissing && a.unneeded(d) {
 		return nil
 	}
-	all, err := c.store.Needs(d)
+	all, err := a.st.Needs(d)
 	if err != nil {
 		return f
 	}
 	for _, one := range all {
-		b, err := c.index.Get(one.Build)
+		b, err := a.index.Get(one.Build)
 		switch {
 		case err != nil:
 		case len(f.Builds) == maxNeeding:
@@ -256,9 +278,9 @@ func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bo
 }
 
 // lookAtBlob is checkBlob for a store in which nothing changes meanwhile; it does not tell who needs the blob.
-func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
+func (a *auditor) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
-	have, err := c.forms.Size(d)
+	have, err := a.forms.Size(d)
 	switch {
 	case errors.Is(err, cas.ErrNotFound):
 		f.Kind, f.Detail = kindMissing, "the blob is not there"
@@ -267,10 +289,10 @@ func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep b
 	case have != size:
 		f.Kind, f.Detail = "damaged", fmt.Sprintf("%d bytes long, not %d", have, size)
 	case deep:
-		err = c.forms.Check(ctx, d)
-		c.forms.Copies.Check(ctx, d)
+		err = a.forms.Check(ctx, d)
+		a.forms.Copies.Check(ctx, d)
 	default:
-		err = c.forms.Verify(ctx, d) // hashes only where the stamp does not hold
+		err = a.forms.Verify(ctx, d) // hashes only where the stamp does not hold
 	}
 	if f.Kind == "" {
 		if err == nil || ctx.Err() != nil {
@@ -285,16 +307,16 @@ func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep b
 }
 
 // unneeded tells that neither a build nor a recipe needs a blob.
-func (c *Cache) unneeded(d cas.Digest) bool {
-	ids, err := c.index.Needs(d)
-	return err == nil && len(ids) == 0 && len(c.forms.Recipes.Users(d)) == 0
+func (a *auditor) unneeded(d cas.Digest) bool {
+	ids, err := a.index.Needs(d)
+	return err == nil && len(ids) == 0 && len(a.forms.Recipes.Users(d)) == 0
 }
 
 // maxNeeding bounds the builds that are named which need a blob.
 const maxNeeding = 64
 
-// recipeFinding tells of a recipe that could not be read at the start.
-func recipeFinding(p dedupe.Problem) *wire.Finding {
+// RecipeFinding tells of a recipe that could not be read.
+func RecipeFinding(p dedupe.Problem) *wire.Finding {
 	switch {
 	case p.Newer:
 		return &wire.Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}

@@ -1,4 +1,4 @@
-package cache
+package audit
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -69,13 +68,10 @@ func kindOf(rel string) string {
 	return kindOthers
 }
 
-// CheckSpace compares what is accounted with what the file system says, to the block, and names what makes a difference. What changes while it
-// looks is looked at once more. Progress may be nil.
-func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) (
-	*wire.CheckReply, error) {
-	if !c.rights.Administrator(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
-	}
+// Space compares what is accounted with what the file system says, to the block, and names what
+// makes a difference. What changes meanwhile is looked at again. progress may be nil.
+func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	a := newAuditor(st)
 	out, lines := &wire.CheckReply{}, make(map[string]*wire.SpaceLine)
 	for _, name := range spaceKinds {
 		lines[name] = &wire.SpaceLine{Name: name}
@@ -85,9 +81,9 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 	var blobs []cas.Digest
 	looked := uint64(0)
 	for _, name := range spaceKinds { // objects first: their other names count nothing
-		err := c.eachFile(ctx, name, func(path string, folder bool) {
-			if looked++; looked%farAfter == 0 {
-				far(progress, "measuring files", "files", looked, 0)
+		err := a.eachFile(ctx, name, func(path string, folder bool) {
+			if looked++; looked%wire.FarAfter == 0 {
+				wire.Far(progress, "measuring files", "files", looked, 0)
 			}
 			line := lines[name]
 			if folder {
@@ -110,20 +106,20 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 			return nil, checkError(ctx, err)
 		}
 	}
-	now, err := c.index.Space()
+	now, err := a.index.Space()
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	packed, err := c.forms.Space(true)
+	packed, err := a.forms.Space(true)
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
 	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Containers,
-		kindManifests: now.ManifestBytes, kindViews: c.views.HeldBytes(),
+		kindManifests: now.ManifestBytes, kindViews: a.st.Views().HeldBytes(),
 		kindRecipes: packed.Recipes, kindUnpacked: packed.Copies} {
 		lines[name].AccountedBytes = &accounted
 	}
-	out.Findings, err = c.misaccounted(ctx, blobs, progress)
+	out.Findings, err = a.misaccounted(ctx, blobs, progress)
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
@@ -131,7 +127,7 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 }
 
 // eachFile walks what is of one kind.
-func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
+func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
 	roots := []string{kind}
 	switch kind {
 	case kindUnkept, kindFolders:
@@ -145,16 +141,16 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 		roots = []string{"."}
 	}
 	if kind == kindUnpacked || kind == kindStaging {
-		if err := c.eachCopyFile(ctx, kind, fn); err != nil {
+		if err := a.eachCopyFile(ctx, kind, fn); err != nil {
 			return err
 		}
 	}
 	for _, root := range roots {
-		err := filepath.WalkDir(c.path(root), func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(a.st.Directory(), root), func(path string, d fs.DirEntry, err error) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			rel, relErr := filepath.Rel(c.dir, path)
+			rel, relErr := filepath.Rel(a.st.Directory(), path)
 			if err != nil || relErr != nil {
 				return nil // it has just gone
 			}
@@ -176,9 +172,9 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 }
 
 // eachCopyFile walks what is of one kind where unpacked forms have a folder of their own on the store's file system.
-func (c *Cache) eachCopyFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
-	copies, apart := c.forms.Copies.Folder()
-	if apart || copies == c.path("unpacked") {
+func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
+	copies, apart := a.forms.Copies.Folder()
+	if apart || copies == filepath.Join(a.st.Directory(), "unpacked") {
 		return nil
 	}
 	return filepath.WalkDir(copies, func(path string, d fs.DirEntry, err error) error {
@@ -200,22 +196,22 @@ var ownFolders = []string{"objects", "recipes", "unpacked", "manifests", "views"
 const maxSpaceFindings = 1000
 
 // misaccounted names the blobs that are not accounted for, or with another size.
-func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest,
-	progress func(Progress)) ([]*wire.Finding, error) {
+func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
+	progress func(*wire.Progress)) ([]*wire.Finding, error) {
 	var out []*wire.Finding
 	for i, d := range blobs {
-		if i%farAfter == 0 {
-			far(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
+		if i%wire.FarAfter == 0 {
+			wire.Far(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		for again := false; ; again = true {
-			accounted, known, err := c.index.DiskBytes(d)
+			accounted, known, err := a.index.DiskBytes(d)
 			if err != nil {
 				return nil, err
 			}
-			disk, err := cas.DiskBytesIn(c.dir, d)
+			disk, err := cas.DiskBytesIn(a.st.Directory(), d)
 			if err != nil || known && disk == accounted {
 				break // it has just gone, or all is well
 			}
@@ -223,7 +219,7 @@ func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest,
 				continue // it may be just about to be published, or removed
 			}
 			detail := fmt.Sprintf("accounted with %d bytes on disk, and takes %d", accounted, disk)
-			if !known && len(c.forms.Recipes.Users(d)) > 0 {
+			if !known && len(a.forms.Recipes.Users(d)) > 0 {
 				break // a container
 			}
 			if !known {
