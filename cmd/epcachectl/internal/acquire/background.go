@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
@@ -134,22 +133,13 @@ func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, resu
 func (g *Get) followAll(ctx context.Context, c *unixsock.Client, asks []ask, results []got) {
 	show := term.NewPhases(g.Print, g.Progress || !g.Print.Terminal && !g.JSON, len(results))
 	defer show.End()
-	places := make(chan struct{}, atOnce)
-	var all sync.WaitGroup
-	for i := range results {
+	some(len(results), func(i int) {
 		r := &results[i]
-		if r.err != nil || r.reply.GetJob() == "" {
-			show.Done(r.path)
-			continue
-		}
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			defer show.Done(r.path)
+		if r.err == nil && r.reply.GetJob() != "" {
 			asks[i].follow(ctx, c, r, show)
-		})
-	}
-	all.Wait()
+		}
+		show.Done(r.path)
+	})
 }
 
 // follow waits for one job. A job that is not known any more has ended, or went with a daemon that was restarted: asking

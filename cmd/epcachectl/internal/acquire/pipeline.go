@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -124,17 +124,21 @@ func (g *Get) asksFor(models []string) []ask {
 func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
 	show *term.Phases) []got {
 	results := make([]got, len(asks))
-	places := make(chan struct{}, atOnce)
-	var all sync.WaitGroup
-	for i, k := range asks {
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			results[i] = k.acquire(ctx, c, onMiss, show)
+	some(len(asks), func(i int) { results[i] = asks[i].acquire(ctx, c, onMiss, show) })
+	return results
+}
+
+// some calls do for 0 to n-1, some at a time, in this order.
+func some(n int, do func(int)) {
+	var all errgroup.Group
+	all.SetLimit(atOnce)
+	for i := range n {
+		all.Go(func() error {
+			do(i)
+			return nil
 		})
 	}
-	all.Wait()
-	return results
+	_ = all.Wait() // none fails
 }
 
 // eachModel returns a result for each model, where there was one for each ask.
