@@ -16,8 +16,9 @@ type Removal struct {
 	grace time.Duration // of those who were told a path of its view
 	may   func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
 
-	view *views.View
-	left func() // ends its being counted on the disk
+	view   *views.View
+	looked func() // ends the look at the view, unless that is dropped
+	left   func() // ends its being counted on the disk
 
 	gone bool
 	Err  error // why not, or what could not be removed of it
@@ -46,7 +47,7 @@ func (st *Store) RemoveAll(list []Removal, went func(*Removal)) error {
 			if d.may != nil && !d.may() {
 				return false
 			}
-			d.view = st.views.Of(d.Build) // before the index forgets where it is
+			d.view, d.looked = st.views.LookAt(d.Build) // before the index forgets where it is
 			d.left = st.ledger.leave(st.wholeBytesOf(d.Build))
 			return true
 		}}
@@ -64,6 +65,9 @@ func (st *Store) RemoveAll(list []Removal, went func(*Removal)) error {
 				_, err := blobs.Remove(f.Digest)
 				d.Err = errors.Join(d.Err, err)
 			}
+		}
+		if d.view != nil && !d.gone {
+			d.looked()
 		}
 		if d.left != nil {
 			d.left()

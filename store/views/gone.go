@@ -18,7 +18,8 @@ import (
 // doomed is a view that goes as soon as nobody holds it.
 type doomed struct {
 	path  string
-	inner *os.File // nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	inner *os.File   // nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	again []*os.File // the same folder, opened by others who dropped the view at the same time
 	files []file
 	after time.Time // clients that were told the path only have until then
 }
@@ -39,7 +40,26 @@ func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
 	if served := v.served.Load(); served != 0 && grace > 0 {
 		after = time.Unix(0, served).Add(grace)
 	}
-	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: after}
+	vs.doom(v, after)
+}
+
+// doom has Sweep remove the view. The caller holds mu.
+func (vs *Store) doom(v *View, after time.Time) {
+	d := &doomed{path: v.path, inner: v.inner, files: v.files, after: after}
+	if old := vs.doomed[v.scope+"/"+v.name]; old != nil && old.inner == v.inner {
+		d.again = old.again
+	} else if old != nil {
+		d.again = append(old.again, old.inner)
+	}
+	vs.doomed[v.scope+"/"+v.name] = d
+}
+
+func (d *doomed) close() {
+	for _, f := range append(d.again, d.inner) {
+		if f != nil {
+			_ = f.Close() // read-only: nothing can be lost
+		}
+	}
 }
 
 // DropCurrent takes the build's view that is in use out of use, if there is one.
@@ -53,7 +73,7 @@ func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
 func (vs *Store) doomLater(v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: vs.o.Now().Add(HandOver)}
+	vs.doom(v, vs.o.Now().Add(HandOver))
 }
 
 // HandOver is how long those who waited for a compile have to take its result.
@@ -131,12 +151,12 @@ func (vs *Store) Sweep() {
 			vs.o.Log.Warn("view not removed", "path", d.path, "error", err)
 			continue
 		}
-		if d.inner != nil {
-			_ = d.inner.Close() // read-only: nothing can be lost
-		}
 		vs.mu.Lock()
-		delete(vs.doomed, name)
-		delete(vs.made, name)
+		if vs.doomed[name] == d { // else it was dropped once more
+			d.close()
+			delete(vs.doomed, name)
+			delete(vs.made, name)
+		}
 		vs.mu.Unlock()
 	}
 }
@@ -220,8 +240,6 @@ func (vs *Store) Close() {
 		_ = v.inner.Close() // read-only: nothing can be lost
 	}
 	for _, d := range vs.doomed {
-		if d.inner != nil {
-			_ = d.inner.Close() // likewise
-		}
+		d.close()
 	}
 }

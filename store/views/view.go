@@ -201,8 +201,10 @@ func (v *View) open() (err error) {
 	if v.inner, err = os.Open(filepath.Join(v.path, v.id)); err != nil {
 		return err
 	}
-	v.at, err = cas.StampOf(v.inner)
-	return err
+	if v.at, err = cas.StampOf(v.inner); err != nil {
+		return errors.Join(err, v.inner.Close())
+	}
+	return nil
 }
 
 // leadsTo tells whether the folder of the files is still in the view, under its name: it was looked through its own

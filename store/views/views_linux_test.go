@@ -121,6 +121,21 @@ func TestViewsOfEarlierRuns(t *testing.T) {
 	require.Equal(t, v.ID(), s.get().ID(), "a sound one is used again")
 }
 
+// Two callers may find the view of an earlier run at the same time, and each opens it.
+func TestAViewThatIsDroppedTwiceIsClosed(t *testing.T) {
+	s := open(t)
+	s.get()
+	s.start()
+	one, two := s.Of(&s.build), s.Of(&s.build)
+	s.Drop(s.build.ID, one, 0)
+	s.Drop(s.build.ID, two, 0)
+	s.Sweep()
+	require.NoDirExists(t, one.Path())
+	for _, v := range []*View{one, two} {
+		require.ErrorIs(t, v.inner.Close(), os.ErrClosed)
+	}
+}
+
 func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
 	s := open(t)
 	v := s.get()
