@@ -127,7 +127,7 @@ type Cache struct {
 	gains    upkeep.Gains
 	failures *failure.Remembered
 	reading  keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
-	checks   chan struct{}       // one token for each load check, or conversion, that requests wait for
+	checks   keyed.Slots         // one token for each load check, or conversion, that requests wait for
 
 	conversions keyed.Group[*compiled] // by build key, scope and what is converted
 	maxGraph    int64                  // epmodel.MaxGraph
@@ -161,7 +161,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs),
+		compiler: o.Compiler, checks: make(keyed.Slots, o.Jobs),
 		tidied:   make(chan struct{}),
 		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}, gainLimit: upkeep.GainLimit}
 	c.settings.Store(first)

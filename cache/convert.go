@@ -133,8 +133,11 @@ func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build)
 		key += newID()
 	}
 	return c.conversions.Do(ctx, c.later, key, func(ctx context.Context) (*compiled, error) {
-		c.checks <- struct{}{}
-		defer func() { <-c.checks }()
+		leave, err := c.checks.Take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
 		return (&conversion{c: c, attempt: at, from: from, scope: scope}).run(ctx)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -143,4 +144,18 @@ func TestOpenDoesNotWaitForADriversVersion(t *testing.T) {
 	b.open()
 	require.NoError(t, os.WriteFile(gate, nil, 0o644))
 	require.Equal(t, "33.0.1", b.acquire(b.request(b.model(3))).Build.EPs[0].DriverVersion)
+}
+
+// Before the daemon knows the drivers' versions a request waits for them, and no longer than its deadline.
+func TestARequestDoesNotOutlastItsDeadlineForADriver(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	b.drivers = []runtimes.DriverSource{{EP: standin.EP, Command: []string{"sleep", "60"}}}
+	b.open()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := b.cache.Acquire(ctx, b.request(b.model(1)), nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(began), 2*time.Second)
 }

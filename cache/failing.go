@@ -156,12 +156,11 @@ func (j *job) failed(ctx context.Context, err error) error {
 // control says why not even the smallest model compiles and loads here, "" if it does. The job has left the queue by now, so
 // it waits for a turn as load checks do.
 func (j *job) control(ctx context.Context) (string, error) {
-	select {
-	case j.c.checks <- struct{}{}:
-		defer func() { <-j.c.checks }()
-	case <-ctx.Done():
-		return "", ctx.Err()
+	leave, err := j.c.checks.Take(ctx)
+	if err != nil {
+		return "", err
 	}
+	defer leave()
 	return j.c.control(ctx, j.plan.against("", j.rc))
 }
 

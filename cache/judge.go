@@ -348,8 +348,11 @@ func (c *Cache) loadCheckAs(ctx context.Context, a *against, b *index.Build, way
 	job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := a.key(c, way, b.ID[:])
 	return runtimes.Remember(ctx, c.runtimes, runtimes.Question{Key: key}, proven, func(ctx context.Context) (compilers.CheckResult, error) {
-		c.checks <- struct{}{} // after an update many may be asked for at a time
-		defer func() { <-c.checks }()
+		leave, err := c.checks.Take(ctx) // after an update many may be asked for at a time
+		if err != nil {
+			return compilers.CheckResult{}, err
+		}
+		defer leave()
 		return c.tryView(ctx, a, b, job)
 	})
 }

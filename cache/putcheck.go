@@ -256,12 +256,11 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 
 // loadPut loads the artefact in a worker, as applications will.
 func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
-	select {
-	case c.checks <- struct{}{}:
-		defer func() { <-c.checks }()
-	case <-ctx.Done():
-		return ctx.Err()
+	leave, err := c.checks.Take(ctx)
+	if err != nil {
+		return err
 	}
+	defer leave()
 	a := cl.plan.against("", cl.rc)
 	job := a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel))
 	if a.marks.elsewhere(b) {

@@ -106,8 +106,11 @@ func rememberOwn[T any](ctx context.Context, c *Cache, r *Request, key string, l
 			return none, context.Canceled
 		}
 		defer own.close()
-		c.checks <- struct{}{} // after an update many may be asked for at a time
-		defer func() { <-c.checks }()
+		leave, err := c.checks.Take(ctx) // after an update many may be asked for at a time
+		if err != nil {
+			return none, err
+		}
+		defer leave()
 		return find(ctx, own)
 	}
 	return runtimes.Remember(ctx, c.runtimes, runtimes.Question{Key: key}, lasts, try)

@@ -182,6 +182,9 @@ func (rc *Content) Library(ep string) (compilers.EPLibrary, bool) {
 }
 
 func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (*Content, error) {
+	if err := s.machine.Await(ctx); err != nil {
+		return nil, err
+	}
 	find := s.equipped(rt.find)
 	spec, err := find()
 	if err != nil {

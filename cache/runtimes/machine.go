@@ -60,8 +60,17 @@ func NewMachine(sources []DriverSource) *Machine {
 	return m
 }
 
-// Now returns the identity that the last look found. It blocks until the first look ends, because a
-// command that prints a driver's version may be slow.
+// Await blocks until the first look ends, because a command that prints a driver's version may be slow.
+func (m *Machine) Await(ctx context.Context) error {
+	select {
+	case <-m.seen:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Now returns the identity that the last look found. It blocks until the first look ends: see Await.
 func (m *Machine) Now() MachineID {
 	if known := m.current.Load(); known != nil {
 		return *known

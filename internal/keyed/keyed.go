@@ -1,11 +1,24 @@
-// Package keyed has a lock and a single-flight for each of many keys. Callers of both wait no longer
-// than their contexts last.
+// Package keyed has a lock and a single-flight for each of many keys, and slots for work of one kind.
+// Callers wait no longer than their contexts last.
 package keyed
 
 import (
 	"context"
 	"sync"
 )
+
+// Slots bounds how many callers do the same kind of work at a time, by its capacity.
+type Slots chan struct{}
+
+// Take blocks until there is a slot, and returns a function that gives it back.
+func (s Slots) Take(ctx context.Context) (leave func(), err error) {
+	select {
+	case s <- struct{}{}:
+		return func() { <-s }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
 
 // Locks is a lock for each key. The zero value is ready for use.
 type Locks[K comparable] struct {

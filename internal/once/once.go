@@ -14,7 +14,7 @@ import (
 type Facts struct {
 	now   func() time.Time
 	start func(func(context.Context))
-	slots chan struct{} // one token for each search that may run
+	slots keyed.Slots // one token for each search that may run
 
 	running keyed.Group[any]
 	known   memo.Table[string, memo.Fact]
@@ -29,7 +29,7 @@ const (
 // New returns Facts without any. Start runs a search in a goroutine of its own, with the context that
 // ends it.
 func New(now func() time.Time, start func(func(context.Context))) *Facts {
-	return &Facts{now: now, start: start, slots: make(chan struct{}, maxRuns)}
+	return &Facts{now: now, start: start, slots: make(keyed.Slots, maxRuns)}
 }
 
 // Do returns the fact for the key. It calls find unless that found the fact lately, once for all callers
@@ -39,12 +39,11 @@ func Do[T any](ctx context.Context, f *Facts, key string, find func(context.Cont
 		return v, nil
 	}
 	fact, err := f.running.Do(ctx, f.start, key, func(ctx context.Context) (any, error) {
-		select {
-		case f.slots <- struct{}{}:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		leave, err := f.slots.Take(ctx)
+		if err != nil {
+			return nil, err
 		}
-		defer func() { <-f.slots }()
+		defer leave()
 		if v := f.load(key); v != nil {
 			return v, nil // found between the look above and here
 		}
