@@ -38,9 +38,8 @@ const (
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
 var larger = map[string]figures{
 	// Most of what a request needs is still in one package, as methods of one type.
-	"cache": {files: 85, lines: 16_600, methods: 300, wide: 3, circle: 74},
-	// Each verb of the command line is a method of app.
-	"cmd/epcachectl": {files: 62, lines: 8_300, methods: 73, circle: 50},
+	"cache":          {files: 76, lines: 13_000, methods: 240, wide: 2, circle: 63},
+	"cmd/epcachectl": {circle: 24}, // each verb of the command line is a method of app
 }
 
 func TestPackagesStaySmall(t *testing.T) {
