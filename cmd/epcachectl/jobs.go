@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,11 +117,7 @@ func waitingOf(j *wire.Job) string {
 }
 
 func modelOf(j *wire.Job) string {
-	name := j.GetModelName()
-	if name == "" {
-		name = term.Short(j.GetModelDigest())
-	}
-	name = term.OrDash(name)
+	name := term.OrDash(cmp.Or(j.GetModelName(), term.Short(j.GetModelDigest())))
 	if n := j.GetModels(); n > 1 {
 		name += fmt.Sprintf(" and %d more", n-1)
 	}
@@ -133,21 +130,15 @@ func printFailures(p *term.Printer, failures []*wire.Failure, now time.Time) err
 		if i > 0 {
 			p.Line("")
 		}
-		name := f.GetModelName()
-		if name == "" {
-			name = term.Short(f.GetModelDigest())
-		}
+		name := cmp.Or(f.GetModelName(), term.Short(f.GetModelDigest()))
 		p.Line("failed %s: %s, %s, %s", term.OrDash(name), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()), times(f))
 		if f.GetText() != "" {
-			p.Line("  %s", term.Printable(term.Ending(oneLine(f.GetText()))))
+			p.Line("  %s", term.Printable(term.Ending(strings.Join(strings.Fields(f.GetText()), " "))))
 		}
 		p.Line("  %s", retryOf(f, now))
 	}
 	return nil
 }
-
-// oneLine keeps what a compiler said in lines to one.
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func times(f *wire.Failure) string {
 	if f.GetCount() <= 1 {
@@ -345,19 +336,8 @@ func (a *app) printEnd(job *wire.Job) error {
 		return exit.Status(exit.Code(failed))
 	}
 	if failed != nil {
-		return exit.Failing("compile", jobName(job), failed)
+		return exit.Failing("compile", cmp.Or(job.GetModelName(), job.GetId()), failed)
 	}
-	a.Print.Line("%s", jobLine(job))
+	a.Print.Line("%s %s: %s", term.OrDash(job.GetState()), modelOf(job), acquire.JobResultLine(job))
 	return nil
-}
-
-func jobName(job *wire.Job) string {
-	if job.GetModelName() != "" {
-		return job.GetModelName()
-	}
-	return job.GetId()
-}
-
-func jobLine(job *wire.Job) string {
-	return fmt.Sprintf("%s %s: %s", term.OrDash(job.GetState()), modelOf(job), acquire.JobResultLine(job))
 }

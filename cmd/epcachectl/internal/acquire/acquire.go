@@ -113,11 +113,13 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 func (g *Get) acquireAndUse(
 	ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss,
 ) error {
-	acquire := g.acquireAll
+	asks := g.asksFor(models)
 	if g.share {
-		acquire = g.acquireGroup
+		asks = []ask{{g, models}}
 	}
-	results := acquire(ctx, c, models, onMiss)
+	show := term.NewPhases(g.Print, g.Progress, len(asks))
+	results := eachModel(asks, acquireEach(ctx, c, asks, onMiss, show))
+	show.End()
 	defer closeViews(results)
 	err := g.report(results)
 	if err == nil && g.out != "" {
@@ -195,17 +197,6 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 var onMissNames = map[string]wire.OnMiss{
 	"wait": wire.OnMiss_WAIT, "fail": wire.OnMiss_FAIL, "refresh": wire.OnMiss_REFRESH, "bypass": wire.OnMiss_BYPASS,
 	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM,
-}
-
-// acquireAll asks for all models at once, and answers in their order.
-func (g *Get) acquireAll(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := term.NewPhases(g.Print, g.Progress, len(models))
-	defer show.End()
-	return acquireEach(ctx, c, g.asksFor(models), onMiss, show)
-}
-
-func (g *Get) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *term.Phases) got {
-	return g.acquireModels(ctx, c, []string{path}, onMiss, show)
 }
 
 // acquireModels asks for one model, or for several as a group.
@@ -312,7 +303,7 @@ func (g *Get) wouldCompile(err error) bool {
 func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
 	onMiss wire.OnMiss) (*wire.AcquireReply, error) {
 	show := term.NewPhases(g.Print, false, 1)
-	result := g.acquire(ctx, c, path, onMiss, show)
+	result := g.acquireModels(ctx, c, []string{path}, onMiss, show)
 	show.End()
 	closeViews([]got{result})
 	return result.reply, result.err

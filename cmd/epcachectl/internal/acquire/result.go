@@ -2,7 +2,6 @@ package acquire
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -135,7 +134,7 @@ func (r *got) line(dryRun bool) string {
 		text += fmt.Sprintf(" (compiled in %s)", term.Seconds(s))
 	}
 	if len(r.group) == 0 && len(a.GetMembers()) > 0 {
-		text += memberNote(a)
+		text += fmt.Sprintf(", model %d of a group of %d", a.GetMember()+1, len(a.GetMembers()))
 	}
 	return text
 }
@@ -235,15 +234,8 @@ func (r *got) graphPath() (string, error) {
 	return r.filePath(r.graph)
 }
 
-// acquireGroup asks for all models as one weight-sharing group. The results stand in the models' order, and all hold the
-// same view; an error, and what else is told once of a group, stands with the first.
-func (g *Get) acquireGroup(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	show := term.NewPhases(g.Print, g.Progress, 1)
-	defer show.End()
-	return eachOfGroup(g.acquireModels(ctx, c, models, onMiss, show), models)
-}
-
-// eachOfGroup gives each model of a group its own result.
+// eachOfGroup gives each model of a group its own result, in order. All hold the same view; an error, and what else is
+// told once of a group, stands with the first.
 func eachOfGroup(all got, models []string) []got {
 	results := make([]got, len(models))
 	for i, path := range models {
@@ -299,9 +291,4 @@ func (r *got) groupLines() []string {
 		options = append(options, term.Printable(key+"="+value))
 	}
 	return append(lines, "  several in one process: in this order, with "+strings.Join(options, " ")+", and destroyed in reverse")
-}
-
-// memberNote says that one model was answered from a group.
-func memberNote(a *wire.AcquireReply) string {
-	return fmt.Sprintf(", model %d of a group of %d", a.GetMember()+1, len(a.GetMembers()))
 }

@@ -124,8 +124,8 @@ func packageVersion(ep compilers.EPLibrary) string {
 // python looks at a Python as an application sees it.
 func (x *Examination) python(ctx context.Context, path string) {
 	subject := "python " + path
-	facts, err := lookAtPython(ctx, path)
-	if err != nil {
+	facts := &pythonFacts{}
+	if err := runPython(ctx, facts, path); err != nil {
 		x.problem(subject, fmt.Sprintf("it cannot be asked: %v", err), "name the program that the application is started with")
 		return
 	}

@@ -41,11 +41,6 @@ type pluginFacts struct {
 	Error   string   `json:"error"`
 }
 
-func lookAtPython(ctx context.Context, python string) (*pythonFacts, error) {
-	var facts pythonFacts
-	return &facts, runPython(ctx, &facts, python)
-}
-
 // startPlugin starts an execution provider in a process of its own, for it may crash.
 func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*pluginFacts, error) {
 	info, _ := compilers.EPByName(ep.EP)

@@ -29,10 +29,10 @@ type counts map[string]int
 // cachedOutcomes are those of a session that was made from the cache.
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
-func (e *Event) cached() bool { return slices.Contains(cachedOutcomes, e.Outcome) }
-
 // inPlace tells whether a session is as it should be: from the cache, or compiled already.
-func (e *Event) inPlace() bool { return e.cached() || e.Outcome == "passthrough" }
+func (e *Event) inPlace() bool {
+	return slices.Contains(cachedOutcomes, e.Outcome) || e.Outcome == "passthrough"
+}
 
 func summaryOf(events []Event, more bool) *Summary {
 	s := &Summary{Sessions: []Event{}, Notes: []string{}, Outcomes: counts{}}
