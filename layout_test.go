@@ -54,7 +54,7 @@ var allowed = map[string][]string{
 	"store/packing":                          {"cas", "dedupe", "dedupe/match"}, // and not index: it knows no builds
 	"cache/rights":                           {"index"},                         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
-	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "store/views", "unixsock/wire", "weights", "cache/failure", "internal/keyed"}, // not cache, which is written to
+	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "unixsock/wire", "weights", "cache/failure", "internal/keyed", "cache/runtimes", "compilers", "internal/witness", "store", "store/audit"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
 	"cache/upkeep":                           {"index", "internal/memo"}, // index: for keys, builds and their ids
@@ -83,7 +83,7 @@ var allowed = map[string][]string{
 	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/reports", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},
-	"cmd/epcached/internal/reload":           {"cache", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch"},
+	"cmd/epcached/internal/reload":           {"cache", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch", "cache/query"},
 	"cmd/epcached/internal/systemd":          {},
 	"cmd/epcachectl":                         {"cmd/epcachectl/internal/acquire", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "epmodel", "internal/bytesize", "internal/config", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
 	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                                                                                                                                                                                                                                                                                                                 // in its test

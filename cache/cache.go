@@ -103,7 +103,7 @@ type Cache struct {
 
 	settings   atomic.Pointer[settings] // what may change; options has what they were at the start
 	reloading  sync.Mutex               // held while settings are replaced
-	configured atomic.Pointer[Configured]
+	configured atomic.Pointer[query.Configured]
 
 	store    *store.Store // what is on the disk; the next four are its parts
 	cas      *cas.Store
@@ -165,7 +165,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		tidied:   make(chan struct{}),
 		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}, gainLimit: upkeep.GainLimit}
 	c.settings.Store(first)
-	c.configured.Store(&Configured{})
+	c.configured.Store(&query.Configured{})
 	if err := c.open(); err != nil {
 		return nil, err
 	}
@@ -287,19 +287,20 @@ func (c *Cache) Directory() string { return c.dir }
 func (c *Cache) Queries() *query.Queries { return c.query }
 
 func (c *Cache) openQueries() *query.Queries {
-	return query.New(query.Options{Now: c.now, Rights: c.rights, Stream: &c.events,
-		Index: c.index, Blobs: c.cas, Forms: c.forms, Views: c.views,
-		Space: c.Space, Inventory: c.store.Collector().Inventory, PartsOf: c.store.PartsOf, DiskBytesOf: c.store.DiskBytesOf,
-		NeededBy: c.store.NeededBy, Sources: c.sourceModels,
-		Owner: c.owners.Of, PlanAgain: c.planAgain,
-		Failures: func(p Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
-		Quota: func() int64 {
-			b, err := c.store.Bounds()
-			if err != nil {
-				return 0 // the answer has none then
+	return query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Remade: c.options.Remade,
+		Now: c.now, Store: c.store, Stream: &c.events, Rights: c.rights, Runtimes: c.runtimes,
+		Configured: c.configured.Load, Sandbox: c.sandbox, Jobs: c.flights.count, Try: c.tryEP,
+		Rebuilds: func() map[index.BuildID]bool {
+			out := make(map[index.BuildID]bool)
+			for _, r := range c.rebuilds.List() {
+				if r.State == upkeep.Waiting {
+					out[r.Build] = true
+				}
 			}
-			return b.User
+			return out
 		},
+		Owner: c.owners.Of, PlanAgain: c.planAgain, Sources: c.sourceModels,
+		Failures: func(p Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad

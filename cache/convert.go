@@ -180,7 +180,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	hold := c.cas.Hold()
 	defer c.forms.Release(hold) // after what is served all the same has its links
 	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
-		b.Source = index.Source{Why: whyFailed}
+		b.Source = index.Source{Why: index.WhyFailed}
 	}
 	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID, Room: room,
 		Kind: event.Converted, Text: origin(b), Counter: "conversions"}, hold)
@@ -251,7 +251,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 		b.UID = v.Peer.UID
 	}
 	if b.UID != v.from.UID && b.Source.Kind == index.SourceReference {
-		b.Source = index.Source{Why: whyAnothers}
+		b.Source = index.Source{Why: index.WhyAnothers}
 	}
 	b.Converted = index.Origin{ID: v.from.ID, BuildKey: v.from.BuildKey, Created: v.from.Compiled()}
 	b.VerifiedOutput = 0

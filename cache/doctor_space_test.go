@@ -7,19 +7,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// spaceAdvice gives what the doctor says of space with these words; the zero Advice where it says nothing of the kind.
-func (b *bench) spaceAdvice(p Peer, words string) Advice {
+// spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it says nothing of the kind.
+func (b *bench) spaceAdvice(p Peer, words string) query.Advice {
 	b.Helper()
-	for _, a := range b.cache.adviseSpace(p) {
+	for _, a := range b.cache.query.Doctor().SpaceAdvice(p) {
 		if strings.Contains(a.Text, words) {
 			return a
 		}
 	}
-	return Advice{}
+	return query.Advice{}
 }
 
 // What is compiled for nothing, since it has no room, is named, with the numbers and the setting.
@@ -41,7 +42,7 @@ func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
 			}
 			b.use(2)
 			a := b.spaceAdvice(b.self(), "was compiled 2 times in the last 7 days and is not kept: it ")
-			require.Equal(t, SeverityWarning, a.Severity)
+			require.Equal(t, query.SeverityWarning, a.Severity)
 			require.Contains(t, a.Text, "model \"model.onnx\" ")
 			require.Contains(t, a.Hint, of.hint)
 			if of.space.Budget.Bytes > 0 {

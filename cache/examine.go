@@ -74,7 +74,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, from RuntimeRef, b *index.B
 	case t.result.Outcome == compilers.NotCheckable:
 		out.Verdict, out.Text = reports.Unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
 	case t.control != "":
-		out.Text = "it does not load here, but neither does what is known to be sound: " + end(t.control)
+		out.Text = "it does not load here, but neither does what is known to be sound: " + compilers.LastWords(t.control)
 	default:
 		out.Verdict, out.Text = reports.Refuted, fmt.Sprintf("it does not load here either: %s", identity.Shortened(t.result.Text))
 	}
@@ -252,4 +252,23 @@ func errDoubted(at *attempt) error {
 	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", at.Name).
 		WithFact("request_key", at.plan.requestKey.String()).
 		WithHint("load the model without epcached; what is compiled here is offered again after %s", reports.DoubtHolds)
+}
+
+// tryEP compiles one node, and loads it, unless that was tried lately. It says what is wrong.
+func (c *Cache) tryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) string {
+	rc, err := c.runtimes.Content(ctx, rt, func(string) {})
+	if err != nil {
+		return err.Error()
+	}
+	eps, err := runtimes.Alone(rc, facts.Facts, name)
+	if err != nil {
+		return err.Error()
+	}
+	wrong, err := once.Do(ctx, c.facts, c.runtimes.Key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
+		return c.control(ctx, (&plan{eps: eps}).against("", rc))
+	})
+	if err != nil {
+		return err.Error()
+	}
+	return wrong
 }

@@ -23,7 +23,7 @@ import (
 func (b *bench) explain(r *Request) *wire.Explanation {
 	b.Helper()
 	compiles, checks := b.compiler.Compiles.Load(), b.compiler.Checks.Load()
-	before, err := b.cache.Status(context.Background())
+	before, err := b.cache.query.Status(context.Background())
 	require.NoError(b, err)
 	events := len(b.done())
 	r.OnMiss = Explain
@@ -31,7 +31,7 @@ func (b *bench) explain(r *Request) *wire.Explanation {
 	require.Equal(b, Explained, a.Outcome)
 	require.Nil(b, a.View)
 	require.Nil(b, a.Build)
-	after, err := b.cache.Status(context.Background())
+	after, err := b.cache.query.Status(context.Background())
 	require.NoError(b, err)
 	require.Equal(b, counted(before), counted(after))
 	require.Equal(b, compiles, b.compiler.Compiles.Load())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -73,4 +74,17 @@ func room(folder string, files []*os.File) error {
 		return err
 	}
 	return store.Fits("a copy of the model", need, free)
+}
+
+// ownerOf returns the user that a file belongs to.
+func ownerOf(path string) (uint32, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, errors.ErrUnsupported
+	}
+	return st.Uid, nil
 }

@@ -114,7 +114,7 @@ func (c *Cache) notAlone(ctx context.Context, at *attempt, s suited) (string, er
 	case err != nil:
 		return notKnownAlone + err.Error(), nil
 	case checked.Outcome == compilers.Failed:
-		return "the models of this group load together and not alone: " + end(checked.Text), nil
+		return "the models of this group load together and not alone: " + compilers.LastWords(checked.Text), nil
 	case checked.Outcome != compilers.Passed:
 		return notKnownAlone + "that cannot be tried on this machine", nil
 	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel != "disable_all":

@@ -85,7 +85,7 @@ func (j *job) checkAlone(ctx context.Context, out string, result compilers.Resul
 	if checked.Outcome == compilers.Passed {
 		return nil
 	}
-	b.Warnings = append(b.Warnings, fmt.Sprintf("the models load together and not alone: %q: %s", b.Members[checked.Member].ModelName, end(checked.Text)))
+	b.Warnings = append(b.Warnings, fmt.Sprintf("the models load together and not alone: %q: %s", b.Members[checked.Member].ModelName, compilers.LastWords(checked.Text)))
 	for i := range b.Members {
 		b.Members[i].AloneKey = index.RequestKey{}
 	}

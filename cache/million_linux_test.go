@@ -255,7 +255,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	f.first = time.Since(began)
 	rest := m.settle()
 	m.Logf("%d entries: opened in %v, at rest %v later", m.n, f.first, rest)
-	r, err := m.cache.Space()
+	r, err := m.cache.query.Space()
 	require.NoError(m, err)
 	require.EqualValues(m, m.n, r.Builds)
 	m.close()

@@ -557,7 +557,7 @@ func unpackingTells(t *testing.T, removed bool) {
 	_, _, unpacked := b.cache.forms.Bytes(large(builds[1]))
 	require.Positive(t, unpacked, "there is a copy")
 	taken := func() int64 {
-		s, err := b.cache.Space()
+		s, err := b.cache.query.Space()
 		require.NoError(t, err)
 		return s.DiskBytes + s.UnpackedBytes
 	}
@@ -602,7 +602,7 @@ func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
 		require.Equal(t, "pinned", pinned.Reason)
 		require.Equal(t, []string{builds[1].BuildKey.String()}, b.cache.CollectReply(plan).Kept[0].Keys)
 		require.Greater(t, pinned.Bytes, builds[0].Files[1].Size, "with the file that it takes from, whoever else has it")
-		s, err := b.cache.Space()
+		s, err := b.cache.query.Space()
 		require.NoError(t, err)
 		require.Equal(t, pinned.Bytes, s.PinnedBytes)
 	}

@@ -387,7 +387,7 @@ func TestSourceThatChanged(t *testing.T) {
 func TestWhoWaitsForARequestIsServedByIt(t *testing.T) {
 	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepNone })
 	first := b.acquire(b.request(b.model(1)))
-	require.Equal(t, index.Source{Why: whySwitchedOff}, first.Build.Source)
+	require.Equal(t, index.Source{Why: index.WhySwitchedOff}, first.Build.Source)
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -107,7 +108,7 @@ func TestEverythingIsTold(t *testing.T) {
 		"answer":  {filled[Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
 		"event":   {event.Reply(filled[Event]()), nil},
 		"failure": {failureReply(filled[failure.Failure]()), nil},
-		"runtime": {factsReply(filled[runtimes.Facts]()), nil},
+		"runtime": {query.FactsReply(filled[runtimes.Facts]()), nil},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +164,7 @@ func TestTextThatIsNone(t *testing.T) {
 		(&Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		(&Answer{Why: bad, Compatibility: Judgement{Reason: bad}}).Reply(),
-		factsReply(&runtimes.Facts{Error: bad}),
+		query.FactsReply(&runtimes.Facts{Error: bad}),
 	} {
 		_, err := proto.Marshal(reply)
 		require.NoError(t, err)

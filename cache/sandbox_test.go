@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -25,7 +26,7 @@ func TestDoctorTellsOfTheSandbox(t *testing.T) {
 		}}
 	})
 	list := b.doctor(b.self())
-	require.Equal(t, SeverityOK, about(t, list, "sandbox files").Severity)
+	require.Equal(t, query.SeverityOK, about(t, list, "sandbox files").Severity)
 	missing := about(t, list, "sandbox memory")
-	require.Equal(t, Advice{Severity: SeverityWarning, Subject: "sandbox memory", Text: "there is no cgroup", Hint: "give it one"}, missing)
+	require.Equal(t, query.Advice{Severity: query.SeverityWarning, Subject: "sandbox memory", Text: "there is no cgroup", Hint: "give it one"}, missing)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/store"
@@ -95,14 +96,8 @@ func (c *Cache) later(do func(context.Context)) {
 	c.work.Go(func() { do(c.ctx) })
 }
 
-// Configured tells what is not in force of the configuration that the options are from.
-type Configured struct {
-	Refused []string // what is wrong with it: then nothing of it is in force, and what was in force before still is
-	Waiting []string // names of fields that take effect at the next start
-}
-
 // SetConfigured has status and the doctor tell what is not in force, until it is called again.
-func (c *Cache) SetConfigured(now Configured) { c.configured.Store(&now) }
+func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 
 // TellConfiguration has the history and the subscribers know that the configuration was changed, or was refused.
 func (c *Cache) TellConfiguration(text string) {
@@ -111,36 +106,6 @@ func (c *Cache) TellConfiguration(text string) {
 
 // maxConfigurationText bounds what a file with many mistakes says in one event.
 const maxConfigurationText = 2000
-
-// warnings says what SetConfigured told, a line for each thing.
-func (s *Configured) warnings() (lines []string) {
-	for _, one := range s.Refused {
-		lines = append(lines, "the configuration was refused, and the earlier one stays in force: "+one)
-	}
-	if len(s.Waiting) > 0 {
-		lines = append(lines, "takes effect at the next start: "+strings.Join(s.Waiting, ", "))
-	}
-	return lines
-}
-
-// adviseConfiguration tells what of the configuration is not in force.
-func (c *Cache) adviseConfiguration() []Advice {
-	const subject = "configuration"
-	now := c.configured.Load()
-	var out []Advice
-	for _, one := range now.Refused {
-		out = append(out, problem(subject, "refused, and the earlier one stays in force: %s", one).
-			hint("correct the file; it is read again when it changes, and upon SIGHUP"))
-	}
-	if len(now.Waiting) > 0 {
-		out = append(out, warning(subject, "changed since the start, and takes effect at the next one: %s", strings.Join(now.Waiting, ", ")).
-			hint("restart the daemon when it suits"))
-	}
-	if len(out) == 0 {
-		out = append(out, fine(subject, "all of it is in force"))
-	}
-	return out
-}
 
 func (o *Options) packWhen() (store.Packing, error) {
 	p := store.Packing{When: o.Pack, After: o.PackAfter}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
@@ -213,18 +214,18 @@ func TestSameRulesKeepJudgements(t *testing.T) {
 
 func TestWhatIsNotInForceIsTold(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
-	b.cache.SetConfigured(Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})
-	status, err := b.cache.Status(context.Background())
+	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
+	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})
+	status, err := b.cache.query.Status(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, status.Warnings[0], "rules.toml:3:1: no such verdict")
 	require.Contains(t, status.Warnings[1], "jobs")
-	b.cache.SetConfigured(Configured{Refused: []string{"rules.toml:3:1: no such verdict"}})
+	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}})
 	a := about(t, b.doctor(b.self()), "configuration")
-	require.Equal(t, SeverityProblem, a.Severity)
+	require.Equal(t, query.SeverityProblem, a.Severity)
 	require.Contains(t, a.Text, "rules.toml:3:1")
-	b.cache.SetConfigured(Configured{Waiting: []string{"jobs"}})
+	b.cache.SetConfigured(query.Configured{Waiting: []string{"jobs"}})
 	require.Contains(t, about(t, b.doctor(b.self()), "configuration").Text, "jobs")
-	b.cache.SetConfigured(Configured{})
-	require.Equal(t, SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
+	b.cache.SetConfigured(query.Configured{})
+	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
 }

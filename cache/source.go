@@ -56,7 +56,7 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
-		return index.Source{Why: whySwitchedOff}
+		return index.Source{Why: index.WhySwitchedOff}
 	}
 	if err != nil {
 		j.c.log.Info("source model not kept", "model", j.Request.model(member).Name, "why", err)
@@ -65,36 +65,18 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	return s
 }
 
-// Why a source model is not kept, in words for status, which counts them.
-const (
-	whySwitchedOff = `keep_source is "none"`
-	whyNoPath      = "the application gave bytes, or a file without a path that the daemon sees"
-	whyPrivate     = "other users may not read the model"
-	whyClosed      = "the daemon's user may not open the model"
-	whyElsewhere   = "the model is on FUSE, which a user serves, or on a file system that does not answer"
-	whyAnothers    = "the model was another user's, whose build was converted"
-	whyFailed      = "the model could not be kept; the daemon's log says why"
-)
-
-// Further reasons, which are not recorded in the build.
-const (
-	whyPut     = "an application gave the compiled model, and not its source"
-	whyMissing = "the model was gone, or had changed, when it was to be compiled again"
-	whyUnknown = "the model was not kept, by an earlier version"
-)
-
 func whyNotKept(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrPermission): // also of a directory above it
-		return whyClosed
+		return index.WhyClosed
 	case errors.Is(err, identity.ErrNoPath):
-		return whyNoPath
+		return index.WhyNoPath
 	case errors.Is(err, identity.ErrPrivate):
-		return whyPrivate
+		return index.WhyPrivate
 	case errors.Is(err, identity.ErrUnanswered):
-		return whyElsewhere
+		return index.WhyElsewhere
 	}
-	return whyFailed
+	return index.WhyFailed
 }
 
 // keepAll tells whether all of the files are blobs that will stay.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -31,7 +32,7 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 		"another user, private": {func(b *bench, r *Request) {
 			r.Peer.UID = stranger
 			require.NoError(b, os.Chmod(r.Graph.Name(), 0o600))
-		}, whyPrivate},
+		}, index.WhyPrivate},
 		"bytes": {func(b *bench, r *Request) {
 			fd, err := unix.MemfdCreate("model", unix.MFD_CLOEXEC)
 			require.NoError(b, err)
@@ -42,18 +43,18 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 			_, err = writable.Write(model)
 			require.NoError(b, err)
 			r.Graph = b.openFile(fmt.Sprintf("/proc/self/fd/%d", fd))
-		}, whyNoPath},
+		}, index.WhyNoPath},
 		"deleted": {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) },
-			whyNoPath},
+			index.WhyNoPath},
 		"replaced": {func(b *bench, r *Request) {
 			other := r.Graph.Name() + ".new"
 			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
 			require.NoError(b, os.Rename(other, r.Graph.Name()))
-		}, whyNoPath},
+		}, index.WhyNoPath},
 		"deleted, and another has the name that the kernel gives it": {func(b *bench, r *Request) {
 			require.NoError(b, os.Remove(r.Graph.Name()))
 			require.NoError(b, os.WriteFile(r.Graph.Name()+" (deleted)", []byte("another"), 0o644))
-		}, whyNoPath},
+		}, index.WhyNoPath},
 		"through a link": {func(b *bench, r *Request) {
 			link := filepath.Join(b.TempDir(), "link.onnx")
 			require.NoError(b, os.Symlink(r.Graph.Name(), link))
@@ -148,10 +149,10 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	asked := app.ask(b.model(4))
 	app.put(app.compile(asked, app.claim(asked).Claim))
-	want := map[string]uint64{whyPrivate: 1, whyPut: 1}
+	want := map[string]uint64{index.WhyPrivate: 1, query.WhyPut: 1}
 	requireSourceless := func(builds uint64) {
 		t.Helper()
-		s, err := b.cache.Status(context.Background())
+		s, err := b.cache.query.Status(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, []uint64{builds, 4}, []uint64{s.Sourceless.Builds, s.Sourceless.Looked})
 		why := make(map[string]uint64)
@@ -165,14 +166,14 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	b.age()
 	b.refresh(moved)
 	require.NotEmpty(t, b.settles())
-	want[whyMissing] = 1
+	want[query.WhyMissing] = 1
 	requireSourceless(3)
-	advice, err := b.cache.Doctor(context.Background(), Peer{})
+	advice, err := b.cache.query.Doctor().Examine(context.Background(), Peer{})
 	require.NoError(t, err)
 	i := slices.IndexFunc(advice.Advice, func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
-	require.Equal(t, SeverityWarning, advice.Advice[i].Severity)
+	require.Equal(t, query.SeverityWarning, advice.Advice[i].Severity)
 	require.Contains(t, advice.Advice[i].Text, "3 of 4 builds cannot be compiled again in the background")
-	require.Contains(t, advice.Advice[i].Text, "1: "+whyPrivate)
+	require.Contains(t, advice.Advice[i].Text, "1: "+index.WhyPrivate)
 }
 
 func copyOver(b *bench, from, to string) {

@@ -44,7 +44,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	}
 	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler),
 		now: time.Now, owners: rights.Owners{Path: rights.SubUIDs}}
-	s := &Stored{cache: c, owner: who.uid}
+	s := &Stored{cache: c, owner: who}
 	c.store, s.builds, err = store.OpenReadOnly(ctx, dir)
 	switch {
 	case errors.As(err, new(*store.LockedError)):

@@ -62,7 +62,7 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 			require.Equal(t, []string{event.Unkept, event.Unkept}, f.kinds(a.RequestKey))
 		}
 	}
-	space, err := f.cache.Space()
+	space, err := f.cache.query.Space()
 	require.NoError(t, err)
 	require.EqualValues(t, 2, space.Unkept)
 	require.Zero(t, space.ReservedBytes)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 )
 
@@ -45,10 +46,10 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 			}
 			require.Contains(t, <-b.cache.store.Uprooted(), tc.says)
 			require.Empty(t, b.cache.store.Uprooted())
-			b.cache.adviseUprooted()
-			advice := b.cache.adviseUprooted()
+			b.cache.query.Doctor().StateAdvice()
+			advice := b.cache.query.Doctor().StateAdvice()
 			require.Len(t, advice, 1)
-			require.Equal(t, SeverityProblem, advice[0].Severity)
+			require.Equal(t, query.SeverityProblem, advice[0].Severity)
 			_ = b.cache.Close() // what it would write down has no place
 			b.cache = nil
 			b.open()

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
@@ -128,7 +129,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	const budget = 2 * perBuild
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
 	const seen = "entries that were evicted in the last 7 days 5 were compiled again"
-	var advice []Advice
+	var advice []query.Advice
 	for round := 0; round < 3 || !strings.Contains(advice[0].Text, seen); round++ { // where the collector is late a build is not kept, and does not count
 		require.Less(t, round, 100, "%v", advice)
 		for seed := range uint64(5) {
@@ -136,12 +137,12 @@ func TestThrashingIsSeen(t *testing.T) {
 			b.within(budget)
 			b.later.Add(int64(time.Second))
 		}
-		advice = b.cache.adviseSpace(b.self())
+		advice = b.cache.query.Doctor().SpaceAdvice(b.self())
 	}
-	require.Equal(t, SeverityWarning, advice[0].Severity)
+	require.Equal(t, query.SeverityWarning, advice[0].Severity)
 	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
 	next := b.options()
-	next.Space.Budget = Amount{Bytes: budget + b.cache.thrashes().Bytes + 5*cas.Block} // what the hint says, and manifests
+	next.Space.Budget = Amount{Bytes: budget + b.cache.query.Doctor().Thrashing().Bytes + 5*cas.Block} // what the hint says, and manifests
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		b.use(seed)
@@ -152,7 +153,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	}
 	require.Equal(t, before, b.compiler.Compiles.Load(), "with the budget of the hint nothing is compiled twice")
 	b.later.Add(int64(8 * 24 * time.Hour))
-	require.Equal(t, SeverityOK, b.cache.adviseSpace(b.self())[0].Severity)
+	require.Equal(t, query.SeverityOK, b.cache.query.Doctor().SpaceAdvice(b.self())[0].Severity)
 }
 
 // What went because somebody asked for it, or for a user's quota, says nothing of the budget.
@@ -176,6 +177,6 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	require.NoError(t, b.cache.Reload(next))
 	again()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), 10)
-	require.Zero(t, b.cache.thrashes())
-	require.Equal(t, SeverityOK, b.cache.adviseSpace(b.self())[0].Severity)
+	require.Zero(t, b.cache.query.Doctor().Thrashing())
+	require.Equal(t, query.SeverityOK, b.cache.query.Doctor().SpaceAdvice(b.self())[0].Severity)
 }

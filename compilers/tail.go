@@ -1,6 +1,9 @@
 package compilers
 
-import "sync"
+import (
+	"strings"
+	"sync"
+)
 
 // Tail keeps the last bytes of what is written to it. It never fails and never blocks, so that a worker that floods its standard error gets neither
 // stuck nor our memory.
@@ -42,4 +45,14 @@ func (t *Tail) String() string {
 		return "[...]" + string(t.kept)
 	}
 	return string(t.kept)
+}
+
+// LastWords shortens a long message to its end: ONNX Runtime begins with where in its source it was,
+// and the cause comes last.
+func LastWords(text string) string {
+	const most = 400
+	if len(text) <= most {
+		return text
+	}
+	return "..." + strings.ToValidUTF8(text[len(text)-most:], "")
 }

@@ -198,3 +198,14 @@ type Finding struct {
 	Object string // a path below the state folder, or a build id
 	Detail string
 }
+
+// Why the source model of a build is not kept: the values of Source.Why.
+const (
+	WhySwitchedOff = `keep_source is "none"`
+	WhyNoPath      = "the application gave bytes, or a file without a path that the daemon sees"
+	WhyPrivate     = "other users may not read the model"
+	WhyClosed      = "the daemon's user may not open the model"
+	WhyElsewhere   = "the model is on FUSE, which a user serves, or on a file system that does not answer"
+	WhyAnothers    = "the model was another user's, whose build was converted"
+	WhyFailed      = "the model could not be kept; the daemon's log says why"
+)

@@ -16,7 +16,7 @@ import (
 // A search for neighbours looks at all builds, so few run at a time. An explanation does not wait
 // long for one.
 func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
-	q := New(Options{})
+	q := &Queries{searches: make(chan struct{}, maxSearches)}
 	for range maxSearches {
 		q.searches <- struct{}{}
 	}
@@ -27,7 +27,7 @@ func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
 
 // One explanation of each user is made at a time, and a few in all.
 func TestFewExplanationsAtATime(t *testing.T) {
-	e := &New(Options{}).explaining
+	e := &explaining{tokens: make(chan struct{}, maxExplaining)}
 	waits := func(user uint32) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

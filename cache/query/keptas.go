@@ -11,13 +11,14 @@ import (
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 )
 
 // KeptText says how the large files of a build are kept on the disk.
 func (q *Queries) KeptText(b *index.Build) string {
 	said := make(map[string]int64) // with the bytes of whom it is said
-	for d, size := range distinctBlobs(b) {
+	for d, size := range store.DistinctBlobs(b) {
 		if size < packing.Least {
 			continue
 		}
@@ -39,7 +40,7 @@ func (q *Queries) KeptText(b *index.Build) string {
 // the unpacked form beside it that requests are served from.
 func (q *Queries) KeptWord(b *index.Build) string {
 	word, copied := "whole", false
-	for d := range distinctBlobs(b) {
+	for d := range store.DistinctBlobs(b) {
 		if !q.forms.OnlyPacked(d) {
 			continue
 		}
@@ -73,13 +74,4 @@ func ownOf(p *dedupe.Packed) int64 {
 		return p.Containers[p.Literals].Size
 	}
 	return p.Compressed
-}
-
-// distinctBlobs returns the build's blobs, each once, with its size.
-func distinctBlobs(b *index.Build) map[cas.Digest]int64 {
-	out := make(map[cas.Digest]int64, len(b.Files))
-	for _, f := range b.Blobs() {
-		out[f.Digest] = f.Size
-	}
-	return out
 }

@@ -112,7 +112,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	if !b.Converted.ID.IsZero() {
 		out.ConvertedFrom = b.Converted.BuildKey.String()
 	}
-	if v := q.options.Views.Current(b.ID); v != nil {
+	if v := q.store.Views().Current(b.ID); v != nil {
 		if held, _ := v.Held(); held { // a folder that cannot be opened is held by nobody
 			out.Leases = 1
 		}

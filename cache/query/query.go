@@ -10,36 +10,36 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/store/evict"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
-	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Options are what queries read.
 type Options struct {
-	Now    func() time.Time
-	Rights *rights.Rights
-	Stream *Stream // of the index's events
+	Dir      string // the state directory
+	UID      uint32 // of the daemon
+	Started  time.Time
+	Remade   string // why the daemon opened the store again; "": it did not
+	Now      func() time.Time
+	Store    *store.Store
+	Stream   *Stream // of the store's events
+	Rights   *rights.Rights
+	Runtimes *runtimes.Set
 
-	Index *index.Index
-	Blobs *cas.Store
-	Forms *packing.Store
-	Views *views.Store // nil: of a store that no daemon has
-
-	Space       func() (*wire.Space, error) // of the whole store
-	Quota       func() int64                // bytes of one user's builds; 0: no bound
-	Inventory   func(context.Context, index.Told) (*index.Survey, *evict.Inventory, error)
-	PartsOf     func(*index.Build) map[cas.Digest]int64 // the blobs whose bytes removing a build may free, with their sizes
-	DiskBytesOf func(cas.Digest) int64                  // what a blob takes on the disk, in all of its forms
-	NeededBy    func(cas.Digest) ([]index.BuildID, error)
-
-	Owner     func(uid uint32) uint32 // the user that a uid of a container belongs to
-	Failures  func(rights.Peer) []failure.Failure
-	PlanAgain func(context.Context, rights.Peer, []index.Build) (*Question, error) // the request that an entry's builds answer
+	Configured func() *Configured                                                       // what of the configuration is not in force
+	Sandbox    func(context.Context) ([]compilers.Measure, error)                       // what confines the workers
+	Jobs       func() int                                                               // that wait or run
+	Rebuilds   func() map[index.BuildID]bool                                            // builds to be compiled again that wait for their source
+	Try        func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) string // compiles and loads a tiny model with an EP; returns what is wrong
+	Owner      func(uid uint32) uint32                                                  // the user that a uid of a container belongs to
+	Failures   func(rights.Peer) []failure.Failure
+	PlanAgain  func(context.Context, rights.Peer, []index.Build) (*Question, error) // the request that an entry's builds answer
 
 	Judge   func(*wire.Build, *index.Build)                               // fills in what the build is good for, and what it gains
 	Sources func(context.Context, *index.Build) ([]identity.Files, error) // opens the models that it was made from
@@ -49,6 +49,7 @@ type Options struct {
 type Queries struct {
 	options Options
 	rights  *rights.Rights
+	store   *store.Store
 	index   *index.Index
 	blobs   *cas.Store
 	forms   *packing.Store
@@ -61,7 +62,8 @@ type Queries struct {
 
 // New returns queries of what the options name.
 func New(o Options) *Queries {
-	return &Queries{options: o, rights: o.Rights, index: o.Index, blobs: o.Blobs, forms: o.Forms,
+	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
+		blobs: o.Store.Blobs(), forms: o.Store.Forms(),
 		naming: make(chan struct{}, 1), searches: make(chan struct{}, maxSearches),
 		explaining: explaining{tokens: make(chan struct{}, maxExplaining)}}
 }

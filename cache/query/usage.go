@@ -28,12 +28,12 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	if w.After != "" {
 		return q.usageFrom(ctx, w.After)
 	}
-	survey, inv, err := q.options.Inventory(ctx, wire.FarThrough(progress, "reading"))
+	survey, inv, err := q.store.Collector().Inventory(ctx, wire.FarThrough(progress, "reading"))
 	if err != nil {
 		return nil, Error(ctx, err)
 	}
 	u := &wire.UsageReply{}
-	if u.Space, err = q.options.Space(); err != nil { // the first page says it for all, because it takes longer than a page
+	if u.Space, err = q.Space(); err != nil { // the first page says it for all, because it takes longer than a page
 		return nil, err
 	}
 	var wanted map[index.BuildID]bool
@@ -72,7 +72,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	accounts := inv.Account(seen)
 	if wanted == nil {
 		u.Users = usageSums(accounts.SumsBy(list,
-			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), q.options.Quota())
+			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), q.quota())
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
 		err := q.forms.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
 			u.PackableBytes += q.forms.Sharing.Saving(d)

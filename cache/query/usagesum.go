@@ -13,13 +13,13 @@ import (
 // OwnBytes returns what removing a build would free on the disk now. What the build shares with
 // builds that the peer may not see counts as freed, so that the sum does not disclose them.
 func (q *Queries) OwnBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
-	for d := range q.options.PartsOf(b) {
+	for d := range q.store.PartsOf(b) {
 		others, err := q.othersNeed(p, b, d)
 		if err != nil {
 			return 0, err
 		}
 		if !others {
-			sum += q.options.DiskBytesOf(d)
+			sum += q.store.DiskBytesOf(d)
 		}
 	}
 	return sum, nil
@@ -43,19 +43,19 @@ func (q *Queries) FreedBy(ctx context.Context, p rights.Peer, ids []index.BuildI
 		case err != nil:
 			return 0, err
 		}
-		for d := range q.options.PartsOf(&b) {
+		for d := range q.store.PartsOf(&b) {
 			if counted[d] {
 				continue
 			}
 			counted[d] = true
-			needs, err := q.options.NeededBy(d)
+			needs, err := q.store.NeededBy(d)
 			if err != nil {
 				return 0, err
 			}
 			if !slices.ContainsFunc(needs, func(id index.BuildID) bool {
 				return !going[id] && q.rights.MayKnow(p, id)
 			}) {
-				sum += q.options.DiskBytesOf(d)
+				sum += q.store.DiskBytesOf(d)
 			}
 		}
 	}
@@ -68,7 +68,7 @@ func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool,
 		ids, err := q.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}
-	needs, err := q.options.NeededBy(d)
+	needs, err := q.store.NeededBy(d)
 	return slices.ContainsFunc(needs, func(id index.BuildID) bool {
 		return id != b.ID && q.rights.MayKnow(p, id)
 	}), err

@@ -62,11 +62,11 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Status:
 		return b.status(ctx)
 	case *wire.Probe:
-		return c.Probe(ctx, q, cache.RuntimeOf(w.Runtime, nil), w.Refresh)
+		return c.Queries().Probe(ctx, q, cache.RuntimeOf(w.Runtime, nil), w.Refresh)
 	case *wire.Check:
 		return c.Check(ctx, q, w, progress)
 	case *wire.Doctor:
-		return c.Doctor(ctx, q)
+		return c.Queries().Doctor().Examine(ctx, q)
 	case *wire.Report:
 		return c.Report(ctx, q, reports.Report{Build: w.Build, Code: w.Code, Text: w.Text,
 			ORTVersion: w.OrtVersion, Graph: w.Graph}, cache.RuntimeOf(w.Runtime, nil))
@@ -102,7 +102,7 @@ func badRequest(format string, args ...any) error {
 
 // status adds to the cache's own what the process and the socket are.
 func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
-	s, err := b.Cache.Status(ctx)
+	s, err := b.Cache.Queries().Status(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cmd/epcached/internal/systemd"
 	"github.com/epcached/epcached/internal/config"
@@ -155,7 +156,7 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	r.InForce, r.Rules, r.refused, r.waiting = s, set, "", waiting
 	r.watchFiles(nil)
 	r.Level.Set(s.Level())
-	r.Cache.SetConfigured(cache.Configured{Waiting: r.waiting})
+	r.Cache.SetConfigured(query.Configured{Waiting: r.waiting})
 	if !news {
 		return
 	}
@@ -189,7 +190,7 @@ func (r *Reloader) refuse(err error) {
 	for _, line := range lines {
 		r.Log.Error("configuration refused, the earlier one stays in force", "error", line)
 	}
-	r.Cache.SetConfigured(cache.Configured{Refused: lines, Waiting: r.waiting})
+	r.Cache.SetConfigured(query.Configured{Refused: lines, Waiting: r.waiting})
 	if text != r.refused {
 		r.Cache.TellConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
 	}

@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"context"
@@ -11,11 +11,11 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/once"
 	"github.com/epcached/epcached/store/audit"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -52,21 +52,28 @@ func (a Advice) hint(format string, args ...any) Advice {
 	return a
 }
 
-// Doctor looks for what is wrong on this machine: runtimes, disk, clock, rights, watching, the index, and what went
-// wrong lately. It starts workers where a runtime was not probed yet, and changes nothing.
-func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
-	out := append(c.adviseConfiguration(), c.adviseRuntimes(ctx)...)
-	out = append(out, c.adviseDrivers()...)
-	out = append(out, c.adviseUprooted()...)
-	out = append(out, c.adviseState()...)
-	out = append(out, c.adviseSpace(p)...)
-	out = append(out, c.adviseSandbox(ctx)...)
-	out = append(out, c.adviseClock())
-	out = append(out, c.adviseWatching()...)
-	out = append(out, c.adviseIndex()...)
-	out = append(out, c.adviseBuilds(ctx)...)
-	out = append(out, c.adviseSources(ctx)...)
-	out = append(out, c.adviseLately(p)...)
+// Doctor looks for problems on this machine: runtimes, disk, clock, rights, watching, the index, and
+// the failures of the last day.
+type Doctor struct{ q *Queries }
+
+// Doctor returns the doctor of this store.
+func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
+
+// Examine gives advice on all that it looks at. It starts workers where a runtime was not probed yet,
+// and changes nothing.
+func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
+	out := append(d.adviseConfiguration(), d.adviseRuntimes(ctx)...)
+	out = append(out, d.DriverAdvice()...)
+	out = append(out, d.StateAdvice()...)
+	out = append(out, d.adviseState()...)
+	out = append(out, d.SpaceAdvice(p)...)
+	out = append(out, d.adviseSandbox(ctx)...)
+	out = append(out, d.adviseClock())
+	out = append(out, d.adviseWatching()...)
+	out = append(out, d.adviseIndex()...)
+	out = append(out, d.adviseBuilds(ctx)...)
+	out = append(out, d.adviseSources(ctx)...)
+	out = append(out, d.LatelyAdvice(p)...)
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
 	}
@@ -78,37 +85,42 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 	return reply, nil
 }
 
-// adviseDrivers tells of drivers whose version is not known now, and of nothing where none is configured.
-func (c *Cache) adviseDrivers() []Advice {
+// DriverAdvice tells of drivers whose version is not known now, and of nothing where none is configured.
+func (d *Doctor) DriverAdvice() []Advice {
 	var out []Advice
-	for _, err := range c.runtimes.Machine().Unreadable() {
+	for _, err := range d.q.options.Runtimes.Machine().Unreadable() {
 		out = append(out, warning("driver version", "cannot be read: %v", err).
 			hint("the version that was read last holds until then; see [[driver]] in the daemon's configuration"))
 	}
 	return out
 }
 
-func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {
-	all := c.runtimes.All()
+func (d *Doctor) adviseRuntimes(ctx context.Context) []Advice {
+	all := d.q.options.Runtimes.All()
 	var out []Advice
 	for _, rt := range all {
-		out = append(out, c.adviseRuntime(ctx, rt)...)
-	}
-	if len(all) == 0 && c.uid != 0 {
-		return []Advice{fine("runtimes", "none is registered; applications of this user bring their own").
-			hint("epcachectl takes --runtime DIR; without it, one has to be registered: " +
-				"epcached --runtime DIR, or [[runtime]] in the configuration")}
+		out = append(out, d.adviseRuntime(ctx, rt)...)
 	}
 	if len(all) == 0 {
-		out = append(out, problem("runtimes", "no runtime is registered: nothing can be compiled for clients that bring none").
-			hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino"))
+		return []Advice{adviseNoRuntime(d.q.options.UID)}
 	}
 	return out
 }
 
-func (c *Cache) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advice {
+// adviseNoRuntime is for a daemon of the user uid that no runtime is registered with.
+func adviseNoRuntime(uid uint32) Advice {
+	if uid != 0 {
+		return fine("runtimes", "none is registered; applications of this user bring their own").
+			hint("epcachectl takes --runtime DIR; without it, one has to be registered: " +
+				"epcached --runtime DIR, or [[runtime]] in the configuration")
+	}
+	return problem("runtimes", "no runtime is registered: nothing can be compiled for clients that bring none").
+		hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+}
+
+func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advice {
 	subject := "runtime " + rt.Name
-	facts := c.runtimes.Probe(ctx, rt)
+	facts := d.q.options.Runtimes.Probe(ctx, rt)
 	if facts.Error != "" {
 		return []Advice{adviseUnusable(subject, facts.Error)}
 	}
@@ -116,7 +128,7 @@ func (c *Cache) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advic
 	for _, ep := range facts.Facts.EPs {
 		wrong := facts.MarkErrors[ep.Name]
 		if wrong == "" && len(ep.Devices) > 0 {
-			wrong = c.tryEP(ctx, rt, &facts, ep.Name) // what was found out long ago may not hold in this process
+			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name) // what was found out long ago may not hold in this process
 		}
 		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong, facts.Marks[ep.Name]))
 	}
@@ -125,25 +137,6 @@ func (c *Cache) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advic
 			hint("a folder on ext4, XFS, btrfs or f2fs starts faster"))
 	}
 	return out
-}
-
-// tryEP compiles one node, and loads it, unless that was tried lately. It says what is wrong.
-func (c *Cache) tryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) string {
-	rc, err := c.runtimes.Content(ctx, rt, func(string) {})
-	if err != nil {
-		return err.Error()
-	}
-	eps, err := runtimes.Alone(rc, facts.Facts, name)
-	if err != nil {
-		return err.Error()
-	}
-	wrong, err := once.Do(ctx, c.facts, c.runtimes.Key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
-		return c.control(ctx, (&plan{eps: eps}).against("", rc))
-	})
-	if err != nil {
-		return err.Error()
-	}
-	return wrong
 }
 
 // adviseUnusable is for a runtime that cannot even be asked.
@@ -182,20 +175,11 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark 
 	if ep.Error == "" {
 		what = "it loads, but not even a model of one node compiles and loads"
 	}
-	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, end(cause))
+	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause))
 	if known := knownCause(cause); known != nil {
 		return a.hint("%s", known.hint)
 	}
 	return a.hint("its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
-}
-
-// end gives the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.
-func end(text string) string {
-	const most = 400
-	if len(text) <= most {
-		return text
-	}
-	return "..." + strings.ToValidUTF8(text[len(text)-most:], "")
 }
 
 // whyNoDevice tells where it is known why an execution provider lists nothing.
@@ -250,10 +234,10 @@ func knownCause(text string) *cause {
 }
 
 // adviseWatching tells which runtimes' files are looked at only now and then.
-func (c *Cache) adviseWatching() []Advice {
+func (d *Doctor) adviseWatching() []Advice {
 	var out []Advice
-	for _, rt := range c.runtimes.All() {
-		if how := c.runtimes.Watched(rt); how != "" {
+	for _, rt := range d.q.options.Runtimes.All() {
+		if how := d.q.options.Runtimes.Watched(rt); how != "" {
 			out = append(out, adviseHow(rt.Name, how))
 		}
 	}
@@ -270,15 +254,15 @@ func adviseHow(runtime, how string) Advice {
 }
 
 // adviseIndex tells what was wrong with the records.
-func (c *Cache) adviseIndex() []Advice {
+func (d *Doctor) adviseIndex() []Advice {
 	const subject = "index"
 	var out []Advice
-	if why := c.index.Rebuilt(); why != "" {
+	if why := d.q.index.Rebuilt(); why != "" {
 		out = append(out, warning(subject, "the database was made anew from the manifests: %s", why).
 			hint("nothing is lost but counters; if it happens again, see to the disk"))
 	}
-	problems := c.index.Problems()
-	for _, p := range c.forms.Recipes.Problems() {
+	problems := d.q.index.Problems()
+	for _, p := range d.q.forms.Recipes.Problems() {
 		f := audit.RecipeFinding(p)
 		problems = append(problems, index.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}
@@ -304,23 +288,23 @@ func (c *Cache) adviseIndex() []Advice {
 const maxFindings = 10
 
 // adviseBuilds counts what is not served.
-func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
-	space, err := c.index.Space()
+func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
+	space, err := d.q.index.Space()
 	if err != nil {
 		return []Advice{problem("builds", "they cannot be counted: %v", err).hint("epcachectl check --deep")}
 	}
 	states := make(map[string]int)
 	served := int(space.Builds)
-	for _, id := range c.index.Journal.NotServed() { // few: a record of each build would take seconds to read
-		if _, err := c.index.Get(id); err == nil && ctx.Err() == nil {
-			states[c.index.Journal.StateOf(id).Name]++
+	for _, id := range d.q.index.Journal.NotServed() { // few: a record of each build would take seconds to read
+		if _, err := d.q.index.Get(id); err == nil && ctx.Err() == nil {
+			states[d.q.index.Journal.StateOf(id).Name]++
 			served--
 		}
 	}
 	var out []Advice
 	if n := states[index.Damaged]; n > 0 {
 		out = append(out, warning("builds", "%d not served, because damaged", n).
-			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", c.dir))
+			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", d.q.options.Dir))
 	}
 	if n := states[index.Withheld]; n > 0 {
 		out = append(out, warning("builds", "%d not served, because withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
@@ -331,11 +315,11 @@ func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
 // lately is how far back the doctor looks.
 const lately = 24 * time.Hour
 
-// adviseLately looks at what happened in the last day. Texts name models, so they are for administrators.
-func (c *Cache) adviseLately(p Peer) []Advice {
+// LatelyAdvice looks at what happened in the last day. Texts name models, so they are for administrators.
+func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""
-	for _, e := range c.index.Journal.Events(c.now().Add(-lately)) {
+	for _, e := range d.q.index.Journal.Events(d.q.options.Now().Add(-lately)) {
 		counts[e.Kind]++
 		if e.Kind == event.Failed {
 			last = e.Text
@@ -345,7 +329,7 @@ func (c *Cache) adviseLately(p Peer) []Advice {
 	if n, good := counts[event.Failed], counts[event.Compiled]; n >= 3 && n > good {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
 			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
-		if c.rights.Administrator(p) {
+		if d.q.rights.Administrator(p) {
 			a.Text += "; the last: " + identity.Shortened(last)
 		}
 		out = append(out, a)
@@ -354,7 +338,7 @@ func (c *Cache) adviseLately(p Peer) []Advice {
 	}
 	if n := counts[event.Damaged]; n > 0 {
 		out = append(out, warning("damage", "builds found damaged in the last day: %d", n).
-			hint("somebody writes below %s, or the disk fails: see the kernel's log, and epcachectl check --deep", c.dir))
+			hint("somebody writes below %s, or the disk fails: see the kernel's log, and epcachectl check --deep", d.q.options.Dir))
 	}
 	return out
 }

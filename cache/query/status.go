@@ -1,11 +1,13 @@
-package cache
+package query
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -13,30 +15,30 @@ import (
 
 // Status counts, and tells of the runtimes as they were when last looked at, without devices. What is
 // the process's and the socket's is left to the caller.
-func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
-	space, err := c.Space()
+func (q *Queries) Status(ctx context.Context) (*wire.StatusReply, error) {
+	space, err := q.Space()
 	if err != nil {
 		return nil, err
 	}
-	n := c.index.Counters.All()
-	s := &wire.StatusReply{UptimeSeconds: time.Since(c.started).Seconds(), StateDirectory: c.dir,
+	n := q.index.Counters.All()
+	s := &wire.StatusReply{UptimeSeconds: time.Since(q.options.Started).Seconds(), StateDirectory: q.options.Dir,
 		Space: space, Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"],
 		Failures: n["failures"], CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000,
-		Jobs: uint32(c.flights.count()), Warnings: c.configured.Load().warnings(),
-		Sandbox: c.sandboxLines(ctx)}
-	if s.Sourceless, err = c.sourceless(ctx); err != nil {
+		Jobs: uint32(q.options.Jobs()), Warnings: q.options.Configured().warnings(),
+		Sandbox: q.sandboxLines(ctx)}
+	if s.Sourceless, err = q.sourceless(ctx); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "builds")
 	}
-	if why := c.index.Rebuilt(); why != "" {
+	if why := q.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
 	}
-	for _, f := range c.index.Problems() {
+	for _, f := range q.index.Problems() {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
-	for _, rt := range c.runtimes.All() {
+	for _, rt := range q.options.Runtimes.All() {
 		facts := &wire.RuntimeFacts{Directory: rt.Name, Registered: rt.Registered,
-			ProbedMs: wire.Milliseconds(c.now()),
-			State:    rt.State(), Watched: c.runtimes.Watched(rt)}
+			ProbedMs: wire.Milliseconds(q.options.Now()),
+			State:    rt.State(), Watched: q.options.Runtimes.Watched(rt)}
 		if rc := rt.Found(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
@@ -54,37 +56,38 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 }
 
 // Probe looks at one runtime, or with an empty reference at all of them.
-func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
+func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 	fresh bool) (*wire.ProbeReply, error) {
-	list := c.runtimes.All()
+	list := q.options.Runtimes.All()
 	if ref.Directory != "" || len(ref.EPLibraries) > 0 {
-		rt, _, err := c.runtimes.Resolve(ctx, (&Request{Peer: p, Runtime: ref}).wanted(), func(string) {})
+		rt, _, err := q.options.Runtimes.Resolve(ctx, &runtimes.Wanted{Ref: ref, UID: p.UID, MayClaim: true},
+			func(string) {})
 		if err != nil {
 			return nil, err
 		}
 		list = []*runtimes.Runtime{rt}
 	}
-	if fresh && !c.rights.Administrator(p) {
+	if fresh && !q.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "probing anew is for administrators")
 	}
 	out := &wire.ProbeReply{}
 	for _, rt := range list {
-		look := c.runtimes.Probe
+		look := q.options.Runtimes.Probe
 		if fresh {
-			look = c.runtimes.Refresh
+			look = q.options.Runtimes.Refresh
 		}
 		facts := look(ctx, rt)
-		out.Runtimes = append(out.Runtimes, factsReply(&facts))
+		out.Runtimes = append(out.Runtimes, FactsReply(&facts))
 		if ctx.Err() != nil {
 			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "probe")
 		}
 	}
-	out.Sandbox = c.sandboxLines(ctx)
+	out.Sandbox = q.sandboxLines(ctx)
 	return out, nil
 }
 
-// factsReply is what clients are told of a runtime.
-func factsReply(f *runtimes.Facts) *wire.RuntimeFacts {
+// FactsReply fills the message that tells clients of a runtime.
+func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
 		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(f.Error),
@@ -110,4 +113,33 @@ func factsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 		out.Eps = append(out.Eps, one)
 	}
 	return out
+}
+
+// sandboxLines is Sandbox in lines.
+func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
+	measures, err := q.options.Sandbox(ctx)
+	if err != nil {
+		return []string{wire.Valid("NOT KNOWN: " + err.Error())}
+	}
+	for _, m := range measures {
+		lines = append(lines, wire.Valid(m.String()))
+	}
+	return lines
+}
+
+// Configured tells what is not in force of the configuration that the options are from.
+type Configured struct {
+	Refused []string // what is wrong with it: then nothing of it is in force, and what was in force before still is
+	Waiting []string // names of fields that take effect at the next start
+}
+
+// warnings says what SetConfigured told, a line for each thing.
+func (s *Configured) warnings() (lines []string) {
+	for _, one := range s.Refused {
+		lines = append(lines, "the configuration was refused, and the earlier one stays in force: "+one)
+	}
+	if len(s.Waiting) > 0 {
+		lines = append(lines, "takes effect at the next start: "+strings.Join(s.Waiting, ", "))
+	}
+	return lines
 }

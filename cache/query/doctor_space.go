@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store/evict"
@@ -16,28 +17,28 @@ import (
 // thrashSpan is how far back the doctor looks.
 const thrashSpan = 7 * 24 * time.Hour
 
-// thrashes looks at the ghosts of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
-func (c *Cache) thrashes() evict.Thrashing {
-	since := c.now().Add(-thrashSpan)
-	return evict.Thrashes(c.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), c.madeSince)
+// Thrashing looks at the ghosts of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
+func (d *Doctor) Thrashing() evict.Thrashing {
+	since := d.q.options.Now().Add(-thrashSpan)
+	return evict.Thrashes(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
 }
 
 // madeSince tells whether there is a build of the ghost's entry from after it went.
-func (c *Cache) madeSince(g *index.Tombstone) bool {
-	builds, err := c.index.Lookup(g.RequestKey, g.Scope)
+func (d *Doctor) madeSince(g *index.Tombstone) bool {
+	builds, err := d.q.index.Lookup(g.RequestKey, g.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// adviseSpace tells of a budget that is too small, and of results that were not kept and are of
+// SpaceAdvice tells of a budget that is too small, and of results that were not kept and are of
 // models that the peer may hear of.
-func (c *Cache) adviseSpace(p Peer) []Advice {
+func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
-	r, err := c.Space()
+	r, err := d.q.Space()
 	if err != nil {
 		return []Advice{warning(subject, "%v", err)}
 	}
 	var out []Advice
-	if t := c.thrashes(); t.Counts() {
+	if t := d.Thrashing(); t.Counts() {
 		out = append(out, warning(subject, "of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s", t.Evicted, t.Back, t.Seconds).
 			hint("the budget is too small: with %s it would have kept them; see budget in [space]",
 				bytesize.Text(r.BudgetBytes+t.Bytes)))
@@ -54,7 +55,7 @@ func (c *Cache) adviseSpace(p Peer) []Advice {
 			bytesize.Text(r.FloorBytes)).
 			hint("make room on the disk, or lower free_floor in [space]"))
 	}
-	out = append(out, c.adviseUnkept(p)...)
+	out = append(out, d.adviseUnkept(p)...)
 	if len(out) == 0 && r.BudgetBytes > 0 {
 		out = append(out, fine(subject, "%s are used of a budget of %s", bytesize.Text(used),
 			bytesize.Text(r.BudgetBytes)))
@@ -63,16 +64,16 @@ func (c *Cache) adviseSpace(p Peer) []Advice {
 }
 
 // adviseUnkept names the models of which there is no build since what was compiled had no room, those first that were compiled for nothing most often.
-func (c *Cache) adviseUnkept(p Peer) []Advice {
+func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	type lost struct {
-		last  *Event
+		last  *index.Event
 		times int
 	}
 	const subject = "space"
 	byKey := make(map[index.RequestKey]*lost)
-	all := c.index.Journal.Events(c.now().Add(-thrashSpan))
+	all := d.q.index.Journal.Events(d.q.options.Now().Add(-thrashSpan))
 	for i := range all {
-		if e := &all[i]; e.Kind == event.Unkept && c.rights.MayHear(p, e) {
+		if e := &all[i]; e.Kind == event.Unkept && d.q.rights.MayHear(p, e) {
 			if byKey[e.RequestKey] == nil {
 				byKey[e.RequestKey] = &lost{}
 			}
@@ -82,7 +83,7 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 	}
 	var worst []*lost
 	for key, l := range byKey {
-		if !c.hasBuild(key, l.last.Scope) {
+		if !d.hasBuild(key, l.last.Scope) {
 			worst = append(worst, l)
 		}
 	}
@@ -107,9 +108,9 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 }
 
 // hasBuild tells whether there is a build for the request, for all or in the scope.
-func (c *Cache) hasBuild(key index.RequestKey, scope string) bool {
+func (d *Doctor) hasBuild(key index.RequestKey, scope string) bool {
 	for _, one := range []string{"shared", scope} {
-		if builds, err := c.index.Lookup(key, one); err != nil || len(builds) > 0 {
+		if builds, err := d.q.index.Lookup(key, one); err != nil || len(builds) > 0 {
 			return true // of what cannot be looked up nothing is said
 		}
 	}

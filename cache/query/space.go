@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"github.com/epcached/epcached/cas"
@@ -9,38 +9,38 @@ import (
 )
 
 // Space tells where the space of the whole store goes.
-func (c *Cache) Space() (*wire.Space, error) {
-	b, err := c.store.Bounds()
+func (q *Queries) Space() (*wire.Space, error) {
+	b, err := q.store.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
-	s, held, packed, err := c.spaceAtOnce()
+	s, held, packed, err := q.spaceAtOnce()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "space")
 	}
-	counters := c.index.Counters.All()
+	counters := q.index.Counters.All()
 	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes,
 		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
 		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
-		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: c.store.Ledger().Reserved().Disk,
-		PinnedBytes: c.diskOf(c.index.Journal.PinnedBuilds()), DeadBytes: c.diskOf(c.index.Journal.NotServed()),
+		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: q.store.Ledger().Reserved().Disk,
+		PinnedBytes: q.diskOf(q.index.Journal.PinnedBuilds()), DeadBytes: q.diskOf(q.index.Journal.NotServed()),
 		BudgetBytes: b.Budget, FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries,
 		Evicted: counters["evicted"], Unkept: counters["unkept"],
-		ToLookAt: uint64(c.store.Packer().Left())}, nil
+		ToLookAt: uint64(q.store.Packer().Left())}, nil
 }
 
 // spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
 // by what it takes and by what others have open of it, or are packed with. A blob that is being packed counts as what it takes now.
-func (c *Cache) spaceAtOnce() (s index.Space, held int64, packed packing.Space, err error) {
+func (q *Queries) spaceAtOnce() (s index.Space, held int64, packed packing.Space, err error) {
 	var before, after moment
 	for range 10 { // always something going: as near as it gets
-		if before, err = c.moment(); err != nil {
+		if before, err = q.moment(); err != nil {
 			return s, 0, packed, err
 		}
-		if packed, err = c.forms.Space(true); err != nil {
+		if packed, err = q.forms.Space(true); err != nil {
 			return s, 0, packed, err
 		}
-		if after, err = c.moment(); err != nil {
+		if after, err = q.moment(); err != nil {
 			return s, 0, packed, err
 		}
 		if after == before {
@@ -57,29 +57,39 @@ type moment struct {
 	held, ahead int64
 }
 
-func (c *Cache) moment() (m moment, err error) {
-	if m.space, err = c.index.Space(); err != nil {
+func (q *Queries) moment() (m moment, err error) {
+	if m.space, err = q.index.Space(); err != nil {
 		return m, err
 	}
-	m.held = c.views.HeldBytes()
-	m.ahead, err = c.forms.Ahead()
+	m.held = q.store.Views().HeldBytes()
+	m.ahead, err = q.forms.Ahead()
 	return m, err
 }
 
 // diskOf sums what the blobs of some builds take, and those that they are packed with, each once.
-func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
+func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	counted := make(map[cas.Digest]bool)
 	for _, id := range ids {
-		b, err := c.index.Get(id)
+		b, err := q.index.Get(id)
 		if err != nil {
 			continue // it has just gone
 		}
-		for d := range c.store.PartsOf(&b) {
+		for d := range q.store.PartsOf(&b) {
 			if !counted[d] {
 				counted[d] = true
-				sum += c.store.DiskBytesOf(d) // of one that is missing, none
+				sum += q.store.DiskBytesOf(d) // of one that is missing, none
 			}
 		}
 	}
 	return sum
+}
+
+// quota returns how many bytes one user's builds may have, and 0 where there is no bound or none is
+// known.
+func (q *Queries) quota() int64 {
+	b, err := q.store.Bounds()
+	if err != nil {
+		return 0
+	}
+	return b.User
 }

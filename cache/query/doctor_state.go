@@ -1,4 +1,4 @@
-package cache
+package query
 
 import (
 	"io/fs"
@@ -28,17 +28,17 @@ type owner struct {
 }
 
 // adviseState looks at where the state directory lies and whose it is.
-func (c *Cache) adviseState() []Advice {
+func (d *Doctor) adviseState() []Advice {
 	var out []Advice
-	if s, err := fileSystemOf(c.dir); err != nil {
+	if s, err := fileSystemOf(d.q.options.Dir); err != nil {
 		out = append(out, problem("disk", "%v", err).hint("the state directory cannot be looked at; is its disk still there?"))
 	} else {
-		out = append(out, adviseDisk(c.dir, s)...)
+		out = append(out, adviseDisk(d.q.options.Dir, s)...)
 	}
-	if o, err := ownerOf(c.dir); err != nil {
+	if o, err := ownerOf(d.q.options.Dir); err != nil {
 		out = append(out, problem("rights", "%v", err))
 	} else {
-		out = append(out, adviseRights(c.dir, o, c.uid)...)
+		out = append(out, adviseRights(d.q.options.Dir, o, d.q.options.UID)...)
 	}
 	return out
 }
@@ -113,15 +113,15 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 const ahead = time.Minute
 
 // adviseClock compares the clock with what was written down by it.
-func (c *Cache) adviseClock() Advice {
-	now, latest, what := c.now(), time.Time{}, ""
+func (d *Doctor) adviseClock() Advice {
+	now, latest, what := d.q.options.Now(), time.Time{}, ""
 	note := func(at time.Time, of string) {
 		if at.After(latest) {
 			latest, what = at, of
 		}
 	}
 	for _, pattern := range []string{".", "journal", "index.db", "manifests/*", "objects"} {
-		found, err := filepath.Glob(c.path(pattern))
+		found, err := filepath.Glob(filepath.Join(d.q.options.Dir, pattern))
 		if err != nil {
 			continue // only for a malformed pattern
 		}
@@ -131,7 +131,7 @@ func (c *Cache) adviseClock() Advice {
 			}
 		}
 	}
-	for _, e := range c.index.Journal.Events(now) {
+	for _, e := range d.q.index.Journal.Events(now) {
 		note(e.At, "the newest event")
 	}
 	return adviseTime(now, latest, what)
@@ -150,16 +150,16 @@ func adviseTime(now, latest time.Time, what string) Advice {
 	return fine(subject, "nothing was written later than now")
 }
 
-// adviseUprooted tells of a state folder that is not there, or was made anew.
-func (c *Cache) adviseUprooted() []Advice {
-	c.store.LookAround() // who asks need not wait for the next look
-	if why := c.store.MissingPart(); why != "" {
-		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", c.dir, why).
+// StateAdvice tells of a state folder that is not there, or was made anew.
+func (d *Doctor) StateAdvice() []Advice {
+	d.q.store.LookAround() // who asks need not wait for the next look
+	if why := d.q.store.MissingPart(); why != "" {
+		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", d.q.options.Dir, why).
 			hint("the daemon makes it anew within seconds, and tells in its log why it cannot")}
 	}
-	if c.options.Remade == "" {
+	if d.q.options.Remade == "" {
 		return nil
 	}
-	return []Advice{warning("state", "%s was made anew while the daemon ran: %s; what is gone is compiled once more", c.dir, c.options.Remade).
+	return []Advice{warning("state", "%s was made anew while the daemon ran: %s; what is gone is compiled once more", d.q.options.Dir, d.q.options.Remade).
 		hint("whoever cleans up there should leave it out, or stop the daemon before; epcachectl rm --all empties it")}
 }

@@ -1,15 +1,13 @@
-package cache
+package query
 
 import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -24,17 +22,12 @@ const (
 
 // sourceless counts the builds that the daemon cannot compile again without a request, because it does
 // not have their source models.
-func (c *Cache) sourceless(ctx context.Context) (*wire.Sourceless, error) {
+func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
-	missing := make(map[index.BuildID]bool)
-	for _, r := range c.rebuilds.List() {
-		if r.State == upkeep.Waiting {
-			missing[r.Build] = true
-		}
-	}
+	missing := q.options.Rebuilds()
 	enough := errors.New("enough")
 	until := time.Now().Add(sourcelessTime)
-	err := c.index.Each(ctx, func(b index.Build) error {
+	err := q.index.Each(ctx, func(b index.Build) error {
 		out.Looked++
 		if why := whySourceless(&b, missing[b.ID]); why != "" {
 			out.Builds++
@@ -48,7 +41,7 @@ func (c *Cache) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	if errors.Is(err, enough) {
 		err = nil
 	}
-	for _, why := range sortedKeys(reasons) {
+	for _, why := range slices.Sorted(maps.Keys(reasons)) {
 		out.Why = append(out.Why, &wire.Sourceless_Why{Text: why, Builds: reasons[why]})
 	}
 	slices.SortStableFunc(out.Why, func(a,
@@ -56,33 +49,6 @@ func (c *Cache) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 		return cmp.Compare(b.Builds, a.Builds)
 	})
 	return out, err
-}
-
-// adviseSources says which builds are not compiled again in the background after an update.
-func (c *Cache) adviseSources(ctx context.Context) []Advice {
-	s, err := c.sourceless(ctx)
-	if err != nil {
-		return []Advice{warning("rebuilds", "the builds cannot be looked at: %v", err)}
-	}
-	if s.Builds == 0 {
-		return nil
-	}
-	var why []string
-	changeable := false
-	for _, one := range s.Why {
-		why = append(why, fmt.Sprintf("%d: %s", one.Builds, one.Text))
-		changeable = changeable || slices.Contains([]string{whyPrivate, whyClosed, whySwitchedOff},
-			one.Text)
-	}
-	a := fine("rebuilds",
-		"%d of %d builds cannot be compiled again in the background, only by their next request: %s",
-		s.Builds, s.Looked, strings.Join(why, "; "))
-	if changeable {
-		a.Severity = SeverityWarning
-		a = a.hint("let the daemon's user read the models and pass the directories above them, " +
-			"or set keep_source = \"copy\"; a build has it from its next compile on")
-	}
-	return []Advice{a}
 }
 
 // whySourceless says why a build cannot be compiled again without a request; "" if it can, as far
@@ -96,15 +62,22 @@ func whySourceless(b *index.Build, missing bool) string {
 		switch {
 		case s.Kind != "":
 		case b.Put:
-			return whyPut
+			return WhyPut
 		case s.Why == "":
-			return whyUnknown
+			return WhyUnknown
 		default:
 			return s.Why
 		}
 	}
 	if missing {
-		return whyMissing
+		return WhyMissing
 	}
 	return ""
 }
+
+// Further reasons, which are not recorded in the build.
+const (
+	WhyPut     = "an application gave the compiled model, and not its source"
+	WhyMissing = "the model was gone, or had changed, when it was to be compiled again"
+	WhyUnknown = "the model was not kept, by an earlier version"
+)

@@ -1,0 +1,132 @@
+package query
+
+import (
+	"fmt"
+	"io/fs"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// about returns the only advice on a subject.
+func about(t testing.TB, list []Advice, subject string) Advice {
+	t.Helper()
+	var out []Advice
+	for _, a := range list {
+		if a.Subject == subject {
+			out = append(out, a)
+		}
+	}
+	require.Len(t, out, 1, "%q among %v", subject, list)
+	return out[0]
+}
+
+// The texts are those of real libraries.
+func TestDoctorKnowsCauses(t *testing.T) {
+	device := []compilers.DeviceFacts{{Type: "CPU", Vendor: "Intel"}}
+	for _, c := range []struct {
+		name  string
+		probe compilers.EPProbe
+		mark  string
+		text  string
+		hint  string
+	}{
+		{"plugin 1.8.0 on ORT 1.31.1", compilers.EPProbe{Name: "OpenVINOExecutionProvider", Devices: device},
+			"compile: ort error 1: Error creating execution provider: [ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Experimental function OrtEpApi_ReleaseEpContextConfig_SinceV28 is not available in this build",
+			"not even a model of one node", "1.24.4 to 1.28.0"},
+		{"an ORT that is too old", compilers.EPProbe{Name: "OpenVINOExecutionProvider",
+			Error: "The requested API version [27] is not available, only API versions [1, 22] are supported in this build. Current ORT Version is: 1.22.0"}, "", "does not load", "older than"},
+		{"a missing library", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, "", "does not load", "is not there"},
+		{"half a package", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
+			`option "backend_path" of QNNExecutionProvider: there is no library "libQnnHtp.so" beside "/opt/x.so"`, "one node", "whole package"},
+		{"noexec", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "x.so: failed to map segment from shared object"}, "", "does not load", "noexec"},
+		{"unreadable", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "open /opt/x.so: permission denied"}, "", "does not load", "cannot read"},
+		{"no worker", compilers.EPProbe{Name: "QNNExecutionProvider", Error: fmt.Sprintf("%v: epcached-ort: prepare: landlock: permission denied", compilers.ErrStart)}, "",
+			"does not load", "beside epcached"},
+		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Error: (&compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault", Name: "SIGSEGV"}).Error()}, "", "does not load", "crashed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := adviseEP("runtime /opt/ort", "1.31.1", c.probe, c.mark, compilers.Fingerprint{})
+			require.Equal(t, SeverityProblem, a.Severity)
+			require.Contains(t, a.Text, c.text)
+			require.Contains(t, a.Hint, c.hint)
+		})
+	}
+	require.Contains(t, adviseUnusable("runtime /opt/ort", "open /opt/ort: "+fs.ErrPermission.Error()).Hint, "cannot read")
+	require.Contains(t, whyNoDevice("OpenVINOExecutionProvider", "AuthenticAMD"), "AuthenticAMD")
+	require.Empty(t, whyNoDevice("OpenVINOExecutionProvider", "GenuineIntel"))
+	require.Empty(t, whyNoDevice("QNNExecutionProvider", "AuthenticAMD"))
+	require.Contains(t, adviseEP("runtime /opt/ort", "1.31.1", compilers.EPProbe{Name: "QNNExecutionProvider"}, "", compilers.Fingerprint{}).Text, "no device")
+}
+
+func TestDoctorOnTheDisk(t *testing.T) {
+	sound := fileSystem{kind: "ext4", free: 100 << 30, size: 500 << 30, freeInodes: 1e6, inodes: 2e6, timesHold: true}
+	for _, c := range []struct {
+		name     string
+		change   func(s *fileSystem)
+		severity string
+		text     string
+	}{
+		{"sound", func(*fileSystem) {}, SeverityOK, "100.0 GiB"},
+		{"read-only", func(s *fileSystem) { s.readOnly = true }, SeverityProblem, "read-only"},
+		{"full", func(s *fileSystem) { s.free = 1 << 20 }, SeverityProblem, "no model is compiled that has to be copied"},
+		{"nearly full", func(s *fileSystem) { s.free = 500 << 20 }, SeverityWarning, "500.0 MiB"},
+		{"small, and not full", func(s *fileSystem) { s.free, s.size = 500<<20, 900<<20 }, SeverityOK, "500.0 MiB"},
+		{"no inodes", func(s *fileSystem) { s.freeInodes = 3 }, SeverityProblem, "inodes"},
+		{"few inodes", func(s *fileSystem) { s.freeInodes = 5000 }, SeverityWarning, "5000 inodes"},
+		{"makes inodes as it needs them", func(s *fileSystem) { s.freeInodes, s.inodes = 0, 0 }, SeverityOK, ""},
+		{"another machine's", func(s *fileSystem) { s.kind, s.network, s.timesHold = "NFS", true, false }, SeverityWarning, "another machine"},
+		{"in memory", func(s *fileSystem) { s.kind, s.volatile, s.timesHold = "tmpfs", true, false }, SeverityWarning, "restart"},
+		{"times that do not hold", func(s *fileSystem) { s.kind, s.timesHold = "overlay", false }, SeverityWarning, "overlay"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := sound
+			c.change(&s)
+			a := about(t, adviseDisk("/state", s), "disk")
+			require.Equal(t, c.severity, a.Severity)
+			require.Contains(t, a.Text, c.text)
+		})
+	}
+}
+
+func TestDoctorOnRights(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		o        owner
+		uid      uint32
+		severity string
+		text     string
+	}{
+		{"its own", owner{uid: 990, mode: fs.ModeDir | 0o711}, 990, SeverityOK, "alone"},
+		{"another's", owner{uid: 1000, mode: fs.ModeDir | 0o711}, 990, SeverityProblem, "belongs to uid 1000"},
+		{"writable for the group", owner{uid: 990, mode: fs.ModeDir | 0o771}, 990, SeverityProblem, "others may write"},
+		{"root", owner{uid: 0, mode: fs.ModeDir | 0o711}, 0, SeverityWarning, "runs as root"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := about(t, adviseRights("/state", c.o, c.uid), "rights")
+			require.Equal(t, c.severity, a.Severity)
+			require.Contains(t, a.Text, c.text)
+		})
+	}
+}
+
+func TestDoctorOnAClockThatWasNeverSet(t *testing.T) {
+	require.Equal(t, SeverityProblem, adviseTime(time.Unix(0, 0), time.Unix(0, 0), "it").Severity)
+}
+
+func TestDoctorOnPolling(t *testing.T) {
+	a := adviseHow("/mnt/ort", "polled: the file system is NFS")
+	require.Equal(t, SeverityWarning, a.Severity)
+	require.Contains(t, a.Text, "/mnt/ort")
+	require.Contains(t, a.Text, "NFS")
+	require.Contains(t, a.Hint, "fs.inotify.max_user_watches")
+}
+
+// The clients of a system's daemon are other users, who bring no runtime.
+func TestAUsersDaemonNeedsNoRuntimeOfItsOwn(t *testing.T) {
+	require.Equal(t, SeverityOK, adviseNoRuntime(1000).Severity)
+	require.Equal(t, SeverityProblem, adviseNoRuntime(0).Severity)
+}
