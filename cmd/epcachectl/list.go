@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,7 +85,7 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 	}
 	for _, b := range builds {
 		rows = append(rows, []string{
-			term.Short(b.GetBuild()), modelColumn(b), term.OrDash(b.GetEp()), term.OrDash(b.GetEpVersion()), term.OrDash(b.GetSdkVersion()), fits(b), term.Bytes(sizeOf(b)),
+			term.Short(b.GetBuild()), modelColumn(b), term.OrDash(b.GetEp()), term.OrDash(b.GetEpVersion()), term.OrDash(b.GetSdkVersion()), cmp.Or(verdict(b.GetCompatibility()), "-"), term.Bytes(sizeOf(b)),
 			strconv.FormatUint(b.GetHits(), 10), term.Time(b.GetLastUsedMs()), gainColumn(b), term.OrDash(b.GetKeptAs()), stateColumn(b),
 		})
 	}
@@ -104,13 +105,6 @@ func stateColumn(b *wire.Build) string {
 		return term.OrDash(b.GetState()) + ", pinned"
 	}
 	return term.OrDash(b.GetState())
-}
-
-func fits(b *wire.Build) string {
-	if b.GetCompatibility() == "" {
-		return "-"
-	}
-	return verdict(b.GetCompatibility())
 }
 
 func sizeOf(b *wire.Build) (size int64) {

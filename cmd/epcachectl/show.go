@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -135,10 +136,7 @@ func printBuild(p *term.Printer, b *wire.Build, record string) error {
 
 // keptText says how a build is kept, in as many words as there are of it.
 func keptText(b *wire.Build) string {
-	if text := b.GetKeptText(); text != "" {
-		return term.Printable(text)
-	}
-	return term.OrDash(b.GetKeptAs())
+	return cmp.Or(term.Printable(b.GetKeptText()), term.OrDash(b.GetKeptAs()))
 }
 
 func compactRecord(record string) string {

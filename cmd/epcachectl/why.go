@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,45 +110,35 @@ func (a *app) printWhy(arg string, e *wire.Explanation, all bool) error {
 	} else {
 		err = printExplanation(a.Print, arg, e, all)
 	}
-	if code := decisionCode(e.GetDecision()); err == nil && code != exit.Done {
+	code := exit.Failed // of a daemon that knows more
+	if decision, known := decisions[e.GetDecision()]; known {
+		code = decision.code
+	}
+	if err == nil && code != exit.Done {
 		return exit.Status(code)
 	}
 	return err
 }
 
-// decisionCode makes a decision something that scripts can branch on.
-func decisionCode(decision string) int {
-	switch decision {
-	case "hit", "passthrough", "current":
-		return exit.Done
-	case "miss", "gone":
-		return exit.NotFound
-	case "stale", "withheld":
-		return exit.Stale
-	case "damaged":
-		return exit.Damage
-	}
-	return exit.Failed // of a daemon that knows more
+// decisions are the sentence that says it all, and an exit code that scripts can branch on.
+var decisions = map[string]struct {
+	sentence string
+	code     int
+}{
+	"hit":         {"%s is served from the cache", exit.Done},
+	"miss":        {"%s would be compiled", exit.NotFound},
+	"stale":       {"%s has a build that must not be loaded", exit.Stale},
+	"passthrough": {"%s is compiled already", exit.Done},
+	"current":     {"%s is kept and served to requests that it fits", exit.Done},
+	"withheld":    {"%s is kept and withheld", exit.Stale},
+	"damaged":     {"%s is damaged", exit.Damage},
+	"gone":        {"%s had a build, which is gone", exit.NotFound},
+	"failed":      {"%s failed to compile, and is not compiled now", exit.Failed},
 }
 
-// decided is the sentence that says it all.
 func decided(arg string, e *wire.Explanation) string {
-	name := term.Printable(term.Brief(arg))
-	sentence := map[string]string{
-		"hit":         "%s is served from the cache",
-		"miss":        "%s would be compiled",
-		"stale":       "%s has a build that must not be loaded",
-		"passthrough": "%s is compiled already",
-		"current":     "%s is kept and served to requests that it fits",
-		"withheld":    "%s is kept and withheld",
-		"damaged":     "%s is damaged",
-		"gone":        "%s had a build, which is gone",
-		"failed":      "%s failed to compile, and is not compiled now",
-	}[e.GetDecision()]
-	if sentence == "" {
-		sentence = "%s: " + term.Printable(e.GetDecision())
-	}
-	return fmt.Sprintf(sentence, name) + term.After(": ", e.GetReason())
+	sentence := cmp.Or(decisions[e.GetDecision()].sentence, "%s: "+term.Printable(e.GetDecision()))
+	return fmt.Sprintf(sentence, term.Printable(term.Brief(arg))) + term.After(": ", e.GetReason())
 }
 
 // printExplanation prints an explanation for people: the decision, the builds, the nearest entries, the history.
@@ -241,12 +232,7 @@ func printDifferences(p *term.Printer, indent, asked, found string, list []*wire
 	return p.Table(rows)
 }
 
-func fieldValue(v string) string {
-	if v == "" {
-		return "(not there)"
-	}
-	return term.Printable(term.Brief(v))
-}
+func fieldValue(v string) string { return cmp.Or(term.Printable(term.Brief(v)), "(not there)") }
 
 // printRecord prints every field of a request's record.
 func printRecord(p *term.Printer, record string) error {

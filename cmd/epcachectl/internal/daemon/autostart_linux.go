@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,10 +155,7 @@ func start(ctx context.Context, program, socket string) string {
 		return ""
 	}
 	line, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "epcached: "), "\n")
-	if line == "" {
-		line = fmt.Sprintf("%s --autostart: %v", program, err)
-	}
-	return line + NamedBy()
+	return cmp.Or(line, fmt.Sprintf("%s --autostart: %v", program, err)) + NamedBy()
 }
 
 // NamedBy says what has the program be this one, where that is a variable: it may be no daemon at all.

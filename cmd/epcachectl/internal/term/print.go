@@ -3,6 +3,7 @@
 package term
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -196,20 +197,10 @@ func Counted[N int | uint32 | uint64](n N, thing string) string {
 }
 
 // Short keeps the beginning of a key or digest.
-func Short(key string) string {
-	if len(key) > 12 {
-		return key[:12]
-	}
-	return key
-}
+func Short(key string) string { return key[:min(len(key), 12)] }
 
 // OrDash is a printable text, "-" for none.
-func OrDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return Printable(text)
-}
+func OrDash(text string) string { return cmp.Or(Printable(text), "-") }
 
 // After is a printable text with what goes before it, "" where there is no text.
 func After(before, text string) string {
