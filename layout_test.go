@@ -57,7 +57,7 @@ var allowed = map[string][]string{
 	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "unixsock/wire", "weights", "cache/failure", "internal/keyed", "cache/runtimes", "compilers", "internal/witness", "store", "store/audit"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
-	"cache/upkeep":                           {"index", "internal/memo"}, // index: for keys, builds and their ids
+	"cache/upkeep":                           {"cas", "index", "internal/memo"}, // index: for keys, builds and their ids
 	"cache/queue":                            {},
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered

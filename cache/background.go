@@ -66,7 +66,7 @@ func (c *Cache) compileLater(ctx context.Context, at *attempt, why string) (*Ans
 			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 		}
 	}
-	c.keepWanted(f, at)
+	c.keepQueued(f, at)
 	a := at.answer(Later)
 	a.Job, a.Why = f.id, why
 	return a, nil
@@ -114,7 +114,7 @@ func (c *Cache) inherit(f *flight, key flightKey, at *attempt) error {
 		next, _, err := c.flights.send(key, c.asking(own), c.begin(own, key.scope))
 		switch {
 		case err == nil:
-			c.keepWanted(next, own)
+			c.keepQueued(next, own)
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			c.log.Info("not compiled after a claim that ended without a result", "model", own.Name, "error", err)
 			c.happened(event.For(event.About{Peer: own.Peer, Key: f.about.RequestKey, Model: own.Name},

@@ -121,6 +121,7 @@ type Cache struct {
 
 	flights  flights
 	rebuilds upkeep.Rebuilds
+	backlog  *upkeep.Backlog
 	reports  *reports.Reports
 	facts    *once.Facts // found out for reports, judgements and the doctor
 	claims   *claims
@@ -195,6 +196,7 @@ func (c *Cache) open() error {
 	c.openRuntimes()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = c.openReports()
+	c.backlog = c.openBacklog()
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
 	c.claims = newClaims(c.now)
@@ -206,7 +208,7 @@ func (c *Cache) open() error {
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.flights.busy, NewID: newID, Now: c.now, Log: c.log}) // before there is anybody who wants something
 	c.runtimes.Start(ctx)
-	before := c.wantedBefore()
+	before := c.backlog.Rows()
 	c.work.Go(func() { c.background(ctx, before) })
 	c.store.Start(ctx)
 	return nil
@@ -230,7 +232,7 @@ func (c *Cache) indexMaking(builds uint64, percent int) {
 func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	strangers := alongside(func() error { return c.views.DoomStrangers(ctx) }) // soon: what clients of an earlier run have open counts from then on
 	c.runtimes.LookAtAll(ctx)
-	c.takeUp(ctx, before)
+	c.backlog.TakeUp(ctx, before)
 	if err := strangers(); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -125,7 +126,7 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	starts := func() int {
 		rows, err := b.cache.index.Wanted.All()
 		require.NoError(t, err)
-		w := queuedJob{Starts: -1}
+		w := upkeep.QueuedJob{Starts: -1}
 		_ = json.Unmarshal(rows[later.Job], &w)
 		return w.Starts
 	}
@@ -145,12 +146,12 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	rows, err := b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.NoError(t, b.cache.index.Wanted.SaveNow([]byte("another"), rows[later.Job]))
-	b.cache.takeUp(context.Background(), map[string][]byte{"another": rows[later.Job]})
+	b.cache.backlog.TakeUp(context.Background(), map[string][]byte{"another": rows[later.Job]})
 	time.Sleep(100 * time.Millisecond)
 	rows, err = b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.Contains(t, rows, "another", "it is not taken up at once, and so not found to be the same")
-	b.cache.takeUpOne(context.Background(), "another", &queuedJob{Name: "model.onnx", Starts: maxStarts + 1})
+	b.cache.backlog.TakeUp(context.Background(), map[string][]byte{"another": []byte(`{"Name": "model.onnx", "Starts": 3}`)})
 	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it did")
 	close(g.pass)
 	require.Equal(t, JobDone, b.follow(0, later.Job).State)
