@@ -77,12 +77,9 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 }
 
 func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runtime string) error {
-	if runtime != "" {
-		dir, err := filepath.Abs(runtime)
-		if err != nil {
-			return err
-		}
-		p.Runtime = &wire.Runtime{Directory: dir}
+	var err error
+	if p.Runtime, err = acquire.RuntimeAt(runtime); err != nil {
+		return err
 	}
 	reply, err := c.Probe(ctx, p)
 	if err != nil {

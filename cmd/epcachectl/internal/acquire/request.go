@@ -253,31 +253,35 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 	if proto.Size(r.output) > 0 {
 		a.Output = r.output
 	}
-	if r.Runtime != "" {
-		dir, err := filepath.Abs(r.Runtime)
-		if err != nil {
-			return nil, nil, err
-		}
-		a.Runtime = &wire.Runtime{Directory: dir}
+	var err error
+	if a.Runtime, err = RuntimeAt(r.Runtime); err != nil {
+		return nil, nil, err
 	}
 	files := []*os.File{m.File}
 	for _, ep := range r.EPs {
 		ep = proto.CloneOf(ep)
 		a.Eps = append(a.Eps, ep)
-		var err error
 		if files, err = openOptionFiles(ep, files); err != nil {
 			closeExtra(files)
 			return nil, nil, err
 		}
 	}
 	if a.Runtime != nil {
-		var err error
 		if files, err = showLibraries(a, files); err != nil {
 			closeExtra(files)
 			return nil, nil, err
 		}
 	}
 	return a, files, nil
+}
+
+// RuntimeAt returns the runtime in a directory, nil for "".
+func RuntimeAt(dir string) (*wire.Runtime, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	abs, err := filepath.Abs(dir)
+	return &wire.Runtime{Directory: abs}, err
 }
 
 func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, error) {
@@ -367,15 +371,11 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 	if len(r.EPs) > 0 {
 		return nil
 	}
-	probe := &wire.Probe{}
-	if r.Runtime != "" {
-		dir, err := filepath.Abs(r.Runtime)
-		if err != nil {
-			return err
-		}
-		probe.Runtime = &wire.Runtime{Directory: dir}
+	at, err := RuntimeAt(r.Runtime)
+	if err != nil {
+		return err
 	}
-	reply, err := c.Probe(ctx, probe)
+	reply, err := c.Probe(ctx, &wire.Probe{Runtime: at})
 	if err != nil {
 		return err
 	}
