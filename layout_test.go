@@ -83,7 +83,7 @@ var allowed = map[string][]string{
 	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/reports", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},
-	"cmd/epcached/internal/reload":           {"cache", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch", "cache/query"},
+	"cmd/epcached/internal/reload":           {"cache", "cache/query", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch"},
 	"cmd/epcached/internal/systemd":          {},
 	"cmd/epcachectl":                         {"cmd/epcachectl/internal/acquire", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "epmodel", "internal/bytesize", "internal/config", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
 	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                                                                                                                                                                                                                                                                                                                 // in its test
