@@ -35,7 +35,7 @@ func TestTheAccountIsMendedAfterACrash(t *testing.T) {
 }
 
 // A crash right after a build was evicted leaves its ghost, and no event: why tells it all the same.
-func TestAGhostAloneTellsWhy(t *testing.T) {
+func TestATombstoneAloneTellsWhy(t *testing.T) {
 	b, builds := stored(t, 2)
 	gone := &builds[0]
 	require.NoError(t, b.cache.index.Journal.AddTombstones(context.Background(), []index.Tombstone{{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,

@@ -37,7 +37,7 @@ func TestPinsAreKeptOverARestart(t *testing.T) {
 }
 
 // The journal is written anew with what memory holds.
-func TestPinsAndGhostsOutliveANewJournal(t *testing.T) {
+func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
@@ -57,7 +57,7 @@ func TestPinsAndGhostsOutliveANewJournal(t *testing.T) {
 	closeSound(t, x)
 }
 
-func TestGhostsAreBounded(t *testing.T) {
+func TestTombstonesAreBounded(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	page := make([]Tombstone, 512)
@@ -78,7 +78,7 @@ func TestGhostsAreBounded(t *testing.T) {
 }
 
 // A crash kept the build from going.
-func TestTheGhostOfABuildThatIsThereMeansNothing(t *testing.T) {
+func TestTheTombstoneOfABuildThatIsThereMeansNothing(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)

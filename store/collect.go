@@ -191,10 +191,10 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress fu
 
 // EvictAll removes the builds of some steps after their tombstones are durable.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []*evict.Step, progress func(done, total int64), total int64) error {
-	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
+	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's tombstone
 	defer c.evicting.Unlock()
 	var batch []eviction
-	var ghosts []index.Tombstone
+	var tombstones []index.Tombstone
 	for _, s := range steps {
 		b, err := c.st.index.Get(s.ID)
 		if err != nil { // one that cannot be read counts as gone
@@ -202,16 +202,16 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []*evi
 			continue
 		}
 		batch = append(batch, eviction{s, b})
-		ghosts = append(ghosts, index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+		tombstones = append(tombstones, index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 			At: c.st.now(), Reason: evicted(c.st.now(), s), Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
 			ForBudget: plan.forBudget && !s.Must})
 	}
 	if len(batch) == 0 {
 		return nil
 	}
-	if err := c.st.index.Journal.AddTombstones(ctx, ghosts); err != nil {
-		for i := range ghosts {
-			c.st.index.Journal.DropTombstone(ghosts[i].BuildID)
+	if err := c.st.index.Journal.AddTombstones(ctx, tombstones); err != nil {
+		for i := range tombstones {
+			c.st.index.Journal.DropTombstone(tombstones[i].BuildID)
 		}
 		return apierr.New(apierr.Internal, err, "collect")
 	}
@@ -227,7 +227,7 @@ func evicted(at time.Time, r *evict.Step) string {
 	return fmt.Sprintf(EvictedOn+"%s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
-// evict removes builds whose ghosts are durable, but for those where a request was faster.
+// evict removes builds whose tombstones are durable, but for those where a request was faster.
 func (c *Collector) evict(ctx context.Context, plan *Collection, batch []eviction) error {
 	list := make([]Removal, len(batch))
 	var going int64 // what those free that go

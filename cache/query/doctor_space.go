@@ -17,13 +17,13 @@ import (
 // thrashSpan is how far back the doctor looks.
 const thrashSpan = 7 * 24 * time.Hour
 
-// Thrashing looks at the ghosts of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
+// Thrashing looks at the tombstones of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
 func (d *Doctor) Thrashing() evict.Thrashing {
 	since := d.q.options.Now().Add(-thrashSpan)
 	return evict.Thrashes(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
 }
 
-// madeSince tells whether there is a build of the ghost's entry from after it went.
+// madeSince tells whether there is a build of the tombstone's entry from after it went.
 func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	builds, err := d.q.index.Lookup(g.RequestKey, g.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })

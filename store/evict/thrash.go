@@ -15,20 +15,20 @@ const thrashAt = 3
 // Counts tells whether it is worth speaking of: so many entries come back, and a quarter of those that went.
 func (t Thrashing) Counts() bool { return t.Back >= thrashAt && 4*t.Back >= t.Evicted }
 
-// Thrashes looks at ghosts, the oldest first: an entry has come back where there is a build of it, or a later ghost, from after it went. madeSince tells of a
-// ghost's entry whether there is such a build.
-func Thrashes(ghosts []index.Tombstone, madeSince func(*index.Tombstone) bool) (t Thrashing) {
+// Thrashes looks at tombstones, the oldest first: an entry has come back where there is a build of it, or a later tombstone, from after it went. madeSince tells of a
+// tombstone's entry whether there is such a build.
+func Thrashes(tombstones []index.Tombstone, madeSince func(*index.Tombstone) bool) (t Thrashing) {
 	type entry struct {
 		key   index.RequestKey
 		scope string
 	}
 	times := make(map[entry]int)
-	for i := range ghosts {
-		times[entry{ghosts[i].RequestKey, ghosts[i].Scope}]++
+	for i := range tombstones {
+		times[entry{tombstones[i].RequestKey, tombstones[i].Scope}]++
 	}
 	counted, back := make(map[entry]bool), make(map[entry]bool)
-	for i := range ghosts {
-		g := &ghosts[i]
+	for i := range tombstones {
+		g := &tombstones[i]
 		e := entry{g.RequestKey, g.Scope}
 		if !counted[e] {
 			counted[e] = true

@@ -89,7 +89,7 @@ func (s *Sharing) planFor(
 		return nil, nil //nolint:nilnil // none
 	}
 	find := func(ctx context.Context, sketch match.Sketch) ([]match.Candidate, error) {
-		if _, known := s.knownSketch(d); !known {
+		if !s.hasSketch(d) {
 			if err := s.saveSketch(d, sketch); err != nil { // first, so that later blobs find this one
 				return nil, err
 			}

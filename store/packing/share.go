@@ -26,7 +26,7 @@ const mostNear = 16
 
 // addSketch makes the sketch of a whole blob by reading it, unless there is one.
 func (s *Sharing) addSketch(ctx context.Context, d cas.Digest, gate Gate) error {
-	if _, known := s.knownSketch(d); known {
+	if s.hasSketch(d) {
 		return nil
 	}
 	f, err := s.openWhole(ctx, d)
@@ -40,14 +40,11 @@ func (s *Sharing) addSketch(ctx context.Context, d cas.Digest, gate Gate) error 
 	return s.saveSketch(d, made)
 }
 
-// knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
-func (s *Sharing) knownSketch(d cas.Digest) (match.Sketch, bool) {
-	raw, ok := s.memory.sketches.Get(d[:])
-	if !ok {
-		return match.Sketch{}, false
-	}
-	known, err := match.DecodeSketch(raw)
-	return known, err == nil
+// hasSketch reports whether the index has a sketch of the blob in today's format.
+func (s *Sharing) hasSketch(d cas.Digest) bool {
+	raw, _ := s.memory.sketches.Get(d[:])
+	_, err := match.DecodeSketch(raw) // of none: an error
+	return err == nil
 }
 
 func (s *Sharing) saveSketch(d cas.Digest, made match.Sketch) error {
