@@ -4,17 +4,20 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
 // application waits for it.
 func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
 	text := "not kept: " + textOf(why)
-	var e *apierr.Error
-	if errors.As(why, &e) && e.Class == apierr.NoSpace && e.Hint != "" {
-		text += "; " + e.Hint
+	hint := ""
+	if e := (*apierr.Error)(nil); errors.As(why, &e) && e.Class == apierr.NoSpace && e.Hint != "" {
+		hint = e.Hint
+		text += "; " + hint
 	}
 	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
 	result, err := c.keepAlone(b, out)
@@ -29,9 +32,12 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 		c.log.Error("build not stored", "model", b.ModelName, "error", why)
 		c.store.LookAround()
 	}
-	event := event.Of(b, event.Unkept, "%s", textOf(why))
-	event.Scope = event.By // only the user that asked for it hears of it
-	c.happened(event)
+	happened := event.Of(b, event.Unkept, "%s", textOf(why))
+	happened.Scope = happened.By // only the user that asked for it hears of it
+	if err := memo.Save(&c.index.Memos, query.UnkeptKey(&happened), hint); err != nil {
+		c.log.Warn("hint not kept", "model", b.ModelName, "error", err) // the doctor has a general one
+	}
+	c.happened(happened)
 	return result, nil
 }
 

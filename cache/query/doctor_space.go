@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/store/evict"
 )
 
@@ -102,7 +103,7 @@ func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 		}
 		out = append(out, warning(subject,
 			"model %q was compiled %s in the last 7 days and is not kept: %s", l.last.ModelName,
-			often, l.last.Text).hint("%s", unkeptHint(l.last.Text)))
+			often, l.last.Text).hint("%s", d.unkeptHint(l.last)))
 	}
 	return out
 }
@@ -117,16 +118,13 @@ func (d *Doctor) hasBuild(key index.RequestKey, scope string) bool {
 	return false
 }
 
-// unkeptHint is what to change where a result was not kept, by what was said of that: the hint that was given with it is not kept.
-func unkeptHint(text string) string {
-	for _, of := range []struct{ says, hint string }{
-		{"and the budget for all is", "it never fits: raise budget in [space] of the daemon's configuration to more than it takes"},
-		{"are to stay free", "make room on the disk, or lower free_floor in [space] of the daemon's configuration"},
-		{"of at most", "remove what is not needed any more: epcachectl rm; or raise user_bytes in [space] of the daemon's configuration"},
-	} {
-		if strings.Contains(text, of.says) {
-			return of.hint
-		}
+// unkeptHint is what to change where a result was not kept.
+func (d *Doctor) unkeptHint(e *index.Event) string {
+	if hint, ok := memo.Recall[string](&d.q.index.Memos, UnkeptKey(e)); ok && hint != "" {
+		return hint + " of the daemon's configuration"
 	}
 	return "epcachectl gc -n says what may not go, and why; or raise budget in [space] of the daemon's configuration"
 }
+
+// UnkeptKey is the memo with the hint of an event that a result was not kept: its text has none.
+func UnkeptKey(e *index.Event) string { return "unkept:" + e.Scope + ":" + e.RequestKey.String() }
