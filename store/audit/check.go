@@ -145,13 +145,7 @@ func (r *checking) found(f *wire.Finding) {
 // damage.
 func (r *checking) cut(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
-		switch later := a.Kind == kindLeftover; {
-		case later == (b.Kind == kindLeftover):
-			return 0
-		case later:
-			return 1
-		}
-		return -1
+		return leftover(a) - leftover(b)
 	})
 	left := wire.Left(limit)
 	for i, f := range r.Findings {
