@@ -63,15 +63,7 @@ func decode(payload []byte) (*wire.Envelope, error) {
 // envelope gives the next frame's envelope with its descriptors, which are the caller's, and its
 // size.
 func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, size int, _ error) {
-	return s.envelopeOf(s.frame(timeout))
-}
-
-// envelopeSoon is envelope for a frame that comes within ownReadLimit; otherwise it fails with errNotYet.
-func (s *stream) envelopeSoon() (e *wire.Envelope, fds []int, size int, _ error) {
-	return s.envelopeOf(s.frameSoon())
-}
-
-func (s *stream) envelopeOf(payload []byte, at int64, err error) (e *wire.Envelope, fds []int, size int, _ error) {
+	payload, at, err := s.frame(timeout)
 	if err != nil {
 		return nil, nil, 0, err
 	}

@@ -3,6 +3,7 @@ package unixsock
 import (
 	"context"
 	"errors"
+	"syscall"
 	"time"
 )
 
@@ -15,9 +16,6 @@ import (
 // ownReadLimit is how long a caller reads, rounded up to the kernel's ticks; its context can end
 // meanwhile, and is looked at afterwards.
 const ownReadLimit = 2 * time.Millisecond
-
-// errNotYet is no error of the connection: the answer takes longer.
-var errNotYet = errors.New("the answer has not come yet")
 
 // takeReading reports whether nobody read the connection. From then on the caller does, until rest.
 func (c *Client) takeReading() bool {
@@ -54,13 +52,14 @@ func (c *Client) readOwn(ctx context.Context) {
 	if !c.takeReading() {
 		return
 	}
-	err := c.receive(c.stream.envelopeSoon())
+	c.stream.soon = true
+	err := c.receive(c.stream.envelope(0))
+	c.stream.soon = false
+	late := errors.Is(err, syscall.EAGAIN)
 	switch {
-	case err == errNotYet:
-		go c.read()
-	case err != nil:
+	case err != nil && !late:
 		c.end(err)
-	case !c.rest():
+	case late || !c.rest():
 		go c.read()
 	}
 }

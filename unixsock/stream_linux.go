@@ -36,7 +36,7 @@ type stream struct {
 	gotOOB     int
 	gotFlags   int
 	gotErr     error
-	soon       bool // of frameSoon
+	soon       bool // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -79,7 +79,7 @@ func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
 	}
 }
 
-// blockFor makes frameSoon wait so long. Everything else asks the kernel not to block.
+// blockFor limits how long the kernel waits where soon is set. Everything else asks it not to block.
 func (s *stream) blockFor(limit time.Duration) (err error) {
 	timeout := unix.NsecToTimeval(limit.Nanoseconds())
 	controlErr := s.raw.Control(func(fd uintptr) {
@@ -88,25 +88,6 @@ func (s *stream) blockFor(limit time.Duration) (err error) {
 		}
 	})
 	return errors.Join(controlErr, err)
-}
-
-// frameSoon is frame for one that is there, or comes within the limit of blockFor. Otherwise it fails
-// with errNotYet, and what has come of the frame is for the next call.
-func (s *stream) frameSoon() ([]byte, int64, error) {
-	s.soon = true
-	defer func() { s.soon = false }()
-	for {
-		if payload, at, err := s.buffered(); payload != nil || err != nil {
-			return payload, at, err
-		}
-		err := s.fill()
-		if errors.Is(err, unix.EAGAIN) {
-			err = errNotYet
-		}
-		if err != nil {
-			return nil, 0, err
-		}
-	}
 }
 
 // buffered consumes a frame that has arrived completely.
@@ -172,7 +153,7 @@ func (s *stream) makeRoom() {
 
 func (s *stream) recvmsg(fd uintptr) bool {
 	flags := unix.MSG_CMSG_CLOEXEC | unix.MSG_DONTWAIT
-	if s.soon && s.start == s.end { // else the rest of a frame is there, or is not for frameSoon
+	if s.soon && s.start == s.end { // the rest of a frame is there, or comes too late
 		flags &^= unix.MSG_DONTWAIT
 	}
 	for {
