@@ -191,8 +191,12 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress fu
 
 // EvictAll removes the builds of some steps after their tombstones are durable.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []*evict.Step, progress func(done, total int64), total int64) error {
-	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's tombstone
-	defer c.evicting.Unlock()
+	// The administrator's collection may have chosen the same, and one would remove the other's tombstone.
+	leave, err := c.evicting.Take(ctx)
+	if err != nil {
+		return apierr.New(apierr.Cancelled, err, "collect")
+	}
+	defer leave()
 	var batch []eviction
 	var tombstones []index.Tombstone
 	for _, s := range steps {
@@ -215,7 +219,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []*evi
 		}
 		return apierr.New(apierr.Internal, err, "collect")
 	}
-	err := c.evict(ctx, plan, batch)
+	err = c.evict(ctx, plan, batch)
 	progress(plan.Freed, total)
 	return err
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"sync"
 	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/packing"
 )
@@ -17,7 +17,7 @@ import (
 // bounds.
 type Collector struct {
 	st       *Store
-	evicting sync.Mutex // held from writing tombstones until their builds are removed
+	evicting keyed.Slots // held from writing tombstones until their builds are removed
 }
 
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk gets full, and now and

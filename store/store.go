@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 )
@@ -79,7 +80,7 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
 		ledger: newLedger(), inHand: newInHand(), uprooted: make(chan string, 1)}
-	st.collector = &Collector{st: st}
+	st.collector = &Collector{st: st, evicting: make(keyed.Slots, 1)}
 	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {

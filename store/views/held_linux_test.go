@@ -39,7 +39,8 @@ func TestOwnFilesAreLookedUpOnce(t *testing.T) {
 func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	s := open(t)
 	ctx := context.Background()
-	s.making.Lock()
+	leave, err := s.making.Take(t.Context())
+	require.NoError(t, err)
 	v, err := s.create(ctx, &s.build)
 	require.NoError(t, err)
 	require.Zero(t, s.HeldBytes(), "the blobs have names of their own")
@@ -50,7 +51,7 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	require.Positive(t, held)
 	s.discard(v)
 	s.whole()
-	s.making.Unlock()
+	leave()
 	require.Zero(t, s.HeldBytes())
 
 	s = open(t)

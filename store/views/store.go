@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store/packing"
 )
 
@@ -19,7 +20,7 @@ type Store struct {
 	live   map[index.BuildID]*View // guarded by mu
 	made   map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
 	doomed map[string]*doomed      // by "<scope>/<view>"; guarded by mu
-	making sync.Mutex              // one view is made at a time
+	making keyed.Slots             // one view is made at a time
 	half   *View                   // which is being made: its build may go meanwhile; guarded by mu
 }
 
@@ -36,7 +37,7 @@ type Options struct {
 
 // Open gives the store of views below a folder, which it makes.
 func Open(o Options) (*Store, error) {
-	vs := &Store{o: o, live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed)}
+	vs := &Store{o: o, live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed), making: make(keyed.Slots, 1)}
 	return vs, vs.scopeDir(o.Dir, "shared")
 }
 

@@ -82,8 +82,11 @@ func (vs *Store) intact(v *View) bool {
 // Get gives a view of the build, whose packed files have their unpacked form: it verifies the blobs, and makes a view with a new id unless the
 // existing one turns out to be sound. verifying is called before a blob is hashed.
 func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*View, error) {
-	vs.making.Lock()
-	defer vs.making.Unlock()
+	leave, err := vs.making.Take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	for i := range b.Files {
 		if vs.o.Forms.OnlyPacked(b.Files[i].Digest) {
 			continue
@@ -104,7 +107,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		vs.Drop(b.ID, v, PathGrace)
 	}
 	defer vs.whole()
-	v, err := vs.create(ctx, b)
+	v, err = vs.create(ctx, b)
 	if err != nil {
 		return nil, err
 	}

@@ -136,6 +136,30 @@ func TestAViewThatIsDroppedTwiceIsClosed(t *testing.T) {
 	}
 }
 
+// A view of a large build takes long to verify, and a request for another one has a deadline.
+func TestAWaitForTheViewOfAnotherBuildEndsWithItsContext(t *testing.T) {
+	s := open(t)
+	var err error
+	s.blobs, err = cas.Open(s.dir, cas.Options{}) // which has not verified any blob
+	require.NoError(t, err)
+	s.start()
+	ctx, cancel := context.WithCancel(t.Context())
+	began, end, done := make(chan struct{}, 2), make(chan struct{}), make(chan error)
+	go func() {
+		_, err := s.Get(t.Context(), &s.build, func() { began <- struct{}{}; <-end })
+		done <- err
+	}()
+	<-began
+	go func() {
+		_, err := s.Get(ctx, &s.build, func() {})
+		done <- err
+	}()
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	close(end)
+	require.NoError(t, <-done)
+}
+
 func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
 	s := open(t)
 	v := s.get()
