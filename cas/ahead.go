@@ -15,11 +15,10 @@ type Hashed struct {
 	stamp  Stamp
 }
 
-// CopyAhead copies the n bytes of src into a new file at path, which it hashes
-// on the way, on all cores, while the system begins to write it to the disk, so
-// that AdoptHashed has little left to do. The folder is ours alone: nobody else
-// can open the file before it is read-only. Fewer than n bytes are
-// io.ErrUnexpectedEOF; after an error path may be there, to be removed.
+// CopyAhead copies the n bytes of src into a new file at path, which it hashes on the way, on all
+// cores, while the system begins to write it to the disk, so that AdoptHashed has little left to
+// do. The folder is ours alone: nobody else can open the file before it is read-only. Fewer than n
+// bytes are io.ErrUnexpectedEOF; after an error path may be there, to be removed.
 func (s *Store) CopyAhead(ctx context.Context, src io.ReaderAt, path string, n int64) (Hashed, error) {
 	f, err := s.fs.Create(path)
 	if err != nil {
@@ -79,8 +78,7 @@ func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	return Hashed{d, before}, nil
 }
 
-// copy makes the empty file dst hold the n bytes of src and returns their
-// digest.
+// copy makes the empty file dst hold the n bytes of src and returns their digest.
 func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, error) {
 	if s.fs.Clone(dst, src) == nil {
 		info, err := dst.Stat()
@@ -101,10 +99,9 @@ func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n i
 	return Sum(ctx, &copier{fs: s.fs, dst: dst, src: src}, 0, n)
 }
 
-// copier copies each range that is read, so that every core copies a piece and
-// hashes it while it is in its cache. copy_file_range was tried: the copy has
-// to be read again for hashing, which made the whole 1.5 times slower, and
-// where it shares bytes Clone does so too.
+// copier copies each range that is read, so that every core copies a piece and hashes it while it
+// is in its cache. copy_file_range was tried: the copy has to be read again for hashing, which made
+// the whole 1.5 times slower, and where it shares bytes Clone does so too.
 type copier struct {
 	fs     FS
 	dst    *os.File

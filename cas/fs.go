@@ -11,15 +11,13 @@ import (
 // put one around it that fails, stops or forgets what was not synced. Files
 // are real files in both cases, for their descriptors are sent to clients.
 //
-// Paths are absolute or relative to the working directory; errors are those of
-// package os.
+// Paths are absolute or relative to the working directory; errors are those of package os.
 type FS interface {
 	// Mkdir makes a folder of mode 0700, or leaves the one that stands there.
 	Mkdir(path string) error
 	// ReadDir gives the sorted names in a folder.
 	ReadDir(path string) ([]string, error)
-	// Create makes a file for reading and writing, mode 0600. It never opens
-	// what is there already.
+	// Create makes a file for reading and writing, mode 0600. It never opens what is there already.
 	Create(path string) (*os.File, error)
 	// Open opens for reading, follows no symbolic link at the end of path, and
 	// does not wait at a FIFO.
@@ -89,13 +87,9 @@ func (OS) Create(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-func (OS) Open(path string) (*os.File, error) {
-	return openSafely(path, os.O_RDONLY)
-}
+func (OS) Open(path string) (*os.File, error) { return openSafely(path, os.O_RDONLY) }
 
-func (OS) OpenWrite(path string) (*os.File, error) {
-	return openSafely(path, os.O_RDWR)
-}
+func (OS) OpenWrite(path string) (*os.File, error) { return openSafely(path, os.O_RDWR) }
 
 func (OS) ReadAt(f *os.File, p []byte, off int64) (int, error)  { return f.ReadAt(p, off) }
 func (OS) WriteAt(f *os.File, p []byte, off int64) (int, error) { return f.WriteAt(p, off) }

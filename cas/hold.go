@@ -35,22 +35,20 @@ func (h *Hold) Put(ctx context.Context, r Source) (Digest, int64, error) {
 	return h.s.put(ctx, r, h)
 }
 
-// PutFile stores the bytes of the file f, which stays as it is, and returns
-// their digest and length when they are durable. It reads through the
-// descriptor at offsets of its own, and shares the bytes where the file system
-// can. What is hashed is the store's copy. ErrChanged: the size or the time of
-// the last change was another afterwards.
+// PutFile stores the bytes of the file f, which stays as it is, and returns their digest and length
+// when they are durable. It reads through the descriptor at offsets of its own, and shares the
+// bytes where the file system can. What is hashed is the store's copy. ErrChanged: the size or the
+// time of the last change was another afterwards.
 func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 	return h.s.putFile(ctx, f, h)
 }
 
-// AdoptHashed makes the staged file at path a blob without copying it, and returns
-// its digest and length when it is durable. The file has to be on the store's
-// file system and its writer has to be done. If it can be seen that somebody
-// could still write it, it is copied instead. Either way path is gone
-// afterwards; after an error it is there still, unless its bytes could not be
-// synced. A file that is still as it was when HashAhead or CopyAhead hashed it is not
-// hashed again; of others known is the zero Hashed.
+// AdoptHashed makes the staged file at path a blob without copying it, and returns its digest and
+// length when it is durable. The file has to be on the store's file system and its writer has to be
+// done. If it can be seen that somebody could still write it, it is copied instead. Either way path
+// is gone afterwards; after an error it is there still, unless its bytes could not be synced. A
+// file that is still as it was when HashAhead or CopyAhead hashed it is not hashed again; of others
+// known is the zero Hashed.
 func (h *Hold) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
 	return h.s.adoptHashed(ctx, path, known, h)
 }

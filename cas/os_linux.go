@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaseMoment is how long a file that somebody has a lease of is tried to be
-// opened.
+// leaseMoment is how long a file that somebody has a lease of is tried to be opened.
 const leaseMoment = 5 * time.Second
 
 // openSafely follows no link, and waits for nobody to write into a FIFO. Who asks
@@ -34,8 +33,7 @@ func (OS) Clone(dst, src *os.File) error {
 	return control2(dst, src, "clone", func(d, s int) error { return unix.IoctlFileClone(d, s) })
 }
 
-// Allocate takes no time where the file system can do it; elsewhere zeros are
-// written.
+// Allocate takes no time where the file system can do it; elsewhere zeros are written.
 func (OS) Allocate(f *os.File, size int64) error {
 	err := control(f, func(fd int) error {
 		if err := unix.Fallocate(fd, 0, 0, size); err != nil {
@@ -142,9 +140,8 @@ func stampFrom(st *unix.Stat_t) Stamp {
 	}
 }
 
-// ownAlone makes the staged file f ours and read-only, and reports whether
-// nobody can write it any more: no descriptor and no mapping is left that
-// could, it has one name, and it belongs to us.
+// ownAlone makes the staged file f ours and read-only, and reports whether nobody can write it any
+// more: no descriptor and no mapping is left that could, it has one name, and it belongs to us.
 func ownAlone(fs FS, f *os.File) (bool, error) {
 	var st unix.Stat_t
 	if err := control(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
@@ -172,9 +169,8 @@ func ownAlone(fs FS, f *os.File) (bool, error) {
 	return err == nil, nil // refused, or a file system without leases: the caller copies
 }
 
-// startWriting has the system begin to write a file's bytes to the disk. What
-// goes wrong with that is told by the sync that follows, for nothing is waited
-// for, and so no error taken, here.
+// startWriting has the system begin to write a file's bytes to the disk. What goes wrong with that
+// is told by the sync that follows, for nothing is waited for, and so no error taken, here.
 func startWriting(f *os.File) {
 	// A hint: a file system that cannot do it writes all at the sync.
 	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
@@ -190,8 +186,7 @@ func Preallocate(f *os.File, size int64) {
 	_ = control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) }) // see above
 }
 
-// Boot returns the kernel's id of this boot, for the stamps of files that are
-// not synced.
+// Boot returns the kernel's id of this boot, for the stamps of files that are not synced.
 var Boot = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -203,8 +198,7 @@ var Boot = sync.OnceValue(func() string {
 // tooManyLinks reports whether a file has as many names as its file system allows.
 func tooManyLinks(err error) bool { return errors.Is(err, unix.EMLINK) }
 
-// otherDevice reports whether a link was refused since it would leave the
-// file system.
+// otherDevice reports whether a link was refused since it would leave the file system.
 func otherDevice(err error) bool { return errors.Is(err, unix.EXDEV) }
 
 // unreadable reports whether the disk cannot give the bytes any more, or a
@@ -230,8 +224,7 @@ func diskBytesOf(info os.FileInfo) int64 {
 	return info.Size()
 }
 
-// FreeBytes returns what an ordinary user may still write into the folder's
-// file system.
+// FreeBytes returns what an ordinary user may still write into the folder's file system.
 func FreeBytes(folder string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(folder, &st); err != nil {

@@ -133,9 +133,8 @@ var errElsewhere = errors.New("staged on another file system")
 // A staged file that is adopted, and so a caller's, stays after an error, unless it is the sync
 // that failed. h, if it is not nil, keeps the blob from step 2 on.
 //
-// After a failed sync nobody knows which bytes are on the disk and a second
-// sync would succeed without writing them, so the file is dropped: the next
-// Put writes a new one.
+// After a failed sync nobody knows which bytes are on the disk and a second sync would succeed
+// without writing them, so the file is dropped: the next Put writes a new one.
 func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool, h *Hold) (err error) {
 	keep := false // path is the caller's, and sound
 	defer func() {
@@ -163,8 +162,7 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, a
 		return err
 	}
 	h.keep(d)
-	// Synced also when the name was there: whoever made it may not have got
-	// as far as this.
+	// Synced also when the name was there: whoever made it may not have got as far as this.
 	if err := s.fs.SyncDir(s.folder(d)); err != nil {
 		if made {
 			err = errors.Join(err, s.fs.Remove(s.path(d)))
@@ -185,9 +183,8 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, a
 	return nil
 }
 
-// linkNew links path to the blob's name, unless a sound blob stands there
-// already. A damaged one is set aside: its bytes are here again. The blob's
-// lock is held.
+// linkNew links path to the blob's name, unless a sound blob stands there already. A damaged one is
+// set aside: its bytes are here again. The blob's lock is held.
 func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool, err error) {
 	for range 2 {
 		err = s.fs.Link(path, s.path(d))

@@ -17,10 +17,9 @@ const (
 	maxQuarantineBytes = 1 << 30 // of all things together
 )
 
-// SetAside moves the file at path, something of the state folder dir that
-// failed a check, into the quarantine and writes a note why beside it. The
-// oldest things go when there are too many. The caller syncs the folder that
-// the file came from.
+// SetAside moves the file at path, something of the state folder dir that failed a check, into the
+// quarantine and writes a note why beside it. The oldest things go when there are too many. The
+// caller syncs the folder that the file came from.
 func SetAside(fsys FS, dir, path, why string) error {
 	quarantine := filepath.Join(dir, quarantineName)
 	if err := fsys.Mkdir(quarantine); err != nil {

@@ -6,11 +6,10 @@ import (
 	"io/fs"
 )
 
-// Removal removes blobs that nobody needs, and makes that durable for all of
-// them at once: a sync of each folder that some of them stood in, after all of
-// them are unlinked, has a file system write one transaction instead of one for
-// each blob. A crash before brings back blobs that nobody needs, each on its own.
-// It is used by one goroutine, which calls Sync at the end.
+// Removal removes blobs that nobody needs, and makes that durable for all of them at once: a sync
+// of each folder that some of them stood in, after all of them are unlinked, has a file system
+// write one transaction instead of one for each blob. A crash before brings back blobs that nobody
+// needs, each on its own. It is used by one goroutine, which calls Sync at the end.
 type Removal struct {
 	s       *Store
 	folders map[byte]Digest // that are to be synced, with one of the blobs in each

@@ -53,9 +53,8 @@ const (
 	quarantineName = "quarantine"
 )
 
-// Open opens the store in the state folder dir, makes it if there is none, and
-// removes what a crash has left of unfinished work. Nobody else may use the
-// store at that time.
+// Open opens the store in the state folder dir, makes it if there is none, and removes what a crash
+// has left of unfinished work. Nobody else may use the store at that time.
 func Open(dir string, o Options) (*Store, error) {
 	s := &Store{
 		dir:      dir,
@@ -292,10 +291,9 @@ func (s *Store) quarantine(d Digest, why string) error {
 	return s.gone(d, SetAside(s.fs, s.dir, s.path(d), why))
 }
 
-// Walk calls fn with every blob, its length, and the bytes that it takes on the
-// disk, in whole blocks, in order of digests, and stops at fn's first error,
-// which it returns. It reads no blob. Blobs that come or go meanwhile may be
-// given or not.
+// Walk calls fn with every blob, its length, and the bytes that it takes on the disk, in whole
+// blocks, in order of digests, and stops at fn's first error, which it returns. It reads no blob.
+// Blobs that come or go meanwhile may be given or not.
 func (s *Store) Walk(ctx context.Context, fn func(d Digest, size, disk int64) error) error {
 	return s.each(ctx, func(_ string, d Digest, info fs.FileInfo, ok bool) error {
 		if !ok {

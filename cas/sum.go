@@ -16,9 +16,8 @@ import (
 	"lukechampine.com/blake3/guts"
 )
 
-// BLAKE3 is a binary tree over chunks of 1 KiB. A piece is a complete subtree,
-// so pieces can be hashed on any core, in any order, and joined afterwards;
-// the result is the standard digest.
+// BLAKE3 is a binary tree over chunks of 1 KiB. A piece is a complete subtree, so pieces can be
+// hashed on any core, in any order, and joined afterwards; the result is the standard digest.
 const (
 	groupSize = guts.MaxSIMD * guts.ChunkSize // what one vector instruction stream hashes
 	pieceSize = 1 << 20                       // a power of two groups; small enough to stay in the cache of a core
@@ -112,9 +111,7 @@ func root(n guts.Node) (d Digest) {
 	return d
 }
 
-func parent(left, right [8]uint32) guts.Node {
-	return guts.ParentNode(left, right, &guts.IV, 0)
-}
+func parent(left, right [8]uint32) guts.Node { return guts.ParentNode(left, right, &guts.IV, 0) }
 
 // pieceNode hashes the piece of that index. Only the last piece of an input is
 // shorter than pieceSize, and only the only one is empty. The capacity of b is

@@ -45,9 +45,8 @@ func (s *Store) holds(d Digest, f *os.File) (Stamp, bool) {
 	return kept, err == nil && kept.Holds(seen)
 }
 
-// OpenUnverified opens the blob without looking at its bytes, and tells whether
-// its stamp holds: for who hashes what comes of it anyway. Errors are those of
-// Open but for *CorruptError.
+// OpenUnverified opens the blob without looking at its bytes, and tells whether its stamp holds:
+// for who hashes what comes of it anyway. Errors are those of Open but for *CorruptError.
 func (s *Store) OpenUnverified(d Digest) (f *os.File, verified bool, err error) {
 	if f, err = s.openFile(d); err != nil {
 		return nil, false, err

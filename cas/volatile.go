@@ -64,8 +64,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 	return nil
 }
 
-// name moves the staged file to the blob's name, and makes its folder if it is
-// the first there.
+// name moves the staged file to the blob's name, and makes its folder if it is the first there.
 func (s *Store) name(path string, d Digest) error {
 	if err := s.fs.Rename(path, s.path(d)); err == nil || !os.IsNotExist(err) {
 		return err

@@ -172,9 +172,7 @@ type CheckResult struct {
 }
 
 // Cause says why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.
-func (r CheckResult) Cause() string {
-	return (&RefusedError{Code: r.Code, Text: r.Text}).Cause()
-}
+func (r CheckResult) Cause() string { return (&RefusedError{Code: r.Code, Text: r.Text}).Cause() }
 
 // Fingerprint is what a one-node model says of itself after a compile with an EP.
 type Fingerprint struct {

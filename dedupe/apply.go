@@ -84,11 +84,10 @@ func (t *tee) ReadAt(p []byte, off int64) (int, error) {
 
 // copy reads all, a step of the blob at a time, of however many extents.
 //
-// copy_file_range was used before: where nothing can be shared it takes its bytes
-// through a pipe, 64 KiB at most, and what is written begins where the source's
-// pages do and not the file's own. On ext4 that takes two to three times as long.
-// Extents are not cloned either: of real context binaries 6 % of what they share
-// begins alike within the blocks of a file system.
+// copy_file_range was used before: where nothing can be shared it takes its bytes through a pipe,
+// 64 KiB at most, and what is written begins where the source's pages do and not the file's own. On
+// ext4 that takes two to three times as long. Extents are not cloned either: of real context
+// binaries 6 % of what they share begins alike within the blocks of a file system.
 func (t *tee) copy(ctx context.Context, size int64) error {
 	steps := int((size + cas.WriteStep - 1) / cas.WriteStep)
 	begin := func() []byte { return make([]byte, cas.WriteStep) }

@@ -20,10 +20,9 @@ type Assembled struct {
 	sources []Source   // in the order of the recipe's containers, then its frames; nil: not opened yet
 }
 
-// Assemble gives the blob of a valid recipe as a Source. open is called at most
-// once for each container, when its bytes are first needed, and must answer
-// with a blob that stands whole: with cas.ErrNotFound for one that is packed.
-// Close closes what was opened.
+// Assemble gives the blob of a valid recipe as a Source. open is called at most once for each
+// container, when its bytes are first needed, and must answer with a blob that stands whole: with
+// cas.ErrNotFound for one that is packed. Close closes what was opened.
 func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -48,8 +47,7 @@ func (a *Assembled) Close() error {
 	return all
 }
 
-// source returns an open container, after comparing its size with what the
-// recipe says of it.
+// source returns an open container, after comparing its size with what the recipe says of it.
 func (a *Assembled) source(i int) (Source, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

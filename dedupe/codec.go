@@ -31,8 +31,7 @@ import (
 //	        e     extents: uv 2 x container + (1 if repeated); uv length; sv from, less the end of what
 //	              the extent before took from that container (0 for the first); uv period, if repeated
 //
-// In version 2 there stand behind the containers, and extents of container c take
-// from the frames:
+// In version 2 there stand behind the containers, and extents of container c take from the frames:
 //
 //	8     s, bytes that come out of all frames
 //	4     b, bytes that come out of each but the last: a power of two, from 64 KiB to 1 MiB

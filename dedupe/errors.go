@@ -31,16 +31,13 @@ func (e *FormatError) Error() string {
 	return b.String()
 }
 
-// ContainerError says that a container is not what the recipe was made from,
-// or could not be opened or read. Err may be a *cas.CorruptError or
-// cas.ErrNotFound.
+// ContainerError says that a container is not what the recipe was made from, or could not be opened
+// or read. Err may be a *cas.CorruptError or cas.ErrNotFound.
 type ContainerError struct {
 	Digest cas.Digest // of the container
 	Err    error
 }
 
-func (e *ContainerError) Error() string {
-	return fmt.Sprintf("container %s: %v", e.Digest, e.Err)
-}
+func (e *ContainerError) Error() string { return fmt.Sprintf("container %s: %v", e.Digest, e.Err) }
 
 func (e *ContainerError) Unwrap() error { return e.Err }

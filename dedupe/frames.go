@@ -22,10 +22,9 @@ const (
 	frameHash = 16 // bytes of the BLAKE3 of a frame as it is stored
 )
 
-// Frames are the own literals of a recipe which has them in its own file: cut
-// into pieces of one size, each of which is compressed by itself, so that any
-// range can be read without the rest. Extents whose Container is the number of
-// the recipe's containers take from them.
+// Frames are the own literals of a recipe which has them in its own file: cut into pieces of one
+// size, each of which is compressed by itself, so that any range can be read without the rest.
+// Extents whose Container is the number of the recipe's containers take from them.
 type Frames struct {
 	Size  int64 // bytes that come out of all
 	Each  int64 // bytes that come out of each but the last: a power of two, from MinFrame to MaxFrame
@@ -34,9 +33,8 @@ type Frames struct {
 	file *framedFile // where they are stored; nil: they are not yet
 }
 
-// Frame is one of them: as it is, if it is stored in as many bytes as come out,
-// else a frame of Zstandard (RFC 8878) that states its size and needs no
-// dictionary.
+// Frame is one of them: as it is, if it is stored in as many bytes as come out, else a frame of
+// Zstandard (RFC 8878) that states its size and needs no dictionary.
 type Frame struct {
 	Stored int64           // bytes
 	Sum    [frameHash]byte // half of the BLAKE3 of the stored bytes

@@ -164,9 +164,8 @@ func invalid(field, format string, args ...any) *FormatError {
 	return &FormatError{Offset: -1, Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// Taken returns how many bytes of the blob come from each container, in the
-// order of Containers, and then from frames if there are any. A repeated range
-// counts with all its bytes.
+// Taken returns how many bytes of the blob come from each container, in the order of Containers,
+// and then from frames if there are any. A repeated range counts with all its bytes.
 func (r *Recipe) Taken() []int64 {
 	taken := make([]int64, r.sources())
 	for _, e := range r.Extents {

@@ -9,11 +9,10 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Removal removes recipes, and makes that durable for all of them at once: with
-// one sync of each folder that some of them stood in. Nobody finds them from the
-// moment on at which they are removed, but Users goes on to tell of their
-// containers until Sync: a crash before could bring the recipes back. It is used
-// by one goroutine, which calls Sync at the end.
+// Removal removes recipes, and makes that durable for all of them at once: with one sync of each
+// folder that some of them stood in. Nobody finds them from the moment on at which they are
+// removed, but Users goes on to tell of their containers until Sync: a crash before could bring the
+// recipes back. It is used by one goroutine, which calls Sync at the end.
 type Removal struct {
 	s    *Shelf
 	gone []cas.Digest // in no order; of some there was no recipe
@@ -22,10 +21,9 @@ type Removal struct {
 // Removal begins to remove recipes.
 func (s *Shelf) Removal() *Removal { return &Removal{s: s} }
 
-// Remove deletes the recipe of a blob, durably when Sync returns, and tells what
-// is given up then: the containers of that very recipe, and of those before that
-// were not certain to be gone. One that is not there is cas.ErrNotFound, and then
-// Sync makes that durable.
+// Remove deletes the recipe of a blob, durably when Sync returns, and tells what is given up then:
+// the containers of that very recipe, and of those before that were not certain to be gone. One
+// that is not there is cas.ErrNotFound, and then Sync makes that durable.
 func (r *Removal) Remove(d cas.Digest) (containers []Container, err error) {
 	return r.takeAway(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
 }
@@ -50,9 +48,8 @@ func (r *Removal) takeAway(d cas.Digest, take func() error) (containers []Contai
 	return containers, err
 }
 
-// Sync makes durable what was removed, and gives up its containers. What could
-// not be synced may come back after a crash, and keeps them until it is removed
-// once more.
+// Sync makes durable what was removed, and gives up its containers. What could not be synced may
+// come back after a crash, and keeps them until it is removed once more.
 func (r *Removal) Sync() (err error) {
 	if len(r.gone) == 0 {
 		return nil // most blobs that are removed have no recipe: nobody has to wait for whoever writes one

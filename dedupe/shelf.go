@@ -22,10 +22,9 @@ import (
 // the blob that it rebuilds. It never removes or reads a blob: what a recipe
 // refers to is the caller's to keep, for as long as Users tells of one.
 //
-// Put and Remove return when the change is durable; a crash at any step leaves
-// the earlier recipe or the new one under the name, whole, and at most a staged
-// file, which the next OpenShelf removes. All methods may be called at the same
-// time.
+// Put and Remove return when the change is durable; a crash at any step leaves the earlier recipe
+// or the new one under the name, whole, and at most a staged file, which the next OpenShelf
+// removes. All methods may be called at the same time.
 type Shelf struct {
 	dir      string // the state folder
 	recipes  string
@@ -68,10 +67,9 @@ const (
 	incomingName = "incoming" // below recipes, so that a rename never leaves the file system
 )
 
-// OpenShelf opens the recipes in the state folder dir. fsys may be nil: the
-// operating system's. A recipe that is damaged is moved into the quarantine, and
-// one that the system does not give stays; Problems tells. Nobody else may use
-// the folder at that time.
+// OpenShelf opens the recipes in the state folder dir. fsys may be nil: the operating system's. A
+// recipe that is damaged is moved into the quarantine, and one that the system does not give stays;
+// Problems tells. Nobody else may use the folder at that time.
 func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
 	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
 		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}), going: make(map[cas.Digest][]Container),
@@ -85,10 +83,9 @@ func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
 	return s, nil
 }
 
-// ReadShelf is the shelf in the state folder dir for callers that only read. It
-// reads a recipe when it is asked for, writes nothing and takes no lock, so a
-// store on a read-only file system will do. Of what is known from memory only
-// Stands answers.
+// ReadShelf is the shelf in the state folder dir for callers that only read. It reads a recipe when
+// it is asked for, writes nothing and takes no lock, so a store on a read-only file system will do.
+// Of what is known from memory only Stands answers.
 func ReadShelf(dir string) *Shelf {
 	return &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{}, onlyRead: true}
 }
@@ -245,11 +242,10 @@ func (s *Shelf) giveUpLocked(d cas.Digest, containers []Container) {
 	}
 }
 
-// Put makes the recipe durable, in the place of one that the blob may have had.
-// literals are the bytes that come out of r.Frames; they are compressed into the
-// file. They are nil where the recipe has no frames. prove, which may be nil, is
-// called with the recipe as it was written, before that gets its name; its error
-// leaves things as they were. From then on Users tells of the recipe's
+// Put makes the recipe durable, in the place of one that the blob may have had. literals are the
+// bytes that come out of r.Frames; they are compressed into the file. They are nil where the recipe
+// has no frames. prove, which may be nil, is called with the recipe as it was written, before that
+// gets its name; its error leaves things as they were. From then on Users tells of the recipe's
 // containers, which have to be durable before.
 func (s *Shelf) Put(
 	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
@@ -342,8 +338,7 @@ func (s *Shelf) place(r *Recipe, path string, stored int64) error {
 	return err
 }
 
-// makeFolder makes the blob's folder, durably, with the first recipe in it: few
-// stores have many.
+// makeFolder makes the blob's folder, durably, with the first recipe in it: few stores have many.
 func (s *Shelf) makeFolder(d cas.Digest) error {
 	if err := s.fs.Mkdir(s.folder(d)); err != nil {
 		return err
@@ -358,9 +353,8 @@ func (s *Shelf) Get(d cas.Digest) (*Recipe, error) {
 	return r, err
 }
 
-// GetStamped is Get, with the stamp of the file that was read: for who proved
-// once that the recipe gives its blob, and wants to know whether that still goes
-// for what stands there now.
+// GetStamped is Get, with the stamp of the file that was read: for who proved once that the recipe
+// gives its blob, and wants to know whether that still goes for what stands there now.
 func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
@@ -399,8 +393,7 @@ func (s *Shelf) Stands(d cas.Digest) bool {
 	return !errors.Is(s.take(d), cas.ErrNotFound)
 }
 
-// ReadAgain tries once more to read what the system did not give when the shelf
-// was opened.
+// ReadAgain tries once more to read what the system did not give when the shelf was opened.
 func (s *Shelf) ReadAgain() {
 	var again []cas.Digest
 	s.mu.RLock()

@@ -32,8 +32,7 @@ func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	return fmt.Errorf("read at offset %d: %w", off+int64(n), err)
 }
 
-// File is an open file as a Source. It takes its size when it is made; store
-// files do not change.
+// File is an open file as a Source. It takes its size when it is made; store files do not change.
 type File struct {
 	file *os.File
 	size int64

@@ -261,9 +261,7 @@ func attribute(e xml.StartElement, name string) string {
 }
 
 // shortName cuts a name, and leaves no half of a character.
-func shortName(s string) string {
-	return strings.ToValidUTF8(s[:min(len(s), maxRangeName)], "")
-}
+func shortName(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxRangeName)], "") }
 
 func shapeText(shape []int64) string {
 	var b strings.Builder

@@ -29,9 +29,8 @@ func (c *bounded[K, V]) get(k K) (v V, drops uint64, ok bool) {
 	return one.value, c.drops, ok
 }
 
-// fill puts in what was read elsewhere since get, unless the key has a newer
-// value by now, or something was dropped meanwhile: then the value may be of
-// before the drop.
+// fill puts in what was read elsewhere since get, unless the key has a newer value by now, or
+// something was dropped meanwhile: then the value may be of before the drop.
 func (c *bounded[K, V]) fill(drops uint64, k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

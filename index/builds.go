@@ -44,9 +44,8 @@ type lookupKey struct {
 	scope   string
 }
 
-// Lookup returns the builds of a request in a scope, newest first, whatever
-// their states; none is no error. A repeated look-up is answered from memory.
-// The result is shared with other callers.
+// Lookup returns the builds of a request in a scope, newest first, whatever their states; none is
+// no error. A repeated look-up is answered from memory. The result is shared with other callers.
 func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	key := lookupKey{k, scope}
 	builds, drops, ok := x.entries.get(key)
@@ -166,9 +165,8 @@ type Need struct {
 	Build      BuildID
 }
 
-// EachNeed calls fn with every blob that is needed, in order of digests, once
-// for each build that needs it, and stops at fn's first error, which it returns.
-// No transaction is open during fn.
+// EachNeed calls fn with every blob that is needed, in order of digests, once for each build that
+// needs it, and stops at fn's first error, which it returns. No transaction is open during fn.
 func (x *Index) EachNeed(ctx context.Context, fn func(Need) error) error {
 	return x.eachNeed(ctx, nil, fn)
 }

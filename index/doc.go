@@ -1,19 +1,17 @@
 // Package index maps requests to the builds that answer them.
 //
-// One manifest a build, and a journal, are the truth. The database index.db is
-// made from them, and Open makes it again when it is missing, damaged or of
-// another schema. Only what nothing else knows is lost with it: memo, last use,
-// counters, stamps and views, all of which are made again in use. Damage that
-// is found after Open ends the use of the index, see BrokenError.
+// One manifest a build, and a journal, are the truth. The database index.db is made from them, and
+// Open makes it again when it is missing, damaged or of another schema. Only what nothing else
+// knows is lost with it: memo, last use, counters, stamps and views, all of which are made again in
+// use. Damage that is found after Open ends the use of the index, see BrokenError.
 //
 // Publish and RetractAll return when their effect is durable: the manifest is the
 // commit point both ways. States, pins and tombstones are durable when the
 // methods of Journal return. Everything else (memos, views, stamps, uses, counters, events) is kept
 // in memory and written a few seconds later and at Close.
 //
-// All methods of an Index may be called at the same time. What Lookup, Get and
-// Each give is shared: callers never change it. One process has an index open
-// at a time.
+// All methods of an Index may be called at the same time. What Lookup, Get and Each give is shared:
+// callers never change it. One process has an index open at a time.
 //
 // Start with Open, Index.Publish and Index.Lookup; the layout on disk is
 // described in doc/format.md.

@@ -14,10 +14,9 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// folder is one of the 256 folders of manifests, and what the database knows
-// of it: the folder's times when both said the same. So Open need not list
-// folders that have not changed, and notices manifests that a crash kept from
-// the database, or that were deleted.
+// folder is one of the 256 folders of manifests, and what the database knows of it: the folder's
+// times when both said the same. So Open need not list folders that have not changed, and notices
+// manifests that a crash kept from the database, or that were deleted.
 type folder struct {
 	seen    folderTimes
 	touched bool // seen is so fresh that another change could have the same times
@@ -53,9 +52,7 @@ type manifests struct {
 
 func (m *manifests) folder(i byte) string { return filepath.Join(m.dir, fmt.Sprintf("%02x", i)) }
 
-func (m *manifests) path(id BuildID) string {
-	return filepath.Join(m.folder(id[0]), id.String())
-}
+func (m *manifests) path(id BuildID) string { return filepath.Join(m.folder(id[0]), id.String()) }
 
 // lookAt returns the folder's times. Where they cannot be had, they never fit,
 // and every Open lists the folder.
@@ -114,8 +111,7 @@ func (m *manifests) note(tx *bbolt.Tx, i byte, t folderTimes) error {
 	return put(tx, bucketFolders, []byte{i}, encodeRow(t))
 }
 
-// list returns the ids of the manifests in a folder. Other names are left for
-// Check to tell.
+// list returns the ids of the manifests in a folder. Other names are left for Check to tell.
 func (m *manifests) list(i byte) ([]BuildID, error) {
 	names, err := m.fs.ReadDir(m.folder(i))
 	if err != nil {
@@ -130,8 +126,7 @@ func (m *manifests) list(i byte) ([]BuildID, error) {
 	return ids, nil
 }
 
-// read reads one manifest. The error is a *NewerError, a *DamageError,
-// or whatever the system said.
+// read reads one manifest. The error is a *NewerError, a *DamageError, or whatever the system said.
 func (m *manifests) read(id BuildID) (Build, error) {
 	name := filepath.Join(manifestsName, id.String()[:2], id.String())
 	file, err := readFile(m.fs, m.path(id), headerSize+maxManifest+manifestSumSize)

@@ -24,8 +24,7 @@ type Options struct {
 	// that the index notes itself. It must not wait, nor call the index.
 	Heard func(Event)
 
-	// Disk tells what a blob takes on the disk, in whole blocks. nil: its size
-	// in blocks of 4 KiB.
+	// Disk tells what a blob takes on the disk, in whole blocks. nil: its size in blocks of 4 KiB.
 	Disk func(cas.Digest) (int64, error)
 
 	// Making is called every few seconds while Open makes the database from the manifests, with the
@@ -41,8 +40,7 @@ type Options struct {
 	now func() time.Time // nil: time.Now
 }
 
-// Index is the open index of a store. See the package comment for what it
-// promises.
+// Index is the open index of a store. See the package comment for what it promises.
 //
 // Locks are taken in the order changing, then everything inside the database,
 // soft or journal; none of those takes another.
@@ -217,8 +215,7 @@ func (x *Index) makeFolders() error {
 	return nil
 }
 
-// Close writes what is in memory and closes the files. Calls that are still
-// running may fail.
+// Close writes what is in memory and closes the files. Calls that are still running may fail.
 func (x *Index) Close() (err error) {
 	x.closing.Do(func() {
 		x.stop()

@@ -219,9 +219,8 @@ func (j *Journal) forget(id BuildID) {
 	delete(j.pins, id)
 }
 
-// prune drops the states and pins of builds that are gone, which the file may
-// still have, and the tombstones of those that are there: a crash kept them from
-// going.
+// prune drops the states and pins of builds that are gone, which the file may still have, and the
+// tombstones of those that are there: a crash kept them from going.
 func (j *Journal) prune(there func(BuildID) bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -260,8 +259,7 @@ func (j *Journal) Note(ctx context.Context, e Event) error {
 	return j.note(e)
 }
 
-// note adds an event, durable at the next flush. In memory it counts even if
-// that fails.
+// note adds an event, durable at the next flush. In memory it counts even if that fails.
 func (j *Journal) note(e Event) error {
 	e.At, e.Text, e.Kind = trimTime(e.At), shorten(e.Text, maxText), shorten(e.Kind, 64)
 	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName), shorten(e.Scope, 64)
@@ -366,8 +364,7 @@ func (j *Journal) flush() error {
 // the reserve. appending is held.
 func (j *Journal) rewrite() error {
 	if j.file != nil {
-		// Nothing more is written to it. What closing could report was lost
-		// or synced before.
+		// Nothing more is written to it. What closing could report was lost or synced before.
 		_ = j.file.Close()
 		j.file = nil
 	}

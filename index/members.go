@@ -106,8 +106,7 @@ func checkMembers(b *Build, files map[string]bool) error {
 	return nil
 }
 
-// sources lists the blobs of all kept sources, each file as often as it is
-// needed.
+// sources lists the blobs of all kept sources, each file as often as it is needed.
 func (b *Build) sources() []File {
 	files := slices.Clone(b.Source.Files)
 	for i := range b.Members {

@@ -38,9 +38,8 @@ func (b *Build) Models() []Member {
 	return []Member{{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph}}
 }
 
-// Means reports whether the name means the build: its request key, build key,
-// id or the digest of one of its models, the first MinPrefix or more digits of
-// one, or the name of one of its models.
+// Means reports whether the name means the build: its request key, build key, id or the digest of
+// one of its models, the first MinPrefix or more digits of one, or the name of one of its models.
 func (b *Build) Means(name string) bool {
 	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
 	for _, m := range b.Models() {
@@ -73,9 +72,8 @@ func (b *Build) nameRows() [][]byte {
 	return slices.CompactFunc(rows, bytes.Equal)
 }
 
-// Named calls fn with every build that the name means, see Means, in order of
-// ids, and stops at fn's first error, which it returns. No transaction is open
-// during fn.
+// Named calls fn with every build that the name means, see Means, in order of ids, and stops at
+// fn's first error, which it returns. No transaction is open during fn.
 func (x *Index) Named(ctx context.Context, name string, fn func(Build) error) error {
 	return x.eachOf(ctx, name, x.prefixesOf(name), fn)
 }
@@ -107,8 +105,7 @@ func (x *Index) prefixesOf(name string) []rowPrefix {
 		rowPrefix{bucketRequests, value}, rowPrefix{bucketBuilds, value})
 }
 
-// eachOf calls fn with the builds of these rows that the name means, or all of
-// them if it is "".
+// eachOf calls fn with the builds of these rows that the name means, or all of them if it is "".
 func (x *Index) eachOf(ctx context.Context, name string, rows []rowPrefix, fn func(Build) error) error {
 	var ids []BuildID
 	for _, r := range rows {

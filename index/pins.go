@@ -31,8 +31,7 @@ func (j *Journal) Pin(id BuildID, p Pin) error {
 	return nil
 }
 
-// Unpin takes that back, durably when it returns. It is no error if the build
-// was not pinned.
+// Unpin takes that back, durably when it returns. It is no error if the build was not pinned.
 func (j *Journal) Unpin(id BuildID) error {
 	p, ok := j.Pinned(id)
 	if !ok {

@@ -8,9 +8,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Publish makes a build known, durably when it returns. Its blobs have to be
-// durable before. The newest build of a build key and scope supersedes the
-// others, which Lookup still gives after it.
+// Publish makes a build known, durably when it returns. Its blobs have to be durable before. The
+// newest build of a build key and scope supersedes the others, which Lookup still gives after it.
 //
 // The commit point is the synced folder: after a crash before it there is no
 // build, after it there is, whatever the database says. If the database cannot

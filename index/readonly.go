@@ -11,11 +11,10 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// OpenReadOnly reads the manifests and the journal in the state folder dir, and
-// returns the builds with an index that has no database. The index answers
-// StateOf, Problems, History, Tombstones and BlobBytes, remembers memos and stamps
-// until the process ends, and fails where it needs the database. It need not be
-// closed.
+// OpenReadOnly reads the manifests and the journal in the state folder dir, and returns the builds
+// with an index that has no database. The index answers StateOf, Problems, History, Tombstones and
+// BlobBytes, remembers memos and stamps until the process ends, and fails where it needs the
+// database. It need not be closed.
 //
 // OpenReadOnly writes nothing and takes no lock, so a store on a read-only file
 // system will do. Manifests that cannot be read are left out, and in Problems. It

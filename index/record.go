@@ -40,9 +40,8 @@ const (
 	maxEvents         = 8 << 10 // kept when it is rewritten
 )
 
-// parseJournal calls fn with every sound record. torn says that the file ends
-// within a record, as after a crash; damage, that sound records follow a bad
-// one, or that the header is bad.
+// parseJournal calls fn with every sound record. torn says that the file ends within a record, as
+// after a crash; damage, that sound records follow a bad one, or that the header is bad.
 func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
 	if len(file) < journalHeaderSize {
 		return false, &DamageError{"journal", "its header is cut off"}
@@ -80,8 +79,7 @@ func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, da
 	return false, damage
 }
 
-// parseRecord returns the body of the record that b begins with and the length
-// of the whole, or 0.
+// parseRecord returns the body of the record that b begins with and the length of the whole, or 0.
 func parseRecord(b []byte) (body []byte, n int) {
 	if len(b) < recordHeaderSize || string(b[:4]) != recordMarker {
 		return nil, 0

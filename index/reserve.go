@@ -10,8 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// ReserveBytes is how large the reserve is: as much as a rewritten journal takes, nearly
-// always.
+// ReserveBytes is how large the reserve is: as much as a rewritten journal takes, nearly always.
 const ReserveBytes = maxJournal
 
 // reservePiece is given up at a time, because the process that fills the disk may take what is given
@@ -75,8 +74,7 @@ func (r *reserve) size() int64 {
 	return info.Size()
 }
 
-// dropHollow removes a reserve without blocks: copies of a store may have lost
-// them.
+// dropHollow removes a reserve without blocks: copies of a store may have lost them.
 func (r *reserve) dropHollow() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

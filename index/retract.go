@@ -23,10 +23,9 @@ type Retraction struct {
 // RetractAll takes builds back, in this order, durably when it returns, and leaves a line in the
 // history of the request of each. Their blobs and views may be removed only afterwards. After an
 // error the build may be there or not; RetractAll can be called again. Each is by itself: after a
-// crash some may be gone. What makes it
-// fast is that the manifests are all unlinked before their folders are synced,
-// each once, and that one transaction takes the rows of all of them. A caller that
-// publishes in one of the folders waits, so there should not be many at once.
+// crash some may be gone. What makes it fast is that the manifests are all unlinked before their
+// folders are synced, each once, and that one transaction takes the rows of all of them. A caller
+// that publishes in one of the folders waits, so there should not be many at once.
 func (x *Index) RetractAll(list []Retraction) {
 	x.manifests.changing.Lock()
 	defer x.manifests.changing.Unlock()
@@ -83,8 +82,7 @@ func (x *Index) RetractAll(list []Retraction) {
 
 func (r *Retraction) fail(err error) { r.Err = fmt.Errorf("retract build %s: %w", r.ID, err) }
 
-// dropRows takes the rows of builds that are gone out of the database, in one
-// transaction.
+// dropRows takes the rows of builds that are gone out of the database, in one transaction.
 func (x *Index) dropRows(builds []Build, gone []int) {
 	times := make(map[byte]folderTimes)
 	for _, i := range gone {
@@ -117,8 +115,7 @@ func (x *Index) dropRows(builds []Build, gone []int) {
 		x.manifests.touch(i, t)
 	}
 	for _, i := range gone {
-		// A look-up that read the rows before they went must not be kept once
-		// the mark is off.
+		// A look-up that read the rows before they went must not be kept once the mark is off.
 		x.dropEntries(&builds[i])
 		x.knownMu.Lock()
 		delete(x.gone, builds[i].ID)

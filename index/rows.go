@@ -47,9 +47,8 @@ var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bu
 
 const sealSize = 16
 
-// seal returns what is stored for a value: a checksum and the value. The
-// checksum is over bucket and key as well, for after a flipped bit in a page
-// bbolt may answer with another key's value.
+// seal returns what is stored for a value: a checksum and the value. The checksum is over bucket
+// and key as well, for after a flipped bit in a page bbolt may answer with another key's value.
 //
 //	offset  size  what
 //	0       16    first half of the BLAKE3 of: length of bucket u8, bucket,

@@ -146,8 +146,7 @@ func (x *Index) manifestBytes(id BuildID) int64 {
 
 var errBlobRow = &DamageError{"index.db", "a row of a blob without its sizes"}
 
-// DiskBytes returns what is accounted for a blob on the disk, and whether any
-// build needs it.
+// DiskBytes returns what is accounted for a blob on the disk, and whether any build needs it.
 func (x *Index) DiskBytes(d cas.Digest) (disk int64, needed bool, err error) {
 	n, err := x.blob(d)
 	return n.Disk, !n.Build.IsZero(), err

@@ -10,10 +10,9 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// soft holds the rows that may be lost: memo, stamps, views, use, counters,
-// failures, sketches, shares.
-// Writes stay in memory until the next flush, so that none of them costs a
-// transaction, and reads are answered from memory as far as that goes.
+// soft holds the rows that may be lost: memo, stamps, views, use, counters, failures, sketches,
+// shares. Writes stay in memory until the next flush, so that none of them costs a transaction, and
+// reads are answered from memory as far as that goes.
 type soft struct {
 	db    *database
 	cache *bounded[softKey, []byte]
@@ -115,8 +114,7 @@ func (s *soft) later(k softKey, value []byte) {
 	}
 }
 
-// flush writes what is pending, a page a transaction. What cannot be written
-// stays pending.
+// flush writes what is pending, a page a transaction. What cannot be written stays pending.
 func (s *soft) flush() error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()

@@ -34,8 +34,7 @@ func marshalSource(s Source) *manifestpb.Source {
 	return m
 }
 
-// unmarshalSource gives none for a kind of a newer epcached: the build is good
-// without it.
+// unmarshalSource gives none for a kind of a newer epcached: the build is good without it.
 func unmarshalSource(m *manifestpb.Source) (Source, error) {
 	s := Source{Kind: m.GetKind(), Why: m.GetWhy()}
 	switch s.Kind {

@@ -38,9 +38,8 @@ type Blob struct {
 	Needs      uint32 // builds that need it
 }
 
-// Survey is the whole store, briefly. It is no snapshot: what was published or
-// retracted while it was made may be in it or not, but what it says of a blob
-// that is needed is never too little.
+// Survey is the whole store, briefly. It is no snapshot: what was published or retracted while it
+// was made may be in it or not, but what it says of a blob that is needed is never too little.
 type Survey struct {
 	Builds []Brief
 	Blobs  []Blob
@@ -176,9 +175,8 @@ func briefOf(b *Build) Brief {
 }
 
 // A brief: request key, 32; model digest, 32; created i64; compile seconds as IEEE 754; logical
-// bytes i64; bytes of the manifest on disk i64; user id u32; 1 if it was put
-// u8; length of the scope u8; scope; length of the execution provider's name
-// u8; that name; the model's name.
+// bytes i64; bytes of the manifest on disk i64; user id u32; 1 if it was put u8; length of the
+// scope u8; scope; length of the execution provider's name u8; that name; the model's name.
 func encodeBrief(b *Brief) []byte {
 	out := append(make([]byte, 0, 192), b.RequestKey[:]...)
 	out = append(out, b.ModelDigest[:]...)

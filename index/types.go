@@ -49,9 +49,8 @@ type File struct {
 	Digest cas.Digest
 }
 
-// EPFacts is what is known of one execution provider that made a build, in the
-// order of the request. SDK version, hardware and compatibility string are what
-// the build's own graphs state.
+// EPFacts is what is known of one execution provider that made a build, in the order of the
+// request. SDK version, hardware and compatibility string are what the build's own graphs state.
 type EPFacts struct {
 	Name, Version, Library string
 	LibraryDigest          cas.Digest
@@ -63,9 +62,8 @@ type EPFacts struct {
 	TookNone               bool // it took no node of the model, and states nothing
 }
 
-// Build is one compiled result: the whole record that its manifest holds.
-// A Build that the index returns is shared with other callers: read it, never
-// write into its slices and maps.
+// Build is one compiled result: the whole record that its manifest holds. A Build that the index
+// returns is shared with other callers: read it, never write into its slices and maps.
 type Build struct {
 	ID          BuildID
 	RequestKey  RequestKey
@@ -124,9 +122,7 @@ func (b *Build) Maker() *EPFacts {
 
 // Blobs returns every blob that the build refers to: its files, and those of
 // its kept source, whose names are no names of files.
-func (b *Build) Blobs() []File {
-	return slices.Concat(b.Files, b.sources())
-}
+func (b *Build) Blobs() []File { return slices.Concat(b.Files, b.sources()) }
 
 // Serves reports whether the blob is among the build's files.
 func (b *Build) Serves(d cas.Digest) bool {
@@ -155,8 +151,7 @@ const (
 	Damaged  = "damaged"  // not served: bytes of it are not what they were
 )
 
-// State says whether a build may be served. A build that nothing is known
-// against is Current.
+// State says whether a build may be served. A build that nothing is known against is Current.
 type State struct {
 	Name   string
 	Reason string

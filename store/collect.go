@@ -83,9 +83,7 @@ const (
 )
 
 // hasView tells whether the build has a view that is in use in this run.
-func (st *Store) hasView(id index.BuildID) bool {
-	return st.views.Current(id) != nil
-}
+func (st *Store) hasView(id index.BuildID) bool { return st.views.Current(id) != nil }
 
 // Builds that are evicted together share their syncs. The batch is bounded because publishers block
 // behind it, and so do reservations that wait for space.

@@ -108,8 +108,7 @@ func (c *Collector) makeRoom(ctx context.Context, aged *time.Time) {
 }
 
 // AboveBounds reports whether something has to be removed now, for another reason than its age.
-// waits: a reservation waits for it, so that bytes that are about to be made smaller count in
-// full.
+// waits: a reservation waits for it, so that bytes that are about to be made smaller count in full.
 func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	b, err := c.st.Bounds()
 	if err != nil {

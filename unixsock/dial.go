@@ -21,9 +21,7 @@ type Dialer struct {
 }
 
 // Dial connects to the daemon at path: Dialer{}.Dial.
-func Dial(ctx context.Context, path string) (*Client, error) {
-	return Dialer{}.Dial(ctx, path)
-}
+func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
 
 // Dial connects to the daemon at the first of the paths where one listens and this process may
 // connect, and exchanges the first frames. The error matches fs.ErrPermission where a path is

@@ -9,12 +9,10 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// ErrStopped is what every step gives from the one on at which the file system
-// stops.
+// ErrStopped is what every step gives from the one on at which the file system stops.
 var ErrStopped = errors.New("the machine has stopped")
 
-// FS is a cas.FS; see the package comment. All methods may be called at the
-// same time.
+// FS is a cas.FS; see the package comment. All methods may be called at the same time.
 type FS struct {
 	cas.OS
 	root string
@@ -40,8 +38,7 @@ type file struct {
 	failed bool // a Sync failed: what was not synced then is lost, and no later Sync tells
 }
 
-// New returns a file system for the tree below root. What is there now counts
-// as synced.
+// New returns a file system for the tree below root. What is there now counts as synced.
 func New(root string) (*FS, error) {
 	f := &FS{root: root, files: make(map[key]*file), dirs: make(map[string]map[string]key)}
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
@@ -64,9 +61,8 @@ func New(root string) (*FS, error) {
 // ErrStopped without being carried out.
 func (f *FS) StopAt(step int) { f.mu.Lock(); f.stop = step; f.mu.Unlock() }
 
-// FailAt makes only the step of that number, from 1, fail with err. A failing
-// Sync loses what was not synced, and the next Sync of that file pretends that
-// all is well, as Linux does.
+// FailAt makes only the step of that number, from 1, fail with err. A failing Sync loses what was
+// not synced, and the next Sync of that file pretends that all is well, as Linux does.
 func (f *FS) FailAt(step int, err error) { f.mu.Lock(); f.fail, f.err = step, err; f.mu.Unlock() }
 
 // Steps returns how many steps there have been.

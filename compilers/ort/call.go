@@ -91,9 +91,7 @@ func pinnedStrings(pins *runtime.Pinner, list []string) uintptr {
 }
 
 // pointer makes C memory readable. The detour keeps vet from taking it for a Go pointer that was hidden in an integer.
-func pointer(h handle) unsafe.Pointer {
-	return *(*unsafe.Pointer)(unsafe.Pointer(&h))
-}
+func pointer(h handle) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&h)) }
 
 // maxText bounds strings that C gives us: longer ones are cut.
 const maxText = 1 << 20

@@ -173,9 +173,7 @@ func (t Tensor) encode() []byte {
 }
 
 // Dense is y[batch,n] = Relu(x[batch,n] W[n,n]), with weights from a seed: about 4 n² bytes. batch is an int or the name of a free dimension.
-func Dense(seed uint64, n int, batch any) []byte {
-	return DenseModel(seed, n, batch).Encode()
-}
+func Dense(seed uint64, n int, batch any) []byte { return DenseModel(seed, n, batch).Encode() }
 
 // DenseModel is Dense before it is encoded.
 func DenseModel(seed uint64, n int, batch any) Model {

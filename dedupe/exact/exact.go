@@ -1,6 +1,5 @@
-// Package exact finds what files have in common at any offset, exactly and
-// slowly: it is the yardstick of dedupe's tests and of make bench-space, and no
-// part of any program.
+// Package exact finds what files have in common at any offset, exactly and slowly: it is the
+// yardstick of dedupe's tests and of make bench-space, and no part of any program.
 //
 // A Matcher looks at every offset of every file and forgets nothing, at some ten
 // bytes of memory for each byte that is new. Bytes are compared, never hashes

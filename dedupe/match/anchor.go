@@ -5,19 +5,16 @@ import (
 	"math/bits"
 )
 
-// An anchor is a position that the bytes themselves choose, so that equal runs
-// have the same anchors at whatever offset they stand. Unlike a rolled hash this
-// needs nothing of the position before, so any part of a blob can be looked at
-// alone. It takes two steps, for most positions have to be passed in less than a
-// processor's cycle each: a byte and the one behind it differ in certain bits, as
-// one in 64 pairs of random bytes do and no two equal ones, which is tried on
-// 64 positions at once; and the eight bytes there, times a constant, are among
-// the highest products. Of two bytes, since one alone has few values in text, and
-// favours some in small integers.
+// An anchor is a position that the bytes themselves choose, so that equal runs have the same
+// anchors at whatever offset they stand. Unlike a rolled hash this needs nothing of the position
+// before, so any part of a blob can be looked at alone. It takes two steps, for most positions have
+// to be passed in less than a processor's cycle each: a byte and the one behind it differ in
+// certain bits, as one in 64 pairs of random bytes do and no two equal ones, which is tried on 64
+// positions at once; and the eight bytes there, times a constant, are among the highest products.
+// Of two bytes, since one alone has few values in text, and favours some in small integers.
 //
-// How many positions are anchors is a matter of the least product. With sparse
-// ones it is one in 1024 with random bytes, with dense ones up to one in 64; sparse
-// anchors are dense ones too.
+// How many positions are anchors is a matter of the least product. With sparse ones it is one in
+// 1024 with random bytes, with dense ones up to one in 64; sparse anchors are dense ones too.
 //
 // What is compared and kept is the anchor's key, a hash of the window of 64 bytes
 // that begins there: eight bytes are too few to tell tensors apart.

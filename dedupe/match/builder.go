@@ -10,9 +10,8 @@ import (
 // as literals; copies over a longer distance are laid piece by piece.
 const shortPeriod = 4096
 
-// builder lays extents from the target's beginning to its end. Copies of what
-// stands earlier in the target become what that was laid as, so that a recipe
-// never refers to its own blob.
+// builder lays extents from the target's beginning to its end. Copies of what stands earlier in the
+// target become what that was laid as, so that a recipe never refers to its own blob.
 type builder struct {
 	out      []dedupe.Extent
 	literals []dedupe.Extent // as in Plan

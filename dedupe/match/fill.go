@@ -11,11 +11,10 @@ import (
 	"github.com/epcached/epcached/internal/parallel"
 )
 
-// What differs between two variants of a blob is a header here and a table there,
-// and most of that is equal too, in runs that are too short for anchors. They
-// stand where one expects them: between the same neighbours. So what is missing
-// between two matches is compared with what stands between them in the candidate,
-// exactly, at every offset.
+// What differs between two variants of a blob is a header here and a table there, and most of that
+// is equal too, in runs that are too short for anchors. They stand where one expects them: between
+// the same neighbours. So what is missing between two matches is compared with what stands between
+// them in the candidate, exactly, at every offset.
 const (
 	fillBlock = 32      // of the candidate, at multiples of it: any run of leastPiece bytes has a whole one
 	fillMost  = 1 << 20 // a larger gap is something new

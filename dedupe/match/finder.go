@@ -17,10 +17,9 @@ type finder struct {
 	at [finderStep + pairsSpare]int32
 }
 
-// step returns the anchors of b among the at most finderStep positions from i
-// on, in order, until the next call; and the first position that it has not
-// looked at, which is i when there is none left: b has to have windowSize bytes
-// for each.
+// step returns the anchors of b among the at most finderStep positions from i on, in order, until
+// the next call; and the first position that it has not looked at, which is i when there is none
+// left: b has to have windowSize bytes for each.
 func (f *finder) step(b []byte, i int, least uint64) (at []int32, next int) {
 	n := min(finderStep, len(b)-windowSize+1-i)
 	if n <= 0 {
@@ -45,10 +44,9 @@ func (f *finder) step(b []byte, i int, least uint64) (at []int32, next int) {
 	return f.at[:k], i + n
 }
 
-// pairsPortable writes the positions of those of the first 64*words bytes of b
-// that differ from the one behind them as those of anchors do, each plus base,
-// and returns how many. b has one byte more, and at has pairsSpare more elements
-// than there may be.
+// pairsPortable writes the positions of those of the first 64*words bytes of b that differ from the
+// one behind them as those of anchors do, each plus base, and returns how many. b has one byte
+// more, and at has pairsSpare more elements than there may be.
 func pairsPortable(at []int32, b []byte, base int32, words int) int {
 	const ones = 0x0101010101010101
 	count := 0

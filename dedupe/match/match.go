@@ -44,11 +44,10 @@ type stats struct {
 	compared int64 // bytes of the target that were compared with others
 }
 
-// Find reads all of target, on all cores, calls near with its sketch, and finds
-// what the target shares with the candidates that near returns, which it takes in
-// their order, and with itself. The plan covers all of the target. Candidates
-// stand whole, none is the target, no digest is there twice, and there are fewer
-// than MaxContainers.
+// Find reads all of target, on all cores, calls near with its sketch, and finds what the target
+// shares with the candidates that near returns, which it takes in their order, and with itself. The
+// plan covers all of the target. Candidates stand whole, none is the target, no digest is there
+// twice, and there are fewer than MaxContainers.
 //
 // Bytes are compared, whatever their hashes say. Work is linear in the sizes,
 // whatever the bytes are: comparing in vain stops when a part of a candidate has

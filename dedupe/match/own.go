@@ -1,8 +1,7 @@
 package match
 
-// ownCopies goes through the target's segments in order, fills the table with
-// their anchors, and finds what the target has twice: of that only the first is in
-// the table.
+// ownCopies goes through the target's segments in order, fills the table with their anchors, and
+// finds what the target has twice: of that only the first is in the table.
 type ownCopies struct {
 	*matcher
 	comparer

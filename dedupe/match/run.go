@@ -68,11 +68,8 @@ func wordPeriod(w uint64) int {
 	return runWord
 }
 
-// periodAt returns after how many bytes the beginning of b comes again, at most
-// half of b; or 0.
-func periodAt(b []byte) int {
-	return bytes.Index(b[1:len(b)/2+runPattern], b[:runPattern]) + 1
-}
+// periodAt returns after how many bytes the beginning of b comes again, at most half of b; or 0.
+func periodAt(b []byte) int { return bytes.Index(b[1:len(b)/2+runPattern], b[:runPattern]) + 1 }
 
 // extend returns the range around at in which every byte is the same as the one
 // a period later or earlier, not before least.

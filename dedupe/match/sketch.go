@@ -125,10 +125,9 @@ func formatError(offset int, field, reason string) error {
 // rankedMost is how many stored blobs are held while the best are looked for.
 const rankedMost = 64
 
-// Candidates ranks known blobs by what Find would find in them, at most n: the
-// best one first, then the one that adds most to it, and so on. Blobs that share
-// no key are left out, and then those of which may, which may be nil, says no.
-// Memory does not depend on how many are known.
+// Candidates ranks known blobs by what Find would find in them, at most n: the best one first, then
+// the one that adds most to it, and so on. Blobs that share no key are left out, and then those of
+// which may, which may be nil, says no. Memory does not depend on how many are known.
 func Candidates(
 	s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool, n int,
 ) []cas.Digest {
@@ -193,8 +192,7 @@ func sortShared(all []shared) {
 	})
 }
 
-// choose takes the blob that has most of what those taken before have not, until
-// nothing is added.
+// choose takes the blob that has most of what those taken before have not, until nothing is added.
 func choose(all []shared, n int) (taken []cas.Digest) {
 	for len(taken) < n && len(all) > 0 {
 		sortShared(all)

@@ -21,11 +21,10 @@ const (
 // than this part of it. Small ones, which literals mostly are, always pass.
 const worthReading = 4096
 
-// candidate goes through the i-th candidate, on all cores. Where an anchor of it
-// stands in the target too, the bytes are compared both ways as far as they are
-// equal, and it goes on behind them: each byte of a candidate is scanned or
-// compared, not both. Parts are cut at fixed offsets and know nothing of each
-// other, so the result is always the same.
+// candidate goes through the i-th candidate, on all cores. Where an anchor of it stands in the
+// target too, the bytes are compared both ways as far as they are equal, and it goes on behind
+// them: each byte of a candidate is scanned or compared, not both. Parts are cut at fixed offsets
+// and know nothing of each other, so the result is always the same.
 func (m *matcher) candidate(ctx context.Context, i int) error {
 	c := m.candidates[i].Source
 	missing := m.target.Size() - m.covered.bytes()

@@ -5,10 +5,9 @@ import (
 	"sync"
 )
 
-// maxAnchors bounds the anchors of a target that are held at a time: 16 bytes
-// each in lists, 12 or less in the table. Larger targets keep fewer anchors in
-// each MiB, and lose nothing but matches that are as much shorter: so many that
-// there are usualAnchors with random bytes.
+// maxAnchors bounds the anchors of a target that are held at a time: 16 bytes each in lists, 12 or
+// less in the table. Larger targets keep fewer anchors in each MiB, and lose nothing but matches
+// that are as much shorter: so many that there are usualAnchors with random bytes.
 const (
 	maxAnchors   = 3 << 19
 	usualAnchors = 1 << 20
@@ -76,9 +75,8 @@ func (t *table) release() {
 	unused.Put(&s)
 }
 
-// tagged returns a key's tag: the last bits of a hash of it, above a position. Levels
-// look at a key's lowest bits, sketches at whether it is small: both take their own
-// from the hash.
+// tagged returns a key's tag: the last bits of a hash of it, above a position. Levels look at a
+// key's lowest bits, sketches at whether it is small: both take their own from the hash.
 func (t *table) tagged(key uint64) uint64 {
 	h := key * 0xD6E8FEB86659FD93
 	return (h ^ h>>32) << t.at

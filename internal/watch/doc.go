@@ -1,30 +1,27 @@
 // Package watch notices that the files of named subjects have changed: a
 // runtime's libraries, a driver's version file, the configuration.
 //
-// A subject is a list of paths. Everything on the way of a path belongs to it:
-// each folder from the root down, each symbolic link and what it leads to. So
-// a change is noticed however it is made: written in place, replaced by
-// rename, deleted, by a link that is switched or a parent that is moved away.
-// Of the entries of those folders only the ones on the way count; of a folder
-// that a path names itself, all its entries do, though not what lies in
-// folders below it. What does not exist is waited for.
+// A subject is a list of paths. Everything on the way of a path belongs to it: each folder from the
+// root down, each symbolic link and what it leads to. So a change is noticed however it is made:
+// written in place, replaced by rename, deleted, by a link that is switched or a parent that is
+// moved away. Of the entries of those folders only the ones on the way count; of a folder that a
+// path names itself, all its entries do, though not what lies in folders below it. What does not
+// exist is waited for.
 //
-// The promises. What changes after Set has returned is noticed: the watch is
-// in place by then. The first sign of a change is told as Changing; when there
-// has been no sign for the quiet period, and the files' stamps were twice the
-// same meanwhile, Settled follows once. A change that never comes to rest never
-// settles. Between the two, a subject's files are nobody's version: a package
-// manager may be in the middle of them, or there may be none for a moment.
+// The promises. What changes after Set has returned is noticed: the watch is in place by then. The
+// first sign of a change is told as Changing; when there has been no sign for the quiet period, and
+// the files' stamps were twice the same meanwhile, Settled follows once. A change that never comes
+// to rest never settles. Between the two, a subject's files are nobody's version: a package manager
+// may be in the middle of them, or there may be none for a moment.
 //
 // Watching is a fast path and no proof. Some changes the kernel tells nobody:
 // stores through a mapping, writes through another hard link, what is mounted
 // over a folder. Stamps are compared every Backstop for these, as long as they
 // move a stamp at all. Who depends on a file compares its stamp itself.
 //
-// Folders that cannot be watched (limits reached, network file systems, /sys
-// and /proc) are polled by stamps, How says why, and watching is tried
-// again with every poll. With nothing to poll the package wakes every
-// Backstop; with no subjects, never.
+// Folders that cannot be watched (limits reached, network file systems, /sys and /proc) are polled
+// by stamps, How says why, and watching is tried again with every poll. With nothing to poll the
+// package wakes every Backstop; with no subjects, never.
 //
 // All methods of a Watcher may be called at the same time. Start with New and
 // Watcher.Set; loop.go is the life of a subject, look.go what belongs to it,

@@ -7,11 +7,10 @@ import (
 
 // subject is the state of one. It belongs to the loop; others use it as a name only.
 //
-// A subject is at rest until a sign: an event of the kernel's, or a look that
-// differs from the one before. Then it is changing. While signs come it is
-// looked at now and then, so that folders which appear are watched at once, and
-// once after the last. A quiet period after the last sign it is looked at again.
-// If that look is equal to the one before, nothing happened that no event told,
+// A subject is at rest until a sign: an event of the kernel's, or a look that differs from the one
+// before. Then it is changing. While signs come it is looked at now and then, so that folders which
+// appear are watched at once, and once after the last. A quiet period after the last sign it is
+// looked at again. If that look is equal to the one before, nothing happened that no event told,
 // and the subject has settled; if not, that is another sign.
 type subject struct {
 	name    string
@@ -105,9 +104,7 @@ func (w *Watcher) forget(name string) {
 }
 
 // release ends the watches of a subject that was forgotten.
-func (w *Watcher) release(s *subject) {
-	w.wg.Go(func() { w.folders.keep(s, nil) })
-}
+func (w *Watcher) release(s *subject) { w.wg.Go(func() { w.folders.keep(s, nil) }) }
 
 // start begins every look that is due, and tells when the next is.
 func (w *Watcher) start(now time.Time) (next time.Time, any bool) {

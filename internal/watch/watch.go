@@ -117,8 +117,7 @@ func (w *Watcher) Set(name string, paths []string) {
 	}
 }
 
-// absolute does not clean: link/.. is what the kernel makes of it, not what the
-// spelling suggests.
+// absolute does not clean: link/.. is what the kernel makes of it, not what the spelling suggests.
 func absolute(path string) string {
 	if filepath.IsAbs(path) {
 		return path
@@ -130,10 +129,9 @@ func absolute(path string) string {
 	return wd + string(filepath.Separator) + path
 }
 
-// Events delivers what happens: for each subject Changing, Settled, Changing and
-// so on. Who is slow holds nothing up: at most one Changing and one Settled wait
-// for each subject, and a Settled that is out of date is not delivered. The
-// channel is closed by Close.
+// Events delivers what happens: for each subject Changing, Settled, Changing and so on. Who is slow
+// holds nothing up: at most one Changing and one Settled wait for each subject, and a Settled that
+// is out of date is not delivered. The channel is closed by Close.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
 // How says how a subject is watched: "inotify", or "polled: " and why; "" for a

@@ -81,9 +81,7 @@ func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) 
 }
 
 // dropCopies chooses unpacked copies until the goal is reached.
-func (pl *planner) dropCopies() {
-	pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy)
-}
+func (pl *planner) dropCopies() { pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy) }
 
 // pack chooses what packing makes smaller, until the goal is reached.
 func (pl *planner) pack() {
