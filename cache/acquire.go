@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -46,7 +48,7 @@ type Answer struct {
 	Record        string       // the request record as JSON
 	Build         *index.Build // nil for PassThrough and Key; shared: read only
 	Unkept        bool         // nothing of Build is kept: its files go with View, and nobody made digests of them
-	Compatibility Judgement
+	Compatibility judge.Judgement
 	Why           string
 	Explanation   *wire.Explanation // for Explain
 	Runtime       string            // what the answer is for
@@ -208,7 +210,7 @@ func (c *Cache) answer(ctx context.Context, at *attempt) (*Answer, error) {
 	}
 	a, err := c.compileOnce(ctx, at, found.why)
 	if a != nil && a.Compatibility.Source == "" {
-		a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now(), Runtime: at.runtime}
+		a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now(), Runtime: at.runtime}
 	}
 	return c.finish(a, at), err
 }
@@ -328,7 +330,7 @@ func (c *Cache) finish(a *Answer, at *attempt) *Answer {
 	a.Runtime = at.runtime
 	a.SessionOptions, a.GraphOptimizationLevel = at.SessionOptions, at.plan.canonical.GraphOptimizationLevel // of a claim: to compile with
 	if a.Build != nil {
-		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
+		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.Level, a.Build.GraphOptimizationLevel)
 		a.Warnings = append(a.Warnings, a.Build.Warnings...)
 		if !c.readOnly {
 			a.Warnings = append(a.Warnings, c.gains.Of(a.Build.ID).Warnings()...)
@@ -336,7 +338,7 @@ func (c *Cache) finish(a *Answer, at *attempt) *Answer {
 		a.tellMembers(at.Request, at.plan.canonical.Model)
 		c.rights.Saw(at.Peer, a.Build)
 	}
-	for _, name := range sortedKeys(at.FreeDimensions) {
+	for _, name := range slices.Sorted(maps.Keys(at.FreeDimensions)) {
 		if !slices.Contains(at.model.FreeDims, name) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s", name, namedDimensions(at.model.FreeDims)))
 		}

@@ -3,7 +3,9 @@ package cache
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cache/query"
@@ -138,7 +140,7 @@ func (c *Cache) newAdoption(at *attempt, key flightKey) (*adoption, error) {
 	about := at.about(key.scope, "adopted: its user compiled it")
 	about.keeps = true
 	put := &Put{Files: []PutFile{{Name: at.plan.output(), File: files.Graph}}}
-	for _, name := range sortedKeys(files.External) {
+	for _, name := range slices.Sorted(maps.Keys(files.External)) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
 	return &adoption{put: put, claim: &claim{

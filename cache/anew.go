@@ -288,3 +288,13 @@ func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
 	c.log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
 	c.happened(event.Of(b, event.NotRebuilt, "%v", err))
 }
+
+// wantAnew has a build compiled anew in the background, for the runtime of that name. A request that it answers, nil if
+// there is none, may bring the model.
+func (c *Cache) wantAnew(b *index.Build, runtime, why string, r *Request) {
+	c.log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
+	t := rebuild{c: c, runtime: c.runtimes.Named(runtime, b)}
+	w := t.wish(b, why)
+	w.Refresh, w.Files = true, t.files(r)
+	c.rebuilds.Want(w)
+}

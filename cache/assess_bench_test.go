@@ -29,10 +29,8 @@ func BenchmarkJudgeAll(b *testing.B) {
 	rc := rt.Found()
 	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
 	for b.Loop() {
-		c.cache.judgeAll(context.Background(), rt, rc, former, true)
+		c.cache.judges.All(context.Background(), rt, rc, former, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
-	j, ok := notesOn(rc).verdicts.glanceAt(a.Build, 0)
-	require.True(b, ok)
-	require.Equal(b, "unsupported", j.Verdict.String())
+	require.Equal(b, "unsupported", c.cache.judges.Standing(a.Build).Verdict.String())
 }

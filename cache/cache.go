@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cache/reports"
@@ -114,6 +115,7 @@ type Cache struct {
 	sources  *identity.Sources
 	compiler compilers.Compiler
 	runtimes *runtimes.Set
+	judges   *judge.Judge
 	rights   *rights.Rights
 	owners   rights.Owners
 	events   query.Stream
@@ -194,6 +196,7 @@ func (c *Cache) open() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
 	c.openRuntimes()
+	c.openJudge()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = c.openReports()
 	c.backlog = c.openBacklog()
@@ -306,7 +309,7 @@ func (c *Cache) openQueries() *query.Queries {
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
-			setJudgement(out, c.standing(b))
+			setJudgement(out, c.judges.Standing(b))
 		}})
 }
 

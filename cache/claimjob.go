@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -289,7 +290,7 @@ func (c *Cache) awaitClaim(ctx context.Context, at *attempt, missing error) (*An
 // waited answers with what another brought.
 func (c *Cache) waited(ctx context.Context, at *attempt, result *compiled) (*Answer, error) {
 	defer c.store.Taken(result.build.ID)
-	if result.build.Put && !at.plan.outside && at.plan.marks.elsewhere(result.build) {
+	if result.build.Put && !at.plan.outside && at.plan.marks.Elsewhere(result.build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, store.ErrGone
 	}
@@ -298,10 +299,10 @@ func (c *Cache) waited(ctx context.Context, at *attempt, result *compiled) (*Ans
 		return nil, unservable(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
-	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now()}
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now()}
 	if result.build.Put {
 		a.Why = putBy(result.build)
-		a.Compatibility.Source, a.Compatibility.Reason = sourcePut, a.Why
+		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
 	}
 	return a, nil
 }

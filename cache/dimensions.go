@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -85,7 +86,7 @@ func (w *workspace) addDimensions(m *epmodel.Model) {
 
 // fixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime says nothing of them.
 func (w *workspace) fixedInVain() (names []string) {
-	for _, name := range sortedKeys(w.of.FreeDimensions) {
+	for _, name := range slices.Sorted(maps.Keys(w.of.FreeDimensions)) {
 		if !slices.Contains(w.dimensions, name) {
 			names = append(names, name)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -63,7 +64,7 @@ func TestADriverThatMayNotDoIsTried(t *testing.T) {
 	driver("31.0.1")
 	a := b.acquire(b.request(b.model(1)))
 	require.Equal(t, first.Build.ID, a.Build.ID)
-	require.Equal(t, sourceLoadCheck, a.Compatibility.Source)
+	require.Equal(t, judge.SourceLoadCheck, a.Compatibility.Source)
 	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
 	require.Contains(t, a.Compatibility.Reason, "32.0.1 is later")
 }

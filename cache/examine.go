@@ -10,11 +10,11 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/once"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -30,7 +30,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r reports.Report, from Runti
 }
 
 func (c *Cache) openReports() *reports.Reports {
-	return reports.New(reports.Options{Index: c.index, Store: c.store, Rules: c.rules, Owner: c.owners.Of, Ended: contextError, Now: c.now, Log: c.log,
+	return reports.New(reports.Options{Index: c.index, Store: c.store, Rules: func() *rules.Set { return c.settings.Load().rules }, Owner: c.owners.Of, Ended: contextError, Now: c.now, Log: c.log,
 		Settings: func() reports.Settings {
 			now := c.settings.Load()
 			return reports.Settings{Trusted: now.trustedReporters, Quorum: now.reportQuorum}
@@ -228,23 +228,8 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 
 // disprove remembers that a build of another library does not load with the runtime, whatever judgements said.
 func (c *Cache) disprove(a *against, b *index.Build, text string) {
-	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
-	notesOn(a.rc).verdicts.save(b.ID, j, c.settings.Load().judging)
+	j := c.judges.Disprove(a.target(), b, text)
 	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
-	if err := memo.Save(&c.index.Memos, c.disprovedKey(a, b), j); err != nil {
-		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
-	}
-}
-
-// disproved gives the judgement that a report brought about.
-func (c *Cache) disproved(a *against, b *index.Build) (j Judgement, ok bool) {
-	j, ok = memo.Recall[Judgement](&c.index.Memos, c.disprovedKey(a, b))
-	j.firm = ok
-	return j, ok
-}
-
-func (c *Cache) disprovedKey(a *against, b *index.Build) string {
-	return "disproved:" + c.runtimes.Key("report", a.rc, b.ID[:])
 }
 
 // errDoubted refuses to compile once more what its user says does not load.

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"lukechampine.com/blake3"
+
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/rights"
@@ -185,3 +187,5 @@ func (j *job) succeeded() {
 		j.c.failures.Forget(j.plan.failureKey(j.rc, scope))
 	}
 }
+
+func digestOf(b []byte) [32]byte { return blake3.Sum256(b) }

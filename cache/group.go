@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -103,7 +104,7 @@ func (c *Cache) lookUpMember(ctx context.Context, at *attempt) (*Answer, error) 
 // the models were loaded without sharing when an equal library compiled them, or they load so now.
 func (c *Cache) notAlone(ctx context.Context, at *attempt, s suited) (string, error) {
 	b := s.build
-	if !at.member || c.readOnly || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
+	if !at.member || c.readOnly || b.LoadCheck == compilers.Passed && s.judgement.Source == judge.SourceLibrary {
 		return "", nil
 	}
 	a := at.plan.against(at.runtime, at.rc)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -459,7 +460,7 @@ func TestAGroupOfOtherLibrariesIsTriedTogether(t *testing.T) {
 	again := b.acquire(b.group(1, 2, 3))
 	require.Equal(t, Hit, again.Outcome)
 	require.Equal(t, first.Build.ID, again.Build.ID)
-	require.Equal(t, sourceLoadCheck, again.Compatibility.Source)
+	require.Equal(t, judge.SourceLoadCheck, again.Compatibility.Source)
 	require.Len(t, noted.jobs, 1)
 	job := noted.jobs[0]
 	require.Equal(t, "1", job.SessionOptions["ep.share_ep_contexts"])

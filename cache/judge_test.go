@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -96,19 +97,19 @@ func TestVerdicts(t *testing.T) {
 		verdict compilers.Verdict
 		source  string
 	}{
-		"optimal":                        {&opinion{verdict: compilers.Optimal}, Policy{}, Hit, compilers.Optimal, sourceEP},
-		"prefer":                         {&opinion{verdict: compilers.PreferRecompilation}, Policy{}, Hit, compilers.PreferRecompilation, sourceEP},
-		"prefer, served as it is":        {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyServe}, Hit, compilers.PreferRecompilation, sourceEP},
-		"prefer, refused by policy":      {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyRefuse}, Compiled, compilers.Optimal, sourceLibrary},
-		"unsupported":                    {&opinion{verdict: compilers.Unsupported}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
-		"unknown, and loads":             {&opinion{load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
-		"unknown, and does not load":     {&opinion{load: compilers.Failed}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
-		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
-		"unknown, and refused by policy": {&opinion{load: compilers.Passed}, Policy{Unknown: PolicyRefuse}, Compiled, compilers.Optimal, sourceLibrary},
+		"optimal":                        {&opinion{verdict: compilers.Optimal}, Policy{}, Hit, compilers.Optimal, judge.SourceEP},
+		"prefer":                         {&opinion{verdict: compilers.PreferRecompilation}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceEP},
+		"prefer, served as it is":        {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyServe}, Hit, compilers.PreferRecompilation, judge.SourceEP},
+		"prefer, refused by policy":      {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyRefuse}, Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unsupported":                    {&opinion{verdict: compilers.Unsupported}, Policy{}, Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and loads":             {&opinion{load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"unknown, and does not load":     {&opinion{load: compilers.Failed}, Policy{}, Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, Policy{}, Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and refused by policy": {&opinion{load: compilers.Passed}, Policy{Unknown: PolicyRefuse}, Compiled, compilers.Optimal, judge.SourceLibrary},
 		"unknown, and served as it is":   {&opinion{load: compilers.Failed}, Policy{Unknown: PolicyServe}, Hit, compilers.Unknown, ""},
-		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
-		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
-		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal, load: compilers.Failed}, Policy{}, Hit, compilers.Optimal, sourceEP},
+		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal, load: compilers.Failed}, Policy{}, Hit, compilers.Optimal, judge.SourceEP},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -323,7 +324,7 @@ func TestWhatChangedIsTold(t *testing.T) {
 			require.Contains(t, f.Changes, standin.EP+" SDK: 2.0, was 1.0")
 			require.False(t, f.Previous.IsZero())
 			require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
-			require.Equal(t, sourceEP, b.list()[0].told.CompatibilitySource)
+			require.Equal(t, judge.SourceEP, b.list()[0].told.CompatibilitySource)
 		})
 	}
 }
@@ -360,7 +361,7 @@ func TestJudgedWithItsOwnOptions(t *testing.T) {
 	r.EPs[0].Options = map[string]string{"hardware": "sim-2"}
 	a := b.acquire(r)
 	b.library("1.1")
-	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == sourceEP }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceEP }, soon, time.Millisecond)
 	require.Equal(t, compilers.PreferRecompilation.String(), b.list()[0].told.Compatibility)
 	require.Equal(t, a.Build.ID, b.list()[0].Build.ID)
 }

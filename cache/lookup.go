@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -50,7 +51,7 @@ func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 		case cas.Unsound(one.untried) || errors.Is(one.untried, cas.ErrNotFound):
 			found.why = c.store.WithholdDamaged(ctx, b, one.untried)
 		case one.refused != "":
-			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339), makerNames(b), one.judgement.Verdict, one.refused)
+			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339), judge.MakerNames(b), one.judgement.Verdict, one.refused)
 			found.stale = true
 		default:
 			if err := c.try(ctx, at, b, one.judgement, &found); found.answer != nil || err != nil {
@@ -78,7 +79,7 @@ func (c *Cache) countDoubt(at *attempt, b *index.Build, found *search) {
 }
 
 // try serves the build, or notes in found why it cannot be.
-func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j Judgement, found *search) error {
+func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j judge.Judgement, found *search) error {
 	a, err := c.serve(ctx, b, at.phase)
 	if err == nil {
 		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
@@ -115,7 +116,7 @@ func (c *Cache) used(b *index.Build) {
 }
 
 // freshen wants a build anew that is served and not the best there could be.
-func (c *Cache) freshen(at *attempt, b *index.Build, j Judgement) {
+func (c *Cache) freshen(at *attempt, b *index.Build, j judge.Judgement) {
 	if at.plan.outside || at.adopting {
 		return // with libraries that are not run here, or from an artefact
 	}
@@ -135,7 +136,7 @@ func (c *Cache) freshen(at *attempt, b *index.Build, j Judgement) {
 // suited is a build with its judgement for a runtime.
 type suited struct {
 	build     *index.Build
-	judgement Judgement
+	judgement judge.Judgement
 	untried   error // why it could not be judged; nil: it was
 }
 
@@ -144,7 +145,7 @@ type suited struct {
 func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
 	var out []suited
 	for _, b := range builds {
-		if _, known := notesOn(a.rc).verdicts.load(b.ID, c.settings.Load().judging); !known {
+		if !c.judges.Knows(a.target(), b) {
 			phase("judging")
 		}
 		j, err := c.judge(ctx, a, b)
@@ -155,18 +156,18 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 			if errors.Is(err, packing.ErrNoRoom) {
 				return nil, noCopy(b, err)
 			}
-			j = Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}
+			j = judge.Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}
 		}
 		out = append(out, suited{b, j, err})
 	}
 	slices.SortStableFunc(out, func(a, b suited) int {
-		return cmp.Or(badness(a.judgement.Verdict)-badness(b.judgement.Verdict), b.build.Created.Compare(a.build.Created))
+		return cmp.Or(judge.Badness(a.judgement.Verdict)-judge.Badness(b.judgement.Verdict), b.build.Created.Compare(a.build.Created))
 	})
 	return out, nil
 }
 
 // refused says why a build with this judgement is not served, "" if it is.
-func (c *Cache) refused(at *attempt, j Judgement) string {
+func (c *Cache) refused(at *attempt, j judge.Judgement) string {
 	policy := c.policyOf(at.plan.eps)
 	switch {
 	case j.Verdict == compilers.Optimal:
@@ -208,20 +209,20 @@ func (at *attempt) otherORT(made string) bool {
 // build of the very same key may have been made with another one, and is judged. So is one that was
 // put and could not be run then. For libraries that are not run here the whole machine is part of it.
 func (p *plan) exactly(b *index.Build) bool {
-	here := p.outside || store.SameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.elsewhere(b))
+	here := p.outside || store.SameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.Elsewhere(b))
 	return b.BuildKey == p.buildKey && here
 }
 
 // own is the judgement of what the plan would make.
-func (p *plan) own(b *index.Build, runtime string) Judgement {
-	reason, source := "made by these libraries, or equal ones, for this hardware", sourceLibrary
+func (p *plan) own(b *index.Build, runtime string) judge.Judgement {
+	reason, source := "made by these libraries, or equal ones, for this hardware", judge.SourceLibrary
 	if b.Put {
-		reason, source = putBy(b)+", which are equal to these, for this hardware", sourcePut
+		reason, source = putBy(b)+", which are equal to these, for this hardware", judge.SourcePut
 	}
 	if from := origin(b); from != "" {
 		reason += "; " + from
 	}
-	return Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
+	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
 }
 
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -62,8 +63,8 @@ func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 // the build is loaded once.
 func TestAnotherDriverIsJudged(t *testing.T) {
 	for name, c := range map[string]struct{ verdict, source, reason string }{
-		"optimal": {"optimal", sourceEP, "says optimal"},
-		"no verdict": {"not_applicable", sourceLoadCheck, "it loads; made by an equal library of " +
+		"optimal": {"optimal", judge.SourceEP, "says optimal"},
+		"no verdict": {"not_applicable", judge.SourceLoadCheck, "it loads; made by an equal library of " +
 			compilertest.TestEP + " with driver 1.0, and this machine has 2.0"},
 	} {
 		t.Run(name, func(t *testing.T) {

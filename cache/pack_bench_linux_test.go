@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"lukechampine.com/blake3"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 )
@@ -46,7 +48,7 @@ func BenchmarkUnpack(b *testing.B) {
 		r.Extents = append(r.Extents, dedupe.Extent{At: at, Length: n, From: from})
 		moved = append(moved, plain[from:from+n]...)
 	}
-	r.Blob = digestOf(moved)
+	r.Blob = blake3.Sum256(moved)
 	open := func(d cas.Digest) (dedupe.Source, error) {
 		f, err := c.cas.Open(ctx, d)
 		if err != nil {
@@ -92,7 +94,7 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	require.NoError(b, os.WriteFile(object, plain, 0o644))
 	shelf, err := dedupe.OpenShelf(dir, nil)
 	require.NoError(b, err)
-	r := &dedupe.Recipe{Blob: digestOf(plain), Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
+	r := &dedupe.Recipe{Blob: blake3.Sum256(plain), Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
 		Frames: &dedupe.Frames{Size: size, Each: 256 << 10}}
 	require.NoError(b, shelf.Put(ctx, r, bytes.NewReader(plain), nil))
 	packed, _ := shelf.Has(r.Blob)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -55,7 +56,7 @@ func (c *Cache) passThrough(ctx context.Context, at *attempt) (*Answer, error) {
 			sources = append(sources, n.Source)
 		}
 	}
-	a := &Answer{Outcome: PassThrough, ModelDigest: at.model.Digest, Runtime: at.runtime, Compatibility: Judgement{Runtime: at.runtime},
+	a := &Answer{Outcome: PassThrough, ModelDigest: at.model.Digest, Runtime: at.runtime, Compatibility: judge.Judgement{Runtime: at.runtime},
 		Why: compiledAlready + madeOf(len(m.Contexts), sources)}
 	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
@@ -82,31 +83,33 @@ func madeOf(nodes int, sources []string) string {
 // judgeOwn judges a compiled model that an application brings. What the model says of itself is not enough: the string
 // may have been edited, or copied from the source model, and no execution provider compares it with its bytes. Where
 // the whole of it is here it is loaded in a process of its own, and that counts.
-func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (Judgement, error) {
+func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (judge.Judgement, error) {
 	a := at.plan.against(at.runtime, at.rc)
-	said, made := Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.runtime}, false
+	said, made := judge.Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.runtime}, false
 	infos := m.CompatibilityInfo()
 	for i, ep := range a.eps {
 		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool { return n.Source == ep.Name }) {
 			continue // a string about an execution provider that made no node is about something else
 		}
 		made = true
-		verdict, err := c.verdict(ctx, a, i, infos[ep.Name])
+		verdict, err := c.judges.Verdict(ctx, a.target(), i, infos[ep.Name])
 		if runtimes.Unsettled(ctx, err) {
 			return said, err
 		}
 		if err != nil {
 			verdict = compilers.Unknown // it has no word for this
 		}
-		said.Verdict = worse(said.Verdict, verdict)
+		if judge.Badness(verdict) > judge.Badness(said.Verdict) {
+			said.Verdict = verdict
+		}
 	}
 	if !made {
-		return Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.runtime,
+		return judge.Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.runtime,
 			Reason: "it does not load, because the request names only execution providers " +
 				"that made no node of it"}, nil
 	}
 	if len(m.Sidecars()) > 0 {
-		said.Reason = said.ofString() +
+		said.Reason = ofString(said) +
 			"; whether it loads is not known, because only what is adopted is loaded with its context files"
 		said.Verdict = compilers.Unknown
 		return said, nil
@@ -115,7 +118,7 @@ func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (Ju
 	if runtimes.Unsettled(ctx, err) {
 		return said, err
 	}
-	said.Source = sourceLoadCheck
+	said.Source = judge.SourceLoadCheck
 	switch {
 	case err != nil:
 		said.Source, said.Verdict, said.Reason = "", compilers.Unknown, "whether it loads could not be tried: "+err.Error()
@@ -123,19 +126,19 @@ func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (Ju
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:
 		said.Source = ""
-		said.Reason = said.ofString() + "; whether it loads cannot be tried on this machine"
+		said.Reason = ofString(said) + "; whether it loads cannot be tried on this machine"
 		said.Verdict = compilers.Unknown
 	case said.Verdict == compilers.Optimal:
 		said.Reason = "it loads, and its compatibility string is the execution provider's"
 	default:
-		said.Reason = "it loads, though " + said.ofString()
+		said.Reason = "it loads, though " + ofString(said)
 		said.Verdict = compilers.PreferRecompilation
 	}
 	return said, nil
 }
 
 // ofString says what the execution provider thinks of a model's own compatibility string.
-func (j Judgement) ofString() string {
+func ofString(j judge.Judgement) string {
 	if j.Verdict == compilers.Unknown {
 		return "its execution provider gives no verdict on its compatibility string"
 	}
@@ -144,7 +147,7 @@ func (j Judgement) ofString() string {
 
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
-	key := a.key(c, "own", append(a.canonical.Model[:], a.spelled()...))
+	key := c.judges.Key(a.target(), "own", append(a.canonical.Model[:], a.spelled()...))
 	return onCopy(ctx, c, r, a.canonical, key, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
 	})

@@ -2,15 +2,14 @@ package cache
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 
-	"lukechampine.com/blake3"
-
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -26,7 +25,7 @@ type plan struct {
 	recordJSON string
 	requestKey index.RequestKey
 	eps        []compilers.EP // resolved: library, devices, options as the EP gets them
-	marks      fingerprints
+	marks      judge.Marks
 	seen       [32]byte // digest of the marks and drivers
 	facts      []index.EPFacts
 	buildKey   index.BuildKey
@@ -35,43 +34,6 @@ type plan struct {
 	outside    bool                 // for libraries that are not run here
 	libraries  map[string]cas.Stamp // then: those that were hashed, by EP
 	fitting    []*index.Build       // in a store that is only read: the builds; no key is known
-}
-
-// fingerprints are those of a plan's execution providers, in their order.
-type fingerprints []compilers.Fingerprint
-
-// digest covers what a probe can notice of the execution providers: SDK, devices with their metadata,
-// drivers.
-func (f fingerprints) digest(facts []index.EPFacts) [32]byte {
-	all := slices.Clone(f)
-	for i := range all {
-		all[i].Seconds, all[i].DriverVersion = 0, facts[i].DriverVersion
-	}
-	raw, err := json.Marshal(all)
-	if err != nil {
-		return [32]byte{} // texts and numbers can always be marshalled
-	}
-	return digestOf(raw)
-}
-
-// elsewhere tells whether one of the execution providers may have made its part of the build on a
-// machine of another class, and does not state the hardware: then the build may load here and fail
-// when it is run.
-func (f fingerprints) elsewhere(b *index.Build) bool {
-	for i := range b.EPs {
-		if f.elsewhereEP(i, &b.EPs[i]) {
-			return true
-		}
-	}
-	return false
-}
-
-func (f fingerprints) elsewhereEP(i int, made *index.EPFacts) bool {
-	class, hardware := f[i].MachineClass, made.HardwareArchitecture
-	if made.TookNone || class == "" || hardware == class {
-		return false
-	}
-	return hardware == "" || compilers.IsMachineClass(hardware) || f[i].HardwareArchitecture == ""
 }
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
@@ -178,7 +140,7 @@ func cannotCompile(at *attempt, p *plan, err error) error {
 func (r *Request) options() string {
 	var given []string
 	for _, ep := range r.EPs {
-		for _, name := range sortedKeys(ep.Options) {
+		for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
 			given = append(given, name+"="+ep.Options[name])
 		}
 	}
@@ -192,7 +154,7 @@ func (c *Cache) name(p *plan, rc *runtimes.Content) {
 		p.facts[i].DriverVersion, _ = c.runtimes.Machine().Driver(p.facts[i].Name, p.marks[i])
 	}
 	p.buildKey = identity.BuildKey(p.requestKey, p.facts, p.canonical.Route)
-	p.seen = p.marks.digest(p.facts)
+	p.seen = p.marks.Digest(p.facts)
 }
 
 // marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
@@ -215,5 +177,3 @@ func ownJob(r identity.Record, model string) *compilers.Job {
 	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
 		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel}
 }
-
-func digestOf(b []byte) [32]byte { return blake3.Sum256(b) }

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -86,7 +87,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		c.views.Told(a.view)
 	}
 	a.Outcome, a.Why = Taken, "put by you"
-	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourcePut, Reason: putBy(result.build), At: c.now()}
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: putBy(result.build), At: c.now()}
 	return c.finish(a, cl.withRuntime(cl.plan.eps[0].Library, cl.rc)), nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -237,11 +238,11 @@ func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.
 // is for. Options and the model may change its compatibility string, so another string is judged.
 func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	f, mark := &facts[i], &cl.plan.marks[i]
-	j := Judgement{Verdict: compilers.Unsupported}
+	j := judge.Judgement{Verdict: compilers.Unsupported}
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.plan.against("", cl.rc)
-		if j, err = cl.outsider.c.glanceEP(ctx, a, i, part{made: f}); err != nil {
+		if j, err = cl.outsider.c.judges.GlancePart(ctx, a.target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -250,8 +251,8 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	}
 	return fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for "+
 		"make SDK %q, %q (%s)", f.Name, f.SDKVersion, f.HardwareArchitecture,
-		shown(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture,
-		shown(mark.CompatibilityString))
+		judge.Shown(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture,
+		judge.Shown(mark.CompatibilityString))
 }
 
 // loadPut loads the artefact in a worker, as applications will.
@@ -263,7 +264,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	defer leave()
 	a := cl.plan.against("", cl.rc)
 	job := a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel))
-	if a.marks.elsewhere(b) {
+	if a.marks.Elsewhere(b) {
 		job.Zeros = freeSizes[0]
 	}
 	checked, err := c.believed(ctx, a, job)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -135,7 +136,7 @@ func validFacts(facts map[string]string) map[string]string {
 }
 
 // setJudgement says what a build is good for.
-func setJudgement(out *wire.Build, j Judgement) {
+func setJudgement(out *wire.Build, j judge.Judgement) {
 	if j.Source != "" || j.Reason != "" { // else nobody judged it
 		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
 		out.CompatibilityReason = wire.Valid(j.Reason)

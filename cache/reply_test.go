@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
@@ -136,7 +137,7 @@ func TestFailuresFitIntoAnAnswer(t *testing.T) {
 
 func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	build := &wire.Build{}
-	setJudgement(build, Judgement{})
+	setJudgement(build, judge.Judgement{})
 	require.Empty(t, build.Compatibility, "nobody judged it")
 	require.Zero(t, build.JudgedMs)
 	event := event.Reply(&Event{})
@@ -148,7 +149,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 
 func TestJudgementThatNobodyCouldGive(t *testing.T) {
 	build := &wire.Build{}
-	setJudgement(build, Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"})
+	setJudgement(build, judge.Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"})
 	require.Equal(t, "unknown", build.Compatibility)
 }
 
@@ -156,14 +157,14 @@ func TestJudgementThatNobodyCouldGive(t *testing.T) {
 func TestTextThatIsNone(t *testing.T) {
 	bad := "not \xff text"
 	build := &wire.Build{}
-	setJudgement(build, Judgement{Reason: bad})
+	setJudgement(build, judge.Judgement{Reason: bad})
 	for _, reply := range []proto.Message{
 		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
 		jobReply(&Job{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
-		(&Answer{Why: bad, Compatibility: Judgement{Reason: bad}}).Reply(),
+		(&Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),
 		query.FactsReply(&runtimes.Facts{Error: bad}),
 	} {
 		_, err := proto.Marshal(reply)

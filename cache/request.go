@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"os"
-	"sort"
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
@@ -123,12 +122,3 @@ func (r *Request) own() (*Request, error) {
 
 // close closes the files of a request that is the cache's own.
 func (r *Request) close() { identity.Close(r.all()...) }
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
-}

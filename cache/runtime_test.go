@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -67,7 +68,7 @@ func TestTheEarlierSDKInAnotherPlace(t *testing.T) {
 	a := b.acquire(r)
 	require.Equal(t, Hit, a.Outcome)
 	require.Equal(t, first.Build.ID, a.Build.ID)
-	require.Equal(t, sourceLibrary, a.Compatibility.Source)
+	require.Equal(t, judge.SourceLibrary, a.Compatibility.Source)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
@@ -80,14 +81,14 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 	beside := filepath.Join(b.runtime, "libbackend.so")
 	require.NoError(t, os.WriteFile(beside, []byte("\x7fELF and more"), 0o644))
 	second := b.acquire(r)
-	require.Equal(t, sourceLibrary, first.Compatibility.Source)
-	require.Equal(t, sourceEP, second.Compatibility.Source, "it is another library now, and was asked")
+	require.Equal(t, judge.SourceLibrary, first.Compatibility.Source)
+	require.Equal(t, judge.SourceEP, second.Compatibility.Source, "it is another library now, and was asked")
 
 	require.NoError(t, os.WriteFile(filepath.Join(b.runtime, "readme.txt"), []byte("no library"), 0o644))
 	require.Equal(t, Hit, b.acquire(r).Outcome)
 
 	require.NoError(t, os.Remove(beside))
-	require.Equal(t, sourceLibrary, b.acquire(r).Compatibility.Source)
+	require.Equal(t, judge.SourceLibrary, b.acquire(r).Compatibility.Source)
 }
 
 // Python writes beside the libraries when it first imports their package: that discards no compile.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -42,7 +43,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
-	require.Equal(t, sourceLoadCheck, b.acquire(b.request(b.model(1))).Compatibility.Source)
+	require.Equal(t, judge.SourceLoadCheck, b.acquire(b.request(b.model(1))).Compatibility.Source)
 
 	b.reload(func(o *Options) { o.Rules = ruling(t, "optimal") })
 	loaded := b.acquire(b.request(b.model(1)))
@@ -66,28 +67,13 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b.library("2.0")
 	b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
-	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == sourceRule+"own" }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceRule+"own" }, soon, time.Millisecond)
 	require.Equal(t, compilers.Unsupported.String(), b.list()[0].told.Compatibility)
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(b.events(b.self()), func(e *wire.Event) bool {
 			return e.Kind == event.Judged && strings.Contains(e.Text, "we say so")
 		})
 	}, soon, time.Millisecond)
-}
-
-// A judgement that was begun under earlier rules does not count under those in force.
-func TestJudgementsByEarlierRulesDoNotCount(t *testing.T) {
-	js, optimal := &judged{}, Judgement{Verdict: compilers.Optimal}
-	b := newBench(t)
-	id := b.acquire(b.request(b.model(1))).Build.ID
-	js.save(id, optimal, 1)
-	_, known := js.load(id, 1)
-	require.True(t, known)
-	_, known = js.load(id, 2)
-	require.False(t, known)
-	js.save(id, optimal, 1) // late
-	_, known = js.load(id, 2)
-	require.False(t, known)
 }
 
 func TestOtherPoliciesChangeTheNextAnswer(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
@@ -43,7 +44,7 @@ func TestBuildStatesWhatItsArtefactStates(t *testing.T) {
 	require.Equal(t, stated, a.Build.EPs[0].CompatibilityString)
 	again := b.acquire(b.withVTCM(1, Fail))
 	require.Equal(t, Hit, again.Outcome)
-	require.Equal(t, sourceLibrary, again.Compatibility.Source)
+	require.Equal(t, judge.SourceLibrary, again.Compatibility.Source)
 	r := b.withVTCM(1, Explain)
 	require.Empty(t, b.acquire(r).Explanation.Candidates[0].Differences)
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -62,6 +63,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
 	c.rights = c.openRights()
 	c.runtimes = &runtimes.Set{} // none
+	c.openJudge()
 	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), c.openReports()
 	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
 	if err != nil {
@@ -156,12 +158,12 @@ func (s *Stored) Open(a *Answer, f index.File) (io.ReadCloser, error) {
 }
 
 // recorded judges by what the build's manifest says.
-func recorded(a *against, b *index.Build) Judgement {
-	j := Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.runtime,
+func recorded(a *against, b *index.Build) judge.Judgement {
+	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.runtime,
 		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
 	switch known := a.runtime != ""; {
 	case known && a.rc.Made(b):
-		j.Verdict, j.Source = compilers.Optimal, sourceLibrary
+		j.Verdict, j.Source = compilers.Optimal, judge.SourceLibrary
 		j.Reason = "the same libraries made it; whether this machine has the device nobody was asked"
 	case known:
 		j.Reason = "other libraries made it, and none was asked whether it suits: that takes a daemon"

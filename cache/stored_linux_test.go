@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -93,7 +94,7 @@ func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
 	r.Runtime.Directory = b.runtime
 	a := b.find(r)
 	require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
-	require.Equal(t, sourceLibrary, a.Compatibility.Source)
+	require.Equal(t, judge.SourceLibrary, a.Compatibility.Source)
 	b.library("2.0")
 	require.Equal(t, compilers.Unknown, b.find(r).Compatibility.Verdict)
 	r.Runtime.Directory = t.TempDir()

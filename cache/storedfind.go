@@ -31,7 +31,7 @@ type finding struct {
 // libraries hashes the libraries of the runtime that the request names, without loading them. It
 // returns contents without a directory where the request names none.
 func (f *finding) libraries(ctx context.Context, r *Request) (*runtimes.Content, error) {
-	rc := &runtimes.Content{Digests: make(map[string]cas.Digest)}
+	rc := &runtimes.Content{Digests: make(map[string]cas.Digest), Attached: &notes{}}
 	if r.Runtime.Directory == "" {
 		return rc, nil
 	}

@@ -1,61 +1,41 @@
 package runtimes
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// changes are the runtimes that are to be assessed: they are new, or other ones than before.
-type changes struct {
-	mu      sync.Mutex
-	pending []*Runtime // guarded by mu
-	wake    chan struct{}
-}
-
-func newChanges() *changes { return &changes{wake: make(chan struct{}, 1)} }
-
-func (cs *changes) add(rt *Runtime) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	if slices.Contains(cs.pending, rt) {
-		return
-	}
-	cs.pending = append(cs.pending, rt)
+// changed has a runtime assessed: it is new, or another one than before.
+func (s *Set) changed(rt *Runtime) {
+	rt.pending.Store(true)
 	select {
-	case cs.wake <- struct{}{}:
+	case s.wake <- struct{}{}:
 	default: // it is woken already
 	}
-}
-
-func (cs *changes) take() *Runtime {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	if len(cs.pending) == 0 {
-		return nil
-	}
-	rt := cs.pending[0]
-	cs.pending = cs.pending[1:]
-	return rt
 }
 
 // assessChanges runs until the context ends: what is found changed is probed, and what is stored is judged for it.
 func (s *Set) assessChanges(ctx context.Context) {
 	for {
-		for rt := s.changes.take(); rt != nil && ctx.Err() == nil; rt = s.changes.take() {
-			if s.Has(rt) {
+		for _, rt := range s.All() {
+			if ctx.Err() == nil && rt.pending.Swap(false) {
 				s.assess(ctx, rt)
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.changes.wake:
+		case <-s.wake:
 		}
 	}
 }
@@ -135,4 +115,133 @@ func (s *Set) heedRuntime(ctx context.Context, rt *Runtime, kind watch.Kind) {
 		// An error has been told and logged by whoever found it.
 		_, _ = s.Content(ctx, rt, func(string) {})
 	})
+}
+
+// probed is what a runtime was when it was last assessed. It is remembered over restarts, so that a change while the
+// daemon was away is noticed.
+type probed struct {
+	At         time.Time
+	ORTVersion string
+	EPs        map[string]probedEP
+	Changes    []string  // against the assessment before
+	Previous   time.Time // when that was; zero: never
+}
+
+type probedEP struct {
+	Version, LibraryDigest, SDKVersion, Hardware, Compatibility, Driver, Error string
+	Devices                                                                    []string
+}
+
+func (s *Set) lastProbe(rt *Runtime) (last probed, ok bool) {
+	return memo.Recall[probed](s.options.Book, "probed:"+rt.subject)
+}
+
+// assess probes a runtime that is new or changed, says what is different, and judges what is stored for it. Where its
+// files moved meanwhile nothing is said; it stays due, until it is found at rest.
+func (s *Set) assess(ctx context.Context, rt *Runtime) {
+	rt.due.Store(true)
+	facts := s.Probe(ctx, rt)
+	if ctx.Err() != nil || facts.Unsettled {
+		return
+	}
+	if facts.Error != "" {
+		if rt.state.Load() == &stateReady { // else told by whoever found that it cannot be used
+			s.log.Warn("runtime cannot be probed", "runtime", rt.Name, "error", facts.Error)
+			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name, Text: facts.Error})
+		}
+		return
+	}
+	now := s.summary(&facts)
+	before, known := s.lastProbe(rt)
+	if known {
+		now.Previous, now.Changes = before.At, before.differences(&now)
+	}
+	if known && len(now.Changes) == 0 {
+		now.Previous, now.Changes = before.Previous, before.Changes // what changed last stays to be seen
+	} else {
+		s.tellProbed(rt, &now, known)
+	}
+	rc := rt.Found()
+	if rc == nil || !s.options.Assessed(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous)) {
+		return // the next assessment compares with the same one as this
+	}
+	rt.due.Store(false)
+	// Not saved costs the comparison at the next start, nothing else.
+	_ = memo.Save(s.options.Book, "probed:"+rt.subject, now)
+}
+
+func (s *Set) tellProbed(rt *Runtime, now *probed, known bool) {
+	e := index.Event{Kind: event.Probed, Runtime: rt.Name, Text: "ONNX Runtime " + now.ORTVersion}
+	for _, name := range slices.Sorted(maps.Keys(now.EPs)) {
+		ep := now.EPs[name]
+		e.Text += fmt.Sprintf(", %s %s (SDK %s)", name, ep.Version, ep.SDKVersion)
+		if ep.Error != "" {
+			e.Text += ": " + ep.Error
+		}
+	}
+	if known {
+		e.Kind, e.Text = event.Changed, strings.Join(now.Changes, "; ")
+	}
+	s.options.Event(e)
+}
+
+func (s *Set) summary(facts *Facts) probed {
+	out := probed{At: s.options.Now(), ORTVersion: facts.Spec.ORTVersion, EPs: make(map[string]probedEP)}
+	for _, ep := range facts.Facts.EPs {
+		mark := facts.Marks[ep.Name]
+		one := probedEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
+			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString, Error: ep.Error}
+		if one.Error == "" {
+			one.Error = facts.MarkErrors[ep.Name]
+		}
+		one.Driver, _ = s.machine.Driver(ep.Name, mark)
+		for _, d := range ep.Devices {
+			one.Devices = append(one.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+		}
+		out.EPs[ep.Name] = one
+	}
+	return out
+}
+
+func (p *probed) libraries() map[string]string {
+	out := make(map[string]string, len(p.EPs))
+	for name, ep := range p.EPs {
+		out[name] = ep.LibraryDigest
+	}
+	return out
+}
+
+// differences says for people what is different now, a line for each.
+func (p *probed) differences(now *probed) (lines []string) {
+	add := func(what, from, to string) {
+		if from != to {
+			lines = append(lines, fmt.Sprintf("%s: %s, was %s", what, cmp.Or(to, "none"), cmp.Or(from, "none")))
+		}
+	}
+	add("ONNX Runtime", p.ORTVersion, now.ORTVersion)
+	names := slices.Compact(slices.Sorted(slices.Values(slices.AppendSeq(slices.Collect(maps.Keys(p.EPs)), maps.Keys(now.EPs)))))
+	for _, name := range names {
+		a, hadIt := p.EPs[name]
+		b, hasIt := now.EPs[name]
+		switch {
+		case !hadIt:
+			lines = append(lines, name+": new here, version "+cmp.Or(b.Version, "none"))
+			continue
+		case !hasIt:
+			lines = append(lines, name+": not here any more, was version "+cmp.Or(a.Version, "none"))
+			continue
+		}
+		add(name+" version", a.Version, b.Version)
+		add(name+" SDK", a.SDKVersion, b.SDKVersion)
+		add(name+" hardware", a.Hardware, b.Hardware)
+		add(name+" driver", a.Driver, b.Driver)
+		add(name+" devices", strings.Join(a.Devices, ", "), strings.Join(b.Devices, ", "))
+		add(name+" error", a.Error, b.Error)
+		if a.LibraryDigest != b.LibraryDigest {
+			add(name+" library", fmt.Sprintf("%.12s", a.LibraryDigest), fmt.Sprintf("%.12s", b.LibraryDigest))
+		} else {
+			add(name+" compatibility", a.Compatibility, b.Compatibility)
+		}
+	}
+	return lines
 }

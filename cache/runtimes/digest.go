@@ -35,14 +35,6 @@ type digests struct {
 	mayRead func(ctx context.Context, uid uint32) (leave func(), err error) // Options.ReadShown
 }
 
-// OwnDigest returns the digest that stands for an execution provider's library and what the client shows
-// of those beside it. A library that nothing is shown beside is known by the very file and its path as
-// well, because another place may have another SDK around an equal library. The digest never equals one
-// of libraries that are run here.
-func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (cas.Digest, cas.Stamp, error) {
-	return s.digests.own(ctx, uid, ref)
-}
-
 // LibraryDigest hashes an EP library and the libraries beside it that carry its SDK. Libraries of
 // equal digests are the same, wherever they are.
 func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
@@ -118,8 +110,13 @@ func (x *digests) remembered(uid uint32, f *os.File) (cas.Digest, bool) {
 	return cas.Digest(raw), true
 }
 
-func (x *digests) own(ctx context.Context, uid uint32, ref *LibraryRef) (digest cas.Digest, library cas.Stamp, err error) {
-	all, err := x.contents(ctx, uid, ref)
+// OwnDigest returns the digest that stands for an execution provider's library and what the client shows
+// of those beside it. A library that nothing is shown beside is known by the very file and its path as
+// well, because another place may have another SDK around an equal library. The digest never equals one
+// of libraries that are run here.
+func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (digest cas.Digest,
+	library cas.Stamp, err error) {
+	all, err := s.digests.contents(ctx, uid, ref)
 	if err != nil {
 		return digest, library, err
 	}

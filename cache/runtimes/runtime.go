@@ -26,6 +26,7 @@ type Runtime struct {
 	looking chan struct{}           // holds one token while the files are looked at anew
 	facts   atomic.Pointer[Content] // nil until looked at
 	state   atomic.Pointer[string]
+	pending atomic.Bool               // it is to be assessed
 	due     atomic.Bool               // an assessment of what was found began, and none has come to its end since
 	noticed atomic.Pointer[MachineID] // what a probe found changed last, though neither files nor machine did; nil: nothing
 }
@@ -121,9 +122,9 @@ func (s *Set) found(rt *Runtime, before, rc *Content) {
 			s.log.Info("runtime changed", "runtime", rt.Name)
 			before.past.Store(true)
 		}
-		s.changes.add(rt)
+		s.changed(rt)
 	} else if rt.due.Load() {
-		s.changes.add(rt) // the same libraries as before, but they moved while they were assessed
+		s.changed(rt) // the same libraries as before, but they moved while they were assessed
 	}
 }
 

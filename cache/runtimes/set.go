@@ -3,6 +3,8 @@ package runtimes
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -48,7 +50,7 @@ type Set struct {
 	log     *slog.Logger
 	machine *Machine
 	watcher *watch.Watcher
-	changes *changes
+	wake    chan struct{} // has a token when a runtime is to be assessed
 	digests digests
 
 	mu   sync.Mutex
@@ -62,7 +64,7 @@ type Set struct {
 
 // New returns a set of the registered runtimes. None is looked at yet.
 func New(o Options) *Set {
-	s := &Set{options: o, log: o.Log, machine: NewMachine(o.Drivers), changes: newChanges(),
+	s := &Set{options: o, log: o.Log, machine: NewMachine(o.Drivers), wake: make(chan struct{}, 1),
 		digests: digests{o.Book, o.Now, o.ReadShown},
 		watcher: watch.New(watch.Options{Quiet: o.Quiet, Poll: o.Poll, Log: o.Log})}
 	s.register(o.Runtimes)
@@ -132,7 +134,7 @@ func (s *Set) Watched(rt *Runtime) string { return s.watcher.How(rt.subject) }
 // Reassess has each runtime assessed again, because builds are judged otherwise now.
 func (s *Set) Reassess() {
 	for _, rt := range s.All() {
-		s.changes.add(rt)
+		s.changed(rt)
 	}
 }
 
@@ -155,4 +157,97 @@ func (s *Set) Named(name string, b *index.Build) *Runtime {
 		}
 	}
 	return nil
+}
+
+// MaxNamed bounds the runtimes that clients can bring; the oldest is dropped first.
+const MaxNamed = 64
+
+func directoryRuntime(dir string, registered bool) *Runtime {
+	return newRuntime(dir, registered, func() (compilers.Runtime, error) { return compilers.Find(dir) })
+}
+
+// explicitRuntime is a runtime that was given library by library.
+func explicitRuntime(spec compilers.Runtime, registered bool) *Runtime {
+	rt := newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
+	for _, l := range spec.EPs {
+		rt.subject += " " + l.EP + "=" + l.Path
+	}
+	if spec.ORTVersion != "" {
+		rt.subject += " " + spec.ORTVersion // as a client says; the file may be another by now
+	}
+	return rt
+}
+
+func registeredRuntime(spec compilers.Runtime) *Runtime {
+	rt := explicitRuntime(spec, true)
+	if spec.ORTLibrary == "" {
+		rt = directoryRuntime(filepath.Clean(spec.Directory), true)
+	}
+	rt.spec = spec
+	return rt
+}
+
+// register makes these the registered runtimes, in this order. Those that are registered already stay what they are. It
+// gives the new ones, and the subjects that are none any more.
+func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.list
+	s.list = nil
+	for _, spec := range specs {
+		same := func(rt *Runtime) bool { return rt.Registered && reflect.DeepEqual(rt.spec, spec) }
+		if slices.ContainsFunc(s.list, same) {
+			continue
+		}
+		i := slices.IndexFunc(before, same)
+		if i >= 0 {
+			s.list = append(s.list, before[i])
+			continue
+		}
+		rt := registeredRuntime(spec)
+		added = append(added, rt)
+		s.list = append(s.list, rt)
+	}
+	for _, rt := range before {
+		stays := slices.ContainsFunc(s.list, func(now *Runtime) bool { return now.subject == rt.subject })
+		switch {
+		case stays: // or another of the same libraries does
+		case rt.Registered:
+			gone = append(gone, rt.subject)
+		default:
+			s.list = append(s.list, rt)
+		}
+	}
+	return added, gone
+}
+
+func (s *Set) forget(rt *Runtime) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = slices.DeleteFunc(s.list, func(old *Runtime) bool { return old == rt })
+}
+
+// addNamed returns the runtime that is the same, or else adds this one, which a client names. The oldest
+// that clients named is dropped where there are too many.
+func (s *Set) addNamed(rt *Runtime, same func(*Runtime) bool) *Runtime {
+	known, gone := s.add(rt, same)
+	if gone != nil && !slices.ContainsFunc(s.All(), func(rt *Runtime) bool { return rt.subject == gone.subject }) {
+		s.watcher.Set(gone.subject, nil)
+	}
+	return known
+}
+
+func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.IndexFunc(s.list, same); i >= 0 {
+		return s.list[i], nil
+	}
+	s.list = append(s.list, rt)
+	first := slices.IndexFunc(s.list, func(old *Runtime) bool { return !old.Registered }) // registered ones come first
+	if len(s.list)-first > MaxNamed {
+		gone = s.list[first]
+		s.list = slices.Delete(s.list, first, first+1)
+	}
+	return rt, gone
 }

@@ -1,0 +1,210 @@
+package judge
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/store"
+)
+
+// All judges everything stored that a runtime could load, once for each distinct maker, without running anything
+// but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
+// more is wanted anew, and so is what is judged worse than before by other rules.
+func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
+	former map[string]string, tell bool) (done bool) {
+	under, verdicts := x.generation(), x.options.Verdicts(rc)
+	last := verdicts.lots.Load()
+	var before map[maker]*lot
+	if last != nil {
+		before = last.lots
+	}
+	lots := make(map[maker]*lot)
+	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
+	half := store.Pace{Last: time.Now()}
+	err := x.options.Index.Each(ctx, func(b index.Build) error {
+		if err := half.Rest(ctx); err != nil || !rc.HasEvery(&b) {
+			return err
+		}
+		m := makerOf(&b)
+		l := lots[m]
+		if l == nil {
+			j, err := x.judgeLot(ctx, rt, rc, &b)
+			if err != nil {
+				return err
+			}
+			l = &lot{judgement: j, example: b}
+			if old := before[m]; old != nil {
+				l.before = &old.judgement
+			}
+			lots[m] = l
+		}
+		l.builds++
+		if l.judgement.Verdict != compilers.Optimal && (tell && madeBy(&b, former) || l.worse()) {
+			affected = append(affected, b.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			x.options.Log.Warn("builds not judged", "runtime", rt.Name, "error", err)
+		}
+		return false
+	}
+	verdicts.lots.Store(&judgedLots{lots, under})
+	for _, m := range slices.Sorted(maps.Keys(lots)) {
+		if tell || lots[m].changed() {
+			x.tellLot(rt, lots[m])
+		}
+	}
+	what := "rules or policies"
+	if tell {
+		what = "the runtime"
+	}
+	x.rebuildAffected(ctx, rt, what+" changed", lots, affected)
+	return true
+}
+
+// rebuildAffected tells of builds that a change made worse, and wants them anew where nothing better is there.
+func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why string, lots map[maker]*lot, affected []index.BuildID) {
+	for i, id := range affected {
+		b, err := x.options.Index.Get(id)
+		l := lots[makerOf(&b)]
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil || l == nil {
+			continue // it has just gone
+		}
+		if i < maxTold {
+			x.options.Event(event.Of(&b, event.Judged, "%s for %s now: %s", l.judgement.Verdict, rt.Name, cmp.Or(l.judgement.Reason, "none")))
+		}
+		if !x.optimalThere(&b, lots) {
+			x.options.Rebuild(&b, rt.Name, fmt.Sprintf("%s, and this build is %s for %s", why, l.judgement.Verdict, rt.Name))
+		}
+	}
+}
+
+// optimalThere tells whether one that is served in the build's place is the best there can be.
+func (x *Judge) optimalThere(b *index.Build, lots map[maker]*lot) bool {
+	builds, err := x.options.Index.Lookup(b.RequestKey, b.Scope)
+	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
+		l := lots[makerOf(&one)]
+		return l != nil && l.judgement.Verdict == compilers.Optimal && x.options.Index.Journal.StateOf(one.ID).Name == index.Current
+	})
+}
+
+// maxTold bounds the events about single builds after one change.
+const maxTold = 200
+
+func (x *Judge) tellLot(rt *runtimes.Runtime, l *lot) {
+	what := "1 build"
+	if l.builds > 1 {
+		what = fmt.Sprintf("%d builds", l.builds)
+	}
+	text := fmt.Sprintf("%s by %s: %s", what, MakerNames(&l.example), l.judgement.Verdict)
+	if l.judgement.Source != "" {
+		text += fmt.Sprintf(" (%s: %s)", l.judgement.Source, l.judgement.Reason)
+	}
+	x.options.Event(index.Event{Kind: event.Judged, Runtime: rt.Name, Text: text})
+}
+
+func madeBy(b *index.Build, libraries map[string]string) bool {
+	for i := range b.EPs {
+		if libraries[b.EPs[i].Name] != b.EPs[i].LibraryDigest.String() {
+			return false
+		}
+	}
+	return true
+}
+
+// judgeLot judges one build for all of its maker, with the fingerprint that its own request would give now. Where nothing
+// can be compiled nothing can be loaded either, and so nothing is said.
+func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (Judgement, error) {
+	t, err := x.options.Target(ctx, rt, rc, b)
+	if err == nil {
+		return x.Glance(ctx, t, b)
+	}
+	if runtimes.Unsettled(ctx, err) {
+		return Judgement{}, err
+	}
+	return Judgement{At: x.options.Now(), Runtime: rt.Name, Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
+}
+
+// Verdicts remembers how other libraries' builds suit a runtime with certain contents. What was judged by
+// other rules or policies than those in force does not count: each call names the generation that the
+// caller works with. The zero value is ready for use.
+type Verdicts struct {
+	known memo.Table[memo.Under[index.BuildID], Judgement]
+	lots  atomic.Pointer[judgedLots] // nil: none were set yet
+}
+
+// judgedLots are builds by who made them, judged at a glance.
+type judgedLots struct {
+	lots  map[maker]*lot
+	under uint64
+}
+
+// maxJudged bounds the memory that judgements take.
+const maxJudged = 1 << 16
+
+func (vs *Verdicts) load(id index.BuildID, generation uint64) (Judgement, bool) {
+	return vs.known.Load(memo.Under[index.BuildID]{Generation: generation, Key: id})
+}
+
+func (vs *Verdicts) save(id index.BuildID, j Judgement, generation uint64) {
+	vs.known.Save(memo.Under[index.BuildID]{Generation: generation, Key: id}, j, maxJudged)
+}
+
+// glance gives what is known of the build, at a glance at least.
+func (vs *Verdicts) glance(b *index.Build, generation uint64) (Judgement, bool) {
+	if j, ok := vs.load(b.ID, generation); ok {
+		return j, true
+	}
+	if last := vs.lots.Load(); last != nil && last.under == generation {
+		if l := last.lots[makerOf(b)]; l != nil {
+			return l.judgement, true
+		}
+	}
+	return Judgement{}, false
+}
+
+// maker is what a glance at a build depends on: all builds with one maker are judged alike.
+type maker string
+
+func makerOf(b *index.Build) maker {
+	var s strings.Builder
+	for i := range b.EPs {
+		f := &b.EPs[i]
+		fmt.Fprintf(&s, "%q %t %x %q %q %q %q ", f.Name, f.TookNone, f.LibraryDigest, f.SDKVersion,
+			f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
+	}
+	return maker(s.String() + b.ORTVersion)
+}
+
+// lot is the builds of one maker.
+type lot struct {
+	judgement Judgement
+	before    *Judgement // as it was judged before, nil if it was not
+	example   index.Build
+	builds    int
+}
+
+// changed tells whether it was judged otherwise before, and worse whether it was judged better.
+func (l *lot) changed() bool {
+	return l.before != nil && (l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)
+}
+
+func (l *lot) worse() bool {
+	return l.before != nil && Badness(l.judgement.Verdict) > Badness(l.before.Verdict)
+}
