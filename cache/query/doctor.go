@@ -85,7 +85,7 @@ func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply,
 	return reply, nil
 }
 
-// DriverAdvice tells of drivers whose version is not known now, and of nothing where none is configured.
+// DriverAdvice warns of configured drivers whose version cannot be read.
 func (d *Doctor) DriverAdvice() []Advice {
 	var out []Advice
 	for _, err := range d.q.options.Runtimes.Machine().Unreadable() {
@@ -128,7 +128,7 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 	for _, ep := range facts.Facts.EPs {
 		wrong := facts.MarkErrors[ep.Name]
 		if wrong == "" && len(ep.Devices) > 0 {
-			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name) // what was found out long ago may not hold in this process
+			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name) // an earlier result may not hold in this process
 		}
 		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong, facts.Marks[ep.Name]))
 	}
@@ -182,7 +182,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark 
 	return a.hint("its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
 }
 
-// whyNoDevice tells where it is known why an execution provider lists nothing.
+// whyNoDevice returns why an execution provider lists no device, and "" where that is not known.
 func whyNoDevice(ep, vendor string) string {
 	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
 		if vendor == "" {
@@ -233,7 +233,7 @@ func knownCause(text string) *cause {
 	return nil
 }
 
-// adviseWatching tells which runtimes' files are looked at only now and then.
+// adviseWatching warns of runtimes whose files are polled.
 func (d *Doctor) adviseWatching() []Advice {
 	var out []Advice
 	for _, rt := range d.q.options.Runtimes.All() {
@@ -241,7 +241,7 @@ func (d *Doctor) adviseWatching() []Advice {
 			out = append(out, adviseHow(rt.Name, how))
 		}
 	}
-	return slices.Compact(out) // what is well is said once
+	return slices.Compact(out) // the advice that all is well is the same for each runtime
 }
 
 func adviseHow(runtime, how string) Advice {
@@ -253,7 +253,7 @@ func adviseHow(runtime, how string) Advice {
 		hint("on a network file system that is all there is; else raise %s", watchLimits())
 }
 
-// adviseIndex tells what was wrong with the records.
+// adviseIndex reports damage of the records that was found when the store was opened.
 func (d *Doctor) adviseIndex() []Advice {
 	const subject = "index"
 	var out []Advice
@@ -287,7 +287,7 @@ func (d *Doctor) adviseIndex() []Advice {
 // maxFindings is how many findings of one kind are told one by one.
 const maxFindings = 10
 
-// adviseBuilds counts what is not served.
+// adviseBuilds counts the builds that are not served.
 func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 	space, err := d.q.index.Space()
 	if err != nil {
@@ -315,7 +315,8 @@ func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 // lately is how far back the doctor looks.
 const lately = 24 * time.Hour
 
-// LatelyAdvice looks at what happened in the last day. Texts name models, so they are for administrators.
+// LatelyAdvice reports the failures of the last day. Their texts are for administrators, because they
+// name models.
 func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""

@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// adviseConfiguration tells what of the configuration is not in force.
+// adviseConfiguration reports settings that are not in force.
 func (d *Doctor) adviseConfiguration() []Advice {
 	const subject = "configuration"
 	now := d.q.options.Configured()

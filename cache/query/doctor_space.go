@@ -18,20 +18,21 @@ import (
 // thrashSpan is how far back the doctor looks.
 const thrashSpan = 7 * 24 * time.Hour
 
-// Thrashing looks at the tombstones of late: of what went for the budget, for no other one keeps what went as somebody asked, or for another bound.
+// Thrashing counts the builds that were evicted for the budget lately and compiled again. Builds that
+// were removed by request, or for another bound, would not be kept by a larger budget.
 func (d *Doctor) Thrashing() evict.Thrashing {
 	since := d.q.options.Now().Add(-thrashSpan)
 	return evict.Thrashes(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
 }
 
-// madeSince tells whether there is a build of the tombstone's entry from after it went.
+// madeSince reports whether the tombstone's entry has a build that was made after the eviction.
 func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	builds, err := d.q.index.Lookup(g.RequestKey, g.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// SpaceAdvice tells of a budget that is too small, and of results that were not kept and are of
-// models that the peer may hear of.
+// SpaceAdvice warns of a budget that is too small, and of results that were not kept, as far as the
+// peer may see their models.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
 	r, err := d.q.Space()
@@ -64,7 +65,8 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	return out
 }
 
-// adviseUnkept names the models of which there is no build since what was compiled had no room, those first that were compiled for nothing most often.
+// adviseUnkept names the models whose compiled builds could not be stored, those first that were
+// compiled most often.
 func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	type lost struct {
 		last  *index.Event
@@ -108,11 +110,12 @@ func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	return out
 }
 
-// hasBuild tells whether there is a build for the request, for all or in the scope.
+// hasBuild reports whether the request has a build, shared or in the scope. It reports true if the
+// look-up fails.
 func (d *Doctor) hasBuild(key index.RequestKey, scope string) bool {
 	for _, one := range []string{"shared", scope} {
 		if builds, err := d.q.index.Lookup(key, one); err != nil || len(builds) > 0 {
-			return true // of what cannot be looked up nothing is said
+			return true
 		}
 	}
 	return false

@@ -21,13 +21,13 @@ type fileSystem struct {
 	network, volatile bool
 }
 
-// owner is whose a folder is, and who may do what there.
+// owner is the owner of a directory, with its mode.
 type owner struct {
 	uid  uint32
 	mode fs.FileMode
 }
 
-// adviseState looks at where the state directory lies and whose it is.
+// adviseState checks the state directory's file system and owner.
 func (d *Doctor) adviseState() []Advice {
 	var out []Advice
 	if s, err := fileSystemOf(d.q.options.Dir); err != nil {
@@ -43,7 +43,8 @@ func (d *Doctor) adviseState() []Advice {
 	return out
 }
 
-// Below these the disk counts as nearly full: a compile makes a copy of the model and the artefact besides.
+// Below these the disk counts as nearly full, because a compile writes a copy of the model and the
+// artefact.
 const (
 	lowBytes  = 1 << 30
 	lowInodes = 10_000
@@ -112,7 +113,7 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 // ahead is how much later than now something may have been written before the clock is to blame.
 const ahead = time.Minute
 
-// adviseClock compares the clock with what was written down by it.
+// adviseClock compares the clock with the times of files and events that were written by it.
 func (d *Doctor) adviseClock() Advice {
 	now, latest, what := d.q.options.Now(), time.Time{}, ""
 	note := func(at time.Time, of string) {
@@ -150,9 +151,9 @@ func adviseTime(now, latest time.Time, what string) Advice {
 	return fine(subject, "nothing was written later than now")
 }
 
-// StateAdvice tells of a state folder that is not there, or was made anew.
+// StateAdvice reports that the state directory was removed or made again.
 func (d *Doctor) StateAdvice() []Advice {
-	d.q.store.LookAround() // who asks need not wait for the next look
+	d.q.store.LookAround() // and not only at the next regular look
 	if why := d.q.store.MissingPart(); why != "" {
 		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", d.q.options.Dir, why).
 			hint("the daemon makes it anew within seconds, and tells in its log why it cannot")}

@@ -94,7 +94,7 @@ func (q *Queries) SubscribeFrom(ctx context.Context, p rights.Peer, next uint64,
 type Stream struct {
 	mu     sync.Mutex
 	latest []index.Event // oldest first; guarded by mu
-	more   chan struct{} // closed, and made anew, when there is another event; guarded by mu
+	more   chan struct{} // closed and replaced with each event; guarded by mu
 }
 
 // MaxBehind is how many events a subscriber may fall behind.
@@ -124,7 +124,8 @@ func (s *Stream) End() uint64 {
 	return s.latest[len(s.latest)-1].Sequence + 1
 }
 
-// from gives the events from the sequence on, how many of them are gone already, and what tells that there are more.
+// from returns the events from the sequence on, how many of them were dropped already, and a channel
+// that is closed with the next event.
 func (s *Stream) from(next uint64) (events []index.Event, missed uint64, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,9 +38,9 @@ type LaidFile struct {
 	Own         int64          // bytes that it takes from no other file: while it is whole, all
 	Compressed  int64          // of its own bytes, how many are kept compressed while it is packed
 	Pieces      []Piece        // all of it, in order
-	Tensors     []Placed       // what is known by name, in order; where that was asked for
+	Tensors     []Placed       // the ranges whose names are known, in order; if they were requested
 	MoreTensors int            // that are left out: the smallest
-	NamedBy     string         // the source model whose weights were looked for in it; "": it names its tensors itself, or nothing does
+	NamedBy     string         // the source model whose weights were looked for in it; "": the file names its tensors itself, or none is known
 	NamedBytes  int64          // of tensors that are known by name
 	Unknown     string         // why no names of tensors are known; "" where some are
 	Sharers     []*wire.Sharer // files of other builds that have some of its bytes; of Placed.With
@@ -70,9 +70,10 @@ const (
 	leastLaid = 64 << 10 // smaller files, graphs mostly, are no part of a picture
 )
 
-// Layout lays out the files of the builds that the names mean, or without any of all that the peer may see: the largest, most of them at
-// most. tensors also names what is in them, and tells who shares it. What is not packed and shares something is compared for
-// it, which takes as long as reading it.
+// Layout lays out the files of the builds that the names mean, or without names of all that the peer
+// may see: the largest, most of them at most. With tensors it also names the tensors in them, and the
+// files that share these. A file that shares bytes and is not packed is compared, which takes as long
+// as reading it.
 func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int, tensors bool) (*Layout, error) {
 	if most <= 0 || most > maxLaid {
 		most = maxLaid
@@ -140,7 +141,7 @@ func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
 			for _, id := range ids {
 				b, err := q.index.Get(id)
 				if err != nil || !q.rights.MaySee(p, b.ID, b.Scope) {
-					continue // gone meanwhile, or not the peer's to know
+					continue // removed meanwhile, or not visible to the peer
 				}
 				if at := slices.IndexFunc(b.Files, func(f index.File) bool { return f.Digest == t.Holder }); at >= 0 {
 					l.Holders[t.Holder] = sharer(&b, at)
@@ -168,7 +169,8 @@ func (l *Layout) largest(most int) {
 	l.Files = l.Files[:min(most, len(l.Files))]
 }
 
-// countShared counts what a file takes from others, or others take from it. Files that are one blob share all of it.
+// countShared counts the bytes that a file takes from others, or others take from it. Files that are
+// one blob share all of it.
 func (l *Layout) countShared() {
 	builds, taken := make(map[cas.Digest]int), make(map[cas.Digest][]Piece)
 	for i := range l.Files {
@@ -200,7 +202,7 @@ func (l *Layout) countShared() {
 	}
 }
 
-// eachToLayOut is EachNamed, or goes through all that the peer may see.
+// eachToLayOut is EachNamed, or calls fn with all builds that the peer may see.
 func (q *Queries) eachToLayOut(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
 	if len(names) > 0 {
 		return q.EachNamed(ctx, p, names, fn)
@@ -228,7 +230,7 @@ func FirstEP(b *index.Build) string {
 // kinship finds out which blobs have bytes of which others, each once.
 type kinship struct {
 	q      *Queries
-	takers map[cas.Digest][]cas.Digest // of blobs that are packed, or could be: who takes from them
+	takers map[cas.Digest][]cas.Digest // the blobs that are packed, or could be, by the blobs that they take from
 	whose  map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
 	stands map[cas.Digest][]dedupe.Extent
 	pieces map[cas.Digest][]Piece
@@ -267,12 +269,12 @@ func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
 func (k *kinship) layOut(ctx context.Context, f *LaidFile) (err error) {
 	f.Pieces, err = k.piecesOf(ctx, f.Digest, f.Size)
 	if err != nil {
-		f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check tells of what is missing
+		f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check reports what is missing
 	}
 	return err
 }
 
-// piecesOf gives the ranges of a blob as its recipe has them, or as one would if it were packed.
+// piecesOf returns the ranges of a blob as its recipe has them, or as a recipe would have them.
 func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Piece, error) {
 	if known, ok := k.pieces[d]; ok {
 		return known, nil
@@ -295,7 +297,8 @@ func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Pie
 	return pieces, nil
 }
 
-// appendHeld appends a piece. What stands in another blob's literals, which nobody knows by their name, is told by where it stands in that blob.
+// appendHeld appends a piece. A piece in the literals of another blob is given by its place in that
+// blob, because the digest of literals means nothing to users.
 func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
 	d, ok := k.whose[p.Holder]
 	if !ok {
@@ -303,7 +306,7 @@ func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
 	}
 	stands, known := k.stands[d]
 	if !known {
-		if r, err := k.q.forms.Recipes.Get(d); err == nil { // else it went meanwhile, or check tells of it
+		if r, err := k.q.forms.Recipes.Get(d); err == nil { // else it was removed meanwhile, or check reports it
 			stands = literalsOf(r)
 		}
 		k.stands[d] = stands
@@ -323,7 +326,7 @@ func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
 	return append(pieces, p)
 }
 
-// literalsOf gives the extents that are a blob's own literals, in the order of these.
+// literalsOf returns the extents that are a blob's own literals, in the order of the literals.
 func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	for _, e := range r.Extents {
 		if e.Container == r.Literals && e.Period == 0 {
@@ -334,8 +337,8 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	return out
 }
 
-// extentsOf gives the containers and extents of a blob; own is the container with what stands nowhere else. No extents: it shares
-// nothing that is known.
+// extentsOf returns the containers and extents of a blob. own is the container of the bytes that no
+// other blob has. There are no extents if the blob is not known to share any.
 func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
 	q := k.q
 	if q.forms.OnlyPacked(d) {
@@ -376,7 +379,7 @@ func coarse(all []Piece) []Piece {
 	return all
 }
 
-// place names the ranges of a file, and finds out who shares them.
+// place names the ranges of a file, and finds the files that share them.
 func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 	named, err := k.nameRanges(ctx, f)
 	if err != nil {
@@ -434,7 +437,7 @@ func firstAt(all []Piece, off int64) int {
 // byteRange is a part of a holder.
 type byteRange struct{ From, Length int64 }
 
-// relative is a file of another build, with what it has of which holders.
+// relative is a file of another build, with the ranges of holders that it has.
 type relative struct {
 	same bool                       // it is the same blob
 	has  map[cas.Digest][]byteRange // by holder, in order and apart from each other
@@ -454,7 +457,7 @@ func (r *relative) overlap(parts []Piece) (sum int64) {
 	return sum
 }
 
-// rangesIn gives what pieces have of each of these holders.
+// rangesIn returns the ranges of each of these holders that the pieces have.
 func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	out := make(map[cas.Digest][]byteRange)
 	for _, p := range pieces {
@@ -488,7 +491,8 @@ func heldBy(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]boo
 	return has
 }
 
-// relatives finds the files of other builds that may have bytes of one, those that the peer may see.
+// relatives finds the files of other builds that may have bytes of a file, as far as the peer may see
+// them.
 func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (out []relative, err error) {
 	holders := map[cas.Digest]bool{f.Digest: true}
 	for _, piece := range f.Pieces {

@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// List pages through the builds that the peer may see, in the order of their ids. Next is empty where
-// that was all.
+// List pages through the builds that the peer may see, in the order of their ids. Next is empty at
+// the end.
 func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	progress func(*wire.Progress)) (*wire.ListReply, error) {
 	limit := 500
@@ -78,7 +78,7 @@ func before(id index.BuildID, all uint64) uint64 {
 	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
 }
 
-// isListed tells whether a build is one that List asks for.
+// isListed reports whether List asks for a build.
 func isListed(w *wire.List, b *index.Build) bool {
 	if w.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
 		return strings.HasPrefix(m.ModelDigest.String(), w.Model) ||
@@ -113,7 +113,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 		out.ConvertedFrom = b.Converted.BuildKey.String()
 	}
 	if v := q.store.Views().Current(b.ID); v != nil {
-		if held, _ := v.Held(); held { // a folder that cannot be opened is held by nobody
+		if held, _ := v.Held(); held { // a directory that cannot be opened is not held
 			out.Leases = 1
 		}
 	}
@@ -150,8 +150,8 @@ func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
 	return out, nil
 }
 
-// Show tells everything about the builds that a name means, each with its record, and the history of
-// their requests: the latest of it.
+// Show returns all that is known of the builds that a name means, each with its record, and the
+// latest history of their requests.
 func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.ShowReply, error) {
 	builds, err := q.Find(ctx, p, []string{name})
 	if err != nil {
@@ -189,8 +189,9 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 	return reply, nil
 }
 
-// EachNamed calls fn with every build that one of the names means, each once, as far as the peer may see it: a request key, build key, build
-// id or model digest, a prefix of one, or a model's name. A name that means nothing is an error, after fn was called with the others.
+// EachNamed calls fn once with every build that one of the names means and that the peer may see. A
+// name is a request key, build key, build id or model digest, a prefix of one, or a model's name. A
+// name without builds is an error, after fn was called for the names before it.
 func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, fn func(*index.Build) error) error {
 	told := make(map[index.BuildID]bool)
 	for _, name := range names {
@@ -231,7 +232,7 @@ func hintOf(name string) string {
 	return list
 }
 
-// maxFound bounds the records that are in memory of what names mean. Applications that call all their models one name have more.
+// maxFound bounds the records that Find returns: some applications give all their models one name.
 const maxFound = 1000
 
 // Find returns the builds that the names mean, see EachNamed.
@@ -249,7 +250,7 @@ func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out 
 	return out, nil
 }
 
-// idsOf gives the ids of the builds that the names mean, see EachNamed.
+// idsOf returns the ids of the builds that the names mean, see EachNamed.
 func (q *Queries) idsOf(ctx context.Context, p rights.Peer, names []string) (ids []index.BuildID, err error) {
 	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
 		ids = append(ids, b.ID)

@@ -96,7 +96,7 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 	return nil
 }
 
-// keepNearest puts n where it belongs, and drops what is too far.
+// keepNearest inserts n, and drops the farthest if there are too many.
 func keepNearest(best []*near, n *near) []*near {
 	at, _ := slices.BinarySearchFunc(best, n, func(a, b *near) int { return a.compare(b) })
 	if at == MaxNeighbours {

@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Space tells where the space of the whole store goes.
+// Space returns the account of the whole store.
 func (q *Queries) Space() (*wire.Space, error) {
 	b, err := q.store.Bounds()
 	if err != nil {
@@ -29,8 +29,9 @@ func (q *Queries) Space() (*wire.Space, error) {
 		ToLookAt: uint64(q.store.Packer().Left())}, nil
 }
 
-// spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
-// by what it takes and by what others have open of it, or are packed with. A blob that is being packed counts as what it takes now.
+// spaceAtOnce reads three accounts as of one moment, as far as possible: a build that is removed
+// meanwhile would be counted twice, as stored, and as open or needed by others. A blob that is being
+// packed counts as what it takes now.
 func (q *Queries) spaceAtOnce() (s index.Space, held int64, packed packing.Space, err error) {
 	var before, after moment
 	for range 10 { // always something going: as near as it gets
@@ -51,7 +52,7 @@ func (q *Queries) spaceAtOnce() (s index.Space, held int64, packed packing.Space
 	return after.space, after.held, packed, nil
 }
 
-// moment is what changes whenever something goes from one account to another.
+// moment are the figures that change whenever bytes move from one account to another.
 type moment struct {
 	space       index.Space
 	held, ahead int64
@@ -72,7 +73,7 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	for _, id := range ids {
 		b, err := q.index.Get(id)
 		if err != nil {
-			continue // it has just gone
+			continue // removed meanwhile
 		}
 		for d := range q.store.PartsOf(&b) {
 			if !counted[d] {

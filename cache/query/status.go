@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Status counts, and tells of the runtimes as they were when last looked at, without devices. What is
-// the process's and the socket's is left to the caller.
+// Status returns counts, and the runtimes as they were last probed, without devices. The caller fills
+// in the fields of the process and the socket.
 func (q *Queries) Status(ctx context.Context) (*wire.StatusReply, error) {
 	space, err := q.Space()
 	if err != nil {
@@ -127,9 +127,9 @@ func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
 	return lines
 }
 
-// Configured tells what is not in force of the configuration that the options are from.
+// Configured lists the parts of the configuration that are not in force.
 type Configured struct {
-	Refused []string // what is wrong with it: then nothing of it is in force, and what was in force before still is
+	Refused []string // its mistakes: then the earlier configuration stays in force
 	Waiting []string // names of fields that take effect at the next start
 }
 

@@ -15,11 +15,12 @@ import (
 	"github.com/epcached/epcached/weights"
 )
 
-// Names of tensors are found out when they are asked for, and are kept nowhere: so they never have a part in what is stored, are those
-// of the newest reader, and cost nobody anything who does not look. A file that names its tensors is believed; in others the source model's
-// weights are looked for, where there still is the model that was compiled.
+// Names of tensors are found when they are requested, and are not stored: so stored files do not depend
+// on them, the newest reader finds them, and other requests do not pay for them. A file that names its
+// tensors is believed. In other files the weights of the source model are searched, if it still is the
+// model that was compiled.
 
-// names are the weights of one source model, for as long as its files are gone through.
+// names are the weights of one source model, while its files are laid out.
 type names struct {
 	of    cas.Digest // the model, or the group
 	index *weights.Index
@@ -27,7 +28,7 @@ type names struct {
 	err   error
 }
 
-// nameRanges finds out what stands in a file.
+// nameRanges names the ranges of a file.
 func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named, error) {
 	source, err := k.q.forms.Look(f.Digest)
 	if err != nil {
@@ -59,10 +60,11 @@ func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 	return all[:min(len(all), maxNames)], nil
 }
 
-// maxNames bounds what is named of one file, and compared with what shares it.
+// maxNames bounds the named ranges of one file.
 const maxNames = 1 << 16
 
-// nameBinary names what stands in a context binary, which is a range of a file. What its container says and does not fit counts as not said.
+// nameBinary names the ranges of a context binary, which is a range of a file. Names that its
+// container has and that do not fit are ignored.
 func (k *kinship) nameBinary(ctx context.Context, f *LaidFile, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
 	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
 	var format *epmodel.FormatError
@@ -99,8 +101,8 @@ func (k *kinship) nameBinary(ctx context.Context, f *LaidFile, source epmodel.So
 	return all, nil
 }
 
-// weightsOf gives the weights of the models that a build was made from. They are read one after the other, whoever asks, and those of the latest are kept: files
-// are gone through by model.
+// weightsOf returns the weights of the models that a build was made from. One caller reads weights at
+// a time. The latest are kept, because files are laid out by model.
 func (k *kinship) weightsOf(ctx context.Context, b *index.Build) (*names, error) {
 	if k.names != nil && k.names.of == b.ModelDigest {
 		return k.names, k.names.err

@@ -21,8 +21,8 @@ import (
 // usagePage is how many builds are told at once.
 const usagePage = 256
 
-// Usage tells where the space goes: of the builds that the peer may see, or of these entries; of two,
-// what they share as well. Progress may be nil.
+// Usage returns what the builds that the peer may see take, or those of the entries; of two entries
+// also what they share. Progress may be nil.
 func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	progress func(*wire.Progress)) (*wire.UsageReply, error) {
 	if w.After != "" {
@@ -62,7 +62,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	for i := range survey.Builds {
 		b := &survey.Builds[i]
 		if !everything && !q.rights.MaySee(p, b.ID, b.Scope) {
-			continue // what others share with the peer's builds is not the peer's to know
+			continue // the peer may not know what others share with its builds
 		}
 		seen = append(seen, b)
 		if wanted == nil || wanted[b.ID] {
@@ -98,7 +98,7 @@ func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
 	return out
 }
 
-// usages remembers the latest lists that did not fit into one answer, so that all pages are of one survey.
+// usages keeps the latest lists that did not fit into one answer, so that all pages are of one survey.
 type usages struct {
 	mu    sync.Mutex
 	lists []usageList // oldest first; guarded by mu
@@ -138,7 +138,7 @@ func (q *Queries) usageFrom(ctx context.Context, after string) (*wire.UsageReply
 		WithHint("ask from the beginning")
 }
 
-// maxUsageMembers bounds what is said of a group: how many it has.
+// maxUsageMembers bounds the members of a group that are counted.
 const maxUsageMembers = 64
 
 // usagePage adds the builds of a page: of each as much as lets a page fit into a frame.
@@ -147,7 +147,7 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 	for _, r := range l.rows[from:to] {
 		b, err := q.index.Get(r.ID)
 		if err != nil {
-			continue // it has gone meanwhile
+			continue // removed meanwhile
 		}
 		of := q.Listing(&b)
 		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,

@@ -72,7 +72,7 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 		if err != nil {
 			return err
 		}
-		defer s.Close() // likewise
+		defer s.Close() // read-only
 		candidates = append(candidates, match.Candidate{Digest: other.Digest, Source: s})
 	}
 	all := func(context.Context, match.Sketch) ([]match.Candidate, error) { return candidates, nil }

@@ -73,8 +73,8 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	return q.WithHistory(p, first.RequestKey, out), nil
 }
 
-// wholeEntry gives all builds of the entry that the peer may see, for the name may have been that of one of them, in
-// the order of a look-up: what all share, then the peer's own, then others', the newest first.
+// wholeEntry returns all builds of the entry that the peer may see, because the name may mean one of
+// them, in the order of a look-up: shared ones, then the peer's own, then others', the newest first.
 func (q *Queries) wholeEntry(p rights.Peer, found []index.Build) ([]index.Build, error) {
 	scopes := []string{"shared", rights.OwnScope(p)}
 	for i := range found {
@@ -134,7 +134,7 @@ func oneEntry(name string, builds []index.Build) error {
 
 // whyGone explains an entry of which only the history is left.
 func (q *Queries) whyGone(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {
-	// A crash may have come between a stone and the event that tells of the removal, and events are fewer.
+	// A crash may come between a tombstone and the event of the removal, and events are dropped earlier.
 	stone := q.tombstoneOf(p, name)
 	events := q.index.Journal.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
