@@ -24,7 +24,8 @@ type SpaceOptions struct {
 	UserBytes  Amount        // logical bytes of all builds that one user asked for
 }
 
-// Amount is a number of bytes, or a part of what the state folder's file system holds. The zero Amount is no bound.
+// Amount is a number of bytes, or a part of what the state folder's file system holds. The zero
+// Amount is no bound.
 type Amount struct {
 	Bytes   int64
 	Percent float64
@@ -57,7 +58,8 @@ func (st *Store) Bounds() (Bounds, error) {
 		unused: o.MaxUnused, Free: s.free}, nil
 }
 
-// keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
+// keepReserve makes the reserve for a full disk whole again where there is room for it above what
+// is to stay free.
 func (c *Collector) keepReserve() {
 	b, err := c.st.Bounds()
 	if err == nil {
@@ -68,8 +70,8 @@ func (c *Collector) keepReserve() {
 	}
 }
 
-// Ledger is what is set aside for builds that are being stored. Whoever stores one reserves its place before a byte of it is written
-// into the store.
+// Ledger is what is set aside for builds that are being stored. Whoever stores one reserves its
+// place before a byte of it is written into the store.
 //
 // A build is admitted while the store is within its budget, even if that takes it above: so the
 // budget is exceeded by one artefact in flight at most, and a compile does not wait for an eviction
@@ -81,13 +83,15 @@ type Ledger struct {
 	written  int64            // of reserved: what is on the disk already, and of which the free space knows; guarded by mu
 	byUser   map[uint32]int64 // logical bytes; guarded by mu
 
-	// leaving counts bytes on disk of builds that are just being removed: for moments they are in no account, neither as a build's
-	// nor as held, and still there. Guarded by mu.
+	given uint64 // counts what was taken out, for another account; guarded by mu
+
+	// leaving counts bytes on disk of builds that are just being removed: for moments they are in
+	// no account, neither as a build's nor as held, and still there. Guarded by mu.
 	leaving int64
 
 	// passing counts bytes on disk that go in a moment for something smaller, which is set aside or
-	// written beside them: the collector evicts nothing for that by itself. A reservation that waits
-	// does, because it could not be admitted instead of these bytes. Guarded by mu.
+	// written beside them: the collector evicts nothing for that by itself. A reservation that
+	// waits does, because it could not be admitted instead of these bytes. Guarded by mu.
 	passing int64
 
 	rounds
@@ -100,8 +104,8 @@ func newLedger() *Ledger {
 		rounds: rounds{one: make(chan struct{}, 1)}}
 }
 
-// errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other users
-// are not evicted for it.
+// errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other
+// users are not evicted for it.
 var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoRoom)
 
 // Reserved is what is set aside at one moment, in bytes.
@@ -133,12 +137,14 @@ type Reservation struct {
 	disk  int64 // bytes on disk that are set aside
 	bytes int64 // logical
 
-	// written is how much of what it is for lies on the disk before it is stored, and only gets another name then: the files of a compile's
-	// result. The budget needs room for that, the floor has lost it already. counted is what of disk is that.
+	// written is how much of what it is for lies on the disk before it is stored, and only gets
+	// another name then: the files of a compile's result. The budget needs room for that, the floor
+	// has lost it already. counted is what of disk is that.
 	Written, counted int64
 
-	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
-	// goes then. So the artefact in flight is that.
+	// above is by how much the store may be above its budget with it: of what is written to make
+	// something smaller, which is as much at most, and goes then. So the artefact in flight is
+	// that.
 	above int64
 }
 
@@ -159,6 +165,7 @@ func (s *Ledger) leave(disk int64) (done func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.leaving -= disk
+		s.given++
 	}
 }
 
@@ -229,21 +236,45 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 	if err != nil {
 		return true, err
 	}
-	s.mu.Lock() // while the accounts are read: nothing goes from one to another that was read before
-	defer s.mu.Unlock()
-	now, err := r.st.roomNow(ctx)
-	if err != nil {
-		return true, err
+	for again := true; again; {
+		given := s.givenBack()
+		now, err := r.st.roomNow(ctx)
+		if err != nil {
+			return true, err
+		}
+		now.mayGo, now.stays = mayGo, stays
+		if again, final, err = s.take(given, &now, r, disk, bytes); err != nil {
+			return final, err
+		}
 	}
-	now.mayGo, now.stays = mayGo, stays
-	if final, err := s.admit(&now, r, disk, bytes); err != nil {
-		return final, err
+	return false, nil
+}
+
+// givenBack counts what was taken out of the ledger, because another account has it from then on.
+func (s *Ledger) givenBack() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.given
+}
+
+// take reserves what try asks for. again: something was taken out of the ledger since given, while
+// the accounts were read, so that it may be in none of them.
+func (s *Ledger) take(
+	given uint64, now *roomNow, r *Reservation, disk, bytes int64,
+) (again, final bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.given != given {
+		return true, false, nil
+	}
+	if final, err := s.admit(now, r, disk, bytes); err != nil {
+		return false, final, err
 	}
 	s.reserved += disk - r.disk
 	s.written += min(r.Written, disk) - r.counted
 	s.byUser[r.user] += bytes - r.bytes
 	r.disk, r.bytes, r.counted = disk, bytes, min(r.Written, disk)
-	return false, nil
+	return false, false, nil
 }
 
 // roomNow is what a decision rests on, besides what is set aside.
@@ -289,7 +320,8 @@ func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final b
 	return s.admitUser(now, r, bytes)
 }
 
-// admitUser is admit for the quota: what is above it goes in where so much of its user's may go for it. Else nothing goes.
+// admitUser is admit for the quota: what is above it goes in where so much of its user's may go for
+// it. Else nothing goes.
 func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final bool, err error) {
 	b := &now.Bounds
 	if b.User == 0 || bytes == 0 { // copies are nobody's
@@ -318,8 +350,8 @@ func NoRoom(format string, args ...any) *apierr.Error {
 	return e
 }
 
-// publishing ends what counts to its user's quota: the build counts from now on. If both counted for a
-// moment, a plan of that moment would evict one build too many.
+// publishing ends what counts to its user's quota: the build counts from now on. If both counted
+// for a moment, a plan of that moment would evict one build too many.
 func (r *Reservation) publishing() {
 	if r == nil {
 		return
@@ -345,6 +377,9 @@ func (r *Reservation) Release() {
 	}
 	s := r.st.ledger
 	s.mu.Lock()
+	if r.disk != 0 {
+		s.given++
+	}
 	s.reserved -= r.disk
 	s.written -= r.counted
 	r.dropUser()
