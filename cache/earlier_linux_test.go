@@ -101,7 +101,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 		b.exact()
 		b.later.Add(int64(30 * 24 * time.Hour))
 		for range 2 {
-			require.NoError(t, b.cache.lookAtUnknown(ctx))
+			require.NoError(t, b.cache.store.Packer().LookAtUnknown(ctx))
 			b.pass(time.Hour)
 		}
 		b.exact()

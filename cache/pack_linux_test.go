@@ -432,7 +432,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	name := builds[1].BuildKey.String()
 	results, err = b.cache.Pack(ctx, self, []string{name}, false, true, nil)
 	require.NoError(t, err)
-	require.Equal(t, PackedNow, results.Builds[0].Outcome)
+	require.Equal(t, store.PackedNow, results.Builds[0].Outcome)
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "it was only asked")
 	promised := results.Builds[0].FreesBytes
 	require.Zero(t, results.Builds[0].LaterBytes)
@@ -443,7 +443,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	for _, r := range results.Builds {
 		outcomes[r.Outcome] += r.FreesBytes
 	}
-	require.InDelta(t, promised, outcomes[PackedNow], 16<<10)
+	require.InDelta(t, promised, outcomes[store.PackedNow], 16<<10)
 	require.Len(t, outcomes, 2, "the other is its container")
 	_, err = b.cache.Pack(ctx, Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
 	require.Error(t, err)
@@ -452,7 +452,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 
 	results, err = b.cache.Unpack(ctx, self, []string{name}, false, false, nil)
 	require.NoError(t, err)
-	require.Equal(t, UnpackedNow, results.Builds[0].Outcome)
+	require.Equal(t, store.UnpackedNow, results.Builds[0].Outcome)
 	require.Negative(t, results.Builds[0].FreesBytes)
 	whole, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
 	require.Positive(t, whole)

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -105,7 +106,7 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 	results, err := b.cache.Pack(context.Background(), b.self(), []string{builds[0].BuildKey.String()}, false, false, nil)
 	require.NoError(t, err)
-	require.Equal(t, PackedNow, results.Builds[0].Outcome)
+	require.Equal(t, store.PackedNow, results.Builds[0].Outcome)
 	require.Greater(t, results.Builds[0].FreesBytes, int64(19<<20/10))
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
 	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))

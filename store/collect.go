@@ -15,8 +15,8 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Collection is a plan of what is done to make room, and afterwards what became of it. What prints it and what carries it
-// out look at the same value.
+// Collection is a plan of what is done to make room, and afterwards what became of it. What prints
+// it and what carries it out look at the same value.
 type Collection struct {
 	evict.Plan
 	Took time.Duration // to plan

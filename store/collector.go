@@ -20,8 +20,8 @@ type Collector struct {
 	evicting keyed.Slots // held from writing tombstones until their builds are removed
 }
 
-// collectByItself keeps the store within its bounds: after each build that is stored, when the disk gets full, and now and
-// then, for what is too old.
+// collectByItself keeps the store within its bounds: after each build that is stored, when the disk
+// gets full, and now and then, for what is too old.
 func (c *Collector) collectByItself(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()

@@ -29,8 +29,8 @@ type Owner struct {
 	All bool // everybody's: an administrator asks, or the daemon itself
 }
 
-// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step takes
-// less than 2 KiB, and a frame 1 MiB.
+// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step
+// takes less than 2 KiB, and a frame 1 MiB.
 const mostTold = 256
 
 // Plan plans to bring the owner's builds within the configured bounds, or within the goal.

@@ -1,11 +1,13 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
@@ -22,13 +24,9 @@ func diskOf(path string) (diskSpace, error) {
 
 // otherFileSystem reports whether two directories are on different file systems.
 func otherFileSystem(a, b string) (bool, error) {
-	var sa, sb unix.Stat_t
-	for path, st := range map[string]*unix.Stat_t{a: &sa, b: &sb} {
-		if err := unix.Stat(path, st); err != nil {
-			return false, &os.PathError{Op: "stat", Path: path, Err: err}
-		}
-	}
-	return sa.Dev != sb.Dev, nil
+	one, err := cas.StampPath(a)
+	other, err2 := cas.StampPath(b)
+	return one.Dev != other.Dev, cmp.Or(err, err2)
 }
 
 // Fits returns an error where so many bytes do not fit beside what has to stay free. The error

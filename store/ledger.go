@@ -24,8 +24,7 @@ type SpaceOptions struct {
 	UserBytes  Amount        // logical bytes of all builds that one user asked for
 }
 
-// Amount is a number of bytes, or a part of what the state folder's file system holds. The zero
-// Amount is no bound.
+// Amount is a number of bytes, or a part of what the state folder's file system holds. The zero Amount is no bound.
 type Amount struct {
 	Bytes   int64
 	Percent float64
@@ -58,8 +57,7 @@ func (st *Store) Bounds() (Bounds, error) {
 		unused: o.MaxUnused, Free: s.free}, nil
 }
 
-// keepReserve makes the reserve for a full disk whole again where there is room for it above what
-// is to stay free.
+// keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
 func (c *Collector) keepReserve() {
 	b, err := c.st.Bounds()
 	if err == nil {
@@ -137,14 +135,12 @@ type Reservation struct {
 	disk  int64 // bytes on disk that are set aside
 	bytes int64 // logical
 
-	// written is how much of what it is for lies on the disk before it is stored, and only gets
-	// another name then: the files of a compile's result. The budget needs room for that, the floor
-	// has lost it already. counted is what of disk is that.
+	// written is how much of what it is for lies on the disk before it is stored, and only gets another name then: the files of a compile's
+	// result. The budget needs room for that, the floor has lost it already. counted is what of disk is that.
 	Written, counted int64
 
-	// above is by how much the store may be above its budget with it: of what is written to make
-	// something smaller, which is as much at most, and goes then. So the artefact in flight is
-	// that.
+	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
+	// goes then. So the artefact in flight is that.
 	above int64
 }
 
@@ -320,8 +316,7 @@ func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final b
 	return s.admitUser(now, r, bytes)
 }
 
-// admitUser is admit for the quota: what is above it goes in where so much of its user's may go for
-// it. Else nothing goes.
+// admitUser is admit for the quota: what is above it goes in where so much of its user's may go for it. Else nothing goes.
 func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final bool, err error) {
 	b := &now.Bounds
 	if b.User == 0 || bytes == 0 { // copies are nobody's

@@ -11,10 +11,6 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// What the collector may call: packBuild, packSaving and dropUnpacked. All of them look themselves
-// whether they may: a build that is held, or was given out within the grace, is left alone, and so is a blob that other builds of
-// that kind need. None may be called with a lock of the views held.
-
 // PackBuild packs the blobs of a build that share enough with others, also where that frees
 // little, and drops its views. It returns the bytes on disk that it freed. Blobs that are not
 // worth packing stay, which is no error. An error that is packing.ErrInUse says that the build is

@@ -49,8 +49,8 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	return nil
 }
 
-// Put makes blobs of the build's files, and publishes it. hold keeps what the build needs until a manifest says that it does;
-// it is the caller's to release.
+// Put makes blobs of the build's files, and publishes it. hold keeps what the build needs until a
+// manifest says that it does; it is the caller's to release.
 func (st *Store) Put(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed, hold *cas.Hold) error {
 	for i := range b.Files {
 		f := &b.Files[i]

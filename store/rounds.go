@@ -64,9 +64,9 @@ func (s *Ledger) inVain(begun uint64) (is bool, left string) {
 	return s.futile > begun, s.left
 }
 
-// evict has the collector make space for a reservation, and tries again. It returns the error of the
-// last try. A request that waits for another round finds its own need met by that one, or runs the
-// next.
+// evict has the collector make space for a reservation, and tries again. It returns the error of
+// the last try. A request that waits for another round finds its own need met by that one, or runs
+// the next.
 func (r *Reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
 	s := r.st.ledger
 	begun, done := s.Await(disk-r.disk, min(r.Written, disk)-r.counted)

@@ -52,8 +52,8 @@ func layDown(dir string) error {
 	return os.MkdirAll(filepath.Join(dir, "views"), 0o711)
 }
 
-// note leaves a text for people and for programs that make backups. One that is there stays as it is, unless it is empty: a
-// full disk left it so.
+// note leaves a text for people and for programs that make backups. One that is there stays as it
+// is, unless it is empty: a full disk left it so.
 func note(path, text string) error {
 	if info, err := os.Lstat(path); err == nil && (info.Size() > 0 || !info.Mode().IsRegular()) {
 		return nil
@@ -96,8 +96,8 @@ func lookAtLock(dir string) error {
 	return nil
 }
 
-// How long to wait for a process that is just ending, or that was killed and has children that have not begun yet:
-// they hold its lock until they do.
+// How long to wait for a process that is just ending, or that was killed and has children that have
+// not begun yet: they hold its lock until they do.
 const (
 	lockPatience = 2 * time.Second
 	lockPause    = 20 * time.Millisecond

@@ -44,8 +44,8 @@ type Settings struct {
 	Pack  Packing
 }
 
-// Store is the one owner of a state directory. Make one with Open or OpenReadOnly. It may be used by
-// any number of goroutines.
+// Store is the one owner of a state directory. Make one with Open or OpenReadOnly. It may be used
+// by any number of goroutines.
 type Store struct {
 	dir      string
 	uid      uint32
@@ -68,8 +68,8 @@ type Store struct {
 	work      sync.WaitGroup // the background work
 }
 
-// Open opens the store in dir, an absolute path, and makes it where there is none. One process has a
-// store open at a time.
+// Open opens the store in dir, an absolute path, and makes it where there is none. One process has
+// a store open at a time.
 func Open(dir string, o Options) (*Store, error) {
 	if err := layDown(dir); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -112,8 +112,8 @@ func (st *Store) open() (err error) {
 	return nil
 }
 
-// OpenReadOnly opens a store that no daemon has: it takes no lock and writes nothing. It fails with a
-// *LockedError where a daemon has the store.
+// OpenReadOnly opens a store that no daemon has: it takes no lock and writes nothing. It fails with
+// a *LockedError where a daemon has the store.
 func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error) {
 	if err := lookAtLock(dir); err != nil {
 		return nil, nil, err

@@ -36,13 +36,10 @@ func newAuditor(st *store.Store) *auditor {
 }
 
 // Check looks at the files of every build: with w.Deep by hashing every byte, else by their stamps.
-// With w.Repair, damaged files are moved into the quarantine and their builds are withheld; the next
-// request compiles them again. progress may be nil.
+// With w.Repair, damaged files are moved into the quarantine and their builds are withheld; the
+// next request compiles them again. progress may be nil.
 func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
-	return newAuditor(st).check(ctx, w.Deep, w.Repair, progress)
-}
-
-func (a *auditor) check(ctx context.Context, deep, repair bool, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	a, deep, repair := newAuditor(st), w.Deep, w.Repair
 	out := &checking{CheckReply: &wire.CheckReply{}}
 	found, err := a.index.Check(ctx, wire.FarThrough(progress, "checking"))
 	if err != nil {
@@ -141,8 +138,8 @@ func (r *checking) found(f *wire.Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// cut keeps the findings that fit into so many bytes, leftovers last: what is cut off must not be the
-// damage.
+// cut keeps the findings that fit into so many bytes, leftovers last: what is cut off must not be
+// the damage.
 func (r *checking) cut(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return leftover(a) - leftover(b)

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// The kinds, in the order in which a file with several names is counted. Views hold further names of objects; what they have for themselves is of
-// removed builds.
+// The kinds, in the order in which a file with several names is counted. Views hold further names
+// of objects; what they have for themselves is of removed builds.
 const (
 	kindObjects    = "objects"
 	kindRecipes    = "recipes"

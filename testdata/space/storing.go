@@ -42,7 +42,7 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 	s.forward(time.Hour) // what was put was given out by path, and nobody packs that at once
 	reply, err := s.cache.Pack(context.Background(), self, nil, true, false, nil)
 	for _, b := range reply.GetBuilds() {
-		if b.Outcome != cache.PackedNow {
+		if b.Outcome != "packed" {
 			fmt.Fprintf(os.Stderr, "  %s of %s is not packed: %s\n", b.Ep, b.ModelName, b.Outcome)
 		}
 	}

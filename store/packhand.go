@@ -1,0 +1,148 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/packing"
+)
+
+// These are the outcomes of packing and unpacking.
+const (
+	PackedNow   = "packed"
+	UnpackedNow = "unpacked"
+)
+
+// PackByHand returns a function that packs one build, or with dryRun tells what that would free.
+// The first call looks for what the blobs of all builds share.
+func (p *Packer) PackByHand(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
+	looked := false
+	return func(b *index.Build) (string, int64, error) {
+		if !looked { // of others' blobs first, or there would be nothing to compare with; once, for it reads which blobs there are
+			looked = true
+			if err := p.LookAtUnknown(ctx); err != nil {
+				return "", 0, err
+			}
+		}
+		if err := p.lookAgain(ctx, b); err != nil {
+			return "", 0, err
+		}
+		if why := p.st.Busy(b); why != "" {
+			return "kept: " + why, 0, nil
+		}
+		promised := p.PackSaving(b.ID)
+		switch {
+		case promised == 0 && p.st.views.Unpacks(b):
+			return "kept: it is packed already", 0, nil
+		case promised == 0:
+			return "kept: it shares too little with others that it could take from, and repeats too little of itself", 0, nil
+		case dryRun:
+			return PackedNow, promised, nil
+		}
+		freed, err := p.PackBuild(ctx, b.ID)
+		if errors.Is(err, packing.ErrInUse) {
+			return "kept: somebody has it by now", 0, nil
+		}
+		if errors.Is(err, packing.ErrNoRoom) {
+			return "kept: " + KeptNoRoom, 0, nil
+		}
+		if err == nil && freed == 0 {
+			return "kept: another build that has the same files is in use", 0, nil
+		}
+		return PackedNow, freed, err
+	}
+}
+
+// UnpackByHand returns a function that makes one build whole again, durably, and removes its
+// recipes, or with dryRun tells what that would free.
+func (p *Packer) UnpackByHand(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
+	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
+	return func(b *index.Build) (string, int64, error) {
+		packed := make(map[cas.Digest]int64)
+		for d, size := range DistinctBlobs(b) {
+			if p.st.forms.OnlyPacked(d) && !planned[d] {
+				packed[d] = size
+			}
+		}
+		switch {
+		case len(packed) == 0:
+			return "kept: it is whole", 0, nil
+		case dryRun:
+			frees, err := p.unpackFrees(b, packed, planned)
+			return UnpackedNow, frees, err
+		}
+		parts, before := p.st.PartsOf(b), make(map[cas.Digest]int64)
+		p.st.FreedOf(parts, before)
+		for d := range packed {
+			if err := p.st.forms.MakeWhole(ctx, d); err != nil {
+				return "", p.st.FreedOf(parts, before), err
+			}
+		}
+		if _, err := p.DropCopies(b.ID); err != nil && !errors.Is(err, packing.ErrInUse) {
+			return "", p.st.FreedOf(parts, before), err
+		}
+		return UnpackedNow, p.st.FreedOf(parts, before), nil
+	}
+}
+
+// unpackFrees tells what it would free on the disk, mostly less than 0, if these packed blobs of a
+// build became whole after those that are planned, and adds them to these: recipes go, copies that
+// nobody has, and containers that no recipe takes from any more and no build needs.
+func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned map[cas.Digest]bool) (frees int64, err error) {
+	held := p.st.Busy(b) != ""
+	for d, size := range packed {
+		planned[d] = true
+		_, recipe, _ := p.st.forms.Bytes(d)
+		frees += recipe - cas.OnDisk(size)
+		if !held {
+			frees += p.st.DiskBytesOf(d) - recipe
+		}
+	}
+	gone := make(map[cas.Digest]bool)
+	for d := range packed {
+		recipe, _ := p.st.forms.Recipes.Has(d) // of one that has become whole meanwhile, nothing
+		for _, container := range recipe.Containers {
+			left := slices.ContainsFunc(p.st.forms.Recipes.Users(container.Digest), func(user cas.Digest) bool { return !planned[user] })
+			if left || gone[container.Digest] {
+				continue
+			}
+			gone[container.Digest] = true
+			needs, err := p.st.index.Needs(container.Digest)
+			if err != nil {
+				return 0, err
+			}
+			if len(needs) == 0 {
+				frees += p.st.DiskBytesOf(container.Digest)
+			}
+		}
+	}
+	return frees, nil
+}
+
+// LookAtUnknown finds out what blobs share of which that is not known.
+func (p *Packer) LookAtUnknown(ctx context.Context) error {
+	todo, err := p.Unknown(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range todo {
+		if _, err := p.st.forms.Sharing.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookAgain finds out what the build's blobs share where that was known once, and perhaps is gone
+// since: what they would have taken from may not be there any more.
+func (p *Packer) lookAgain(ctx context.Context, b *index.Build) error {
+	for d := range DistinctBlobs(b) {
+		if err := p.st.forms.Sharing.LookAgain(ctx, d, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
