@@ -63,7 +63,7 @@ type Settings struct {
 // Reports take the reports of clients, and remember which builds are withheld from which user. All
 // methods may be called at the same time.
 type Reports struct {
-	Options
+	o       Options
 	doubts  *doubts
 	limiter rights.Limiter
 	told    memo.Table[toldKey, string]
@@ -85,7 +85,7 @@ const (
 
 // New returns reports without any.
 func New(o Options) *Reports {
-	return &Reports{Options: o, doubts: newDoubts(o.Now), limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
+	return &Reports{o: o, doubts: newDoubts(o.Now), limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
 }
 
 // Doubt returns why the build is withheld from the user, "" if it is not.
@@ -132,7 +132,7 @@ func (rs *Reports) Take(ctx context.Context, p rights.Peer, r Report, examine Ex
 	if len(r.Text) > maxReportText {
 		r.Text = strings.ToValidUTF8(r.Text[:maxReportText], "")
 	}
-	owner := rs.Owner(p.UID)
+	owner := rs.o.Owner(p.UID)
 	if wait, ok := rs.limiter.Take(owner); !ok {
 		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
 	}
@@ -140,18 +140,18 @@ func (rs *Reports) Take(ctx context.Context, p rights.Peer, r Report, examine Ex
 	if err != nil {
 		return nil, err
 	}
-	rs.Index.Counters.Add("reports", 1)
+	rs.o.Index.Counters.Add("reports", 1)
 	class := rs.classify(b, &r)
 	from := reporter{p.UID, owner}
 	d, err := rs.decide(ctx, from, r.Graph, class, examining{b, examine})
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, rs.Ended(ctx, b.ModelName)
+			return nil, rs.o.Ended(ctx, b.ModelName)
 		}
 		return nil, err
 	}
 	d.Text, d.Hint = wire.Valid(d.Text), wire.Valid(d.Hint)
-	d.Class, d.State = class.Name, cmp.Or(d.State, rs.Index.Journal.StateOf(b.ID).Name)
+	d.Class, d.State = class.Name, cmp.Or(d.State, rs.o.Index.Journal.StateOf(b.ID).Name)
 	rs.record(from, &r, b, d)
 	return d, nil
 }
@@ -162,7 +162,7 @@ func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.B
 	if _, err := index.ParseBuildKey(r.Build); err != nil {
 		return nil, none
 	}
-	builds, err := rs.Find(ctx, p, []string{r.Build})
+	builds, err := rs.o.Find(ctx, p, []string{r.Build})
 	if apierr.ClassOf(err) == apierr.NotFound && err != nil {
 		return nil, none
 	}
@@ -176,7 +176,7 @@ func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.B
 // isCopy tells whether the graph is in the build's present view. Who does not say is taken to mean that.
 func (rs *Reports) isCopy(b *index.Build, graph string) bool {
 	id, _, _ := strings.Cut(graph, "/")
-	where, ok := rs.Index.Views.Get(b.ID[:])
+	where, ok := rs.o.Index.Views.Get(b.ID[:])
 	return graph == "" || ok && strings.HasSuffix(string(where), "/"+id)
 }
 
@@ -184,7 +184,7 @@ func (rs *Reports) isCopy(b *index.Build, graph string) bool {
 func (rs *Reports) classify(b *index.Build, r *Report) rules.Class {
 	var class rules.Class
 	for i := range b.EPs {
-		if one := rs.Rules().Classify(b.EPs[i].Name, int(r.Code), r.Text); i == 0 || class.Name == rules.Unclear {
+		if one := rs.o.Rules().Classify(b.EPs[i].Name, int(r.Code), r.Text); i == 0 || class.Name == rules.Unclear {
 			class = one
 		}
 	}
@@ -205,17 +205,17 @@ type examining struct {
 // decide takes all steps of a report. An error is the context's, or the store's.
 func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class, x examining) (*wire.ReportReply, error) {
 	b := x.Build
-	if state := rs.Index.Journal.StateOf(b.ID); state.Name != index.Current {
+	if state := rs.o.Index.Journal.StateOf(b.ID); state.Name != index.Current {
 		return retry("it is %s already: %s", state.Name, state.Reason), nil
 	}
 	if !rs.isCopy(b, graph) {
 		return retry("the copy that you loaded has been replaced since"), nil
 	}
-	if view, err := rs.Store.View(ctx, b, store.Phases{Phase: func(string) {}}); err != nil {
+	if view, err := rs.o.Store.View(ctx, b, store.Phases{Phase: func(string) {}}); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return retry("%s", rs.Store.WithholdDamaged(ctx, b, err)), nil
+		return retry("%s", rs.o.Store.WithholdDamaged(ctx, b, err)), nil
 	} else if graph != "" && !strings.HasPrefix(graph, view.ID()+"/") {
 		return retry("a file of the copy that you loaded was changed or missing; there is a new one"), nil
 	}
@@ -243,9 +243,9 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 	switch x.Verdict {
 	case Damaged:
 		ds.settle(b.ID)
-		if rs.Index.Journal.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
-			rs.Index.Counters.Add("reports_confirmed", 1)
-			rs.Rebuild(b, "", x.Text)
+		if rs.o.Index.Journal.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
+			rs.o.Index.Counters.Add("reports_confirmed", 1)
+			rs.o.Rebuild(b, "", x.Text)
 		}
 		return retry("%s", x.Text)
 	case Loads:
@@ -260,7 +260,7 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 		return d
 	case Refuted:
 		ds.answer(b.ID, from.uid)
-		rs.Index.Counters.Add("reports_confirmed", 1)
+		rs.o.Index.Counters.Add("reports_confirmed", 1)
 		rs.refute(b, x)
 		return retry("%s", x.Text)
 	case Elsewhere:
@@ -277,11 +277,11 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 func (rs *Reports) refute(b *index.Build, x Examined) {
 	if x.Exactly {
 		rs.doubts.settle(b.ID)
-		_ = rs.Store.Withhold(b.ID, index.Withheld, "reported, and "+x.Text)
+		_ = rs.o.Store.Withhold(b.ID, index.Withheld, "reported, and "+x.Text)
 	} else {
 		x.Disprove(x.Text)
 	}
-	rs.Rebuild(b, x.Runtime, "reported, and "+x.Text)
+	rs.o.Rebuild(b, x.Runtime, "reported, and "+x.Text)
 }
 
 // withholdFrom withholds from the reporter what could not be verified, and from all if enough say the same.
@@ -290,15 +290,15 @@ func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire
 	counts := x.Verdict == Unverified && b.Scope == "shared" // without the device at hand, nobody here can tell
 	why := "you reported that it does not load; " + x.Text
 	ds.add(b, from.uid, from.owner, why, counts) // it is there already, so there is room
-	trusted := counts && slices.Contains(rs.Settings().Trusted, from.uid)
-	if n := ds.owners(b.ID); counts && (trusted || n >= rs.Settings().Quorum) {
+	trusted := counts && slices.Contains(rs.o.Settings().Trusted, from.uid)
+	if n := ds.owners(b.ID); counts && (trusted || n >= rs.o.Settings().Quorum) {
 		reason := fmt.Sprintf("%d users reported that it does not load; %s", n, x.Text)
 		if trusted {
 			reason = "a trusted user reported that it does not load; " + x.Text
 		}
 		ds.settle(b.ID)
-		_ = rs.Store.Withhold(b.ID, index.Withheld, reason)
-		rs.Rebuild(b, "", reason)
+		_ = rs.o.Store.Withhold(b.ID, index.Withheld, reason)
+		rs.o.Rebuild(b, "", reason)
 		return retry("%s", reason)
 	}
 	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.Text, State: WithheldFromYou,
@@ -337,6 +337,6 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 		return
 	}
 	rs.told.Save(key, outcome, maxReported)
-	rs.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
-	rs.Store.Happened(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
+	rs.o.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
+	rs.o.Store.Happened(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
