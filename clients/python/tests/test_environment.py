@@ -31,7 +31,8 @@ def in_table() -> set[str]:
 
 
 def sources() -> Iterator[Path]:
-    for folder in ("cmd", "unixsock", "cache", "compilers", "config", "cas", "dedupe", "index", "watch", "rules"):
+    for folder in ("cmd", "unixsock", "cache", "compilers", "store", "cas", "dedupe", "index", "internal"):
+        assert (PROJECT / folder).is_dir(), folder
         yield from (path for path in (PROJECT / folder).rglob("*.go") if not path.name.endswith("_test.go"))
     yield from (PROJECT / "clients" / "python" / "epcache").rglob("*.py")
 
