@@ -150,7 +150,7 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*ru
 		return rc, err
 	}
 	for _, ep := range b.EPs {
-		r.Runtime.EPLibraries = append(r.Runtime.EPLibraries, EPLibraryRef{EP: ep.Name, Path: ep.Library})
+		r.Runtime.EPLibraries = append(r.Runtime.EPLibraries, runtimes.LibraryRef{EP: ep.Name, Path: ep.Library})
 	}
 	if len(r.Runtime.EPLibraries) > 0 {
 		if _, rc, err := c.runtimes.Resolve(ctx, r.wanted(), quiet); err == nil {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 )
@@ -54,7 +55,7 @@ func (c *Cache) queueAgain(ctx context.Context, id string, w *upkeep.QueuedJob) 
 		return false, err
 	}
 	defer r.close()
-	r.OnMiss, r.Store, r.StrictORT, r.Runtime = Background, w.Store, w.StrictORT, RuntimeRef{Directory: w.Runtime}
+	r.OnMiss, r.Store, r.StrictORT, r.Runtime = Background, w.Store, w.StrictORT, runtimes.Ref{Directory: w.Runtime}
 	a, err := c.acquireResumed(ctx, r, resumedJob{id, w.Starts}, nil)
 	switch {
 	case err != nil:

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -161,7 +162,7 @@ func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
 	require.NoError(t, err)
 	naming := func(lib string) *Request {
 		r := b.request(b.model(1))
-		r.Runtime = RuntimeRef{ORTVersion: spec.ORTVersion, ORTLibrary: spec.ORTLibrary, EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: lib}}}
+		r.Runtime = runtimes.Ref{ORTVersion: spec.ORTVersion, ORTLibrary: spec.ORTLibrary, EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: lib}}}
 		return r
 	}
 	require.Equal(t, "7.0", b.acquire(naming(spec.EPs[0].Path)).Build.EPs[0].SDKVersion)

@@ -45,7 +45,7 @@ func (a *application) ask(model *os.File) *Request {
 	r := a.request(model)
 	r.Peer, r.OnMiss, r.Connection = Peer{UID: a.uid}, ForClaim, a.connect
 	lib := a.spec.EPs[0]
-	r.Runtime = RuntimeRef{ORTVersion: "1.30.0", EPLibraries: []EPLibraryRef{{EP: lib.EP, Path: lib.Path, File: a.openFile(lib.Path)}}}
+	r.Runtime = runtimes.Ref{ORTVersion: "1.30.0", EPLibraries: []runtimes.LibraryRef{{EP: lib.EP, Path: lib.Path, File: a.openFile(lib.Path)}}}
 	return r
 }
 
@@ -154,7 +154,7 @@ func TestWhoGetsWhatWasPut(t *testing.T) {
 		"another model":     {func() *Request { return app.ask(b.model(2)) }, false},
 		"another option":    {func() *Request { r := app.ask(model); r.EPs[0].Options = map[string]string{"level": "3"}; return r }, false},
 		"another device":    {func() *Request { r := app.ask(model); r.EPs[0].Devices = devices("NPU"); return r }, false},
-		"the daemon's libs": {func() *Request { r := app.ask(model); r.Runtime = RuntimeRef{}; return r }, false},
+		"the daemon's libs": {func() *Request { r := app.ask(model); r.Runtime = runtimes.Ref{}; return r }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := c.ask()
@@ -234,7 +234,7 @@ func TestReportOfWhatOnePutOneself(t *testing.T) {
 		builds = append(builds, made.Build.ID)
 		// As of a provider that is part of the application's ONNX Runtime: no library is named.
 		d, err := b.cache.Report(context.Background(), r.Peer, reports.Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck", ORTVersion: "1.30.0",
-			Graph: made.Graph}, RuntimeRef{ORTVersion: "1.30.0"})
+			Graph: made.Graph}, runtimes.Ref{ORTVersion: "1.30.0"})
 		require.NoError(t, err)
 		require.Equal(t, reports.DecidedCompileYourself, d.Decision, "the same compile would make the same")
 		require.Equal(t, reports.WithheldFromYou, d.State)

@@ -241,16 +241,16 @@ func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claim
 
 // keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing
 // beside them, for a claim may last.
-func keepLibraries(ref *RuntimeRef, open bool) (RuntimeRef, error) {
+func keepLibraries(ref *runtimes.Ref, open bool) (runtimes.Ref, error) {
 	out := *ref
 	out.EPLibraries = nil
 	for _, l := range ref.EPLibraries {
-		one := EPLibraryRef{EP: l.EP, Path: l.Path}
+		one := runtimes.LibraryRef{EP: l.EP, Path: l.Path}
 		if open && l.File != nil {
 			var err error
 			if one.File, err = identity.Duplicate(l.File); err != nil {
 				closeLibraries(&out)
-				return RuntimeRef{}, err
+				return runtimes.Ref{}, err
 			}
 		}
 		out.EPLibraries = append(out.EPLibraries, one)
@@ -259,7 +259,7 @@ func keepLibraries(ref *RuntimeRef, open bool) (RuntimeRef, error) {
 }
 
 // closeLibraries closes what keepLibraries opened.
-func closeLibraries(ref *RuntimeRef) {
+func closeLibraries(ref *runtimes.Ref) {
 	for _, l := range ref.EPLibraries {
 		if l.File != nil {
 			_ = l.File.Close() // opened for reading only: nothing can be lost

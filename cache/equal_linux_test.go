@@ -146,7 +146,7 @@ func TestClientsAreToldWhatToDoInstead(t *testing.T) {
 				Graph: b.model(2)}}
 		}))
 	require.Equal(t, "show claim own",
-		instead(func(r *Request) { r.Runtime = RuntimeRef{Directory: app.folder} }))
+		instead(func(r *Request) { r.Runtime = runtimes.Ref{Directory: app.folder} }))
 	options := b.options()
 	options.Runtimes = nil
 	require.NoError(t, b.cache.Reload(options))

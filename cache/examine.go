@@ -20,7 +20,7 @@ import (
 )
 
 // Report decides on what a client reports of a build. from is the runtime that the client loaded it with.
-func (c *Cache) Report(ctx context.Context, p Peer, r reports.Report, from RuntimeRef) (*wire.ReportReply, error) {
+func (c *Cache) Report(ctx context.Context, p Peer, r reports.Report, from runtimes.Ref) (*wire.ReportReply, error) {
 	if from.ORTVersion == "" {
 		from.ORTVersion = r.ORTVersion
 	}
@@ -43,7 +43,7 @@ func (c *Cache) openReports() *reports.Reports {
 
 // examine finds out whether the build is sound: by its bytes, then by loading it with the runtime that the reporter used
 // where that may be loaded here.
-func (c *Cache) examine(ctx context.Context, p Peer, from RuntimeRef, b *index.Build) (reports.Examined, error) {
+func (c *Cache) examine(ctx context.Context, p Peer, from runtimes.Ref, b *index.Build) (reports.Examined, error) {
 	err := c.sameBytesAsEver(ctx, b)
 	if ctx.Err() != nil {
 		return reports.Examined{}, ctx.Err()
@@ -97,7 +97,7 @@ func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 var errElsewhere = errors.New("the device that it is for is not in this machine")
 
 // planReported thinks the build's request through for the runtime that the reporter used.
-func (c *Cache) planReported(ctx context.Context, p Peer, from RuntimeRef, b *index.Build) (*attempt, error) {
+func (c *Cache) planReported(ctx context.Context, p Peer, from runtimes.Ref, b *index.Build) (*attempt, error) {
 	again, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -32,7 +33,7 @@ func (b *bench) elsewhereUpdated(r compilers.Runtime, release string) {
 	b.Helper()
 	path := r.EPs[0].Path[:len(r.EPs[0].Path)-len(".so")] + ".release"
 	require.NoError(b, os.WriteFile(path, []byte(release), 0o644))
-	_, err := b.cache.query.Probe(b.Context(), b.self(), RuntimeRef{}, true)
+	_, err := b.cache.query.Probe(b.Context(), b.self(), runtimes.Ref{}, true)
 	require.NoError(b, err)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -74,11 +75,11 @@ func stale(a *Answer) reports.Report {
 
 func (b *reporting) report(uid uint32, r reports.Report) *wire.ReportReply {
 	b.Helper()
-	return b.reportOf(uid, r, RuntimeRef{})
+	return b.reportOf(uid, r, runtimes.Ref{})
 }
 
 // reportOf reports what was loaded with this runtime.
-func (b *reporting) reportOf(uid uint32, r reports.Report, from RuntimeRef) *wire.ReportReply {
+func (b *reporting) reportOf(uid uint32, r reports.Report, from runtimes.Ref) *wire.ReportReply {
 	b.Helper()
 	d, err := b.cache.Report(context.Background(), Peer{UID: uid}, r, from)
 	require.NoError(b, err)
@@ -98,7 +99,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	a := b.served(1, bob, alice)
 	busy := 0
 	for range 1000 {
-		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a), RuntimeRef{})
+		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a), runtimes.Ref{})
 		if err != nil {
 			require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 			busy++
@@ -143,7 +144,7 @@ func TestReportsOfWhatOneWasNotGiven(t *testing.T) {
 		"another's shared build": stale(a), "another's own build": stale(own),
 		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10}, "no key": {Build: "model.onnx", Code: 10},
 	} {
-		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r, RuntimeRef{})
+		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r, runtimes.Ref{})
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
 	}
 	require.Zero(t, b.checks.Load())
@@ -332,7 +333,7 @@ func TestReportsFromARuntimeThatIsNotKnown(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, alice)
 	r := stale(a)
-	from := RuntimeRef{EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}}
+	from := runtimes.Ref{EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}}
 	d := b.reportOf(alice, r, from)
 	require.Equal(t, reports.DecidedSound, d.Decision, "the library that made it is here")
 	require.Contains(t, d.Text, b.runtime)
@@ -400,7 +401,7 @@ func TestManyReportAtOnce(t *testing.T) {
 	errs := make(chan error, len(users))
 	for _, uid := range users {
 		wg.Go(func() {
-			d, err := b.cache.Report(context.Background(), Peer{UID: uid}, stale(a), RuntimeRef{})
+			d, err := b.cache.Report(context.Background(), Peer{UID: uid}, stale(a), runtimes.Ref{})
 			if err == nil && d.Decision != reports.DecidedSound {
 				err = fmt.Errorf("%+v", d)
 			}
@@ -421,7 +422,7 @@ func TestAReportThatIsCancelled(t *testing.T) {
 	a := b.served(1, alice)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a), RuntimeRef{})
+	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a), runtimes.Ref{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 
 	ctx, cancel = context.WithCancel(context.Background())
@@ -432,7 +433,7 @@ func TestAReportThatIsCancelled(t *testing.T) {
 		cancel()
 		return nil
 	}
-	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a), RuntimeRef{})
+	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a), runtimes.Ref{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 	require.Zero(t, b.cache.reports.Doubts())
 }

@@ -46,7 +46,7 @@ type Request struct {
 	Route                      string
 	Output                     identity.Output
 
-	Runtime   RuntimeRef
+	Runtime   runtimes.Ref
 	StrictORT bool
 	OnMiss    OnMiss
 	Store     string // "", "shared", "user", "none"
@@ -64,12 +64,6 @@ type Request struct {
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
 }
-
-// RuntimeRef says what the caller will load the model with. The zero value means the default runtime.
-type RuntimeRef = runtimes.Ref
-
-// EPLibraryRef names one execution provider's library as the caller sees it. File may be nil.
-type EPLibraryRef = runtimes.LibraryRef
 
 // wanted is the runtime that the request asks for.
 func (r *Request) wanted() *runtimes.Wanted {

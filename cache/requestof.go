@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -73,13 +74,13 @@ func modelFiles(group []*wire.Model, fds []*os.File) []identity.Files {
 }
 
 // RuntimeOf translates what a client says of the runtime that it loads with.
-func RuntimeOf(w *wire.Runtime, fds []*os.File) RuntimeRef {
+func RuntimeOf(w *wire.Runtime, fds []*os.File) runtimes.Ref {
 	if w == nil {
-		return RuntimeRef{}
+		return runtimes.Ref{}
 	}
-	ref := RuntimeRef{Directory: w.Directory, ORTVersion: w.OrtVersion, ORTLibrary: w.OrtLibrary}
+	ref := runtimes.Ref{Directory: w.Directory, ORTVersion: w.OrtVersion, ORTLibrary: w.OrtLibrary}
 	for _, l := range w.EpLibraries {
-		one := EPLibraryRef{EP: l.Ep, Path: l.Path, Complete: l.Complete}
+		one := runtimes.LibraryRef{EP: l.Ep, Path: l.Path, Complete: l.Complete}
 		if l.Fd != nil && int(*l.Fd) < len(fds) {
 			one.File = fds[*l.Fd]
 		}

@@ -23,7 +23,7 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 	refs := b.libraries(nil)
 	loaded := b.openFile(refs[0].Path)
 	r := b.request(b.model(1))
-	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", ORTLibrary: filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"), EPLibraries: b.libraries(loaded)}
+	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1", ORTLibrary: filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"), EPLibraries: b.libraries(loaded)}
 	require.Equal(t, "1.0", b.acquire(r).Build.EPs[0].SDKVersion)
 
 	b.library("2.0")
@@ -47,7 +47,7 @@ func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	spec, err := standin.Library(folder, "1.31.1", standin.SDK{Version: "9.9", Hardware: "sim-1"})
 	require.NoError(t, err)
 	r := b.request(b.model(1))
-	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: spec.EPs[0].Path}}}
+	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1", EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: spec.EPs[0].Path}}}
 	own := b.refused(r)
 	require.Equal(t, apierr.Unavailable, own.Class)
 	require.Contains(t, own.Text, "names no libonnxruntime")

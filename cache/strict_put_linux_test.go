@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -28,7 +29,7 @@ func twoORT(t *testing.T) (b *bench, first, strict *Request, claim *Answer, put 
 	claim = b.acquire(first)
 	require.Equal(t, Claimed, claim.Outcome)
 	strict = b.request(first.Graph)
-	strict.StrictORT, strict.Runtime = true, RuntimeRef{Directory: other}
+	strict.StrictORT, strict.Runtime = true, runtimes.Ref{Directory: other}
 	return b, first, strict, claim, app.compile(first, claim.Claim)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 )
@@ -26,7 +27,7 @@ func TestStrictORTDoesNotTakeWhatItWaitedFor(t *testing.T) {
 	waits := make(map[bool]<-chan got)
 	for _, strict := range []bool{false, true} {
 		r := b.request(b.model(1))
-		r.StrictORT, r.Runtime = strict, RuntimeRef{Directory: other}
+		r.StrictORT, r.Runtime = strict, runtimes.Ref{Directory: other}
 		before := b.waiters()
 		waits[strict] = b.ask(context.Background(), r)
 		require.Eventually(t, func() bool { return b.waiters() > before }, soon, soon/1000)

@@ -264,11 +264,11 @@ func (b *bench) waiters() int {
 	return n
 }
 
-func (b *bench) libraries(f *os.File) []EPLibraryRef {
+func (b *bench) libraries(f *os.File) []runtimes.LibraryRef {
 	found, err := filepath.Glob(filepath.Join(b.runtime, "libonnxruntime_providers_*.so"))
 	require.NoError(b, err)
 	require.Len(b, found, 1)
-	return []EPLibraryRef{{EP: standin.EP, Path: found[0], File: f}}
+	return []runtimes.LibraryRef{{EP: standin.EP, Path: found[0], File: f}}
 }
 
 // current is the path of a blob in the store.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 )
 
 // standing is a whole store, as the daemon has it: what applications compiled
@@ -181,7 +182,7 @@ func (s *standing) ask(ctx context.Context, one onebuild, miss cache.OnMiss) (*c
 	}
 	defer lib.Close()
 	return s.cache.Acquire(ctx, &cache.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, EPs: []identity.EP{{Name: one.ep}}, OnMiss: miss, Connection: ctx, HoldsView: true,
-		Runtime: cache.RuntimeRef{ORTVersion: ortVersion, EPLibraries: []cache.EPLibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
+		Runtime: runtimes.Ref{ORTVersion: ortVersion, EPLibraries: []runtimes.LibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
 }
 
 // served asks for a build, and has use look at its files while the view is held: path gives that of a file of the corpus.
