@@ -469,7 +469,9 @@ func TestPackAndUnpackByHand(t *testing.T) {
 func TestABuildGoesWhileAllArePacked(t *testing.T) {
 	b, _ := stored(t, 2)
 	own := Peer{UID: b.cache.uid}
-	results, err := b.cache.eachPacked(t.Context(), own, nil, true, true, nil, func(one *index.Build) (string, int64, error) {
+	ids, err := b.cache.toPack(t.Context(), own, nil, true)
+	require.NoError(t, err)
+	results, err := b.cache.eachPacked(t.Context(), ids, true, nil, func(one *index.Build) (string, int64, error) {
 		_, err := b.cache.Remove(t.Context(), own, []string{one.BuildKey.String()}, false, false)
 		require.NoError(t, err)
 		return "", 0, index.ErrNotFound // as whoever works on it is told

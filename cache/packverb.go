@@ -17,7 +17,11 @@ import (
 // them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
 func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
-	return c.eachPacked(ctx, p, names, all, true, progress, c.store.Packer().PackByHand(ctx, dryRun))
+	ids, err := c.toPack(ctx, p, names, all)
+	if err != nil {
+		return nil, err
+	}
+	return c.eachPacked(ctx, ids, true, progress, c.store.Packer().PackByHand(ctx, dryRun))
 }
 
 // packLater tells of a build that stays as it is what packing would free of it, if it stays because somebody has it, or may have.
@@ -31,18 +35,19 @@ func (c *Cache) packLater(b *index.Build, outcome string) int64 {
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
 func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
-	return c.eachPacked(ctx, p, names, all, false, progress, c.store.Packer().UnpackByHand(ctx, dryRun))
-}
-
-func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool,
-	progress func(done, total int64), do func(*index.Build) (string, int64,
-		error)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
 		return nil, err
 	}
+	return c.eachPacked(ctx, ids, false, progress, c.store.Packer().UnpackByHand(ctx, dryRun))
+}
+
+func (c *Cache) eachPacked(
+	ctx context.Context, ids []index.BuildID, packs bool, progress func(done, total int64),
+	do func(*index.Build) (string, int64, error),
+) (*wire.PackReply, error) {
 	out, done := &wire.PackReply{}, int64(0)
-	err = c.eachOf(ctx, ids, func(b *index.Build) error {
+	err := c.eachOf(ctx, ids, func(b *index.Build) error {
 		if progress != nil {
 			progress(done, int64(len(ids)))
 		}

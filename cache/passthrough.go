@@ -148,23 +148,25 @@ func ofString(j judge.Judgement) string {
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
 	key := c.judges.Key(a.target(), "own", append(a.canonical.Model[:], a.spelled()...))
-	return onCopy(ctx, c, r, a.canonical, key, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
+	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
-	})
+	}
+	return rememberOwn(ctx, c, r, key, proven, onCopy(c, a.canonical, check))
 }
 
-// onCopy finds something out with a private copy of the request's model, once for the key, and
-// remembers it as remember does. find goes on when the request that it was begun for leaves.
-func onCopy[T any](ctx context.Context, c *Cache, r *Request, record identity.Record, key string, lasts func(T) bool,
-	find func(ctx context.Context, graph string) (T, error)) (T, error) {
-	return rememberOwn(ctx, c, r, key, lasts, func(ctx context.Context, r *Request) (out T, err error) {
+// onCopy returns a function for rememberOwn that calls find with a private copy of the request's
+// model. find goes on when the request that it was begun for leaves.
+func onCopy[T any](
+	c *Cache, record identity.Record, find func(ctx context.Context, graph string) (T, error),
+) func(context.Context, *Request) (T, error) {
+	return func(ctx context.Context, r *Request) (out T, err error) {
 		j, remove, err := c.copied(ctx, r, record)
 		defer remove()
 		if err != nil {
 			return out, err
 		}
 		return find(ctx, j.copies[0].path)
-	})
+	}
 }
 
 // copied makes private copies of the request's models, proven to be what its key was made of.

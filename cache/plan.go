@@ -165,9 +165,10 @@ func (c *Cache) marks(ctx context.Context, at *attempt, p *plan) error {
 	}
 	p.onModel = true
 	key := c.runtimes.Key("fingerprint", at.rc, p.requestKey[:])
-	made, err := onCopy(ctx, c, at.Request, p.canonical, key, runtimes.Prints.Last, func(ctx context.Context, model string) (runtimes.Prints, error) {
+	onModel := func(ctx context.Context, model string) (runtimes.Prints, error) {
 		return c.runtimes.Print(ctx, at.rc, p.eps, ownJob(p.canonical, model))
-	})
+	}
+	made, err := rememberOwn(ctx, c, at.Request, key, runtimes.Prints.Last, onCopy(c, p.canonical, onModel))
 	p.marks, err = made.Of(p.eps, err)
 	return err
 }
