@@ -18,9 +18,9 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// All judges everything stored that a runtime could load, once for each distinct maker, without running anything
-// but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
-// more is wanted anew, and so is what is judged worse than before by other rules.
+// All judges every stored build that a runtime could load, once for each distinct maker. It runs only the
+// execution providers' own verdicts. Builds that the runtime's earlier libraries made, and that are not
+// optimal now, are compiled again; so are builds that other rules judge worse than before.
 func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
 	former map[string]string, tell bool) (done bool) {
 	under, verdicts := x.generation(), x.options.Verdicts(rc)
@@ -75,7 +75,8 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 	return true
 }
 
-// rebuildAffected tells of builds that a change made worse, and wants them anew where nothing better is there.
+// rebuildAffected reports builds that a change made worse, and has them compiled again where there is no
+// better one.
 func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why string, lots map[maker]*lot, affected []index.BuildID) {
 	for i, id := range affected {
 		b, err := x.options.Index.Get(id)
@@ -95,7 +96,7 @@ func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why s
 	}
 }
 
-// optimalThere tells whether one that is served in the build's place is the best there can be.
+// optimalThere reports whether one that is served in the build's place is the best there can be.
 func (x *Judge) optimalThere(b *index.Build, lots map[maker]*lot) bool {
 	builds, err := x.options.Index.Lookup(b.RequestKey, b.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
@@ -149,7 +150,7 @@ type Verdicts struct {
 	lots  atomic.Pointer[judgedLots] // nil: none were set yet
 }
 
-// judgedLots are builds by who made them, judged at a glance.
+// judgedLots are builds by their maker, judged at a glance.
 type judgedLots struct {
 	lots  map[maker]*lot
 	under uint64
@@ -200,7 +201,7 @@ type lot struct {
 	builds    int
 }
 
-// changed tells whether it was judged otherwise before, and worse whether it was judged better.
+// changed reports whether it was judged otherwise before, and worse whether it was judged better.
 func (l *lot) changed() bool {
 	return l.before != nil && (l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)
 }

@@ -24,7 +24,7 @@ func (s *Set) changed(rt *Runtime) {
 	}
 }
 
-// assessChanges runs until the context ends: what is found changed is probed, and what is stored is judged for it.
+// assessChanges runs until the context ends. It assesses the runtimes that are new or changed.
 func (s *Set) assessChanges(ctx context.Context) {
 	for {
 		for _, rt := range s.All() {
@@ -64,8 +64,8 @@ func (s *Set) LookAtMachine(ctx context.Context) {
 // watchedDrivers is what is watched besides runtimes.
 const watchedDrivers = "drivers"
 
-// watch has the runtime's files watched, those in other places than its folder as well. What a watcher tells is
-// only the fast path: every answer compares the files anyway.
+// watch has the runtime's files watched, also those outside of its directory. The watcher is only the fast
+// path: every answer compares the files anyway.
 func (s *Set) watch(rt *Runtime, rc *Content) {
 	if !s.Has(rt) {
 		return // taken out while it was looked at
@@ -84,7 +84,7 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 	s.watcher.Set(rt.subject, paths)
 }
 
-// heed runs until the watcher is closed: what changes is looked at without anybody asking.
+// heed runs until the watcher is closed. It looks at what changed before a request needs it.
 func (s *Set) heed(ctx context.Context) {
 	for e := range s.watcher.Events() {
 		if e.Subject == watchedDrivers {
@@ -112,7 +112,7 @@ func (s *Set) heedRuntime(ctx context.Context, rt *Runtime, kind watch.Kind) {
 		return
 	}
 	s.work.Go(func() {
-		// An error has been told and logged by whoever found it.
+		// Content has logged an error, and added an event.
 		_, _ = s.Content(ctx, rt, func(string) {})
 	})
 }
@@ -145,7 +145,7 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 		return
 	}
 	if facts.Error != "" {
-		if rt.state.Load() == &stateReady { // else told by whoever found that it cannot be used
+		if rt.state.Load() == &stateReady { // else Content has logged why it cannot be used
 			s.log.Warn("runtime cannot be probed", "runtime", rt.Name, "error", facts.Error)
 			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name, Text: facts.Error})
 		}

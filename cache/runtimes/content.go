@@ -78,8 +78,9 @@ func (rc *Content) unchanged() bool {
 	return true
 }
 
-// stampedFolder is a folder with files of a runtime. Its own times count too: a library that is added beside the
-// others may be one that the EP loads. Its descriptor is closed when the runtime's contents are forgotten.
+// stampedFolder is a directory with files of a runtime. Its own times count too: a library that is added
+// beside the others may be one that the EP loads. Its descriptor is closed when the runtime's contents are
+// forgotten.
 type stampedFolder struct {
 	path   string
 	open   *os.File
@@ -102,7 +103,7 @@ func (f *stampedFolder) unchanged() bool {
 	return true
 }
 
-// byFolder groups the files by the folder they lie in.
+// byFolder groups the files by their directory.
 func byFolder(files []stampedFile) ([]stampedFolder, error) {
 	at := make(map[string]int)
 	var out []stampedFolder
@@ -128,10 +129,10 @@ func byFolder(files []stampedFile) ([]stampedFolder, error) {
 	return out, nil
 }
 
-// intact is unchanged for who has worked with the libraries: that a folder's times moved is nothing as long as every
-// library is there as it was, and no other. Python writes its own files beside them when it first imports a package.
-// Nor does it matter that a package manager links a library into another environment, where the times of the folders
-// show that no other file was in a library's place meanwhile.
+// intact is unchanged for work with the libraries that has ended. Other times of a directory do not matter
+// if every library is there as it was, and no other: Python writes its own files beside them when it first
+// imports a package. Nor does it matter that a package manager links a library into another environment,
+// if the times of the directories show that no other file was in a library's place meanwhile.
 func (rc *Content) intact() bool {
 	if rc.unchanged() {
 		return true
@@ -154,7 +155,7 @@ func (rc *Content) intact() bool {
 // driver that is another one by now may have been another one before.
 func (rc *Content) Stands() bool { return rc.now() == rc.Machine && rc.intact() }
 
-// newest is the last time at which any of the files or their folders changed.
+// newest returns the last time at which any of the files or their folders changed.
 func (rc *Content) newest() time.Time {
 	var last int64
 	for _, f := range rc.folders {

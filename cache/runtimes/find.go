@@ -201,7 +201,7 @@ func (w *Wanted) Shows() bool {
 }
 
 // resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or
-// files of the same content in another place. What is beside an EP library carries its SDK, so its
+// files of the same content in another place. Libraries beside an EP library carry its SDK, so their
 // content counts too.
 func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	likely, unknown := s.candidates(w)
@@ -268,7 +268,7 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	return found, content, nil
 }
 
-// equals tells whether an application that shows these libraries, by EP, has what this runtime has.
+// equals reports whether an application that shows these libraries, by EP, has what this runtime has.
 func (rc *Content) equals(shown map[string]contents) bool {
 	for ep, have := range shown {
 		if want := rc.shown[ep]; want == nil || !maps.Equal(want, have) {
@@ -278,7 +278,8 @@ func (rc *Content) equals(shown map[string]contents) bool {
 	return true
 }
 
-// carrying gives the runtime's contents if they have all that the request needs, and the caller's very libraries.
+// carrying returns the runtime's contents if they have all that the request needs, and the caller's very
+// libraries; else nil.
 func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
 	rc := rt.Found()
 	if rc == nil || !s.holds(rc) {
@@ -296,9 +297,9 @@ func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress fun
 	return rc
 }
 
-// candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the caller's
-// own ONNX Runtime first, and the others: nobody has looked at them yet, or they may be the caller's by now. No file of
-// theirs is looked at, for a hit needs only the first.
+// candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the
+// caller's own ONNX Runtime first, and the others: they were not looked at yet, or may be the caller's by
+// now. It looks at no file, because a hit needs only the first.
 func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 	var own, other []*Runtime
 	for _, rt := range s.All() {
@@ -315,7 +316,7 @@ func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 	return append(own, other...), unknown
 }
 
-// carries tells whether every EP library that the request needs and names is this runtime's own file.
+// carries reports whether every EP library that the request needs and names is this runtime's own file.
 func (rc *Content) carries(w *Wanted, own bool) bool {
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) {
@@ -348,8 +349,8 @@ func (ref LibraryRef) is(path string, files []stampedFile, own bool) bool {
 	})
 }
 
-// stillAt tells whether the path leads to the file that the caller opened, and so loads. A package manager may have
-// put another in its place since, and what is compiled for that one is not for this caller.
+// stillAt reports whether the path leads to the file that the caller opened, and so loads. A package
+// manager may have put another in its place, and a build for that one is not for this caller.
 func (ref LibraryRef) stillAt(path string) bool {
 	if ref.File == nil {
 		return true // the caller knows no more than the path
@@ -362,7 +363,7 @@ func (ref LibraryRef) stillAt(path string) bool {
 	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
 }
 
-// replacedUnder tells whether one of the caller's open libraries is no longer what its path leads to.
+// replacedUnder reports whether one of the caller's open libraries is no longer what its path leads to.
 func (rc *Content) replacedUnder(w *Wanted) bool {
 	return slices.ContainsFunc(w.EPLibraries, func(ref LibraryRef) bool {
 		lib, ok := rc.Library(ref.EP)
@@ -372,8 +373,8 @@ func (rc *Content) replacedUnder(w *Wanted) bool {
 
 // ReplacedPath finds a library of a known runtime that the caller has open as it was before it was replaced. What was
 // compiled for it then is not served either: execution providers open most of their SDK only when a session is made,
-// and by path, so the caller would load the new one's (seen with QNN and OpenVINO: the load is refused). Who has the
-// earlier libraries in another place names that place.
+// and by path, so the caller would load the new one's (seen with QNN and OpenVINO: the load is refused). A
+// caller that has the earlier libraries in another place names that place.
 func (s *Set) ReplacedPath(w *Wanted) string {
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) || ref.File == nil {

@@ -124,7 +124,7 @@ func (m *Machine) Look(ctx context.Context) (changes []string) {
 	before := m.current.Load()
 	if !slices.EqualFunc(drivers, m.drivers, func(d, now driver) bool { return d.isOf(now.DriverSource) }) {
 		if before == nil {
-			m.first(m.stamp()) // nobody waits for the next look, which whoever set the others takes
+			m.first(m.stamp()) // Now must not block until the next look, which SetSources' caller begins
 		}
 		return nil
 	}

@@ -28,7 +28,7 @@ const FailureHolds = 30 * time.Second
 // good is in the book as well.
 const maxFacts = 1 << 14
 
-// Question is what is found out about a runtime, once for all who ask.
+// Question is a fact to find out about a runtime, once for all callers.
 type Question struct {
 	Key   string // from Set.Key: it says what kind of fact it is
 	EP    string // that is asked about, for people
@@ -147,7 +147,7 @@ func Unsettled(ctx context.Context, err error) bool {
 		errors.Is(err, ErrGivenUp))
 }
 
-// allWork tells whether every EP loads and lists a device.
+// allWork reports whether every EP loads and lists a device.
 func allWork(f compilers.Facts) bool {
 	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
 }

@@ -23,7 +23,7 @@ type Runtime struct {
 	spec       compilers.Runtime // as it was registered
 	find       func() (compilers.Runtime, error)
 
-	looking chan struct{}           // holds one token while the files are looked at anew
+	looking chan struct{}           // holds one token while the files are looked at again
 	facts   atomic.Pointer[Content] // nil until looked at
 	state   atomic.Pointer[string]
 	pending atomic.Bool               // it is to be assessed
@@ -86,7 +86,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 	return rc, nil
 }
 
-// holds tells whether the files and the machine are what they were.
+// holds reports whether the files and the machine are what they were.
 func (s *Set) holds(rc *Content) bool {
 	return rc.Machine == rc.now() && rc.unchanged()
 }
@@ -103,7 +103,7 @@ func (s *Set) lost(ctx context.Context, rt *Runtime, before *Content, err error)
 		return err
 	}
 	if !rt.Registered && before == nil {
-		s.forget(rt) // a client brought it, and it never worked: who brings it again names it again
+		s.forget(rt) // it never worked, and the client that brought it will name it again
 	}
 	if was := rt.state.Swap(&stateUnusable); was != &stateUnusable {
 		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
@@ -138,9 +138,9 @@ const (
 // ErrMoving says that a runtime's files did not come to rest, or changed while they were used.
 var ErrMoving = errors.New("its files keep changing")
 
-// look identifies the runtime's libraries. Stamps are taken before and after the bytes are hashed; as long as
-// they differ, somebody is writing, and what was read is nobody's library. Where there was something before, the
-// files must have come to rest as well: half of an update may look like a whole runtime.
+// look identifies the runtime's libraries. Stamps are taken before and after the bytes are hashed.
+// While they differ, a package manager is writing, and the bytes are of no library. Where there was something
+// before, the files must have come to rest as well: half of an update may look like a whole runtime.
 func (s *Set) look(ctx context.Context, rt *Runtime, before *Content) (*Content, error) {
 	began := time.Now()
 	patient := before != nil && rt.state.Load() != &stateUnusable // it was here a moment ago, and will be again

@@ -96,14 +96,14 @@ func (s *Set) LookAtAll(ctx context.Context) {
 	}
 }
 
-// lookAgain looks at a runtime that nobody asked for.
+// lookAgain looks at a runtime without a request for it.
 func (s *Set) lookAgain(ctx context.Context, rt *Runtime) {
 	if _, err := s.Content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
 		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
 	}
 }
 
-// Register makes these the registered runtimes, in this order. What clients named stays, behind them.
+// Register makes these the registered runtimes, in this order. Those that clients named stay, behind them.
 func (s *Set) Register(specs []compilers.Runtime) {
 	added, gone := s.register(specs)
 	for _, subject := range gone {
