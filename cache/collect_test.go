@@ -191,6 +191,8 @@ func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 	}
 	b.later.Add(int64(time.Hour))
 	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
+	_, done := b.cache.store.Ledger().Await(0, 0) // the collector leaves its rounds to who waits
+	defer done()
 	plan := func(quota int64) *store.Collection {
 		settings := b.cache.settings.Load().store
 		settings.Space.UserBytes = Amount{Bytes: quota}

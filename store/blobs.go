@@ -112,7 +112,7 @@ func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), e
 	}, err
 }
 
-// Reserve is forms.Owner's. It evicts nothing, because the caller holds locks of blobs.
+// Reserve implements packing.Owner. It evicts nothing, because the caller holds locks of blobs.
 func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release func(), err error) {
 	place := &Reservation{st: o.st, above: instead}
 	err = place.ResizeTo(ctx, false, disk, 0)
@@ -122,6 +122,7 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 // Shrinks implements packing.Owner.
 func (o blobOwner) Shrinks(disk int64) (done func()) { return o.st.ledger.shrinks(disk) }
 
+// Fits implements packing.Owner.
 func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	free, err := cas.FreeBytes(folder)
 	if err != nil {

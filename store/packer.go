@@ -226,7 +226,7 @@ func (s *Packer) run(ctx context.Context) {
 	}
 }
 
-// PackNow does at once what is done every ten minutes while the cache is open: it looks at what has
+// PackNow does at once what is done every ten minutes while the store is open: it looks at what has
 // come, packs cold builds and removes unpacked copies that are no longer used. Requests come first,
 // so it may take its time. What fails is logged, and tried again the next time. It fails only where
 // ctx ends.

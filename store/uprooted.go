@@ -12,10 +12,10 @@ import (
 // stay, but nothing that has a name does: what is compiled is served and not kept, and another daemon may begin on the same path. Nothing is mended in
 // place: whoever opened the cache closes it and opens it anew, which makes what is missing and rebuilds the index from the manifests there are.
 
-// lasting are the folders that a running cache never makes. Others, such as those of views, are made anew whenever they are needed.
+// lasting are the folders that a running store never makes. Others, such as those of views, are made anew whenever they are needed.
 var lasting = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
 
-// Uprooted tells once what of the state folder is gone, or is not this cache's any more, within seconds. Until it is closed the cache answers, and keeps nothing.
+// Uprooted tells once what of the state folder is gone, or is not this store's any more, within seconds. Until it is closed the store serves, and keeps nothing.
 func (st *Store) Uprooted() <-chan string { return st.uprooted }
 
 // LookAround finds out whether the state directory is still the one that was opened. Uprooted
