@@ -57,8 +57,8 @@ var allowed = map[string][]string{
 	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "unixsock/wire", "weights", "cache/failure", "internal/keyed", "cache/runtimes", "compilers", "internal/witness", "store", "store/audit", "internal/memo"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
-	"cache/upkeep":                           {"cas", "index", "internal/memo"}, // index: for keys, builds and their ids
-	"cache/queue":                            {},
+	"cache/upkeep":                           {"cas", "index", "internal/memo"},                                                    // index: for keys, builds and their ids
+	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
 	"store/views":                            {"cas", "internal/flock", "store/packing", "index", "internal/keyed"},                                                                  // index: for ids, files and names of builds, and where their views were
@@ -68,7 +68,7 @@ var allowed = map[string][]string{
 	"store/audit":                            {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "store", "store/packing", "store/views", "unixsock/wire"}, // it fills in what clients receive, as cache/query does
 	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/queue", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once", "cache/reports", "store/audit", "cache/judge"},
+	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/jobs", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once", "cache/reports", "store/audit", "cache/judge"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/cli":            {"cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock", "unixsock/wire"},
@@ -81,7 +81,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/program":        {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
 	"cmd/epcached":                           {"cache", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/config", "unixsock", "unixsock/wire"},
-	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/reports", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
+	"cmd/epcached/internal/backend":          {"cache", "cache/identity", "cache/jobs", "cache/reports", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},
 	"cmd/epcached/internal/reload":           {"cache", "cache/query", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch"},

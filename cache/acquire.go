@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
@@ -78,8 +79,8 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 // acquireResumed is Acquire for a job that an earlier daemon did not finish.
 func (c *Cache) acquireResumed(ctx context.Context, r *Request, resumed resumedJob,
 	progress func(Progress)) (*Answer, error) {
-	t := newTelling(progress, c.now())
-	defer t.end()
+	t := jobs.NewTelling(progress, c.now())
+	defer t.End()
 	defer c.store.Packer().Asking()()
 	ctx = withTelling(ctx, t)
 	at, err := newAttempt(r, t)
@@ -100,7 +101,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *Request, resumed resumedJ
 			}
 			return a, err
 		}
-		t.phase("probing") // the runtime changed under the work, or the build is gone: begin again, with what is there now
+		t.Phase("probing") // the runtime changed under the work, or the build is gone: begin again, with what is there now
 	}
 }
 
@@ -188,7 +189,7 @@ func (c *Cache) answer(ctx context.Context, at *attempt) (*Answer, error) {
 		}
 	}
 	if at.OnMiss == Fail {
-		if found.flight = c.underWay(at); found.flight != nil && found.stale {
+		if found.running = c.underWay(at); found.running != nil && found.stale {
 			found.why += "; it is being compiled now"
 		}
 	}
@@ -223,7 +224,7 @@ func (c *Cache) mayCompile(at *attempt, found *search) error {
 	case found.stale && (at.OnMiss == Fail || c.policyOf(at.plan.eps).Unsupported == PolicyFail && at.OnMiss != Refresh):
 		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.why).WithFact("request_key", at.plan.requestKey.String()).
 			WithHint("compile it for what is here now: ask with on_miss refresh")
-	case at.OnMiss == Fail && found.flight != nil:
+	case at.OnMiss == Fail && found.running != nil:
 		return c.notYet(at, found)
 	case at.OnMiss == Fail:
 		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", at.plan.requestKey.String()).

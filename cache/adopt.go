@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -90,15 +91,15 @@ func (c *Cache) adoptNow(ctx context.Context, at *attempt) (*Answer, string, err
 	if err != nil {
 		return nil, "nothing is to be kept of it", nil
 	}
-	begin := func() (runner, error) { return c.newAdoption(at, key) }
-	result, _, err := c.flights.join(ctx, key, c.asking(at), begin)
+	begin := func() (jobs.Work, error) { return c.newAdoption(at, key) }
+	result, _, err := c.jobs.Join(ctx, key, c.caller(at), begin)
 	switch {
 	case ctx.Err() != nil:
 		return nil, "", contextError(ctx, at.Name)
 	case err != nil:
 		return nil, err.Error(), nil
 	}
-	defer c.store.Taken(result.build.ID)
+	defer c.store.Taken(result.Build.ID)
 	found, err := c.lookUp(ctx, at)
 	if err != nil {
 		return nil, "", err
@@ -121,13 +122,8 @@ func embedded(m *epmodel.Model) bool {
 	return false
 }
 
-// adoption is the job that makes a build of a user's compiled model: a claim with its put.
-type adoption struct {
-	claim *claim // its request has the job's own descriptors
-	put   *Put
-}
-
-func (c *Cache) newAdoption(at *attempt, key flightKey) (*adoption, error) {
+// newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
+func (c *Cache) newAdoption(at *attempt, key jobs.Key) (jobs.Work, error) {
 	files, err := at.own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
@@ -137,29 +133,22 @@ func (c *Cache) newAdoption(at *attempt, key flightKey) (*adoption, error) {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
 	at = at.withRequest(files)
-	about := at.about(key.scope, "adopted: its user compiled it")
-	about.keeps = true
+	about := at.about(key.Scope, "adopted: its user compiled it")
+	about.Keeps = true
 	put := &Put{Files: []PutFile{{Name: at.plan.output(), File: files.Graph}}}
 	for _, name := range slices.Sorted(maps.Keys(files.External)) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
-	return &adoption{put: put, claim: &claim{
-		Claim: Claim{Output: at.plan.output()}, adopts: true, state: claimPutting, outsider: &outsider{c: c, key: key, first: about},
-		attempt: at, owner: c.owners.Of(at.Peer.UID),
-		began: time.Now(), lasts: context.Background(),
+	cl := &claim{Claim: Claim{Output: at.plan.output()}, adopts: true, state: claimPutting, outsider: &outsider{c: c, key: key, first: about},
+		attempt: at, owner: c.owners.Of(at.Peer.UID), began: time.Now(), lasts: context.Background()}
+	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
+		defer files.close()
+		if cl.takes, err = readSignature(ctx, files); err != nil {
+			return nil, err
+		}
+		cl.job = j
+		return c.take(ctx, cl, put, j.Tell)
 	}}, nil
-}
-
-func (a *adoption) facts() jobFacts { return a.claim.outsider.first }
-
-func (a *adoption) run(ctx context.Context, f *flight) (*compiled, error) {
-	defer a.claim.Request.close()
-	takes, err := readSignature(ctx, a.claim.Request)
-	if err != nil {
-		return nil, err
-	}
-	a.claim.flight, a.claim.takes = f, takes
-	return a.claim.outsider.c.take(ctx, a.claim, a.put, f.tell)
 }
 
 // adopted tells whether a build was made of a user's compiled model, so that nothing is known of

@@ -319,8 +319,8 @@ func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
 			require.NoError(t, err)
 			answered := b.asked(r)
 			require.Eventually(t, func() bool {
-				jobs, err := b.cache.Jobs(t.Context(), Peer{})
-				return err == nil && len(jobs) == 1 && jobs[0].Phase == "queued"
+				listed, err := b.cache.Jobs(t.Context(), Peer{})
+				return err == nil && len(listed) == 1 && listed[0].Phase == "queued"
 			}, soon, time.Millisecond, "the adoption waits for its turn to copy")
 			require.NoError(t, os.WriteFile(to, content, 0o644))
 			leave()

@@ -107,7 +107,7 @@ func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 			require.Empty(t, a.GraphOptimizationLevel)
 			require.Equal(t, c.checks, o.Checks.Load())
-			memory, _ := b.cache.flights.costs.Estimate(b.factsOf(1).kind())
+			memory, _ := b.cache.jobs.Costs.Estimate(b.factsOf(1).Kind())
 			require.Equal(t, c.memory, memory)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
@@ -94,8 +95,8 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *attempt) 
 	c := t.c
 	c.happened(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *job
-	key := flightKey{build: at.plan.buildKey, scope: b.Scope}
-	result, _, err := c.flights.join(ctx, key, asking{idle: true}, func() (runner, error) {
+	key := jobs.Key{Build: at.plan.buildKey, Scope: b.Scope}
+	result, _, err := c.jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (jobs.Work, error) {
 		j, err := c.newJob(at, b.Scope)
 		if err != nil {
 			return nil, err
@@ -111,8 +112,8 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *attempt) 
 	if errors.Is(err, runtimes.ErrGivenUp) {
 		return cpu, upkeep.Settled("cancelled")
 	}
-	if err == nil && result.alone != nil {
-		return cpu, upkeep.Settled("not kept: %s %v", result.why, result.build.Warnings)
+	if err == nil && result.Alone != nil {
+		return cpu, upkeep.Settled("not kept: %s %v", result.Why, result.Build.Warnings)
 	}
 	return cpu, err
 }

@@ -1,9 +1,8 @@
 package cache
 
 import (
-	"slices"
-
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 )
@@ -27,9 +26,9 @@ type attempt struct {
 	plan    *plan
 
 	resumed  resumedJob
-	finding  *finding        // in a store that is only read; else nil
-	unserved *unservedBuilds // shared by all attempts at one request
-	told     *telling        // nil: the caller hears nothing of a job
+	finding  *finding         // in a store that is only read; else nil
+	unserved *[]index.BuildID // found and not served, by any attempt at the request: not to be found again instead of being compiled
+	told     *jobs.Telling    // nil: the caller hears nothing of a job
 	phase    func(string)
 }
 
@@ -39,17 +38,10 @@ type resumedJob struct {
 	starts int    // daemons that took it up
 }
 
-// unservedBuilds are builds that were found and could not be served: until they are removed, they
-// are not to be found again instead of being compiled.
-type unservedBuilds struct{ ids []index.BuildID }
-
-func (u *unservedBuilds) add(id index.BuildID)      { u.ids = append(u.ids, id) }
-func (u *unservedBuilds) has(id index.BuildID) bool { return slices.Contains(u.ids, id) }
-
 // newAttempt checks the request. The attempt has a copy of it.
-func newAttempt(r *Request, t *telling) (*attempt, error) {
+func newAttempt(r *Request, t *jobs.Telling) (*attempt, error) {
 	own := *r
-	at := &attempt{Request: &own, unserved: &unservedBuilds{}, told: t, phase: t.phase}
+	at := &attempt{Request: &own, unserved: new([]index.BuildID), told: t, phase: t.Phase}
 	if err := own.check(); err != nil {
 		return nil, err
 	}

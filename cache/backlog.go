@@ -5,16 +5,17 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 )
 
 // keepQueued has a job in the background outlive the daemon, until it ends.
-func (c *Cache) keepQueued(f *flight, at *attempt) {
+func (c *Cache) keepQueued(f *jobs.Job, at *attempt) {
 	r := at.Request
 	w := upkeep.QueuedJob{UID: r.Peer.UID, Name: r.Name, Record: at.plan.record, Model: at.plan.canonical.Model, Runtime: r.Runtime.Directory, Store: r.Store,
-		StrictORT: r.StrictORT, Queued: f.queued, Starts: at.resumed.starts}
+		StrictORT: r.StrictORT, Queued: f.Since, Starts: at.resumed.starts}
 	var names []string
 	for i := range r.models() {
 		names = append(names, r.model(i).Name)
@@ -24,7 +25,7 @@ func (c *Cache) keepQueued(f *flight, at *attempt) {
 	}); err != nil {
 		c.log.Info("a queued compile will not outlive the daemon", "model", r.Name, "why", err)
 	}
-	c.backlog.Keep(f.id, w, f.done, func() bool { return f.job().State == JobDone })
+	c.backlog.Keep(f.ID, w, f.Done(), func() bool { return f.Info().State == jobs.Done })
 }
 
 func (c *Cache) openBacklog() *upkeep.Backlog {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
@@ -66,14 +67,14 @@ func testQueuedJobOutlivesTheDaemon(t *testing.T, uid func(*bench) uint32, mode 
 	b, g, later, _ := queuedBefore(t, uid, mode)
 	b.open()
 	b.begins(g, 2)
-	jobs := b.jobs(0)
-	require.Len(t, jobs, 1)
-	require.Equal(t, later.Job, jobs[0].ID, "whoever follows it by its id finds it")
-	require.Equal(t, later.RequestKey, jobs[0].RequestKey)
-	require.True(t, jobs[0].Background)
-	require.Equal(t, "asked for before the daemon's restart", jobs[0].Why)
+	listed := b.jobs(0)
+	require.Len(t, listed, 1)
+	require.Equal(t, later.Job, listed[0].ID, "whoever follows it by its id finds it")
+	require.Equal(t, later.RequestKey, listed[0].RequestKey)
+	require.True(t, listed[0].Background)
+	require.Equal(t, "asked for before the daemon's restart", listed[0].Why)
 	close(g.pass)
-	require.Equal(t, JobDone, b.follow(0, later.Job).State)
+	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)
 	b.noneWanted()
 	b.reopen()
 	require.Empty(t, b.jobs(0), "what is done is not taken up")
@@ -154,6 +155,6 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	b.cache.backlog.TakeUp(context.Background(), map[string][]byte{"another": []byte(`{"Name": "model.onnx", "Starts": 3}`)})
 	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it did")
 	close(g.pass)
-	require.Equal(t, JobDone, b.follow(0, later.Job).State)
+	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)
 	b.noneWanted()
 }

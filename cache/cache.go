@@ -15,9 +15,9 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
-	"github.com/epcached/epcached/cache/queue"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
@@ -121,7 +121,7 @@ type Cache struct {
 	events   query.Stream
 	query    *query.Queries
 
-	flights  flights
+	jobs     *jobs.Jobs
 	rebuilds upkeep.Rebuilds
 	backlog  *upkeep.Backlog
 	reports  *reports.Reports
@@ -132,10 +132,10 @@ type Cache struct {
 	reading  keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
 	checks   keyed.Slots         // one token for each load check, or conversion, that requests wait for
 
-	conversions keyed.Group[*compiled] // by build key, scope and what is converted
-	maxGraph    int64                  // epmodel.MaxGraph
-	gainLimit   time.Duration          // upkeep.GainLimit
-	tidied      chan struct{}          // closed when what is done once after a start is done
+	conversions keyed.Group[*jobs.Result] // by build key, scope and what is converted
+	maxGraph    int64                     // epmodel.MaxGraph
+	gainLimit   time.Duration             // upkeep.GainLimit
+	tidied      chan struct{}             // closed when what is done once after a start is done
 
 	leaving atomic.Bool // it will be closed when the requests under way are answered
 
@@ -186,7 +186,7 @@ func (c *Cache) open() error {
 			}
 		},
 		Published: c.published, Withheld: c.heal,
-		Compiling: func() bool { return c.flights.count() > 0 }}); err != nil {
+		Compiling: func() bool { return c.jobs.Count() > 0 }}); err != nil {
 		return err
 	}
 	c.index, c.cas, c.forms, c.views = c.store.Index(), c.store.Blobs(), c.store.Forms(), c.store.Views()
@@ -195,6 +195,8 @@ func (c *Cache) open() error {
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
+	c.jobs = jobs.New(jobs.Options{Slots: c.options.Jobs, Memory: c.options.JobsMemory, Costs: jobs.NewCosts(&c.index.Memos, c.log),
+		Now: c.now, GivenUp: runtimes.ErrGivenUp, Expect: c.store.Expect, Taken: c.store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
 	c.openRuntimes()
 	c.openJudge()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
@@ -203,13 +205,9 @@ func (c *Cache) open() error {
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
 	c.claims = newClaims(c.now)
-	c.flights.store = c.store
-	c.flights.now, c.flights.costs = c.now, queue.NewCosts(&c.index.Memos, c.log)
-	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
-	c.flights.began, c.flights.ended = c.gains.Disturb, c.rebuilds.Wake
-	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.flights.count() > 0 }, Log: c.log})
+	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
-		LastUse: c.index.Uses.Last, Busy: c.flights.busy, NewID: newID, Now: c.now, Log: c.log}) // before there is anybody who wants something
+		LastUse: c.index.Uses.Last, Busy: c.jobs.Busy, NewID: jobs.NewID, Now: c.now, Log: c.log}) // before there is anybody who wants something
 	c.runtimes.Start(ctx)
 	before := c.backlog.Rows()
 	c.work.Go(func() { c.background(ctx, before) })
@@ -270,8 +268,8 @@ const sweepEvery = 5 * time.Second
 // must have ended before.
 func (c *Cache) Close() error {
 	c.stop()
-	c.rebuilds.Close() // it starts flights
-	c.flights.close()
+	c.rebuilds.Close() // it starts jobs
+	c.jobs.Close()
 	c.gains.Wait()
 	err := c.runtimes.Close()
 	c.work.Wait()
@@ -294,7 +292,7 @@ func (c *Cache) Queries() *query.Queries { return c.query }
 func (c *Cache) openQueries() *query.Queries {
 	return query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Remade: c.options.Remade,
 		Now: c.now, Store: c.store, Stream: &c.events, Rights: c.rights, Runtimes: c.runtimes,
-		Configured: c.configured.Load, Sandbox: c.sandbox, Jobs: c.flights.count, Try: c.tryEP,
+		Configured: c.configured.Load, Sandbox: c.sandbox, Jobs: c.jobs.Count, Try: c.tryEP,
 		Rebuilds: func() map[index.BuildID]bool {
 			out := make(map[index.BuildID]bool)
 			for _, r := range c.rebuilds.List() {

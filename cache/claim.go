@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
@@ -43,14 +43,13 @@ type Claim struct {
 // it was given on, or at its deadline, whichever is first; who puts in time may finish that.
 type claim struct {
 	Claim
-	outsider  *outsider
-	flight    *flight
-	*attempt                       // whose it is; its files are those of libraries only, and the claim's own
-	libraries map[string]cas.Stamp // by EP: of those that are not run here, as they were hashed
-	owner     uint32
-	began     time.Time
-	takes     signature
-	adopts    bool // what is put is the request's own model
+	outsider *outsider
+	job      *jobs.Job
+	*attempt // whose it is; its files are those of libraries only, and the claim's own
+	owner    uint32
+	began    time.Time
+	takes    signature
+	adopts   bool // what is put is the request's own model
 
 	lasts context.Context    // ends when it is over
 	ends  context.CancelFunc // ends lasts
@@ -59,9 +58,9 @@ type claim struct {
 
 	mu     sync.Mutex
 	state  claimState
-	result *compiled // of one whose artefact was put
-	end    *claimEnd // of any other that is over
-	due    *claimEnd // what should have ended it while its artefact was stored: it does if that fails
+	result *jobs.Result // of one whose artefact was put
+	end    *claimEnd    // of any other that is over
+	due    *claimEnd    // what should have ended it while its artefact was stored: it does if that fails
 }
 
 // claimState is how far a claim has come.
@@ -110,7 +109,7 @@ func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
 	return true
 }
 
-func (cl *claim) deliver(result *compiled) {
+func (cl *claim) deliver(result *jobs.Result) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	cl.result = result
@@ -176,8 +175,8 @@ type claims struct {
 	puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
 
 	mu     sync.Mutex
-	open   map[string]*claim        // by id; guarded by mu
-	asking map[flightKey][]*claimer // in order; guarded by mu
+	open   map[string]*claim       // by id; guarded by mu
+	asking map[jobs.Key][]*claimer // in order; guarded by mu
 }
 
 // pastClaim tells its holder why a put comes too late.
@@ -204,11 +203,11 @@ const (
 )
 
 func newClaims(now func() time.Time) *claims {
-	return &claims{limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: now}, open: make(map[string]*claim), asking: make(map[flightKey][]*claimer)}
+	return &claims{limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: now}, open: make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
-func (cs *claims) enter(key flightKey, a *claimer, most int) error {
+func (cs *claims) enter(key jobs.Key, a *claimer, most int) error {
 	if wait, ok := cs.limiter.Take(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
@@ -228,7 +227,7 @@ func (cs *claims) enter(key flightKey, a *claimer, most int) error {
 }
 
 // withdraw takes a request out again, and gives the claim that it was given.
-func (cs *claims) withdraw(key flightKey, a *claimer) *claim {
+func (cs *claims) withdraw(key jobs.Key, a *claimer) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.drop(key, a)
@@ -236,7 +235,7 @@ func (cs *claims) withdraw(key flightKey, a *claimer) *claim {
 }
 
 // drop is called with mu held.
-func (cs *claims) drop(key flightKey, a *claimer) {
+func (cs *claims) drop(key jobs.Key, a *claimer) {
 	cs.asking[key] = slices.DeleteFunc(cs.asking[key], func(other *claimer) bool { return other == a })
 	if len(cs.asking[key]) == 0 {
 		delete(cs.asking, key)
@@ -245,7 +244,7 @@ func (cs *claims) drop(key flightKey, a *claimer) {
 
 // grant gives the claim that give makes to who has wanted it for longest; nil where nobody does, or give makes none: then who
 // wants it goes on waiting, for another job.
-func (cs *claims) grant(key flightKey, give func(*claimer) *claim) *claim {
+func (cs *claims) grant(key jobs.Key, give func(*claimer) *claim) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if len(cs.asking[key]) == 0 {

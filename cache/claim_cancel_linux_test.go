@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/internal/apierr"
@@ -24,17 +25,24 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	p, err := b.cache.planOwn(t.Context(), at)
 	require.NoError(t, err)
 	a := &claimer{attempt: at.withPlan(p), owner: stranger, wake: func() {}}
-	key := flightKey{build: p.buildKey, scope: rights.OwnScope(r.Peer)}
+	key := jobs.Key{Build: p.buildKey, Scope: rights.OwnScope(r.Peer)}
 	require.NoError(t, b.cache.claims.enter(key, a, 16))
 	o := b.cache.newOutsider(key, a)
-	stopped := &flight{flights: &b.cache.flights, stopped: true, kept: make(map[uint32]uint32)}
-	give := func(f *flight) *claim {
+	claimed := func() *jobs.Job {
+		j, _, err := b.cache.jobs.Send(jobs.Key{Alone: jobs.NewID()}, jobs.Caller{UID: stranger, Owner: stranger},
+			func() (jobs.Work, error) { return endsClaim{make(chan struct{})}, nil })
+		require.NoError(t, err)
+		t.Cleanup(func() { j.GiveUp(0, true) })
+		return j
+	}
+	stopped := claimed()
+	stopped.GiveUp(0, true)
+	give := func(f *jobs.Job) *claim {
 		return b.cache.claims.grant(key, func(a *claimer) *claim { return o.give(a, f, nil) })
 	}
 	require.Nil(t, give(stopped))
 	require.Nil(t, a.granted)
-	require.Empty(t, stopped.kept)
-	cl := give(&flight{flights: &b.cache.flights, kept: make(map[uint32]uint32)})
+	cl := give(claimed())
 	require.NotNil(t, cl, "who wants it has waited for the next job")
 	require.Same(t, cl, a.granted)
 	cl.finish("", 0)
@@ -68,10 +76,10 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	second := app.ask(first.Graph)
 	second.Peer.UID = stranger + 1
 	waits := b.asked(second)
-	jobs, err := b.cache.CancelJobs(context.Background(), first.Peer, nil, true)
+	listed, err := b.cache.CancelJobs(context.Background(), first.Peer, nil, true)
 	require.NoError(t, err)
-	require.Len(t, jobs, 1)
-	require.NotEqual(t, JobCancelled, jobs[0].State, "somebody else wants it")
+	require.Len(t, listed, 1)
+	require.NotEqual(t, jobs.Cancelled, listed[0].State, "somebody else wants it")
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, Claimed, got.answer.Outcome)
@@ -119,7 +127,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 	wg.Wait()
 	close(done)
 	<-cancelled
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.Zero(t, held(b))
 	b.cache.claims.mu.Lock()
 	defer b.cache.claims.mu.Unlock()

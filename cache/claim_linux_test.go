@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -202,14 +203,14 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	claim := app.claim(r)
-	require.Equal(t, 1, b.cache.flights.count())
+	require.Equal(t, 1, b.cache.jobs.Count())
 	wait := app.ask(r.Graph)
 	wait.OnMiss = Wait
 	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait), b.asked(app.ask(r.Graph))}
-	jobs, err := b.cache.Jobs(context.Background(), r.Peer)
+	listed, err := b.cache.Jobs(context.Background(), r.Peer)
 	require.NoError(t, err)
-	require.Len(t, jobs, 1)
-	require.Equal(t, []any{JobClaimed, 3, uint32(stranger)}, []any{jobs[0].State, jobs[0].Waiting, jobs[0].UID})
+	require.Len(t, listed, 1)
+	require.Equal(t, []any{jobs.Claimed, 3, uint32(stranger)}, []any{listed[0].State, listed[0].Waiting, listed[0].UID})
 
 	got := app.put(app.compile(r, claim.Claim))
 	for _, w := range waiting {
@@ -219,7 +220,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 		require.Equal(t, got.Graph, one.answer.Graph)
 		require.Contains(t, one.answer.Why, "uid 4242")
 	}
-	require.Zero(t, b.cache.flights.count())
+	require.Zero(t, b.cache.jobs.Count())
 }
 
 // The daemon cannot load what it does not have the libraries for. It must not take its own for them: what those say of
@@ -423,7 +424,7 @@ func TestDeadlineOfAClaim(t *testing.T) {
 	r := app.ask(b.model(1))
 	claim := app.claim(r)
 	put := app.compile(r, claim.Claim)
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "deadline")
@@ -491,7 +492,7 @@ func TestEventsOfClaims(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	app.put(app.compile(r, app.claim(r).Claim))
 	var kinds []string
 	events, err := b.cache.query.Events(context.Background(), r.Peer, time.Time{}, 0)

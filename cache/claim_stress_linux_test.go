@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -72,7 +73,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.LessOrEqual(t, puts.Load(), int64(1))
 	require.Len(t, b.list(), int(puts.Load()))
 	b.cache.claims.mu.Lock()
@@ -174,9 +175,9 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 func TestCancelledClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
-	jobs, err := b.cache.CancelJobs(context.Background(), c.request.Peer, nil, true)
+	listed, err := b.cache.CancelJobs(context.Background(), c.request.Peer, nil, true)
 	require.NoError(t, err)
-	require.Equal(t, JobCancelled, jobs[0].State)
+	require.Equal(t, jobs.Cancelled, listed[0].State)
 	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.ErrorContains(t, err, "cancelled")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -26,14 +27,14 @@ import (
 // job.
 type outsider struct {
 	c     *Cache
-	key   flightKey
-	first jobFacts
+	key   jobs.Key
+	first jobs.About
 }
 
-func (o *outsider) facts() jobFacts { return o.first }
+func (o *outsider) About() jobs.About { return o.first }
 
 // run gives the claim to one after the other, until one of them puts a result or nobody wants it any more.
-func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
+func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	var last *claimEnd
 	for {
 		cl := o.c.claims.grant(o.key, func(a *claimer) *claim { return o.give(a, f, last) })
@@ -48,9 +49,9 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 		}
 		o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.plan.requestKey, Model: cl.Name},
 			event.Claimed, "by uid %d, until %s", cl.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
-		f.tell("claimed")
+		f.Tell("claimed")
 		result, end := o.await(ctx, cl)
-		f.release(cl)
+		f.Release(cl.Peer.UID)
 		if end == nil {
 			return result, nil
 		}
@@ -65,17 +66,17 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 const jobCancelled = "its job was cancelled"
 
 // give makes the claim; nil: the job is cancelled, and who asks now has another. It is called with claims.mu held.
-func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
+func (o *outsider) give(a *claimer, f *jobs.Job, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
-	cl := &claim{Claim: Claim{ID: newID(), Output: a.plan.output(), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, flight: f, attempt: a.attempt, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes}
+	cl := &claim{Claim: Claim{ID: jobs.NewID(), Output: a.plan.output(), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
+		outsider: o, job: f, attempt: a.attempt, owner: a.owner, began: time.Now(), takes: a.takes}
 	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
 	}
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	if !f.hold(cl) {
+	if !f.Hold(cl.Peer.UID, cl.owner, func() { cl.finish(jobCancelled, 0) }) {
 		return nil
 	}
 	cl.timer = time.AfterFunc(most, func() { cl.finish(fmt.Sprintf("its deadline of %s passed", most), 0) })
@@ -90,7 +91,7 @@ func (p *plan) name() string { return hex.EncodeToString(p.buildKey[:8]) }
 
 func (p *plan) output() string { return p.name() + "_ctx.onnx" }
 
-func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) {
+func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *claimEnd) {
 	select {
 	case <-cl.lasts.Done():
 	case <-ctx.Done():
@@ -109,26 +110,6 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.plan.requestKey, Model: cl.Name},
 		event.ClaimEnded, "%s", end.Error()))
 	return nil, end
-}
-
-// hold keeps the flight going for the holder of the claim, who does not wait for it, unless it is cancelled already. It is
-// called with claims.mu and cl.mu held.
-func (f *flight) hold(cl *claim) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.stopped {
-		return false
-	}
-	f.state, f.started, f.held = JobClaimed, f.flights.now(), cl
-	f.kept[cl.Peer.UID] = cl.owner
-	return true
-}
-
-func (f *flight) release(cl *claim) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.held = nil
-	delete(f.kept, cl.Peer.UID)
 }
 
 // maxHandOvers bounds how often a request waits for yet another claim.
@@ -161,17 +142,17 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 		closeLibraries(&a.Runtime)
 		return nil, err
 	}
-	var result *compiled
+	var result *jobs.Result
 	for range maxHandOvers {
-		result, _, err = c.flights.join(waiting, key, c.asking(at), func() (runner, error) {
-			if m := c.madeMeanwhile(at, key.scope); m != nil {
+		result, _, err = c.jobs.Join(waiting, key, c.caller(at), func() (jobs.Work, error) {
+			if m := c.madeMeanwhile(at, key.Scope); m != nil {
 				return m, nil
 			}
 			return c.newOutsider(key, a), nil
 		})
-		if err == nil && at.rc != nil && at.otherORT(result.build.ORTVersion) {
-			c.store.Taken(result.build.ID) // or rather, not taken
-			err = errOtherORT(at, result.build)
+		if err == nil && at.rc != nil && at.otherORT(result.Build.ORTVersion) {
+			c.store.Taken(result.Build.ID) // or rather, not taken
+			err = errOtherORT(at, result.Build)
 			continue // for the next claim, which may be its own
 		}
 		if !errors.As(err, new(*claimEnd)) {
@@ -183,7 +164,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 	}
 	closeLibraries(&a.Runtime)
 	if err != nil {
-		return nil, flightError(ctx, at.Name, err)
+		return nil, jobError(ctx, at.Name, err)
 	}
 	return c.waited(ctx, at, result)
 }
@@ -197,7 +178,7 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*Answer, er
 		return nil, contextError(ctx, a.Name)
 	case errors.Is(err, runtimes.ErrGivenUp):
 		cl.finish(jobCancelled, 0)
-		return nil, flightError(ctx, a.Name, err)
+		return nil, jobError(ctx, a.Name, err)
 	}
 	if why := cl.overWhy(); why != "" {
 		return nil, apierr.New(apierr.Cancelled, runtimes.ErrGivenUp, "model %q: the claim ended as it was given: %s", a.Name, why)
@@ -208,15 +189,15 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*Answer, er
 
 // claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
 // but where the daemon compiles for all already they wait for that.
-func (c *Cache) claimKey(at *attempt) (flightKey, error) {
+func (c *Cache) claimKey(at *attempt) (jobs.Key, error) {
 	if at.store == "" {
-		return flightKey{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
+		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
 	}
-	if shared := (flightKey{build: at.plan.buildKey, scope: at.store}); at.store == "shared" && (c.rights.Publisher(at.Peer) || c.flights.has(shared)) {
+	if shared := (jobs.Key{Build: at.plan.buildKey, Scope: at.store}); at.store == "shared" && (c.rights.Publisher(at.Peer) || c.jobs.Open(shared) != nil) {
 		return shared, nil
 	}
-	return flightKey{build: at.plan.buildKey, scope: rights.OwnScope(at.Peer)}, nil
+	return jobs.Key{Build: at.plan.buildKey, Scope: rights.OwnScope(at.Peer)}, nil
 }
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
@@ -267,9 +248,9 @@ func closeLibraries(ref *runtimes.Ref) {
 	}
 }
 
-func (c *Cache) newOutsider(key flightKey, a *claimer) *outsider {
-	o := &outsider{c: c, key: key, first: a.about(key.scope, "claimed by an application that compiles it itself")}
-	o.first.claim = true
+func (c *Cache) newOutsider(key jobs.Key, a *claimer) *outsider {
+	o := &outsider{c: c, key: key, first: a.about(key.Scope, "claimed by an application that compiles it itself")}
+	o.first.Claim = true
 	return o
 }
 
@@ -279,18 +260,18 @@ func (c *Cache) awaitClaim(ctx context.Context, at *attempt, missing error) (*An
 	if err != nil {
 		return nil, missing
 	}
-	nobody := func() (runner, error) { return nil, missing }
-	result, _, err := c.flights.join(ctx, key, c.asking(at), nobody)
+	nobody := func() (jobs.Work, error) { return nil, missing }
+	result, _, err := c.jobs.Join(ctx, key, c.caller(at), nobody)
 	if err != nil {
-		return nil, flightError(ctx, at.Name, err)
+		return nil, jobError(ctx, at.Name, err)
 	}
 	return c.waited(ctx, at, result)
 }
 
 // waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, at *attempt, result *compiled) (*Answer, error) {
-	defer c.store.Taken(result.build.ID)
-	if result.build.Put && !at.plan.outside && at.plan.marks.Elsewhere(result.build) {
+func (c *Cache) waited(ctx context.Context, at *attempt, result *jobs.Result) (*Answer, error) {
+	defer c.store.Taken(result.Build.ID)
+	if result.Build.Put && !at.plan.outside && at.plan.marks.Elsewhere(result.Build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, store.ErrGone
 	}
@@ -300,8 +281,8 @@ func (c *Cache) waited(ctx context.Context, at *attempt, result *compiled) (*Ans
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now()}
-	if result.build.Put {
-		a.Why = putBy(result.build)
+	if result.Build.Put {
+		a.Why = putBy(result.Build)
 		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
 	}
 	return a, nil
@@ -339,7 +320,7 @@ func (cl *claim) stillOpen() error {
 		if err = cmp.Or(err, err2); err != nil {
 			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
 		}
-		if gone || now.Size != cl.libraries[l.EP].Size || now.Mtime != cl.libraries[l.EP].Mtime {
+		if gone || now.Size != cl.plan.libraries[l.EP].Size || now.Mtime != cl.plan.libraries[l.EP].Mtime {
 			return fmt.Errorf("library %q was replaced meanwhile", l.Path)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
@@ -52,7 +53,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 	put := func() {
 		turn++
 		binary.LittleEndian.PutUint32(content, turn)
-		staged := filepath.Join(c.dir, "staging", newID())
+		staged := filepath.Join(c.dir, "staging", jobs.NewID())
 		require.NoError(b, os.Mkdir(staged, 0o700))
 		build := *like
 		build.Files = slices.Clone(like.Files[:1])

@@ -3,38 +3,30 @@ package cache
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
-	"github.com/epcached/epcached/store/views"
 )
-
-// compiled is what a flight brings: a build in the store, or, where nothing is to be kept, a view of its own.
-type compiled struct {
-	build *index.Build
-	alone *views.View // nil when the build is in the store
-	why   string      // it is not, where that is not what was asked for
-	found bool        // it was there already
-	fact  any         // of an inquiry: what was found out, and nothing else
-}
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
 func (c *Cache) compileOnce(ctx context.Context, at *attempt, why string) (*Answer, error) {
-	var result *compiled
+	var result *jobs.Result
 	var first bool
 	var err error
 	for range maxHandOvers {
-		key, scope := at.flightKey()
-		if own := (flightKey{build: key.build, scope: rights.OwnScope(at.Peer)}); at.OnMiss == Wait && scope != "" && c.flights.has(own) {
-			key, scope = own, own.scope // an application of the same user's holds the claim
+		key := at.jobKey()
+		if own := (jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}); at.OnMiss == Wait && key.Scope != "" && c.jobs.Open(own) != nil {
+			key = own // an application of the same user's holds the claim
 		}
-		result, first, err = c.flights.join(ctx, key, c.asking(at), c.begin(at, scope))
-		if err == nil && !first && at.otherORT(result.build.ORTVersion) {
-			c.store.Taken(result.build.ID) // or rather, not taken
-			err = errOtherORT(at, result.build)
+		result, first, err = c.jobs.Join(ctx, key, c.caller(at), c.begin(at, key.Scope))
+		if err == nil && !first && at.otherORT(result.Build.ORTVersion) {
+			c.store.Taken(result.Build.ID) // or rather, not taken
+			err = errOtherORT(at, result.Build)
 			continue
 		}
 		var end *claimEnd
@@ -44,25 +36,25 @@ func (c *Cache) compileOnce(ctx context.Context, at *attempt, why string) (*Answ
 		why = end.Error()
 	}
 	if err != nil {
-		return nil, flightError(ctx, at.Name, err)
+		return nil, jobError(ctx, at.Name, err)
 	}
-	if !first && result.build.Put {
+	if !first && result.Build.Put {
 		return c.waited(ctx, at, result)
 	}
-	defer c.store.Taken(result.build.ID)
+	defer c.store.Taken(result.Build.ID)
 	a, err := c.serveCompiled(ctx, result, at.phase)
 	if errors.Is(err, store.ErrGone) {
-		at.unserved.add(result.build.ID)
+		*at.unserved = append(*at.unserved, result.Build.ID)
 	}
 	if err != nil {
 		return nil, unservable(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
-	if first && !result.found {
+	if first && !result.Found {
 		a.Outcome, a.Why = Compiled, why
 	}
-	if result.why != "" {
-		a.Why = result.why
+	if result.Why != "" {
+		a.Why = result.Why
 	}
 	return a, nil
 }
@@ -72,8 +64,8 @@ func errOtherORT(at *attempt, b *index.Build) error {
 	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", at.Name, b.ORTVersion).WithHint("ask again")
 }
 
-// flightError is what a request is told of a flight that brought nothing.
-func flightError(ctx context.Context, model string, err error) error {
+// jobError is what a request is told of a job that brought nothing.
+func jobError(ctx context.Context, model string, err error) error {
 	var known *apierr.Error
 	var end *claimEnd
 	switch {
@@ -89,33 +81,21 @@ func flightError(ctx context.Context, model string, err error) error {
 	return apierr.New(apierr.Cancelled, err, "model %q", model)
 }
 
-func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(string)) (*Answer, error) {
-	if result.alone == nil {
-		return c.serve(ctx, result.build, phase)
+func (c *Cache) serveCompiled(ctx context.Context, result *jobs.Result, phase func(string)) (*Answer, error) {
+	if result.Alone == nil {
+		return c.serve(ctx, result.Build, phase)
 	}
-	a, err := leased(result.build, result.alone)
+	a, err := leased(result.Build, result.Alone)
 	if err == nil {
 		a.Unkept = true
 	}
 	return a, err
 }
 
-// meanwhile is the job of a request whose build was stored after it had been looked for, and before anybody could wait
-// for it: there is nothing left to do.
-type meanwhile struct {
-	result *compiled
-	about  jobFacts
-}
-
-func (m *meanwhile) facts() jobFacts { return m.about }
-
-func (m *meanwhile) run(context.Context, *flight) (*compiled, error) {
-	return m.result, nil
-}
-
-// madeMeanwhile looks once more for the build that a job in this scope would make, nil if it is still to be made. Jobs
-// store their builds before they are taken from those that can be joined, so under flights.mu nothing is overlooked.
-func (c *Cache) madeMeanwhile(at *attempt, scope string) *meanwhile {
+// madeMeanwhile looks once more for the build that a job in this scope would make: then there is nothing left to do. It is
+// nil if the build is still to be made. Jobs store their builds before they are taken from those that can be joined, so
+// under the lock of Jobs nothing is overlooked.
+func (c *Cache) madeMeanwhile(at *attempt, scope string) jobs.Work {
 	if at.OnMiss == Refresh || at.OnMiss == Bypass || scope == "" {
 		return nil
 	}
@@ -123,8 +103,10 @@ func (c *Cache) madeMeanwhile(at *attempt, scope string) *meanwhile {
 		if err != nil {
 			return nil // whoever makes it will say so
 		}
-		if at.plan.exactly(b) && !at.unserved.has(b.ID) && c.barred(at, b) == "" {
-			return &meanwhile{result: &compiled{build: b, found: true}, about: at.about(scope, "asked for")}
+		if at.plan.exactly(b) && !slices.Contains(*at.unserved, b.ID) && c.barred(at, b) == "" {
+			return jobs.Func{Is: at.about(scope, "asked for"), Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
+				return &jobs.Result{Build: b, Found: true}, nil
+			}}
 		}
 	}
 	return nil

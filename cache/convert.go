@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -51,8 +52,8 @@ func (c *Cache) otherForm(ctx context.Context, at *attempt) (*Answer, error) {
 	if err != nil {
 		return nil, unservable(err, at.Name, "converted")
 	}
-	judgement.Reason += "; " + origin(result.build)
-	a.Outcome, a.Compatibility, a.Why = Hit, judgement, origin(result.build)
+	judgement.Reason += "; " + origin(result.Build)
+	a.Outcome, a.Compatibility, a.Why = Hit, judgement, origin(result.Build)
 	return a, nil
 }
 
@@ -123,16 +124,16 @@ type conversion struct {
 	folder   string
 }
 
-func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build) (*compiled, error) {
+func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build) (*jobs.Result, error) {
 	scope := at.store
 	if scope != "" && from.Scope != "shared" {
 		scope = from.Scope // what came to one user alone does not come to all by way of another form
 	}
 	key := at.plan.buildKey.String() + scope + from.ID.String()
 	if scope == "" {
-		key += newID()
+		key += jobs.NewID()
 	}
-	return c.conversions.Do(ctx, c.later, key, func(ctx context.Context) (*compiled, error) {
+	return c.conversions.Do(ctx, c.later, key, func(ctx context.Context) (*jobs.Result, error) {
 		leave, err := c.checks.Take(ctx)
 		if err != nil {
 			return nil, err
@@ -142,10 +143,10 @@ func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build)
 	})
 }
 
-func (v *conversion) run(ctx context.Context) (*compiled, error) {
+func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	c := v.c
 	if b, err := v.made(); b != nil || err != nil {
-		return &compiled{build: b}, err // between the caller's look-up and here
+		return &jobs.Result{Build: b}, err // between the caller's look-up and here
 	}
 	source, err := c.serve(ctx, v.from, func(string) {}) // with a lease of its own: who asked may leave
 	if err != nil {
@@ -190,7 +191,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	case err != nil:
 		return c.unkept(b, v.folder, err)
 	}
-	return &compiled{build: b}, nil
+	return &jobs.Result{Build: b}, nil
 }
 
 func sizesOf(files []index.File) (sizes []int64) {

@@ -163,7 +163,7 @@ func TestConversionIsNotDoneAgain(t *testing.T) {
 	first := b.acquire(b.form(true))
 	again, err := b.cache.convertOnce(context.Background(), b.planned(b.form(true)), made.Build)
 	require.NoError(t, err)
-	require.Equal(t, first.Build.ID, again.build.ID)
+	require.Equal(t, first.Build.ID, again.Build.ID)
 }
 
 func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/compilers/standin"
 )
 
@@ -14,9 +14,9 @@ func TestCostOutlivesTheDaemon(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	info, err := b.model(1).Stat()
 	require.NoError(t, err)
-	_, before := b.cache.flights.costs.Estimate(queue.Kind{EPs: []string{standin.EP}, Size: info.Size()})
+	_, before := b.cache.jobs.Costs.Estimate(jobs.Kind{EPs: []string{standin.EP}, Size: info.Size()})
 	require.GreaterOrEqual(t, before.Seconds(), a.Build.CompileSeconds)
 	b.reopen()
-	_, after := b.cache.flights.costs.Estimate(queue.Kind{EPs: []string{standin.EP}, Size: info.Size()})
+	_, after := b.cache.jobs.Costs.Estimate(jobs.Kind{EPs: []string{standin.EP}, Size: info.Size()})
 	require.Equal(t, before, after)
 }

@@ -1,6 +1,6 @@
 // Package cache is the heart of epcached: it answers requests for compiled models.
 //
-// It knows the policies and no bytes or frames: package cas keeps the bytes, forms the shapes that they lie in, index the records, queue the order
+// It knows the policies and no bytes or frames: package cas keeps the bytes, forms the shapes that they lie in, index the records, jobs the order
 // of jobs, epmodel reads models, compilers runs vendor code in child processes, and the daemon's socket adapts to the types here.
 //
 // The promises. What Acquire answers was compiled from exactly the bytes, and for exactly the request, that were

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -184,14 +185,12 @@ func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
 	for _, one := range asked {
 		require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-one).err))
 	}
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.Zero(t, b.cache.index.Counters.All()["failures"])
 	a := about(t, b.cache.query.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
-	b.cache.flights.mu.Lock()
-	defer b.cache.flights.mu.Unlock()
-	for _, past := range b.cache.flights.past {
-		require.True(t, past.about.inquiry || past.job().State == JobCancelled, past.job().State)
+	for _, past := range b.cache.jobs.Known() {
+		require.True(t, past.About().Inquiry || past.Info().State == jobs.Cancelled, past.Info().State)
 	}
 }

@@ -78,7 +78,7 @@ func TestBothWorkersOfAJobCount(t *testing.T) {
 			b.wrap = &heavy{b.compiler, c.compile, c.ready, c.load}
 			b.open()
 			b.acquire(b.request(b.model(1)))
-			memory, _ := b.cache.flights.costs.Estimate(b.factsOf(1).kind())
+			memory, _ := b.cache.jobs.Costs.Estimate(b.factsOf(1).Kind())
 			require.Equal(t, c.want, memory)
 		})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -59,8 +60,8 @@ func (c *Cache) failedBefore(at *attempt) *failure.Failure {
 }
 
 // begin gives what starts the request's compile, unless that is answered from memory.
-func (c *Cache) begin(at *attempt, scope string) func() (runner, error) {
-	return func() (runner, error) {
+func (c *Cache) begin(at *attempt, scope string) func() (jobs.Work, error) {
+	return func() (jobs.Work, error) {
 		if m := c.madeMeanwhile(at, scope); m != nil {
 			return m, nil
 		}

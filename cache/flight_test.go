@@ -78,7 +78,7 @@ func TestLastAskerCancels(t *testing.T) {
 	defer cancel()
 	_, err := b.cache.Acquire(ctx, b.request(b.model(1)), nil)
 	require.Equal(t, apierr.Deadline, apierr.ClassOf(err))
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.Eventually(t, func() bool {
 		entries, err := os.ReadDir(filepath.Join(b.state, "staging"))
 		return err == nil && len(entries) == 0

@@ -30,7 +30,7 @@ func (j *job) measureGain(b *index.Build) {
 		return
 	}
 	build := *b
-	c.gains.Measure(upkeep.Measurement{Build: &build, After: j.flight.done, End: own.close,
+	c.gains.Measure(upkeep.Measurement{Build: &build, After: j.running.Done(), End: own.close,
 		Limit: c.gainLimit + time.Duration(2*b.CompileSeconds*float64(time.Second)),
 		Load:  func(ctx context.Context) (upkeep.Gain, error) { return j.loadBoth(ctx, own, &build) }})
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -40,14 +41,14 @@ func TestALongFirstUseIsSeenAmongTheJobs(t *testing.T) {
 	r.Peer.UID, r.Name = somebody, "mine.onnx"
 	asked := b.ask(context.Background(), r)
 	<-s.began
-	var jobs []Job
+	var listed []jobs.Info
 	require.Eventually(t, func() bool {
-		jobs = b.jobs(somebody)
-		return len(jobs) == 1 && jobs[0].State == JobRunning && jobs[0].Phase == "probing" // the daemon itself began it, perhaps
+		listed = b.jobs(somebody)
+		return len(listed) == 1 && listed[0].State == jobs.Running && listed[0].Phase == "probing" // the daemon itself began it, perhaps
 	}, soon, time.Millisecond)
-	require.Equal(t, "mine.onnx", jobs[0].ModelName)
-	require.Equal(t, 1, jobs[0].Waiting)
-	require.Contains(t, jobs[0].Why, "found out first")
+	require.Equal(t, "mine.onnx", listed[0].ModelName)
+	require.Equal(t, 1, listed[0].Waiting)
+	require.Contains(t, listed[0].Why, "found out first")
 	require.Empty(t, b.jobs(somebodyElse), "others do not see it")
 
 	ctx, leave := context.WithCancel(context.Background())
@@ -71,13 +72,13 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	ended, err := b.cache.CancelJobs(context.Background(), Peer{UID: 0}, []string{b.jobs(somebody)[0].ID}, false) // of a user only the own part: the daemon may want to know too
 	require.NoError(t, err)
 	require.Len(t, ended, 1)
-	require.Equal(t, JobCancelled, ended[0].State)
+	require.Equal(t, jobs.Cancelled, ended[0].State)
 	e := (<-asked).err
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(e), "%v", e)
 	for _, e := range b.events(Peer{UID: 0}) {
 		require.NotEqual(t, event.Cancelled, e.Kind, "no compile was")
 	}
-	require.Zero(t, b.cache.flights.count())
+	require.Zero(t, b.cache.jobs.Count())
 	again := b.ask(context.Background(), r)
 	<-s.began // what was given up is nothing that is remembered
 	close(s.pass)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/queue"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -33,7 +33,7 @@ type job struct {
 	scope string // "" to keep nothing
 	id    string // that users know it by already; "": they do not
 
-	flight   *flight
+	running  *jobs.Job
 	urgent   <-chan struct{}    // closed as soon as a request waits for this job
 	copied   bool               // the model is copied, for compiling the original failed
 	died     bool               // a worker did, and its compile is tried once more
@@ -59,43 +59,43 @@ func (c *Cache) newJob(at *attempt, scope string) (*job, error) {
 		workspace: workspace{of: own, keyed: &at.plan.canonical, name: at.plan.name()}}, nil
 }
 
-func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
+func (j *job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	defer j.Request.close()
 	c := j.c
-	j.flight = f
+	j.running = f
 	result, err := j.placed(ctx, f)
-	for errors.Is(err, queue.ErrYielded) {
+	for errors.Is(err, jobs.ErrYielded) {
 		result, err = j.placed(ctx, f)
 	}
 	if err != nil {
 		return nil, j.failed(ctx, err)
 	}
 	j.succeeded()
-	if !waits(j.urgent) && result.alone == nil {
+	if !waits(j.urgent) && result.Alone == nil {
 		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
-		_, _ = c.viewOf(ctx, result.build, f.tell)
+		_, _ = c.viewOf(ctx, result.Build, f.Tell)
 	}
 	c.index.Counters.Add("compiles", 1)
 	return result, nil
 }
 
-// placed compiles when it is the job's turn. queue.ErrYielded says that it is to wait for another.
-func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
-	p, err := f.begin(ctx)
+// placed compiles when it is the job's turn. jobs.ErrYielded says that it is to wait for another.
+func (j *job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
+	p, err := f.Begin(ctx)
 	if err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.Request.Name)
 	}
-	defer p.end()
-	j.setAside(ctx, &f.about)
+	defer p.End()
+	j.setAside(ctx, f.About())
 	defer func() { j.room.Release() }()
-	j.urgent = p.idle
+	j.urgent = p.Idle
 	began := j.c.now()
-	result, err := j.staged(p.ctx, f.tell)
+	result, err := j.staged(p.Context, f.Tell)
 	switch {
 	case err == nil:
-		f.flights.costs.Learn(f.about.kind(), j.c.now().Sub(began), j.memory, j.output, waits(p.idle))
-	case ctx.Err() == nil && context.Cause(p.ctx) == queue.ErrYielded:
-		return nil, queue.ErrYielded
+		j.c.jobs.Costs.Learn(f.About().Kind(), j.c.now().Sub(began), j.memory, j.output, waits(p.Idle))
+	case ctx.Err() == nil && context.Cause(p.Context) == jobs.ErrYielded:
+		return nil, jobs.ErrYielded
 	}
 	return result, err
 }
@@ -111,7 +111,7 @@ func waits(urgent <-chan struct{}) bool {
 }
 
 // staged compiles the model where it is, if it can, or else a private copy.
-func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error) {
+func (j *job) staged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.stagedOnce(ctx, phase)
 	if errors.Is(err, errOriginal) && ctx.Err() == nil {
 		j.c.log.Info("a compile begins again with a private copy of its model", "model", j.Request.Name, "why", err)
@@ -122,7 +122,7 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error)
 }
 
 // stagedOnce compiles in a folder of its own, which is gone afterwards.
-func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, error) {
+func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	remove, err := j.stage("job-")
 	defer remove()
 	for _, name := range []string{outFolder, modelsFolder} {
@@ -148,20 +148,20 @@ const (
 )
 
 // about is what is told of a job that makes the attempt's build.
-func (at *attempt) about(scope, why string) jobFacts {
+func (at *attempt) about(scope, why string) jobs.About {
 	p := at.plan
-	a := jobFacts{scope: scope, Job: Job{ModelName: at.Name, ModelDigest: p.canonical.Model, RequestKey: p.requestKey,
+	a := jobs.About{Scope: scope, Info: jobs.Info{ModelName: at.Name, ModelDigest: p.canonical.Model, RequestKey: p.requestKey,
 		Build: p.buildKey, EP: p.eps[0].Name, UID: at.Peer.UID, Why: why}}
 	for _, ep := range p.eps {
-		a.eps = append(a.eps, ep.Name)
+		a.EPs = append(a.EPs, ep.Name)
 	}
 	return a
 }
 
-func (j *job) facts() jobFacts {
+func (j *job) About() jobs.About {
 	files := j.descriptors()
 	a := j.about(j.scope, "asked for")
-	a.ID, a.anew, a.files = j.id, j.replaces, len(files)
+	a.ID, a.Replaces, a.Files = j.id, j.replaces, len(files)
 	switch {
 	case j.anew != "":
 		a.Why = j.anew
@@ -173,7 +173,7 @@ func (j *job) facts() jobFacts {
 	}
 	for _, f := range files {
 		if info, err := f.Stat(); err == nil { // else the copy will tell
-			a.size += info.Size()
+			a.Size += info.Size()
 		}
 	}
 	return a
@@ -184,7 +184,7 @@ func (j *job) spent(seconds float64) {
 }
 
 // compile makes the artefact in the staging folder and publishes it.
-func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error) {
+func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	phase("reading")
 	out := filepath.Join(j.folder, outFolder)
 	spec := compilers.Job{
@@ -245,7 +245,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	if least := j.c.policyOf(j.plan.eps).MinCompileSeconds; b.CompileSeconds < least {
 		result, err := j.c.keepAlone(b, out)
 		if err == nil {
-			result.why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
+			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
 		}
 		return result, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -21,20 +22,20 @@ func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
 	b.refreshWith(first.Build, r)
 	b.begins(g, 2)
 	require.Empty(t, b.jobs(somebodyElse))
-	jobs := b.jobs(somebody)
-	require.Len(t, jobs, 1)
-	require.Equal(t, "test", jobs[0].Why)
-	require.True(t, jobs[0].Background)
-	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{jobs[0].ID}, false)
+	listed := b.jobs(somebody)
+	require.Len(t, listed, 1)
+	require.Equal(t, "test", listed[0].Why)
+	require.True(t, listed[0].Background)
+	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{listed[0].ID}, false)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
-	ended, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{jobs[0].ID}, false)
+	ended, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{listed[0].ID}, false)
 	require.NoError(t, err)
-	require.Equal(t, JobCancelled, ended[0].State)
+	require.Equal(t, jobs.Cancelled, ended[0].State)
 	require.Empty(t, b.settles(), "and it is not begun again")
 }
 
 // wantedByItself has the daemon want a build anew while it must not begin: a request waits.
-func wantedByItself(t *testing.T) (b *bench, g *gate, waiting <-chan got, job Job) {
+func wantedByItself(t *testing.T) (b *bench, g *gate, waiting <-chan got, job jobs.Info) {
 	b, g = gated(t, nil)
 	r := b.request(b.model(1))
 	r.Peer.UID = somebody
@@ -45,21 +46,21 @@ func wantedByItself(t *testing.T) (b *bench, g *gate, waiting <-chan got, job Jo
 	b.begins(g, 2)
 	b.refreshWith(first.Build, r)
 	require.Empty(t, b.jobs(somebodyElse))
-	jobs := b.jobs(somebody)
-	require.Len(t, jobs, 1)
-	require.Equal(t, first.RequestKey, jobs[0].RequestKey)
-	require.Equal(t, JobQueued, jobs[0].State)
-	require.Equal(t, standin.EP, jobs[0].EP)
-	require.True(t, jobs[0].Background)
+	listed := b.jobs(somebody)
+	require.Len(t, listed, 1)
+	require.Equal(t, first.RequestKey, listed[0].RequestKey)
+	require.Equal(t, jobs.Queued, listed[0].State)
+	require.Equal(t, standin.EP, listed[0].EP)
+	require.True(t, listed[0].Background)
 	require.Len(t, b.jobs(0), 2)
-	require.Equal(t, jobs[0].ID, b.jobs(0)[1].ID, "behind what a request waits for")
-	return b, g, waiting, jobs[0]
+	require.Equal(t, listed[0].ID, b.jobs(0)[1].ID, "behind what a request waits for")
+	return b, g, waiting, listed[0]
 }
 
 func TestWhatIsWantedAnewCanBeFollowedFromTheQueueOn(t *testing.T) {
 	b, g, waiting, job := wantedByItself(t)
 	var h heard
-	followed := make(chan Job, 1)
+	followed := make(chan jobs.Info, 1)
 	go func() {
 		j, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, job.ID, h.tell)
 		if err == nil {
@@ -73,14 +74,14 @@ func TestWhatIsWantedAnewCanBeFollowedFromTheQueueOn(t *testing.T) {
 	require.Eventually(t, func() bool { return b.followers() == 1 }, soon, time.Millisecond)
 	require.Equal(t, job.ID, b.jobs(somebody)[0].ID)
 	close(g.pass)
-	require.Equal(t, JobDone, (<-followed).State)
+	require.Equal(t, jobs.Done, (<-followed).State)
 	require.Contains(t, h.phases(), "compiling")
 }
 
 func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
-	for name, ids := range map[string]func(Job) []string{
-		"by its id": func(j Job) []string { return []string{j.ID} },
-		"all":       func(Job) []string { return nil },
+	for name, ids := range map[string]func(jobs.Info) []string{
+		"by its id": func(j jobs.Info) []string { return []string{j.ID} },
+		"all":       func(jobs.Info) []string { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, g, waiting, job := wantedByItself(t)
@@ -88,7 +89,7 @@ func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
 			require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 			ended, err := b.cache.CancelJobs(context.Background(), Peer{}, ids(job), ids(job) == nil)
 			require.NoError(t, err)
-			require.Equal(t, JobCancelled, ended[0].State)
+			require.Equal(t, jobs.Cancelled, ended[0].State)
 			require.Equal(t, job.ID, ended[0].ID)
 			require.Empty(t, b.jobs(somebody))
 			close(g.pass)
@@ -107,7 +108,7 @@ func TestWhatIsNotNeededAnyMoreIsDone(t *testing.T) {
 	require.NoError(t, err)
 	_, ended, err := b.cache.awaitAnew(context.Background(), Peer{UID: somebody}, job)
 	require.NoError(t, err)
-	require.Equal(t, JobDone, ended.State)
+	require.Equal(t, jobs.Done, ended.State)
 	_, err = b.cache.CancelJobs(context.Background(), Peer{}, nil, true)
 	require.NoError(t, err)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -18,8 +19,8 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 		if f == nil {
 			return "", err
 		}
-		require.Equal(t, id, f.id)
-		return f.job().State, nil
+		require.Equal(t, id, f.ID)
+		return f.Info().State, nil
 	}
 	requireFound := func(state string) {
 		t.Helper()
@@ -31,11 +32,11 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "others' jobs are found by nobody")
 		}
 	}
-	requireFound(JobRunning)
+	requireFound(jobs.Running)
 	close(g.pass)
-	require.Equal(t, JobDone, b.follow(somebody, id).State)
-	requireFound(JobDone)
-	require.Equal(t, JobDone, b.follow(somebody, id[:6]).State)
+	require.Equal(t, jobs.Done, b.follow(somebody, id).State)
+	requireFound(jobs.Done)
+	require.Equal(t, jobs.Done, b.follow(somebody, id[:6]).State)
 	_, err := find(somebody, "")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
@@ -67,9 +68,9 @@ func TestEveryAskerSeesTheOwnNameOfAModel(t *testing.T) {
 	}
 	b.begins(g, 1)
 	for uid, name := range map[uint32]string{somebody: "mine.onnx", somebodyElse: "theirs.onnx"} {
-		jobs := b.jobs(uid)
-		require.Len(t, jobs, 1)
-		require.Equal(t, name, jobs[0].ModelName)
+		listed := b.jobs(uid)
+		require.Len(t, listed, 1)
+		require.Equal(t, name, listed[0].ModelName)
 	}
 	id := b.jobs(somebody)[0].ID
 	close(g.pass)

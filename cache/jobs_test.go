@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -53,7 +54,15 @@ func (b *bench) served(c <-chan got) *Answer {
 // queued waits until so many jobs stand in the queue: they enter it on goroutines of their own.
 func (b *bench) queued(n int) {
 	b.Helper()
-	require.Eventually(b, func() bool { return b.cache.flights.queue.Waiting() == n }, soon, time.Millisecond)
+	require.Eventually(b, func() bool {
+		waiting := 0
+		for _, i := range b.cache.jobs.InOrder(func(*jobs.Job) bool { return true }) {
+			if i.State == jobs.Queued && i.Phase == "queued" {
+				waiting++
+			}
+		}
+		return waiting == n
+	}, soon, time.Millisecond)
 }
 
 // later1 asks for the model in the background.
@@ -72,15 +81,15 @@ func (b *bench) laterRequest(seed uint64, uid uint32) *Request {
 	return r
 }
 
-func (b *bench) jobs(uid uint32) []Job {
+func (b *bench) jobs(uid uint32) []jobs.Info {
 	b.Helper()
-	jobs, err := b.cache.Jobs(context.Background(), Peer{UID: uid})
+	listed, err := b.cache.Jobs(context.Background(), Peer{UID: uid})
 	require.NoError(b, err)
-	return jobs
+	return listed
 }
 
 // follow waits for the end of a job.
-func (b *bench) follow(uid uint32, id string) Job {
+func (b *bench) follow(uid uint32, id string) jobs.Info {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
@@ -103,15 +112,15 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.NotEmpty(t, a.Job)
 	require.NotZero(t, a.RequestKey)
 	b.begins(g, 1)
-	jobs := b.jobs(somebody)
-	require.Len(t, jobs, 1)
-	require.Equal(t, a.Job, jobs[0].ID)
-	require.Equal(t, JobRunning, jobs[0].State)
-	require.Equal(t, "model.onnx", jobs[0].ModelName)
-	require.Equal(t, standin.EP, jobs[0].EP)
-	require.EqualValues(t, somebody, jobs[0].UID)
-	require.True(t, jobs[0].Background)
-	require.Zero(t, jobs[0].Waiting)
+	listed := b.jobs(somebody)
+	require.Len(t, listed, 1)
+	require.Equal(t, a.Job, listed[0].ID)
+	require.Equal(t, jobs.Running, listed[0].State)
+	require.Equal(t, "model.onnx", listed[0].ModelName)
+	require.Equal(t, standin.EP, listed[0].EP)
+	require.EqualValues(t, somebody, listed[0].UID)
+	require.True(t, listed[0].Background)
+	require.Zero(t, listed[0].Waiting)
 	require.Equal(t, a.Job, b.later1(1, somebody).Job, "one job, however often it is asked for")
 	impatient := b.laterRequest(1, somebody)
 	impatient.OnMiss = Fail
@@ -128,7 +137,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Equal(t, "wait for it: ask with on_miss wait", e.Hint)
 	close(g.pass)
 	done := b.follow(somebody, a.Job)
-	require.Equal(t, JobDone, done.State)
+	require.Equal(t, jobs.Done, done.State)
 	r := b.laterRequest(1, somebody)
 	hit, err := b.cache.Acquire(context.Background(), r, nil)
 	require.NoError(t, err)
@@ -136,7 +145,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Equal(t, Hit, hit.Outcome)
 	require.EqualValues(t, 1, b.compiler.Idle.Load(), "at the lowest priority")
 	require.Empty(t, b.jobs(somebody))
-	require.Equal(t, JobDone, b.follow(somebody, a.Job).State, "that of a job that ended is told at once")
+	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State, "that of a job that ended is told at once")
 }
 
 func TestWhoWaitsGoesBeforeWhoDoesNot(t *testing.T) {
@@ -179,7 +188,7 @@ func TestABackgroundJobTakesNoSlotFromWhoWaits(t *testing.T) {
 	b.begins(g, 2)
 	close(g.pass)
 	b.served(waiting)
-	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
+	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
 }
 
 func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
@@ -195,7 +204,7 @@ func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	require.True(t, b.jobs(0)[0].Background)
 	close(g.pass)
-	require.Equal(t, JobDone, b.follow(0, job.ID).State)
+	require.Equal(t, jobs.Done, b.follow(0, job.ID).State)
 	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
@@ -226,10 +235,10 @@ func TestCancelEndsOnesOwnPart(t *testing.T) {
 	other.Peer.UID = somebodyElse
 	theirs := b.ask(context.Background(), other)
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
-	jobs, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
-	require.Len(t, jobs, 1)
-	require.Equal(t, JobRunning, jobs[0].State, "somebody else waits for it")
+	require.Len(t, listed, 1)
+	require.Equal(t, jobs.Running, listed[0].State, "somebody else waits for it")
 	one := <-mine
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(one.err))
 	close(g.pass)
@@ -244,13 +253,13 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	b.begins(g, 1)
 	job := b.later1(1, somebodyElse).Job
-	jobs, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{job}, false)
+	listed, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{job}, false)
 	require.NoError(t, err)
-	require.Equal(t, JobCancelled, jobs[0].State)
+	require.Equal(t, jobs.Cancelled, listed[0].State)
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
-	require.Equal(t, JobCancelled, b.follow(somebodyElse, job).State)
+	require.Equal(t, jobs.Cancelled, b.follow(somebodyElse, job).State)
 	require.Empty(t, b.jobs(0))
-	require.Equal(t, []string{event.Cancelled}, b.kinds(jobs[0].RequestKey), "whoever does not wait hears of it")
+	require.Equal(t, []string{event.Cancelled}, b.kinds(listed[0].RequestKey), "whoever does not wait hears of it")
 }
 
 func TestCancelRefusals(t *testing.T) {
@@ -279,17 +288,17 @@ func TestCancelRefusals(t *testing.T) {
 
 func TestBackgroundIsBoundedForEachUser(t *testing.T) {
 	b, g := jobbing(t, 1)
-	for seed := range uint64(maxKeptJobs) {
+	for seed := range uint64(jobs.MaxKept) {
 		b.later1(seed, somebody)
 	}
-	_, err := b.cache.Acquire(context.Background(), b.laterRequest(maxKeptJobs, somebody), nil)
+	_, err := b.cache.Acquire(context.Background(), b.laterRequest(jobs.MaxKept, somebody), nil)
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	b.later1(0, somebody)
-	b.later1(maxKeptJobs, somebodyElse)
-	jobs, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
+	b.later1(jobs.MaxKept, somebodyElse)
+	listed, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
-	require.Len(t, jobs, maxKeptJobs)
-	b.later1(maxKeptJobs+1, somebody)
+	require.Len(t, listed, jobs.MaxKept)
+	b.later1(jobs.MaxKept+1, somebody)
 	require.Len(t, b.jobs(0), 2)
 	close(g.pass)
 }
@@ -307,7 +316,7 @@ func TestAJobThatFailsTellsWhy(t *testing.T) {
 	a := b.later1(1, somebody)
 	close(g.pass)
 	j := b.follow(somebody, a.Job)
-	require.Equal(t, JobFailed, j.State)
+	require.Equal(t, jobs.Failed, j.State)
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(j.Err))
 	require.NotEqual(t, index.RequestKey{}, j.RequestKey)
 }
@@ -321,14 +330,14 @@ func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
 	b.begins(g, 1)
 	waiting := b.ask(context.Background(), b.request(b.model(2)))
 	b.begins(g, 2)
-	require.Eventually(t, func() bool { return b.jobs(somebody)[0].State == JobQueued }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.jobs(somebody)[0].State == jobs.Queued }, soon, time.Millisecond)
 	require.NotEqual(t, g.begun()[0], g.begun()[1])
 	g.pass <- struct{}{}
 	b.served(waiting)
 	b.begins(g, 3)
 	require.Equal(t, g.begun()[0], g.begun()[2])
 	g.pass <- struct{}{}
-	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
+	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
 	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
@@ -359,7 +368,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	a := b.later1(1, somebody)
 	b.begins(g, 1)
 	var h heard
-	followed := make(chan Job, 1)
+	followed := make(chan jobs.Info, 1)
 	go func() {
 		j, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, h.tell)
 		if err == nil {
@@ -370,7 +379,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	// A follower that comes early hears of what precedes the compile, too.
 	require.Eventually(t, func() bool { return slices.Contains(h.phases(), "compiling") }, soon, time.Millisecond)
 	close(g.pass)
-	require.Equal(t, JobDone, (<-followed).State)
+	require.Equal(t, jobs.Done, (<-followed).State)
 	phases := h.phases()
 	require.Equal(t, []string{"compiling", "checking", "storing"}, phases[slices.Index(phases, "compiling"):])
 	require.Equal(t, a.Job, h.told[0].Job)
@@ -381,7 +390,7 @@ func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	asked := b.ask(ctx, b.request(b.model(1)))
 	b.begins(g, 1)
-	followed := make(chan Job, 1)
+	followed := make(chan jobs.Info, 1)
 	id := b.jobs(0)[0].ID
 	go func() {
 		j, err := b.cache.Follow(context.Background(), Peer{}, id, nil)
@@ -393,24 +402,23 @@ func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
 	require.Eventually(t, func() bool { return b.followers() == 1 }, soon, time.Millisecond)
 	cancel()
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
-	require.Equal(t, JobCancelled, (<-followed).State)
-	require.Zero(t, b.cache.flights.count())
+	require.Equal(t, jobs.Cancelled, (<-followed).State)
+	require.Zero(t, b.cache.jobs.Count())
 }
 
 // followers counts those who only look on.
 func (b *bench) followers() int {
 	n := 0
-	for _, f := range b.cache.flights.list() {
-		f.mu.Lock()
-		n += len(f.followed)
-		f.mu.Unlock()
+	for _, f := range b.cache.jobs.List() {
+		_, following := f.Watchers()
+		n += following
 	}
 	return n
 }
 
 func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
 	b, g := jobbing(t, 1)
-	b.cache.flights.costs.Learn(b.factsOf(1).kind(), time.Hour, 0, 0, false)
+	b.cache.jobs.Costs.Learn(b.factsOf(1).Kind(), time.Hour, 0, 0, false)
 	var h heard
 	r := b.request(b.model(1))
 	done := make(chan got, 1)
@@ -435,28 +443,20 @@ func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
 	require.Equal(t, time.Hour, last.Estimate.Round(time.Minute))
 }
 
-func (b *bench) factsOf(seed uint64) *jobFacts {
+func (b *bench) factsOf(seed uint64) *jobs.About {
 	info, err := b.model(seed).Stat()
 	require.NoError(b, err)
-	return &jobFacts{eps: []string{standin.EP}, size: info.Size()}
+	return &jobs.About{EPs: []string{standin.EP}, Size: info.Size()}
 }
 
 func TestPastJobsAreForgotten(t *testing.T) {
 	b, g := jobbing(t, 1)
 	close(g.pass)
 	a := b.later1(1, somebody)
-	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
-	b.later.Add(int64(pastJobsFor + time.Second))
+	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
+	b.later.Add(int64(jobs.PastFor + time.Second))
 	_, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	fs := &b.cache.flights
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	for range 2 * maxPastJobs {
-		fs.past = append(fs.past, &flight{flights: fs, ended: fs.now()})
-	}
-	fs.forget()
-	require.Len(t, fs.past, maxPastJobs)
 }
 
 func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {
@@ -468,35 +468,14 @@ func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {
 	for range 3 {
 		a := b.later1(1, somebody)
 		require.Equal(t, b.jobs(somebody)[0].ID, a.Job)
-		require.Equal(t, JobClaimed, b.jobs(somebody)[0].State)
+		require.Equal(t, jobs.Claimed, b.jobs(somebody)[0].State)
 	}
-	b.heldOpen(somebody, 1)
 	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claimed.Claim.ID, "it crashed", 0))
 	b.begins(g, 1)
-	jobs := b.jobs(somebody)
-	require.Len(t, jobs, 1)
-	require.Equal(t, JobRunning, jobs[0].State)
+	listed := b.jobs(somebody)
+	require.Len(t, listed, 1)
+	require.Equal(t, jobs.Running, listed[0].State)
 	close(g.pass)
-	require.Equal(t, JobDone, b.follow(somebody, jobs[0].ID).State)
+	require.Equal(t, jobs.Done, b.follow(somebody, listed[0].ID).State)
 	require.Len(t, g.begun(), 1)
-}
-
-// heldOpen requires that what is held open for a user's queued compile is counted where the compile is an application's: as if that were nearly
-// all that a user may have held, the next is refused.
-func (b *bench) heldOpen(uid uint32, files int) {
-	b.Helper()
-	fs := &b.cache.flights
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	for _, f := range fs.open {
-		f.mu.Lock()
-		for h, n := range f.heirs {
-			require.Equal(b, heir{uid: uid}, h)
-			require.Equal(b, files, n)
-			f.heirs[h] = maxKeptFiles
-		}
-		f.mu.Unlock()
-	}
-	require.Equal(b, apierr.Busy, apierr.ClassOf(fs.mayKeep(nil, &asking{uid: uid, owner: uid, keep: true})))
-	require.NoError(b, fs.mayKeep(nil, &asking{uid: uid + 1, owner: uid + 1, keep: true}))
 }

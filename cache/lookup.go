@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -25,7 +26,7 @@ type search struct {
 	why    string  // there is none
 	stale  bool    // there are builds, and they must not be loaded with this runtime
 
-	flight *flight // compiles it at this moment; nil: none, or nobody asked
+	running *jobs.Job // compiles it at this moment; nil: none, or nobody asked
 
 	doubted int // builds that would be served if the caller had not reported them
 }
@@ -97,14 +98,14 @@ func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j judge.Ju
 	}
 	if errors.Is(err, store.ErrGone) {
 		found.why = store.ErrGone.Error()
-		at.unserved.add(b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
+		*at.unserved = append(*at.unserved, b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
 		return nil
 	}
 	if errors.Is(err, packing.ErrNoRoom) {
 		return noCopy(b, err)
 	}
 	found.why = c.store.WithholdDamaged(ctx, b, err)
-	at.unserved.add(b.ID)
+	*at.unserved = append(*at.unserved, b.ID)
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -172,7 +173,7 @@ func onCopy[T any](
 // copied makes private copies of the request's models, proven to be what its key was made of.
 // remove may be called in any case.
 func (c *Cache) copied(ctx context.Context, r *Request, record identity.Record) (w *workspace, remove func(), err error) {
-	w = &workspace{of: r, keyed: &record, name: newID()[:16]}
+	w = &workspace{of: r, keyed: &record, name: jobs.NewID()[:16]}
 	if w.folder, remove, err = c.store.Stage("own-"); err != nil {
 		return nil, remove, storeError(err, r.Name)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -16,7 +17,7 @@ import (
 )
 
 // store puts the files and then the manifest: from there on the build is acknowledged.
-func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*compiled, error) {
+func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*jobs.Result, error) {
 	c := j.c
 	if why := j.settle(ctx, b, out); why != nil {
 		return c.unkept(b, out, why)
@@ -43,7 +44,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		return c.unkept(b, out, err)
 	}
 	j.measureGain(b)
-	return &compiled{build: b}, nil
+	return &jobs.Result{Build: b}, nil
 }
 
 func makers(b *index.Build) string {
@@ -68,12 +69,12 @@ func epNames(eps []identity.EP) string {
 // setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
 // the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored. To its user's quota a guess does not
 // count: others of the user's would go for what is not kept then.
-func (j *job) setAside(ctx context.Context, about *jobFacts) {
+func (j *job) setAside(ctx context.Context, about *jobs.About) {
 	if j.scope == "" {
 		return
 	}
 	j.room = j.c.store.Unreserved(j.Peer.UID)
-	disk, _ := store.NeedOf(j.c.flights.costs.Output(about.kind()))
+	disk, _ := store.NeedOf(j.c.jobs.Costs.Output(about.Kind()))
 	_ = j.room.ResizeTo(ctx, false, disk, 0)
 }
 

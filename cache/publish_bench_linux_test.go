@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cas"
 )
 
@@ -45,7 +46,7 @@ func BenchmarkPublish(b *testing.B) {
 				require.NoError(b, os.MkdirAll(source, 0o700))
 				require.NoError(b, os.WriteFile(filepath.Join(source, name), content[:n], 0o600))
 			}
-			staged := filepath.Join(c.dir, "staging", newID())
+			staged := filepath.Join(c.dir, "staging", jobs.NewID())
 			err := os.Mkdir(staged, 0o700)
 			require.NoError(b, err)
 			hashed := make(map[string]cas.Hashed)

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -54,8 +55,8 @@ const (
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
 // returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
 func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progress)) (*Answer, error) {
-	t := newTelling(progress, c.now())
-	defer t.end()
+	t := jobs.NewTelling(progress, c.now())
+	defer t.End()
 	cl, err := c.claims.find(p, put.Claim)
 	if err != nil {
 		return nil, err
@@ -66,20 +67,20 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		}
 		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
-	result, err := c.take(ctx, cl, put, t.phase)
+	result, err := c.take(ctx, cl, put, t.Phase)
 	if err != nil {
 		return nil, c.putFailed(ctx, cl, err)
 	}
-	done, err := c.store.Take(result.build.ID) // or the collector might have it between the end of the job and the answer
+	done, err := c.store.Take(result.Build.ID) // or the collector might have it between the end of the job and the answer
 	if err != nil {
 		return nil, unservable(err, cl.Name, "put")
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
-	a, err := c.serve(context.WithoutCancel(ctx), result.build, t.phase)
+	a, err := c.serve(context.WithoutCancel(ctx), result.Build, t.Phase)
 	cl.deliver(result)
 	// Requests that come after this find the build: none joins a job that has ended.
-	<-cl.flight.done
+	<-cl.job.Done()
 	if err != nil {
 		return nil, unservable(err, cl.Name, "put")
 	}
@@ -87,7 +88,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		c.views.Told(a.view)
 	}
 	a.Outcome, a.Why = Taken, "put by you"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: putBy(result.build), At: c.now()}
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: putBy(result.Build), At: c.now()}
 	return c.finish(a, cl.withRuntime(cl.plan.eps[0].Library, cl.rc)), nil
 }
 
@@ -118,7 +119,7 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 }
 
 // take copies, checks and stores the artefact.
-func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*compiled, error) {
+func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*jobs.Result, error) {
 	phase("queued")
 	lasting, end := cl.during(ctx)
 	defer end()
@@ -172,7 +173,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}
-	return &compiled{build: b}, nil
+	return &jobs.Result{Build: b}, nil
 }
 
 func putText(b *index.Build) string {

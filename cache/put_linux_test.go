@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
@@ -163,7 +164,7 @@ func TestHostilePuts(t *testing.T) {
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
-			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 		})
 	}
 }
@@ -308,7 +309,7 @@ func TestPutsThatAreNobodys(t *testing.T) {
 		uid   uint32
 		claim string
 	}{
-		"no claim": {stranger, ""}, "made up": {stranger, newID()}, "another user's": {stranger + 1, c.claim.ID},
+		"no claim": {stranger, ""}, "made up": {stranger, jobs.NewID()}, "another user's": {stranger + 1, c.claim.ID},
 	} {
 		put := *c.put
 		put.Claim = tc.claim
@@ -521,8 +522,8 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 		"the put alone":  {func(*claimed) {}, true},
 		"the connection": {func(c *claimed) { c.leave() }, false},
 		"the job": {func(c *claimed) {
-			for _, f := range c.cache.flights.list() {
-				c.cache.giveUp(c.request.Peer, f)
+			for _, f := range c.cache.jobs.List() {
+				f.GiveUp(c.request.Peer.UID, false)
 			}
 		}, false},
 	} {
@@ -542,7 +543,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			if c.held {
 				require.Equal(t, Taken, claim.application.put(claim.put).Outcome)
 			}
-			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 		})
 	}
 }

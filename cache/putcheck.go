@@ -106,7 +106,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	case err != nil:
 		return nil, notThis(cl, err)
 	}
-	b := cl.newBuild(cl.outsider.key.scope, models, result, nil, c.now())
+	b := cl.newBuild(cl.outsider.key.Scope, models, result, nil, c.now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)

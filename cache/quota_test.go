@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -74,7 +75,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1}}))
 	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
-	j.setAside(context.Background(), &jobFacts{size: 4096})
+	j.setAside(context.Background(), &jobs.About{Size: 4096})
 	defer j.room.Release()
 	require.Positive(t, b.reserved())
 	require.Zero(t, b.cache.store.Ledger().Reserved().ByUser[j.Peer.UID])

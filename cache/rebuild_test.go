@@ -220,7 +220,7 @@ func TestARequestJoinsWhatIsBeingMade(t *testing.T) {
 	g.holding(true)
 	b.want(first.Build, "the SDK is 2.0 now")
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
-	require.False(t, b.cache.flights.busy())
+	require.False(t, b.cache.jobs.Busy())
 	answers := make(chan *Answer, 2)
 	ask := func(seed uint64) {
 		r := b.request(b.model(seed))

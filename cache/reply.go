@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -64,19 +65,12 @@ func (a *Answer) Reply() *wire.AcquireReply {
 	return reply
 }
 
-// Reply is the progress as clients are told of it; the socket adds since when.
-func (p *Progress) Reply() *wire.Progress {
-	return &wire.Progress{Phase: p.Phase, Detail: wire.Valid(p.Detail), DoneBytes: p.Done,
-		TotalBytes: p.Total,
-		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting)}
-}
-
 // JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's
 // words are left out.
-func JobsReply(jobs []Job, failed []failure.Failure) *wire.JobsReply {
+func JobsReply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 	reply, left := &wire.JobsReply{}, wire.Left(wire.MaxReply/2) // the rest is for failures
-	for i := range jobs {
-		one := jobReply(&jobs[i])
+	for i := range listed {
+		one := jobReply(&listed[i])
 		if !left.Takes(one) {
 			break
 		}
@@ -98,7 +92,7 @@ func JobsReply(jobs []Job, failed []failure.Failure) *wire.JobsReply {
 	return reply
 }
 
-func jobReply(j *Job) *wire.Job {
+func jobReply(j *jobs.Info) *wire.Job {
 	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: wire.Valid(j.ModelName),
 		ModelDigest: wire.KeyText(j.ModelDigest),
 		RequestKey:  wire.KeyText(j.RequestKey), Build: wire.KeyText(j.Build), Ep: j.EP, Uid: j.UID,

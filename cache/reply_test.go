@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -161,7 +162,7 @@ func TestTextThatIsNone(t *testing.T) {
 	for _, reply := range []proto.Message{
 		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
-		jobReply(&Job{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
+		jobReply(&jobs.Info{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		(&Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),

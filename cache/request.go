@@ -5,12 +5,16 @@ import (
 	"os"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 )
 
 // Peer is the process that sends a request.
 type Peer = rights.Peer
+
+// Progress is reported to a waiting caller.
+type Progress = jobs.Progress
 
 // OnMiss says what to do when there is no build.
 type OnMiss int

@@ -26,8 +26,9 @@ func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
 		return nil, apierr.New(apierr.BadRequest, nil, "the request has no descriptor of a model")
 	}
+	model := modelFiles([]*wire.Model{w.Model}, fds)[0]
 	r := &Request{
-		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),
+		Peer: p, Name: model.Name, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
 		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
 		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView,
@@ -35,10 +36,6 @@ func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 		Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
-	for _, x := range w.Model.External {
-		r.External[x.Location] = fds[x.Fd]
-	}
-	r.Group = modelFiles(w.Group, fds)
 	for _, ep := range w.Eps {
 		one := identity.EP{Name: ep.Name, Options: ep.Options}
 		for _, d := range ep.Devices {
@@ -55,7 +52,7 @@ func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	return r, nil
 }
 
-// modelFiles translates the further models of a group.
+// modelFiles translates models.
 func modelFiles(group []*wire.Model, fds []*os.File) []identity.Files {
 	var out []identity.Files
 	for _, m := range group {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -17,7 +18,7 @@ import (
 func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	b := newBench(t)
 	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
-	j.setAside(context.Background(), &jobFacts{size: 4096})
+	j.setAside(context.Background(), &jobs.About{Size: 4096})
 	require.Positive(t, b.reserved())
 	require.Zero(t, b.cache.store.Ledger().Reserved().Written, "a guess is not")
 

@@ -220,7 +220,7 @@ func attemptAt(uid uint32, name string, model cas.Digest, record []byte) (*attem
 	r := requestOf(&terms)
 	r.Peer, r.Name, r.OnMiss = Peer{UID: uid}, name, Refresh
 	return &attempt{Request: r, model: identity.Model{Digest: model, Group: terms.Group},
-		unserved: &unservedBuilds{}, phase: func(string) {}}, nil
+		unserved: new([]index.BuildID), phase: func(string) {}}, nil
 }
 
 // openSource opens one of the models that a build was made from. own: for the daemon's own user.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -99,7 +100,7 @@ func (s *Stored) Problems() (lines []string) {
 // or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
 func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, error) {
 	c := s.cache
-	at, err := newAttempt(r, newTelling(nil, c.now()))
+	at, err := newAttempt(r, jobs.NewTelling(nil, c.now()))
 	if err != nil {
 		return nil, err
 	}

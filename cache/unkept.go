@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -12,7 +13,7 @@ import (
 
 // unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
 // application waits for it.
-func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
+func (c *Cache) unkept(b *index.Build, out string, why error) (*jobs.Result, error) {
 	text := "not kept: " + textOf(why)
 	hint := ""
 	if e := (*apierr.Error)(nil); errors.As(why, &e) && e.Class == apierr.NoSpace && e.Hint != "" {
@@ -24,7 +25,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 	if err != nil {
 		return nil, err
 	}
-	result.why = text
+	result.Why = text
 	if storeClass(why) == apierr.NoSpace {
 		c.index.Counters.Add("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
@@ -50,10 +51,10 @@ func textOf(err error) string {
 }
 
 // keepAlone makes a view that only those who wait for it now will hold; nothing of it is kept.
-func (c *Cache) keepAlone(b *index.Build, out string) (*compiled, error) {
+func (c *Cache) keepAlone(b *index.Build, out string) (*jobs.Result, error) {
 	v, err := c.views.Alone(b, out)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}
-	return &compiled{build: b, alone: v}, nil
+	return &jobs.Result{Build: b, Alone: v}, nil
 }

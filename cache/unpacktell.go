@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
@@ -25,7 +26,7 @@ func noCopy(b *index.Build, err error) error {
 type tellingKey struct{}
 
 // withTelling has what is done for a request tell how far it is.
-func withTelling(ctx context.Context, t *telling) context.Context {
+func withTelling(ctx context.Context, t *jobs.Telling) context.Context {
 	if t == nil {
 		return ctx
 	}
@@ -34,9 +35,9 @@ func withTelling(ctx context.Context, t *telling) context.Context {
 
 // unpackProgress tells who waits how many bytes are there.
 func unpackProgress(ctx context.Context) func(done, total int64) {
-	t, _ := ctx.Value(tellingKey{}).(*telling)
+	t, _ := ctx.Value(tellingKey{}).(*jobs.Telling)
 	if t == nil {
 		return nil
 	}
-	return func(done, total int64) { t.tell(Progress{Phase: phaseUnpacking, Done: done, Total: total}) }
+	return func(done, total int64) { t.Tell(Progress{Phase: phaseUnpacking, Done: done, Total: total}) }
 }

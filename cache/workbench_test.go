@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
@@ -179,7 +180,7 @@ func (b *bench) acquire(r *Request) *Answer {
 // identified is the attempt that Acquire makes of the request, once its model is identified.
 func (b *bench) identified(r *Request) *attempt {
 	b.Helper()
-	at, err := newAttempt(r, newTelling(nil, b.cache.now()))
+	at, err := newAttempt(r, jobs.NewTelling(nil, b.cache.now()))
 	require.NoError(b, err)
 	at, err = b.cache.identified(context.Background(), at)
 	require.NoError(b, err)
@@ -250,16 +251,11 @@ func (b *bench) read(a *Answer) map[string]string {
 
 // waiters counts those who wait for compiles, and not for what has to be found out before, which the daemon does by itself at its start.
 func (b *bench) waiters() int {
-	fs := &b.cache.flights
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
 	n := 0
-	for _, f := range fs.open {
-		f.mu.Lock()
-		if !f.about.inquiry {
-			n += len(f.waiters)
+	for _, j := range b.cache.jobs.List() {
+		if waiting, _ := j.Watchers(); !j.About().Inquiry {
+			n += waiting
 		}
-		f.mu.Unlock()
 	}
 	return n
 }

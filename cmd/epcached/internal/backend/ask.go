@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
@@ -142,9 +143,9 @@ func (b *Backend) jobs(ctx context.Context, p cache.Peer) (*wire.JobsReply, erro
 	return cache.JobsReply(jobs, failed), nil
 }
 
-func jobsReply(err error, jobs ...cache.Job) (*wire.JobsReply, error) {
+func jobsReply(err error, list ...jobs.Info) (*wire.JobsReply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cache.JobsReply(jobs, nil), nil
+	return cache.JobsReply(list, nil), nil
 }

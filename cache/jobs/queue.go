@@ -1,4 +1,4 @@
-package queue
+package jobs
 
 import (
 	"cmp"
@@ -36,7 +36,7 @@ type Queue struct {
 	running []*Turn // guarded by mu
 }
 
-// Turn is a job's place in a queue. Its exported fields are set before it enters one, and stay.
+// Turn is a job's place in a jobs. Its exported fields are set before it enters one, and stay.
 type Turn struct {
 	Number uint64        // of two with the same rank the lower is the first
 	Memory int64         // bytes that the job is thought to need
@@ -53,13 +53,13 @@ type Turn struct {
 // ErrYielded says that a job was stopped for the sake of one that somebody waits for.
 var ErrYielded = errors.New("stopped for a request")
 
-// New makes a queue with so many slots for jobs that requests wait for, at least one, and so many bytes of memory for all that run together; 0
+// NewQueue makes a queue with so many slots for jobs that requests wait for, at least one, and so many bytes of memory for all that run together; 0
 // or less: no bound.
-func New(jobs int, memory int64, now func() time.Time) *Queue {
+func NewQueue(jobs int, memory int64, now func() time.Time) *Queue {
 	return &Queue{jobs: jobs, memory: memory, now: now}
 }
 
-// Enter puts a turn into the queue.
+// Enter puts a turn into the jobs.
 func (q *Queue) Enter(t *Turn, rank Rank) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -68,7 +68,7 @@ func (q *Queue) Enter(t *Turn, rank Rank) {
 	q.admit()
 }
 
-// Await waits until the turn may run. On an error it is out of the queue.
+// Await waits until the turn may run. On an error it is out of the jobs.
 func (q *Queue) Await(ctx context.Context, t *Turn) error {
 	select {
 	case <-t.begun:

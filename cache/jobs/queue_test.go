@@ -1,4 +1,4 @@
-package queue
+package jobs
 
 import (
 	"context"
@@ -20,11 +20,11 @@ type lane struct {
 
 func newLane(t testing.TB, jobs int, memory int64) *lane {
 	l := &lane{TB: t, at: time.Unix(1, 0)}
-	l.Queue = New(jobs, memory, func() time.Time { return l.at })
+	l.Queue = NewQueue(jobs, memory, func() time.Time { return l.at })
 	return l
 }
 
-// comes puts a job of that rank into the queue.
+// comes puts a job of that rank into the jobs.
 func (l *lane) comes(r Rank, memory int64) *Turn {
 	l.count++
 	t := &Turn{Number: l.count, Memory: memory, Yield: func() {}}

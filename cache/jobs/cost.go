@@ -1,12 +1,13 @@
-package queue
+package jobs
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math/bits"
 	"strings"
 	"time"
+
+	"github.com/epcached/epcached/internal/memo"
 )
 
 // Costs remember what compiles took, to say how long the next one will take and how much memory it needs. There is one
@@ -16,18 +17,12 @@ import (
 //
 // Where nothing is known of a size, the nearest one up to four powers of two away stands for it, in proportion.
 type Costs struct {
-	memos Memos
+	memos memo.Book
 	log   *slog.Logger
 }
 
-// Memos keep small values by their keys, durably or not. *index.Memos does.
-type Memos interface {
-	Get(key []byte) ([]byte, bool)
-	Save(key, value []byte) error
-}
-
 // NewCosts gives what the memos know.
-func NewCosts(memos Memos, log *slog.Logger) Costs { return Costs{memos, log} }
+func NewCosts(memos memo.Book, log *slog.Logger) Costs { return Costs{memos, log} }
 
 // Kind is what jobs are told apart by.
 type Kind struct {
@@ -60,14 +55,13 @@ const (
 // sizeClass is the power of two of a size.
 func sizeClass(size int64) int { return bits.Len64(uint64(max(size, 1))) }
 
-func costKey(k Kind, class int) []byte {
-	return fmt.Appendf(nil, "cost:%s:%d", strings.Join(k.EPs, ","), class)
+func costKey(k Kind, class int) string {
+	return fmt.Sprintf("cost:%s:%d", strings.Join(k.EPs, ","), class)
 }
 
 func (cs *Costs) load(k Kind, class int) (cost, bool) {
-	var one cost
-	raw, ok := cs.memos.Get(costKey(k, class))
-	ok = ok && json.Unmarshal(raw, &one) == nil && one.Count > 0 && one.Seconds >= 0 && one.Seconds < longestJob.Seconds() &&
+	one, ok := memo.Recall[cost](cs.memos, costKey(k, class))
+	ok = ok && one.Count > 0 && one.Seconds >= 0 && one.Seconds < longestJob.Seconds() &&
 		one.Memory >= 0 && one.Memory < largestJob && one.Output >= 0 && one.Output < largestJob
 	return one, ok
 }
@@ -127,11 +121,7 @@ func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bo
 		one.Output = max(1, output/max(k.Size>>10, 1))
 	}
 	one.Count++
-	raw, err := json.Marshal(one)
-	if err == nil {
-		err = cs.memos.Save(costKey(k, class), raw)
-	}
-	if err != nil {
+	if err := memo.Save(cs.memos, costKey(k, class), one); err != nil {
 		cs.log.Warn("cost of a compile not kept", "error", err) // the next one tells as much
 	}
 }

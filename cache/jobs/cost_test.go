@@ -1,4 +1,4 @@
-package queue
+package jobs
 
 import (
 	"log/slog"
@@ -84,7 +84,7 @@ func TestDamagedCostCountsForNothing(t *testing.T) {
 		"more than any":   `{"Memory":9223372036854775807,"Count":1}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.NoError(t, notes.Save(costKey(ofSize(mib), sizeClass(mib)), []byte(row)))
+			require.NoError(t, notes.Save([]byte(costKey(ofSize(mib), sizeClass(mib))), []byte(row)))
 			memory, length := costs.Estimate(ofSize(mib))
 			require.EqualValues(t, 260*mib, memory)
 			require.Zero(t, length)

@@ -1,0 +1,480 @@
+package jobs
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// The states of a job.
+const (
+	Queued    = "queued"
+	Running   = "running"
+	Claimed   = "claimed" // an application compiles it
+	Done      = "done"
+	Failed    = "failed"
+	Cancelled = "cancelled"
+)
+
+// Info is what can be said of a job that waits, or runs, or has ended lately.
+type Info struct {
+	ID          string
+	State       string // one of those above
+	Phase       string // as in Progress
+	ModelName   string
+	ModelDigest cas.Digest
+	RequestKey  index.RequestKey
+	Build       index.BuildKey
+	EP          string
+	UID         uint32 // the user who asked first; another one who asked too, and is no administrator, is told the own one
+	Background  bool   // no caller waits for it
+	Waiting     int    // requests that wait for it
+	Queued      time.Time
+	Started     time.Time     // zero: not yet
+	Elapsed     time.Duration // since it was queued, or until it ended
+	Estimate    time.Duration // from queued to done; 0: not known
+	Why         string        // "asked for", or why it is compiled again
+	Err         error         // of one that failed
+	Models      int           // of a group: how many; else 0
+
+	askers map[uint32]string // by uid, what those who asked call the model; its own
+}
+
+// For hides from other users who asked first, and names the model as the user does.
+func (i Info) For(uid uint32, administrator bool) Info {
+	if name := i.askers[uid]; name != "" {
+		i.ModelName = name
+	}
+	if !administrator {
+		i.UID = uid
+	}
+	return i
+}
+
+// About is what a job is, as far as that does not change.
+type About struct {
+	Info
+	EPs      []string
+	Size     int64         // bytes of the model
+	Files    int           // that it is in
+	Scope    string        // of the build; "" for one that is not kept
+	Replaces index.BuildID // the build that it is to replace; zero: a user asked for it
+	Claim    bool          // applications compile it, which may bring nothing
+
+	Keeps   bool // nothing is compiled: it keeps what was answered already
+	Inquiry bool // nothing is compiled: it finds out what compiles need
+}
+
+// Compiles tells whether something is compiled.
+func (a *About) Compiles() bool { return !a.Inquiry && !a.Keeps }
+
+// Kind is for what Costs say of it.
+func (a *About) Kind() Kind { return Kind{EPs: a.EPs, Size: a.Size} }
+
+// Job is one piece of work under way, and its waiters.
+type Job struct {
+	ID    string    // by which users know it
+	Since time.Time // it was queued
+
+	jobs   *Jobs
+	about  About
+	number uint64
+	done   chan struct{} // closed when result and err are there: that lets all waiters go at once
+	cancel context.CancelFunc
+	result *Result
+	err    error
+
+	mu       sync.Mutex // guards the rest
+	state    string
+	phase    string
+	waiters  map[*waiter]struct{} // each is told the phases
+	kept     map[uint32]uint32    // users who want it finished without waiting -> whose uid that is
+	askers   map[uint32]string    // users who asked, and so may hear of it, with what they call the model
+	heirs    map[Heir]int         // how many files are held open for whom it is begun again here, if it brings nothing that they may have
+	held     func()               // gives it up for the application that compiles it; nil: none does
+	holder   uint32               // the user of that application
+	turn     *Turn                // nil: it has no place in the queue
+	urgent   chan struct{}        // closed as soon as a request waits
+	started  time.Time            // zero: not yet
+	ended    time.Time
+	stopped  bool                 // cancelled
+	followed map[*waiter]struct{} // those who only look on
+}
+
+// Heir is a user for whom a job is done here after all, if what is under way does not do. Requests that are strict about
+// ONNX Runtime may need it where the same user's others do not.
+type Heir struct {
+	UID    uint32
+	Strict bool
+}
+
+// waiter is one request's part in a job.
+type waiter struct {
+	Caller
+	giveUp  context.CancelFunc // ends the wait; nil for a caller that only looks on
+	counted bool               // the build is kept from the collector until it has it; guarded by Job.mu
+}
+
+// maxAskers bounds the users who are remembered with a job.
+const maxAskers = 1024
+
+// ProgressEvery is how often waiters hear how many they are, though nothing else is new.
+const ProgressEvery = time.Second
+
+// About says what the job is.
+func (j *Job) About() *About { return &j.about }
+
+// Done is closed when the job has ended.
+func (j *Job) Done() <-chan struct{} { return j.done }
+
+// End returns what the job brought, after Done is closed.
+func (j *Job) End() (*Result, error) { return j.result, j.err }
+
+// Stopped tells whether the job was cancelled. It may go on until its worker is killed.
+func (j *Job) Stopped() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.stopped
+}
+
+// AskedBy tells whether the user asked for the job.
+func (j *Job) AskedBy(uid uint32) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	_, asked := j.askers[uid]
+	return asked
+}
+
+// Watchers counts the callers that wait for the job, and those that only follow it.
+func (j *Job) Watchers() (waiting, following int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.waiters), len(j.followed)
+}
+
+// Info says how the job stands.
+func (j *Job) Info() Info {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.about.Info
+	i.askers = maps.Clone(j.askers)
+	i.ID, i.State, i.Phase, i.Waiting = j.ID, j.state, j.phase, j.waiting()
+	i.Queued, i.Started, i.Estimate = j.Since, j.started, j.estimate()
+	i.Background = i.Waiting == 0
+	end := j.ended
+	if !j.over() {
+		end = j.jobs.Now()
+	}
+	i.Elapsed = end.Sub(j.Since)
+	if i.State == Failed {
+		i.Err = j.err
+	}
+	return i
+}
+
+// Follow waits until the job ends, and tells whether that came before the end of the context. tell is called at each
+// change of phase. A caller that only follows a job does not keep it going.
+func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func(Progress)) bool {
+	w := &waiter{Caller: Caller{UID: uid, Since: since, Tell: tell}}
+	j.mu.Lock()
+	j.followed[w] = struct{}{}
+	j.report(w)
+	j.mu.Unlock()
+	defer func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		delete(j.followed, w)
+	}()
+	return j.wait(ctx, w)
+}
+
+// Inherit notes that the job is begun again for the heir, who keeps so many files open, if it brings nothing that the
+// heir may have. It returns false where that is noted already.
+func (j *Job) Inherit(h Heir, files int) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, there := j.heirs[h]; there {
+		return false
+	}
+	j.heirs[h] = files
+	return true
+}
+
+// Hold keeps the job going for an application that compiles it and does not wait, unless the job is cancelled already.
+// end is called where the user, who is owner's, gives the job up.
+func (j *Job) Hold(uid, owner uint32, end func()) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.stopped {
+		return false
+	}
+	j.state, j.started, j.held, j.holder = Claimed, j.jobs.Now(), end, uid
+	j.kept[uid] = owner
+	return true
+}
+
+// Release ends the hold of the user's application.
+func (j *Job) Release(uid uint32) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.held = nil
+	delete(j.kept, uid)
+}
+
+// GiveUp takes the user's requests out of the job, or everybody's, and tells whether that ends it. held ends the hold
+// that is given up with it, nil for none: the caller calls it.
+func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
+	js := j.jobs
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.over() || j.stopped {
+		return false, nil
+	}
+	if everybody || j.holder == uid {
+		held = j.held
+	}
+	left := 0
+	for w := range j.waiters {
+		if !everybody && (w.UID != uid || w.Idle) {
+			left++
+			continue
+		}
+		w.giveUp()
+	}
+	delete(j.kept, uid)
+	if everybody {
+		clear(j.kept)
+	}
+	if left == 0 && len(j.kept) == 0 {
+		js.stop(j)
+		return true, held
+	}
+	j.rerank()
+	return false, held
+}
+
+// wait waits for the job's end, and tells whether it came before that of the context.
+func (j *Job) wait(ctx context.Context, w *waiter) bool {
+	tick := time.NewTicker(ProgressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-j.done:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+			j.mu.Lock()
+			j.report(w)
+			j.mu.Unlock()
+		}
+	}
+}
+
+// enter notes the caller, and the waiter unless it is nil. The caller holds Jobs.mu.
+func (j *Job) enter(who *Caller, w *waiter) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !who.Idle && len(j.askers) < maxAskers {
+		j.askers[who.UID] = who.Name
+	}
+	if who.Keep || who.GoOn {
+		j.kept[who.UID] = who.Owner
+	}
+	if w != nil {
+		j.waiters[w] = struct{}{}
+		defer j.report(w)
+	}
+	j.rerank()
+}
+
+// giveUp is leave for a waiter that does not take the result, if it has come meanwhile.
+func (j *Job) giveUp(w *waiter) {
+	j.leave(w)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.over() && w.counted {
+		j.jobs.Taken(j.result.Build.ID)
+	}
+}
+
+// leave takes a waiter out. The last one cancels, if nobody wants the result any more.
+func (j *Job) leave(w *waiter) {
+	js := j.jobs
+	js.mu.Lock() // no caller may join between the count and the cancel
+	defer js.mu.Unlock()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.waiters, w)
+	if j.over() {
+		return
+	}
+	if len(j.waiters) == 0 && len(j.kept) == 0 {
+		js.stop(j)
+		return
+	}
+	j.rerank()
+}
+
+// over tells whether the work has ended. The caller holds j.mu.
+func (j *Job) over() bool { return !j.ended.IsZero() }
+
+// hidden tells whether the job is one that no user asked for and none can do anything about.
+func (j *Job) hidden() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.about.Inquiry && len(j.askers) == 0
+}
+
+// wanted tells whether a user wants a compile. An inquiry takes no place that a compile might have.
+func (j *Job) wanted() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return !j.stopped && !j.about.Inquiry && j.rank() != OwnWish
+}
+
+// rank is how much the job matters now. The caller holds j.mu.
+func (j *Job) rank() Rank {
+	for w := range j.waiters {
+		if !w.Idle {
+			return WaitedFor
+		}
+	}
+	if len(j.kept) > 0 {
+		return AskedFor
+	}
+	return OwnWish
+}
+
+// rerank moves the job in the queue, and hurries what runs already. The caller holds j.mu.
+func (j *Job) rerank() {
+	now := j.rank()
+	running := j.turn != nil && j.jobs.queue.Move(j.turn, now)
+	select {
+	case <-j.urgent:
+		if now != WaitedFor && !running {
+			j.urgent = make(chan struct{}) // no caller waits any more, and nothing has begun in haste
+		}
+	default:
+		if now == WaitedFor {
+			close(j.urgent)
+		}
+	}
+}
+
+// Place is the right to run a process of the daemon's.
+type Place struct {
+	Context context.Context // of the process: it ends with the job's, or with ErrYielded as its cause
+	Idle    <-chan struct{} // closed as soon as a request waits for the job; before that it runs at the lowest priority
+	End     func()          // gives the place back, after the process has ended
+}
+
+// Begin waits until the job may run. Work that yielded its place may begin again.
+func (j *Job) Begin(ctx context.Context) (Place, error) {
+	q := j.jobs.queue
+	memory, length := j.jobs.Costs.Estimate(j.about.Kind())
+	run, stop := context.WithCancelCause(ctx)
+	j.mu.Lock()
+	t := &Turn{Number: j.number, Memory: memory, Length: length, Yield: func() { stop(ErrYielded) }}
+	j.turn, j.state, j.started = t, Queued, time.Time{}
+	q.Enter(t, j.rank())
+	j.tellLocked("queued")
+	j.mu.Unlock()
+	if err := q.Await(ctx, t); err != nil {
+		stop(nil)
+		return Place{}, err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.state, j.started = Running, j.jobs.Now()
+	j.rerank()
+	return Place{Context: run, Idle: j.urgent, End: func() { stop(nil); q.Leave(t) }}, nil
+}
+
+// Run marks a job that needs no place in the queue as running.
+func (j *Job) Run(phase string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.state, j.started = Running, j.jobs.Now()
+	j.tellLocked(phase)
+}
+
+// finish notes the end. The caller holds Jobs.mu.
+func (j *Job) finish(result *Result, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.result, j.err, j.ended = result, err, j.jobs.Now()
+	if err == nil && result.Build != nil && j.jobs.Expect != nil {
+		takers := 0
+		for w := range j.waiters {
+			if w.counted = !w.Idle; w.counted {
+				takers++
+			}
+		}
+		j.jobs.Expect(result.Build.ID, takers)
+	}
+	switch {
+	case err == nil:
+		j.state = Done
+	case j.stopped:
+		j.state, j.err = Cancelled, j.jobs.GivenUp
+	default:
+		j.state = Failed
+	}
+}
+
+// Tell passes a change of phase to all waiters.
+func (j *Job) Tell(phase string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.tellLocked(phase)
+}
+
+func (j *Job) tellLocked(phase string) {
+	j.phase = phase
+	for _, set := range []map[*waiter]struct{}{j.waiters, j.followed} {
+		for w := range set {
+			j.report(w)
+		}
+	}
+}
+
+// report tells a waiter how things stand. The caller holds j.mu.
+func (j *Job) report(w *waiter) {
+	if w.Tell == nil || j.phase == "" || j.over() {
+		return
+	}
+	p := Progress{Phase: j.phase, Job: j.ID, Waiting: j.waiting()}
+	if whole := j.estimate(); whole > 0 {
+		p.Estimate = j.Since.Add(whole).Sub(w.Since)
+	}
+	w.Tell(p)
+}
+
+// waiting counts the requests that wait. The caller holds j.mu.
+func (j *Job) waiting() int {
+	n := 0
+	for w := range j.waiters {
+		if !w.Idle {
+			n++
+		}
+	}
+	return n
+}
+
+// estimate is how long it may take from queued to done; 0: not known. The caller holds j.mu.
+func (j *Job) estimate() time.Duration {
+	switch {
+	case j.turn == nil || j.turn.Length == 0 || j.over() && j.started.IsZero():
+		return 0
+	case j.started.IsZero():
+		return j.jobs.Now().Sub(j.Since) + j.jobs.queue.Wait(j.turn) + j.turn.Length
+	}
+	return j.started.Sub(j.Since) + j.turn.Length
+}

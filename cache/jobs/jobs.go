@@ -1,0 +1,349 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/views"
+)
+
+// Options are what Jobs need to run.
+type Options struct {
+	Slots  int   // jobs that requests wait for and that run at the same time
+	Memory int64 // bytes that all that run take together; 0: no bound
+	Costs  Costs
+	Now    func() time.Time
+
+	GivenUp error // ends the wait of a caller whose job was cancelled
+
+	Expect func(id index.BuildID, takers int) // so many waited for the build, and have yet to take it
+	Taken  func(id index.BuildID)             // one of them has it, or will not take it
+
+	Began, Ended func() // a compile begins, with a lock held, and has ended
+}
+
+// Jobs are the jobs under way: one for each build key and scope, however many callers wait for it. They live as long as
+// a caller waits for them, or asked to have them finished.
+type Jobs struct {
+	Options
+	queue *Queue
+
+	mu     sync.Mutex      // taken before Job.mu, and that before the queue's
+	number uint64          // of the latest; guarded by mu
+	open   map[Key]*Job    // that can be joined; guarded by mu
+	all    map[string]*Job // by id: also those that are cancelled and have not ended yet; guarded by mu
+	past   []*Job          // that ended lately, oldest first; guarded by mu
+	closed bool            // guarded by mu
+	work   sync.WaitGroup
+}
+
+// New returns Jobs without any job.
+func New(o Options) *Jobs {
+	return &Jobs{Options: o, queue: NewQueue(o.Slots, o.Memory, o.Now), open: make(map[Key]*Job), all: make(map[string]*Job)}
+}
+
+// Key says which callers share a job.
+type Key struct {
+	Build index.BuildKey
+	Scope string
+	Alone string // not empty: shared with no other caller
+}
+
+// Work is what a job does.
+type Work interface {
+	// About says what the job is; what becomes of it the Job says.
+	About() About
+
+	// Run brings the result. Work that runs in a process of the daemon's calls j.Begin first.
+	Run(ctx context.Context, j *Job) (*Result, error)
+}
+
+// Func is Work that a function does.
+type Func struct {
+	Is About
+	Do func(ctx context.Context, j *Job) (*Result, error)
+}
+
+// About implements Work.
+func (f Func) About() About { return f.Is }
+
+// Run implements Work.
+func (f Func) Run(ctx context.Context, j *Job) (*Result, error) { return f.Do(ctx, j) }
+
+// Result is what a job brings: a build in the store, or, where nothing is to be kept, a view of its own.
+type Result struct {
+	Build *index.Build
+	Alone *views.View // nil when the build is in the store
+	Why   string      // it is not, where that is not what was asked for
+	Found bool        // it was there already
+	Fact  any         // of an inquiry: what was found out, and nothing else
+}
+
+// Caller is how a request takes part in a job.
+type Caller struct {
+	UID, Owner uint32
+	Name       string // of the model
+	Idle       bool   // the daemon's own: no request waits
+	Keep       bool   // to be finished even if no caller waits
+	GoOn       bool   // likewise, and it is none of the jobs of which a user may have so many
+	Since      time.Time
+	Tell       func(Progress)
+}
+
+// Join enters the job for the key, starting it with the work that prepare returns if there is none, and waits for its
+// result. When the last caller leaves it is cancelled, unless it is to be kept. first says whether this call began it.
+func (js *Jobs) Join(ctx context.Context, key Key, who Caller, prepare func() (Work, error)) (result *Result, first bool, err error) {
+	waiting, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	w := &waiter{Caller: who, giveUp: giveUp}
+	j, first, err := js.find(key, who, w, prepare)
+	if err != nil {
+		return nil, first, err
+	}
+	if !j.wait(waiting, w) {
+		j.giveUp(w)
+		return nil, first, cmp.Or(ctx.Err(), js.GivenUp)
+	}
+	j.leave(w)
+	return j.result, first, j.err
+}
+
+// Send has the job for the key finished, starting it if there is none, without waiting.
+func (js *Jobs) Send(key Key, who Caller, prepare func() (Work, error)) (j *Job, first bool, err error) {
+	who.Keep = true
+	return js.find(key, who, nil, prepare)
+}
+
+// find gives the job for the key, after noting the caller, and the waiter unless that is nil: the work is to see from its
+// beginning how urgent it is.
+func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error)) (j *Job, first bool, err error) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	j = js.open[key]
+	if err := js.mayKeep(j, &who); err != nil {
+		return nil, false, err
+	}
+	if j != nil {
+		j.enter(&who, w)
+		return j, false, nil
+	}
+	if js.closed {
+		return nil, true, context.Canceled
+	}
+	work, err := prepare()
+	if err != nil {
+		return nil, true, err
+	}
+	j = js.add(key, work)
+	j.enter(&who, w)
+	js.start(key, j, work)
+	return j, true, nil
+}
+
+// MaxKept and maxKeptFiles bound the jobs that a user may have finished without waiting for them, and the files that are
+// held open for that: each holds the model's, until it is its turn.
+const (
+	MaxKept      = 64
+	maxKeptFiles = 1024
+)
+
+// mayKeep refuses to have yet another job finished that no caller may wait for. j is nil where it is yet to be begun. The
+// caller holds js.mu.
+func (js *Jobs) mayKeep(j *Job, who *Caller) error {
+	if !who.Keep {
+		return nil
+	}
+	jobs, files := 0, 0
+	for _, one := range js.open {
+		one.mu.Lock()
+		mine := false
+		for _, owner := range one.kept {
+			mine = mine || owner == who.Owner && !one.about.Inquiry
+		}
+		for h, n := range one.heirs { // until it is known whether their own are needed
+			if owner, keeps := one.kept[h.UID]; keeps && owner == who.Owner {
+				files += n
+			}
+		}
+		one.mu.Unlock()
+		if mine && one == j {
+			return nil
+		}
+		if mine {
+			jobs++
+			files += one.about.Files
+		}
+	}
+	if jobs >= MaxKept || jobs > 0 && files >= maxKeptFiles {
+		return apierr.New(apierr.Busy, nil, "%d compiles are queued for you in the background", jobs).
+			WithHint("ask again when some are done, or cancel some: epcachectl jobs")
+	}
+	return nil
+}
+
+// add makes a job. The caller holds js.mu.
+func (js *Jobs) add(key Key, work Work) *Job {
+	js.number++
+	about := work.About()
+	j := &Job{jobs: js, ID: cmp.Or(about.ID, NewID()), about: about, number: js.number, Since: js.Now(), done: make(chan struct{}), state: Queued,
+		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), askers: make(map[uint32]string), urgent: make(chan struct{}),
+		heirs: make(map[Heir]int), followed: make(map[*waiter]struct{})}
+	js.open[key], js.all[j.ID] = j, j
+	return j
+}
+
+// start runs the job on a goroutine of its own. The caller holds js.mu.
+func (js *Jobs) start(key Key, j *Job, work Work) {
+	ctx, cancel := context.WithCancel(context.Background())
+	j.cancel = cancel
+	if js.Began != nil && j.about.Compiles() {
+		js.Began()
+	}
+	js.work.Go(func() {
+		defer cancel()
+		result, err := work.Run(ctx, j)
+		js.mu.Lock()
+		j.finish(result, err)
+		if js.open[key] == j {
+			delete(js.open, key)
+		}
+		delete(js.all, j.ID)
+		if !j.hidden() {
+			js.past = append(js.past, j)
+			js.forget()
+		}
+		js.mu.Unlock()
+		close(j.done)
+		if js.Ended != nil && j.about.Compiles() {
+			js.Ended()
+		}
+	})
+}
+
+// maxPast and PastFor bound the jobs that are remembered after their end: a caller that follows one asks soon.
+const (
+	maxPast = 256
+	PastFor = 10 * time.Minute
+)
+
+// forget drops what ended long ago. The caller holds js.mu.
+func (js *Jobs) forget() {
+	old := js.Now().Add(-PastFor)
+	first := max(0, len(js.past)-maxPast)
+	for first < len(js.past) && js.past[first].ended.Before(old) {
+		first++
+	}
+	if first > 0 {
+		js.past = slices.Clone(js.past[first:])
+	}
+}
+
+// stop cancels the job; a later caller starts another. The caller holds js.mu and j.mu.
+func (js *Jobs) stop(j *Job) {
+	j.stopped = true
+	j.cancel()
+	for key, open := range js.open {
+		if open == j {
+			delete(js.open, key)
+		}
+	}
+}
+
+// Open returns the job for the first of the keys that has one which can be joined, nil if none has.
+func (js *Jobs) Open(keys ...Key) *Job {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, key := range keys {
+		if j := js.open[key]; j != nil {
+			return j
+		}
+	}
+	return nil
+}
+
+// List returns the jobs that have not ended.
+func (js *Jobs) List() []*Job {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	return slices.Collect(maps.Values(js.all))
+}
+
+// Known returns the jobs that ended lately, the oldest first, and then those that have not ended.
+func (js *Jobs) Known() []*Job {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	js.forget()
+	return slices.AppendSeq(slices.Clone(js.past), maps.Values(js.all))
+}
+
+// InOrder returns what can be said of the jobs that have not ended and that a user asked for, in the order in which they
+// run. only says which of them.
+func (js *Jobs) InOrder(only func(*Job) bool) []Info {
+	type placed struct {
+		info   Info
+		rank   Rank
+		number uint64
+	}
+	var all []placed
+	for _, j := range js.List() {
+		if j.hidden() || !only(j) {
+			continue
+		}
+		one := placed{info: j.Info(), number: j.number, rank: -1}
+		if one.info.State != Running {
+			j.mu.Lock()
+			one.rank = j.rank()
+			j.mu.Unlock()
+		}
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.number, b.number)) // as the queue does, which not all have entered yet
+	})
+	out := make([]Info, len(all))
+	for i := range all {
+		out[i] = all[i].info
+	}
+	return out
+}
+
+// Count returns how many jobs are under way.
+func (js *Jobs) Count() (n int) {
+	for _, j := range js.List() {
+		if !j.hidden() {
+			n++
+		}
+	}
+	return n
+}
+
+// Busy tells whether a user wants a compile.
+func (js *Jobs) Busy() bool { return slices.ContainsFunc(js.List(), (*Job).wanted) }
+
+// Close cancels what is under way and waits for it to end.
+func (js *Jobs) Close() {
+	js.mu.Lock()
+	js.closed = true
+	for _, j := range js.all {
+		j.mu.Lock()
+		js.stop(j)
+		j.mu.Unlock()
+	}
+	js.mu.Unlock()
+	js.work.Wait()
+}
+
+// NewID returns an id that was never used before and cannot be guessed.
+func NewID() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return hex.EncodeToString(b[:])
+}
