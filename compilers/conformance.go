@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -33,12 +34,9 @@ type GuidelineCall = dialogue.Call
 
 // Broken tells whether a guideline that is required does not hold.
 func (c Conformance) Broken() bool {
-	for _, f := range c.Findings {
-		if f.Outcome == dialogue.Broken && f.Level == dialogue.Required {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Findings, func(f Finding) bool {
+		return f.Outcome == dialogue.Broken && f.Level == dialogue.Required
+	})
 }
 
 // ConformanceJob asks how an EP keeps the guidelines.

@@ -67,12 +67,8 @@ func (h *host) refuse(way isolation) bool {
 
 // forbidden tells whether an error may be about namespaces: none are left, or nobody may make them.
 func forbidden(err error) bool {
-	for _, e := range []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	about := []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES}
+	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })
 }
 
 // start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if

@@ -265,7 +265,7 @@ func (c *Client) sendCancel(number uint64) {
 
 // wait gives the answer to a call. The files are the caller's.
 func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progress func(*wire.Progress)) (reply, error) {
-	c.readOwn(ctx)
+	c.readOwn()
 	select {
 	case r := <-waiting.answer:
 		waiting.tell(progress)

@@ -1,17 +1,15 @@
 package unixsock
 
 import (
-	"context"
 	"errors"
 	"syscall"
 	"time"
 )
 
-// To wake a goroutine that reads, which then wakes the caller, takes longer than the daemon's work for a
-// hit. So the caller of the only request on a connection reads its answer, in one system call that
-// blocks. An answer that takes longer is left to a goroutine, the reader, as are those to requests that
-// came meanwhile. The reader stops when no answer is to come. It also waits for those whose callers gave
-// up, because a descriptor that nobody reads would keep its build leased.
+// To wake a goroutine that reads and then wakes the caller takes longer than the daemon's work for a hit.
+// So the caller of the only request reads its answer, in one system call that blocks. Answers that take
+// longer, and those to requests that came meanwhile, are left to a goroutine, the reader. It stops when no
+// answer is to come, also of those whose callers gave up: an unread descriptor keeps its build leased.
 
 // ownReadLimit is how long a caller reads, rounded up to the kernel's ticks; its context can end
 // meanwhile, and is looked at afterwards.
@@ -44,22 +42,17 @@ func (c *Client) rest() bool {
 
 // readOwn is called by a caller that has sent a request. It returns when the answer has come, or when
 // another goroutine reads.
-func (c *Client) readOwn(ctx context.Context) {
-	if ctx.Err() != nil {
-		c.readOn()
-		return
-	}
+func (c *Client) readOwn() {
 	if !c.takeReading() {
 		return
 	}
 	c.stream.soon = true
 	err := c.receive(c.stream.envelope(0))
 	c.stream.soon = false
-	late := errors.Is(err, syscall.EAGAIN)
 	switch {
-	case err != nil && !late:
+	case err != nil && !errors.Is(err, syscall.EAGAIN):
 		c.end(err)
-	case late || !c.rest():
+	case err != nil || !c.rest():
 		go c.read()
 	}
 }

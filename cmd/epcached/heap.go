@@ -11,8 +11,7 @@ import (
 // small heap of a daemon every few hundred hits.
 const heapFloor = 32 << 20
 
-// keepHeapFloor has the collector leave a heap alone that is smaller than the floor, and one that lives
-// from a larger heap grow to twice its size, as by default. The environment's GOGC is respected.
+// keepHeapFloor lets a heap grow to the floor, and a larger one to twice its size. GOGC is respected.
 func keepHeapFloor() {
 	if os.Getenv("GOGC") != "" {
 		return
@@ -31,8 +30,5 @@ func keepHeapFloor() {
 // gcPercent is what lets a heap with so many live bytes grow to the floor, or to twice its size.
 func gcPercent(live uint64) int {
 	const most = 100 * heapFloor / (4 << 20) // the runtime's least heap is 4 MiB at 100
-	if live >= heapFloor/2 {
-		return 100
-	}
-	return int(min(most, 100*(heapFloor-live)/max(live, 1)))
+	return int(min(most, max(200, 100*heapFloor/max(live, 1))-100))
 }

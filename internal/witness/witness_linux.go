@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,12 +91,7 @@ const quiet = 2 * time.Second
 // LeftAlone tells whether files with these stamps had been left alone for a while at a time.
 func LeftAlone(at time.Time, stamps ...cas.Stamp) bool {
 	limit := at.Add(-quiet).UnixNano()
-	for _, s := range stamps {
-		if s.Mtime > limit || s.Ctime > limit {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(stamps, func(s cas.Stamp) bool { return s.Mtime > limit || s.Ctime > limit })
 }
 
 // The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
