@@ -93,12 +93,10 @@ func control2(a, b *os.File, op string, fn func(a, b int) error) error {
 
 // StampOf returns the stamp of an open file.
 func StampOf(f *os.File) (s Stamp, err error) {
-	err = control(f, func(fd int) error {
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
+	err = control(f, func(fd int) (err error) {
+		if s, err = StampFD(fd); err != nil {
 			return &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
 		}
-		s = stampFrom(&st)
 		return nil
 	})
 	return s, err
@@ -128,6 +126,15 @@ func StampPath(path string) (Stamp, error) {
 func StampThrough(dirfd int, name string) (Stamp, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dirfd, name, &st, 0); err != nil {
+		return Stamp{}, err
+	}
+	return stampFrom(&st), nil
+}
+
+// StampFD is StampOf for a descriptor, which may be one of O_PATH. Its error names no path.
+func StampFD(fd int) (Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
 		return Stamp{}, err
 	}
 	return stampFrom(&st), nil

@@ -9,9 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -37,7 +41,8 @@ type Content struct {
 	folders []stampedFolder // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
 	shown map[string]contents
-	past  atomic.Bool // other files are in its place: nothing can be run with it any more
+	past  atomic.Bool   // other files are in its place: nothing can be run with it any more
+	named atomic.Uint64 // mountChanges when all files were looked up by their names
 }
 
 // contents are digests of libraries, by their paths from an EP library's folder.
@@ -67,14 +72,17 @@ func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
 	return err == nil && d == f.digest
 }
 
-// unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
-// in folders that are kept open; the folders themselves by path, for one may have been put in another's place.
+// unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are kept open, or
+// looked up in folders that are; the folders themselves by path, because one may have been put in another's place.
 func (rc *Content) unchanged() bool {
+	changes := mountChanges()
+	byName := changes != rc.named.Load()
 	for i := range rc.folders {
-		if !rc.folders[i].unchanged() {
+		if !rc.folders[i].unchanged(byName) {
 			return false
 		}
 	}
+	rc.named.Store(changes)
 	return true
 }
 
@@ -87,25 +95,71 @@ type stampedFolder struct {
 	own    cas.Stamp
 	names  []string
 	stamps []cas.Stamp
+	kept   []*os.File // nil, or nil for a file that is not
 }
 
-func (f *stampedFolder) unchanged() bool {
+func (f *stampedFolder) unchanged(byName bool) bool {
 	now, err := cas.StampPath(f.path)
 	if err != nil || now != f.own {
 		return false
 	}
-	dir := int(f.open.Fd())
-	for i := range f.names {
-		if s, err := cas.StampThrough(dir, f.names[i]); err != nil || s != f.stamps[i] {
+	defer runtime.KeepAlive(f) // its descriptors would be closed
+	for i, name := range f.names {
+		var s cas.Stamp
+		if byName || f.kept == nil || f.kept[i] == nil {
+			s, err = cas.StampThrough(int(f.open.Fd()), name)
+		} else {
+			s, err = cas.StampFD(int(f.kept[i].Fd()))
+		}
+		if err != nil || s != f.stamps[i] {
 			return false
 		}
 	}
 	return true
 }
 
+// keep opens the files of a folder that was stamped at that time or later, because to look up their names
+// takes half of the daemon's work for a hit. No others can be under the names unnoticed: that moves the
+// folder's times, which are compared at each hit. They count on some file systems, and if the folder had
+// been left alone, because two changes within one tick look like one. Mounts are reported by the kernel.
+// Links are looked up. The descriptors, and a replaced file's space, are freed with the folder's.
+func (f *stampedFolder) keep(at time.Time) {
+	if _, believable := witness.Believable(f.open); !believable || !witness.LeftAlone(at, f.own) {
+		return
+	}
+	f.kept = make([]*os.File, len(f.names))
+	for i, name := range f.names {
+		fd, _ := unix.Openat(int(f.open.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0) // or -1
+		if s, err := cas.StampFD(fd); err == nil && s == f.stamps[i] {
+			f.kept[i] = os.NewFile(uintptr(fd), name)
+		} else {
+			_ = unix.Close(fd) // a link, or another file by now
+		}
+	}
+}
+
+// mountTable is no os.File, because Go's poller would take the kernel's reports.
+var mountTable, noMountTable = unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+
+var mounts = struct {
+	sync.Mutex // held from a report until it is counted
+	changes    uint64
+}{changes: 1}
+
+// mountChanges returns another number after each change of the mounts that this process sees.
+func mountChanges() uint64 {
+	mounts.Lock()
+	defer mounts.Unlock()
+	poll := [1]unix.PollFd{{Fd: int32(mountTable), Events: unix.POLLPRI}}
+	if n, err := unix.Poll(poll[:], 0); n != 0 || err != nil || noMountTable != nil {
+		mounts.changes++ // an interrupted call may have taken a report
+	}
+	return mounts.changes
+}
+
 // byFolder groups the files by their directory.
 func byFolder(files []stampedFile) ([]stampedFolder, error) {
-	at := make(map[string]int)
+	at, began := make(map[string]int), time.Now()
 	var out []stampedFolder
 	for _, f := range files {
 		dir, name := filepath.Split(f.path)
@@ -125,6 +179,9 @@ func byFolder(files []stampedFile) ([]stampedFolder, error) {
 		}
 		out[i].names = append(out[i].names, name)
 		out[i].stamps = append(out[i].stamps, f.stamp)
+	}
+	for i := range out {
+		out[i].keep(began)
 	}
 	return out, nil
 }

@@ -7,6 +7,9 @@
 // before. A change is noticed by a watcher as well: the runtime is probed again, and Options.Assessed
 // is called.
 //
+// Files are kept open where their folder's times and the kernel's reports of mounts show that names lead
+// to them; elsewhere names are looked up. So each request itself notices a rename or a mount over one.
+//
 // What the worker finds out (devices, fingerprints, verdicts) is remembered under keys that cover the
 // libraries' bytes and the machine: see Remember. Such facts outlive the daemon.
 //
