@@ -152,3 +152,22 @@ func TestPagesAreReadAsTheyAreShown(t *testing.T) {
 	require.Equal(t, []string{"one.md#a", "two.md", "three.md"}, p.links)
 	require.Equal(t, map[string]bool{"driver-where-a-drivers-version-is-read": true, "a-b": true, "a-b-1": true}, p.anchors)
 }
+
+// The overview stays one page, and what it names exists.
+func TestArchitectureIsOnePageOfNamesThatExist(t *testing.T) {
+	text, err := os.ReadFile("doc/architecture.md")
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	require.LessOrEqual(t, len(lines), 120)
+	named := regexp.MustCompile("`((?:[a-z]+/)+[a-z_]+\\.go|(?:cache|cmd|store|dedupe|internal)/[a-z/]*[a-z])`")
+	found := 0
+	for i, line := range lines {
+		require.LessOrEqual(t, len([]rune(line)), 100, "line %d", i+1)
+		for _, name := range named.FindAllStringSubmatch(line, -1) {
+			_, err := os.Stat(name[1])
+			require.NoError(t, err, "line %d", i+1)
+			found++
+		}
+	}
+	require.Greater(t, found, 30)
+}
