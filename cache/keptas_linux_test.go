@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
 )
@@ -67,11 +66,4 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	small := b.acquire(b.request(b.model(1)))
 	require.Equal(t, "whole", b.cache.query.KeptText(small.Build), "nothing more is to be said of what is small")
 	require.True(t, slices.ContainsFunc(b.list(), func(l listed) bool { return l.Build.BuildKey == small.Build.BuildKey && l.told.KeptAs == "whole" }))
-}
-
-func (b *bench) sizeOf(d cas.Digest) int64 {
-	b.Helper()
-	size, err := b.cache.forms.Size(d)
-	require.NoError(b, err)
-	return size
 }
