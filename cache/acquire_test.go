@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -15,9 +16,9 @@ import (
 func TestSecondRequestHits(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, first.Outcome)
+	require.Equal(t, request.Compiled, first.Outcome)
 	second := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, second.Outcome)
+	require.Equal(t, request.Hit, second.Outcome)
 	require.Equal(t, first.RequestKey, second.RequestKey)
 	require.Equal(t, b.read(first), b.read(second))
 	require.Equal(t, compilers.Optimal, second.Compatibility.Verdict)
@@ -30,7 +31,7 @@ func TestHitSurvivesRestart(t *testing.T) {
 	files := b.read(first)
 	b.reopen()
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, files, b.read(again))
 	require.Equal(t, first.Graph, again.Graph, "the view of the earlier run is sound, and serves on")
 	require.EqualValues(t, 1, b.compiler.Fingerprints.Load(), "what was probed outlives the daemon")
@@ -39,26 +40,26 @@ func TestHitSurvivesRestart(t *testing.T) {
 func TestOnMiss(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
-	r.OnMiss = KeyOnly
+	r.OnMiss = request.KeyOnly
 	key := b.acquire(r)
-	require.Equal(t, Key, key.Outcome)
+	require.Equal(t, request.Key, key.Outcome)
 	require.Nil(t, key.View)
 	require.Contains(t, key.Record, standin.EP)
-	r.OnMiss = Wait
+	r.OnMiss = request.Wait
 	first := b.acquire(r)
 	require.Equal(t, key.RequestKey, first.RequestKey)
 	require.NotZero(t, first.Build.BuildKey)
-	r.OnMiss = Refresh
+	r.OnMiss = request.Refresh
 	fresh := b.acquire(r)
-	require.Equal(t, Compiled, fresh.Outcome)
+	require.Equal(t, request.Compiled, fresh.Outcome)
 	require.NotEqual(t, first.Graph, fresh.Graph, "a new build has a new view")
 	require.Equal(t, b.read(first), b.read(fresh), "who holds the old view goes on with it")
 	require.Len(t, b.list(), 1, "the new build has taken the old one's place")
-	r.OnMiss = Bypass
+	r.OnMiss = request.Bypass
 	alone := b.acquire(r)
-	require.Equal(t, Compiled, alone.Outcome)
+	require.Equal(t, request.Compiled, alone.Outcome)
 	require.Equal(t, b.read(fresh), b.read(alone))
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 	require.Len(t, b.list(), 1, "nothing of a bypass is kept")
@@ -100,7 +101,7 @@ func TestAnotherLibraryIsAnotherBuild(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	second := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, second.Outcome)
+	require.Equal(t, request.Compiled, second.Outcome)
 	require.Contains(t, second.Why, "SDK 1.0")
 	require.Contains(t, second.Why, "2.0, asked about")
 	require.Contains(t, second.Why, "unsupported")
@@ -108,15 +109,15 @@ func TestAnotherLibraryIsAnotherBuild(t *testing.T) {
 	require.NotEqual(t, first.Build.BuildKey, second.Build.BuildKey)
 	b.library("1.0")
 	back := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, back.Outcome, "the earlier build serves again when the SDK is back")
+	require.Equal(t, request.Hit, back.Outcome, "the earlier build serves again when the SDK is back")
 	require.Equal(t, b.read(first), b.read(back))
 }
 
 func TestAskingForTheKeyFirst(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
-	r.OnMiss = KeyOnly
+	r.OnMiss = request.KeyOnly
 	b.acquire(r)
-	r.OnMiss = Wait
+	r.OnMiss = request.Wait
 	require.NotZero(t, b.acquire(r).Build.BuildKey, "a plan that was made for its key lacks the build key")
 }

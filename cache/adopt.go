@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -18,12 +19,12 @@ import (
 
 // tooLargeToAdopt says that a request brings more than may be put, "" if it does not. Its files are not read then,
 // because hashing them would keep the application from loading a model that is passed through.
-func (c *Cache) tooLargeToAdopt(r *Request) (why string, err error) {
+func (c *Cache) tooLargeToAdopt(r *request.Request) (why string, err error) {
 	if !r.Adopt || len(r.Group) > 0 {
 		return "", nil
 	}
 	var total int64
-	for _, f := range r.files() {
+	for _, f := range r.AllFiles() {
 		info, err := f.Stat()
 		if err != nil {
 			return "", apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
@@ -41,8 +42,8 @@ func (c *Cache) tooLargeToAdopt(r *Request) (why string, err error) {
 // or with one that is made of the user's own files. These are taken in as a put's are, so a
 // stranger's bytes are never served unchecked. Without an answer the model is passed through, and
 // why says what kept it from being adopted. why is empty where the request adopts nothing.
-func (c *Cache) adopt(ctx context.Context, at *attempt) (a *Answer, why string, err error) {
-	m, err := at.Request.model(0).Read(ctx)
+func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answer, why string, err error) {
+	m, err := at.Request.ModelFiles(0).Read(ctx)
 	if err != nil {
 		return nil, "", err
 	}
@@ -55,20 +56,20 @@ func (c *Cache) adopt(ctx context.Context, at *attempt) (a *Answer, why string, 
 	for _, name := range names {
 		own.External[name] = at.External[name] // and nothing else that its user sent
 	}
-	if at, err = c.planned(ctx, at.asAdoption(&own)); err != nil {
+	if at, err = c.planned(ctx, at.AsAdoption(&own)); err != nil {
 		return nil, "", err
 	}
 	switch at.OnMiss {
-	case KeyOnly:
-		return at.answer(Key), "", nil
-	case Explain:
+	case request.KeyOnly:
+		return at.Answer(request.Key), "", nil
+	case request.Explain:
 		a, err := c.explain(ctx, at)
 		if err == nil && a.Explanation.Decision == query.Miss {
 			return nil, "", nil
 		}
 		return a, "", err
 	}
-	if at.OnMiss != Refresh && at.OnMiss != Bypass {
+	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
 		found, err := c.lookUp(ctx, at)
 		if found.answer != nil || err != nil {
 			return c.finish(found.answer, at), "", err
@@ -78,7 +79,7 @@ func (c *Cache) adopt(ctx context.Context, at *attempt) (a *Answer, why string, 
 		}
 		c.index.Counters.Add("misses", 1)
 	}
-	if at.OnMiss == Fail || at.OnMiss == Bypass {
+	if at.OnMiss == request.Fail || at.OnMiss == request.Bypass {
 		return nil, "", nil
 	}
 	return c.adoptNow(ctx, at)
@@ -86,7 +87,7 @@ func (c *Cache) adopt(ctx context.Context, at *attempt) (a *Answer, why string, 
 
 // adoptNow makes the build, in one job for all requests at the same time, and looks it up as the
 // next request will.
-func (c *Cache) adoptNow(ctx context.Context, at *attempt) (*Answer, string, error) {
+func (c *Cache) adoptNow(ctx context.Context, at *request.Attempt) (*request.Answer, string, error) {
 	key, err := c.claimKey(at)
 	if err != nil {
 		return nil, "nothing is to be kept of it", nil
@@ -95,7 +96,7 @@ func (c *Cache) adoptNow(ctx context.Context, at *attempt) (*Answer, string, err
 	result, _, err := c.jobs.Join(ctx, key, c.caller(at), begin)
 	switch {
 	case ctx.Err() != nil:
-		return nil, "", contextError(ctx, at.Name)
+		return nil, "", request.ContextError(ctx, at.Name)
 	case err != nil:
 		return nil, err.Error(), nil
 	}
@@ -108,7 +109,7 @@ func (c *Cache) adoptNow(ctx context.Context, at *attempt) (*Answer, string, err
 		return nil, "it is kept, and not served here: " + found.why, nil
 	}
 	a := c.finish(found.answer, at)
-	a.Outcome, a.Why = Adopted, "your compiled model is kept now"
+	a.Outcome, a.Why = request.Adopted, "your compiled model is kept now"
 	return a, "", nil
 }
 
@@ -123,38 +124,32 @@ func embedded(m *epmodel.Model) bool {
 }
 
 // newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
-func (c *Cache) newAdoption(at *attempt, key jobs.Key) (jobs.Work, error) {
-	files, err := at.own()
+func (c *Cache) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
+	files, err := at.Own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
 	if files.Runtime, err = keepLibraries(&at.Runtime, false); err != nil {
-		files.close()
+		files.Close()
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	at = at.withRequest(files)
-	about := at.about(key.Scope, "adopted: its user compiled it")
+	at = at.WithRequest(files)
+	about := at.JobAbout(key.Scope, "adopted: its user compiled it")
 	about.Keeps = true
-	put := &Put{Files: []PutFile{{Name: at.plan.output(), File: files.Graph}}}
+	put := &Put{Files: []PutFile{{Name: at.Plan.OutputName(), File: files.Graph}}}
 	for _, name := range slices.Sorted(maps.Keys(files.External)) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
-	cl := &claim{Claim: Claim{Output: at.plan.output()}, adopts: true, state: claimPutting, outsider: &outsider{c: c, key: key, first: about},
-		attempt: at, owner: c.owners.Of(at.Peer.UID), began: time.Now(), lasts: context.Background()}
+	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()}, adopts: true, state: claimPutting, outsider: &outsider{c: c, key: key, first: about},
+		Attempt: at, owner: c.owners.Of(at.Peer.UID), began: time.Now(), lasts: context.Background()}
 	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
-		defer files.close()
+		defer files.Close()
 		if cl.takes, err = readSignature(ctx, files); err != nil {
 			return nil, err
 		}
 		cl.job = j
 		return c.take(ctx, cl, put, j.Tell)
 	}}, nil
-}
-
-// adopted tells whether a build was made of a user's compiled model, so that nothing is known of
-// the libraries that made it.
-func adopted(b *index.Build) bool {
-	return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero()
 }
 
 // unknownMaker leaves of the facts what the graph of an adopted model states itself.

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -31,7 +32,7 @@ type shipped struct {
 	files []string // that the graph refers to
 }
 
-func (b *bench) ship(a *Answer) shipped {
+func (b *bench) ship(a *request.Answer) shipped {
 	s := shipped{graph: filepath.Join(b.TempDir(), "shipped_ctx.onnx")}
 	for _, f := range a.Build.Files {
 		data, err := os.ReadFile(filepath.Join(a.Path, filepath.Dir(a.Graph), f.Name))
@@ -48,7 +49,7 @@ func (b *bench) ship(a *Answer) shipped {
 
 // adopts asks for the model to be adopted, by the execution providers of the request that it was
 // compiled for.
-func (b *bench) adopts(s shipped, eps ...identity.EP) *Request {
+func (b *bench) adopts(s shipped, eps ...identity.EP) *request.Request {
 	r := b.request(b.openFile(s.graph))
 	if len(eps) > 0 {
 		r.EPs = eps
@@ -79,7 +80,7 @@ func TestCompiledModelsAreAdopted(t *testing.T) {
 			before, err := os.ReadFile(s.graph)
 			require.NoError(t, err)
 			a := b.acquire(b.adopts(s))
-			require.Equal(t, Adopted, a.Outcome, a.Warnings)
+			require.Equal(t, request.Adopted, a.Outcome, a.Warnings)
 			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict, a.Compatibility.Reason)
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 			require.Equal(t, embed, a.Build.Embed)
@@ -92,7 +93,7 @@ func TestCompiledModelsAreAdopted(t *testing.T) {
 
 			checks := b.compiler.Checks.Load()
 			again := b.acquire(b.adopts(s))
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.Equal(t, a.Build.ID, again.Build.ID)
 			require.Equal(t, b.read(a), b.read(again))
 			require.Equal(t, checks, b.compiler.Checks.Load())
@@ -101,13 +102,13 @@ func TestCompiledModelsAreAdopted(t *testing.T) {
 
 			plain := b.adopts(s)
 			plain.Adopt = false
-			require.Equal(t, PassThrough, b.acquire(plain).Outcome, "on request only")
+			require.Equal(t, request.PassThrough, b.acquire(plain).Outcome, "on request only")
 
 			damage := b.current(a.Build.Files[0].Digest)
 			require.NoError(t, os.Chmod(damage, 0o600))
 			require.NoError(t, os.WriteFile(damage, []byte("damaged"), 0o600))
 			healed := b.acquire(b.adopts(s))
-			require.Equal(t, Adopted, healed.Outcome, "from the user's own files")
+			require.Equal(t, request.Adopted, healed.Outcome, "from the user's own files")
 			require.Equal(t, b.read(healed), b.read(b.acquire(b.adopts(s))))
 		})
 	}
@@ -124,7 +125,7 @@ func TestModelsTooLargeToAdoptAreNotRead(t *testing.T) {
 	a, err := b.cache.Acquire(ctx, b.adopts(s), nil)
 	require.NoError(t, err)
 	defer a.View.Close()
-	require.Equal(t, PassThrough, a.Outcome)
+	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Contains(t, strings.Join(a.Warnings, "\n"),
 		"not adopted: its files have 1.0 TiB, and a build that is put may have ")
 }
@@ -144,7 +145,7 @@ func TestAdoptionTakesAllFiles(t *testing.T) {
 	bin := filepath.Join(filepath.Dir(changed.graph), changed.files[0])
 	require.NoError(t, os.WriteFile(bin, append(slices.Clone(must(os.ReadFile(bin))), 0), 0o644))
 	a := b.acquire(b.adopts(changed))
-	require.Equal(t, PassThrough, a.Outcome)
+	require.Equal(t, request.PassThrough, a.Outcome)
 	require.NotEqual(t, first.ModelDigest, a.ModelDigest)
 }
 
@@ -159,27 +160,27 @@ func must[T any](v T, err error) T {
 // answer has the reason.
 func TestAdoptionIsStrict(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(b *bench, s *shipped) *Request
+		change func(b *bench, s *shipped) *request.Request
 		says   string
 	}{
-		"does not load": {func(b *bench, s *shipped) *Request {
+		"does not load": {func(b *bench, s *shipped) *request.Request {
 			bin := filepath.Join(filepath.Dir(s.graph), s.files[0])
 			require.NoError(b, os.WriteFile(bin, []byte("standin 00\n"), 0o644))
 			return b.adopts(*s)
 		}, "not adopted: it does not load: "},
-		"another execution provider's": {func(b *bench, s *shipped) *Request {
+		"another execution provider's": {func(b *bench, s *shipped) *request.Request {
 			m := wrapsIR("part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
 			require.NoError(b, os.WriteFile(filepath.Join(filepath.Dir(s.graph), "part.bin"), []byte("context"), 0o644))
 			s.files = []string{"part.bin"}
 			return b.adopts(*s)
 		}, `not adopted: it is no artefact for this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
-		"kept nowhere": {func(b *bench, s *shipped) *Request {
+		"kept nowhere": {func(b *bench, s *shipped) *request.Request {
 			r := b.adopts(*s)
 			r.Store = "none"
 			return r
 		}, "not adopted: nothing is to be kept of it"},
-		"outside its folder": {func(b *bench, s *shipped) *Request {
+		"outside its folder": {func(b *bench, s *shipped) *request.Request {
 			m := wrapsIR("../part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
 			s.files = nil
@@ -189,7 +190,7 @@ func TestAdoptionIsStrict(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, s := elsewhereCompiled(t, false)
 			a := b.acquire(c.change(b, &s))
-			require.Equal(t, PassThrough, a.Outcome)
+			require.Equal(t, request.PassThrough, a.Outcome)
 			require.True(t, slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.HasPrefix(w, c.says) }), a.Warnings)
 			require.Empty(t, b.list())
 		})
@@ -202,10 +203,10 @@ func TestAdoptedModelsAreTheirUsersOwn(t *testing.T) {
 	r := b.adopts(s)
 	r.Peer.UID = stranger
 	a := b.acquire(r)
-	require.Equal(t, Adopted, a.Outcome, a.Warnings)
+	require.Equal(t, request.Adopted, a.Outcome, a.Warnings)
 	require.Equal(t, rights.OwnScope(r.Peer), a.Build.Scope)
 	mine := b.acquire(b.adopts(s))
-	require.Equal(t, Adopted, mine.Outcome, "another user's bytes are not served")
+	require.Equal(t, request.Adopted, mine.Outcome, "another user's bytes are not served")
 	require.Equal(t, "shared", mine.Build.Scope)
 }
 
@@ -213,20 +214,20 @@ func TestAdoptedModelsAreTheirUsersOwn(t *testing.T) {
 func TestAdoptionOnRequestOnly(t *testing.T) {
 	b, s := elsewhereCompiled(t, false)
 	r := b.adopts(s)
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	a := b.acquire(r)
-	require.Equal(t, PassThrough, a.Outcome)
+	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Contains(t, a.Why, "it would be adopted")
 	e := b.explain(b.adopts(s))
-	require.Equal(t, PassThrough, e.Decision)
+	require.Equal(t, request.PassThrough, e.Decision)
 	require.Contains(t, e.Reason, "it would be adopted")
 	r = b.adopts(s)
-	r.OnMiss = Bypass
-	require.Equal(t, PassThrough, b.acquire(r).Outcome)
+	r.OnMiss = request.Bypass
+	require.Equal(t, request.PassThrough, b.acquire(r).Outcome)
 	require.Empty(t, b.list())
 
 	key := b.adopts(s)
-	key.OnMiss = KeyOnly
+	key.OnMiss = request.KeyOnly
 	a = b.acquire(b.adopts(s))
 	require.Equal(t, a.RequestKey, b.acquire(key).RequestKey)
 	require.Equal(t, query.Hit, b.explain(b.adopts(s)).Decision)
@@ -235,7 +236,7 @@ func TestAdoptionOnRequestOnly(t *testing.T) {
 	require.Contains(t, b.acquire(compared).Warnings[0], "the model is compiled already, and there is none to compare with")
 	source := b.request(b.model(2))
 	source.Adopt = true
-	require.Equal(t, Compiled, b.acquire(source).Outcome, "a source is compiled")
+	require.Equal(t, request.Compiled, b.acquire(source).Outcome, "a source is compiled")
 }
 
 // An adopted build is judged for each runtime that it meets, and never compiled again: there is no
@@ -245,13 +246,13 @@ func TestAdoptedBuildsAreJudged(t *testing.T) {
 	first := b.acquire(b.adopts(s))
 	b.library("1.1") // which prefers to recompile what 1.0 made
 	a := b.acquire(b.adopts(s))
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, first.Build.ID, a.Build.ID)
 	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
 	require.Empty(t, b.cache.rebuilds.List())
 	b.library("2.0") // which does not load it
 	a = b.acquire(b.adopts(s))
-	require.Equal(t, PassThrough, a.Outcome)
+	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Contains(t, a.Warnings[0], "not adopted: the build of ")
 }
 
@@ -269,25 +270,25 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 			r := compilertest.Runtime(t, name)
 			ep := r.EPs[0].EP
 			made, ort := newRealBench(t, r)
-			request := made.request(made.openFile(writeTo(t, tinymodel.Dense(1, 64, 1))))
-			request.EPs = []identity.EP{{Name: ep, Options: c.compile}}
-			compiled := made.acquire(request)
+			asked := made.request(made.openFile(writeTo(t, tinymodel.Dense(1, 64, 1))))
+			asked.EPs = []identity.EP{{Name: ep, Options: c.compile}}
+			compiled := made.acquire(asked)
 			s := made.ship(compiled)
 
 			b, _ := newRealBench(t, r)
 			a := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))
-			require.Equal(t, Adopted, a.Outcome, a.Warnings)
+			require.Equal(t, request.Adopted, a.Outcome, a.Warnings)
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 			require.Equal(t, compiled.Build.EPs[0].HardwareArchitecture, a.Build.EPs[0].HardwareArchitecture)
 			require.Equal(t, cas.Digest{}, a.Build.EPs[0].LibraryDigest)
-			run := func(a *Answer) []byte {
+			run := func(a *request.Answer) []byte {
 				return b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: []compilers.EP{{Name: ep, Options: a.ProviderOptions[ep]}},
 					SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
 					Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
 			}
 			require.Equal(t, run(compiled), run(a))
 			again := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.Equal(t, slices.Sorted(maps.Values(b.read(a))), slices.Sorted(maps.Values(made.read(compiled))), "the bytes are those that were shipped")
 		})
 	}
@@ -319,14 +320,14 @@ func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
 			require.NoError(t, err)
 			answered := b.asked(r)
 			require.Eventually(t, func() bool {
-				listed, err := b.cache.Jobs(t.Context(), Peer{})
+				listed, err := b.cache.Jobs(t.Context(), request.Peer{})
 				return err == nil && len(listed) == 1 && listed[0].Phase == "queued"
 			}, soon, time.Millisecond, "the adoption waits for its turn to copy")
 			require.NoError(t, os.WriteFile(to, content, 0o644))
 			leave()
 			got := <-answered
 			require.NoError(t, got.err)
-			require.Equal(t, PassThrough, got.answer.Outcome)
+			require.Equal(t, request.PassThrough, got.answer.Outcome)
 			require.Contains(t, got.answer.Warnings[0], "changed")
 			require.Empty(t, b.list())
 		})

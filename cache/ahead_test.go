@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 )
@@ -99,7 +100,7 @@ func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 			b.open()
 			r := b.request(b.model(1))
 			if c.later {
-				r.OnMiss = Background
+				r.OnMiss = request.Background
 				b.follow(r.Peer.UID, b.acquire(r).Job)
 				r = b.request(b.model(1))
 			}

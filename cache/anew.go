@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
@@ -23,7 +24,7 @@ type rebuild struct {
 	// runtime is nil for a build whose own libraries compile it, as they are by then, or else the first
 	// runtime that has its execution providers.
 	runtime *runtimes.Runtime
-	asked   *Request // a request that the build answers; nil: there is none
+	asked   *request.Request // a request that the build answers; nil: there is none
 
 	upkeep.Task // while it is compiled
 }
@@ -38,17 +39,17 @@ func (t rebuild) wish(b *index.Build, why string) upkeep.Wish {
 }
 
 // files lets the rebuild use those of a request, which stay the caller's to close. r may be nil.
-func (t rebuild) files(r *Request) *upkeep.Files {
+func (t rebuild) files(r *request.Request) *upkeep.Files {
 	if r == nil {
 		return nil
 	}
-	return &upkeep.Files{Count: len(r.descriptors()), Hold: func() (upkeep.Compile, func(), error) {
-		own, err := r.own()
+	return &upkeep.Files{Count: len(r.Descriptors()), Hold: func() (upkeep.Compile, func(), error) {
+		own, err := r.Own()
 		if err != nil {
 			return nil, nil, err
 		}
 		t.asked = own
-		return t.compile, own.close, nil
+		return t.compile, own.Close, nil
 	}}
 }
 
@@ -71,18 +72,18 @@ func (t rebuild) compile(ctx context.Context, task upkeep.Task) (out upkeep.Outc
 		if rt := t.runtime; rt != nil {
 			out.Same = func() bool {
 				now := rt.Found()
-				return now == nil || now.Same(at.rc)
+				return now == nil || now.Same(at.Content)
 			}
 		}
-		err = t.needed(builds, at.plan)
+		err = t.needed(builds, at.Plan)
 	}
 	var m *kept
 	if err == nil {
 		m, err = t.modelFor(ctx, b, builds)
 	}
 	if err == nil {
-		defer m.request.close()
-		out.CPU, err = t.fly(ctx, b, m, at.withRequest(m.request))
+		defer m.request.Close()
+		out.CPU, err = t.fly(ctx, b, m, at.WithRequest(m.request))
 	}
 	c.tellUnmade(ctx, b, err)
 	out.Err = err
@@ -91,11 +92,11 @@ func (t rebuild) compile(ctx context.Context, task upkeep.Task) (out upkeep.Outc
 
 // fly runs the compile, or waits for that of a request for the same. It returns the processor time
 // that the workers took.
-func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *attempt) (time.Duration, error) {
+func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *request.Attempt) (time.Duration, error) {
 	c := t.c
 	c.happened(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *job
-	key := jobs.Key{Build: at.plan.buildKey, Scope: b.Scope}
+	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
 	result, _, err := c.jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (jobs.Work, error) {
 		j, err := c.newJob(at, b.Scope)
 		if err != nil {
@@ -119,7 +120,7 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *attempt) 
 }
 
 // plan plans the build's request for the runtime that it is compiled for.
-func (t rebuild) plan(ctx context.Context, b *index.Build) (*attempt, error) {
+func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
 	at, err := t.c.attemptOf(b)
 	if err != nil {
 		return nil, err
@@ -128,16 +129,16 @@ func (t rebuild) plan(ctx context.Context, b *index.Build) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	if at, err = t.c.planned(ctx, at.withRuntime("", rc)); err != nil {
+	if at, err = t.c.planned(ctx, at.WithRuntime("", rc)); err != nil {
 		return nil, err
 	}
-	if now := at.plan.requestKey; now != b.RequestKey {
+	if now := at.Plan.RequestKey; now != b.RequestKey {
 		return nil, fmt.Errorf("request %s means another one now, %s", b.RequestKey, now)
 	}
 	return at, nil
 }
 
-func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*runtimes.Content, error) {
+func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Request) (*runtimes.Content, error) {
 	c := t.c
 	quiet := func(string) {}
 	if t.runtime != nil && !c.runtimes.Has(t.runtime) {
@@ -146,7 +147,7 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*ru
 	if t.runtime != nil {
 		rc, err := c.runtimes.Content(ctx, t.runtime, quiet)
 		if err == nil && !rc.HasAll(r.EPs) {
-			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.Name, epNames(r.EPs))
+			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.Name, request.EPNames(r.EPs))
 		}
 		return rc, err
 	}
@@ -154,22 +155,22 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *Request) (*ru
 		r.Runtime.EPLibraries = append(r.Runtime.EPLibraries, runtimes.LibraryRef{EP: ep.Name, Path: ep.Library})
 	}
 	if len(r.Runtime.EPLibraries) > 0 {
-		if _, rc, err := c.runtimes.Resolve(ctx, r.wanted(), quiet); err == nil {
+		if _, rc, err := c.runtimes.Resolve(ctx, r.Wanted(), quiet); err == nil {
 			return rc, nil
 		}
 	}
-	any := r.wanted()
+	any := r.Wanted()
 	any.EPLibraries = nil
 	_, rc, err := c.runtimes.Resolve(ctx, any, quiet)
 	return rc, err
 }
 
 // needed says that it is settled if there is a build already that is what would be made.
-func (t rebuild) needed(builds []index.Build, p *plan) error {
+func (t rebuild) needed(builds []index.Build, p *request.Plan) error {
 	c := t.c
 	for i := range builds {
 		have := &builds[i]
-		if !p.exactly(have) || c.index.Journal.StateOf(have.ID).Name != index.Current {
+		if !p.MadeExactly(have) || c.index.Journal.StateOf(have.ID).Name != index.Current {
 			continue
 		}
 		if have.ID != t.Build || !t.Refresh || c.now().Sub(have.Created) < refreshEvery && !c.tooOld(have) {
@@ -222,7 +223,7 @@ func (c *Cache) healAll(ctx context.Context) error {
 
 // kept is a request with the model that was kept for it.
 type kept struct {
-	request *Request
+	request *request.Request
 	sources []index.Source // where its models are from; none: from a request
 	foreign bool           // the files came from another user than the build's
 }
@@ -263,18 +264,18 @@ func sourcesOf(b *index.Build) []index.Source {
 }
 
 // askedWith gives the build's request with the files of another that means the same, if they are what they were then.
-func (c *Cache) askedWith(ctx context.Context, asked *Request, b *index.Build) (*Request, error) {
+func (c *Cache) askedWith(ctx context.Context, asked *request.Request, b *index.Build) (*request.Request, error) {
 	at, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
 	}
 	r := at.Request
-	files, err := asked.own()
+	files, err := asked.Own()
 	if err != nil {
 		return nil, err
 	}
 	r.Graph, r.External, r.Group = files.Graph, files.External, files.Group
-	return r, c.sameModel(ctx, r, at.model)
+	return r, c.sameModel(ctx, r, at.Identity)
 }
 
 // tellUnmade writes into the history why a build was not made anew, where that is not how things are anyway: a source
@@ -292,7 +293,7 @@ func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
 
 // wantAnew has a build compiled anew in the background, for the runtime of that name. A request that it answers, nil if
 // there is none, may bring the model.
-func (c *Cache) wantAnew(b *index.Build, runtime, why string, r *Request) {
+func (c *Cache) wantAnew(b *index.Build, runtime, why string, r *request.Request) {
 	c.log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
 	t := rebuild{c: c, runtime: c.runtimes.Named(runtime, b)}
 	w := t.wish(b, why)

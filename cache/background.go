@@ -6,17 +6,18 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // compileLater has the model compiled, and answers at once with the job.
-func (c *Cache) compileLater(ctx context.Context, at *attempt, why string) (*Answer, error) {
-	key := at.jobKey()
+func (c *Cache) compileLater(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
+	key := at.JobKey()
 	if key.Scope == "" {
 		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", at.Name).
 			WithHint("ask with on_miss wait")
 	}
-	f, first, err := c.jobs.Send(key, c.caller(at.untold()), c.begin(at, key.Scope))
+	f, first, err := c.jobs.Send(key, c.caller(at.Untold()), c.begin(at, key.Scope))
 	if err != nil {
 		return nil, jobError(ctx, at.Name, err)
 	}
@@ -27,31 +28,31 @@ func (c *Cache) compileLater(ctx context.Context, at *attempt, why string) (*Ans
 		}
 	}
 	c.keepQueued(f, at)
-	a := at.answer(Later)
+	a := at.Answer(request.Later)
 	a.Job, a.Why = f.ID, why
 	return a, nil
 }
 
 // inherit has the job done here if what is under way may not do: an application's, which may bring nothing, and for a request
 // that is strict about ONNX Runtime another's. For each user that goes on without it a request is kept until then.
-func (c *Cache) inherit(f *jobs.Job, key jobs.Key, at *attempt) error {
-	if !f.About().Claim && !at.StrictORT || !f.Inherit(jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}, len(at.descriptors())) {
+func (c *Cache) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
+	if !f.About().Claim && !at.StrictORT || !f.Inherit(jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}, len(at.Descriptors())) {
 		return nil
 	}
-	files, err := at.own()
+	files, err := at.Own()
 	if err != nil {
 		return err
 	}
-	own := at.withRequest(files).untold()
+	own := at.WithRequest(files).Untold()
 	c.later(func(ctx context.Context) {
-		defer files.close()
+		defer files.Close()
 		select {
 		case <-f.Done():
 		case <-ctx.Done():
 			return
 		}
 		result, err := f.End()
-		if !errors.As(err, new(*claimEnd)) && (err != nil || !own.otherORT(result.Build.ORTVersion)) {
+		if !errors.As(err, new(*claimEnd)) && (err != nil || !own.OtherORT(result.Build.ORTVersion)) {
 			return
 		}
 		next, _, err := c.jobs.Send(key, c.caller(own), c.begin(own, key.Scope))
@@ -68,22 +69,13 @@ func (c *Cache) inherit(f *jobs.Job, key jobs.Key, at *attempt) error {
 }
 
 // caller says how the request takes part in a job.
-func (c *Cache) caller(at *attempt) jobs.Caller {
-	who := jobs.Caller{UID: at.Peer.UID, Name: at.Name, Keep: at.KeepGoing && at.OnMiss != Bypass && at.Store != "none"} // else nobody would have it
-	if who.Keep || at.OnMiss == Background {
+func (c *Cache) caller(at *request.Attempt) jobs.Caller {
+	who := jobs.Caller{UID: at.Peer.UID, Name: at.Name, Keep: at.KeepGoing && at.OnMiss != request.Bypass && at.Store != "none"} // else nobody would have it
+	if who.Keep || at.OnMiss == request.Background {
 		who.Owner = c.owners.Of(at.Peer.UID)
 	}
-	if at.told != nil {
-		who.Since, who.Tell = at.told.Since, at.told.Tell
+	if at.Told != nil {
+		who.Since, who.Tell = at.Told.Since, at.Told.Tell
 	}
 	return who
-}
-
-// jobKey says which job the request is for. Without a scope the build is not kept, and the job is shared with no other
-// request.
-func (at *attempt) jobKey() jobs.Key {
-	if at.store == "" || at.OnMiss == Bypass {
-		return jobs.Key{Build: at.plan.buildKey, Alone: jobs.NewID()}
-	}
-	return jobs.Key{Build: at.plan.buildKey, Scope: at.store}
 }

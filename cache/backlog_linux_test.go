@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
@@ -18,13 +19,13 @@ import (
 // queuedBefore has a compile of a file with this mode queued by the daemon's own user, or another,
 // and ends the daemon while it runs.
 func queuedBefore(t *testing.T, uid func(*bench) uint32, mode os.FileMode) (b *bench, g *gate,
-	later *Answer, model *os.File) {
+	later *request.Answer, model *os.File) {
 	b, g = jobbing(t, 1)
 	r := b.laterRequest(1, uid(b))
 	require.NoError(t, os.Chmod(r.Graph.Name(), mode))
 	later, err := b.cache.Acquire(context.Background(), r, nil)
 	require.NoError(t, err)
-	require.Equal(t, Later, later.Outcome)
+	require.Equal(t, request.Later, later.Outcome)
 	b.begins(g, 1)
 	b.close()
 	return b, g, later, r.Graph
@@ -37,7 +38,7 @@ func (b *bench) happens(kind string) string {
 	b.Helper()
 	text := ""
 	require.Eventually(b, func() bool {
-		for _, e := range b.events(Peer{}) {
+		for _, e := range b.events(request.Peer{}) {
 			if e.Kind == kind {
 				text = e.Text
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -34,27 +35,27 @@ func TestRefusals(t *testing.T) {
 	}
 	whole := string(tinymodel.Dense(1, 8, 1))
 	cases := map[string]struct {
-		change func(*Request)
+		change func(*request.Request)
 		class  apierr.Class
 		text   string
 	}{
-		"not ONNX":         {func(r *Request) { r.Graph = file("this is not a model at all") }, apierr.BadModel, "model.onnx"},
-		"empty file":       {func(r *Request) { r.Graph = file("") }, apierr.BadModel, "model.onnx"},
-		"truncated":        {func(r *Request) { r.Graph = file(whole[:len(whole)-20]) }, apierr.BadModel, "offset"},
-		"no EP":            {func(r *Request) { r.EPs = nil }, apierr.BadRequest, "no execution provider"},
-		"unknown EP":       {func(r *Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" }, apierr.Unavailable, "WarpDrive"},
-		"EP twice":         {func(r *Request) { r.EPs = append(r.EPs, r.EPs[0]) }, apierr.BadRequest, "twice"},
-		"no such device":   {func(r *Request) { r.EPs[0].Devices = devices("NPU") }, apierr.Unavailable, "NPU"},
-		"unknown option":   {func(r *Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} }, apierr.BadRequest, "falt"},
-		"session option":   {func(r *Request) { r.SessionOptions = map[string]string{"session.no_such": "1"} }, apierr.BadRequest, "no_such"},
-		"set by epcached":  {func(r *Request) { r.SessionOptions = map[string]string{"ep.context_file_path": "/x"} }, apierr.NotAllowed, "ep.context_file_path"},
-		"not a bool":       {func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"} }, apierr.BadRequest, "perhaps"},
-		"level":            {func(r *Request) { r.GraphOptimizationLevel = "99" }, apierr.BadRequest, "99"},
-		"route":            {func(r *Request) { r.Route = "north" }, apierr.BadRequest, "north"},
-		"store":            {func(r *Request) { r.Store = "attic" }, apierr.BadRequest, "attic"},
-		"dimension":        {func(r *Request) { r.FreeDimensions = map[string]int64{"batch": -1} }, apierr.BadRequest, "batch"},
-		"relative runtime": {func(r *Request) { r.Runtime.Directory = "runtime" }, apierr.BadRequest, "absolute"},
-		"missing runtime":  {func(r *Request) { r.Runtime.Directory = "/nowhere/at/all" }, apierr.Unavailable, "/nowhere/at/all"},
+		"not ONNX":         {func(r *request.Request) { r.Graph = file("this is not a model at all") }, apierr.BadModel, "model.onnx"},
+		"empty file":       {func(r *request.Request) { r.Graph = file("") }, apierr.BadModel, "model.onnx"},
+		"truncated":        {func(r *request.Request) { r.Graph = file(whole[:len(whole)-20]) }, apierr.BadModel, "offset"},
+		"no EP":            {func(r *request.Request) { r.EPs = nil }, apierr.BadRequest, "no execution provider"},
+		"unknown EP":       {func(r *request.Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" }, apierr.Unavailable, "WarpDrive"},
+		"EP twice":         {func(r *request.Request) { r.EPs = append(r.EPs, r.EPs[0]) }, apierr.BadRequest, "twice"},
+		"no such device":   {func(r *request.Request) { r.EPs[0].Devices = devices("NPU") }, apierr.Unavailable, "NPU"},
+		"unknown option":   {func(r *request.Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} }, apierr.BadRequest, "falt"},
+		"session option":   {func(r *request.Request) { r.SessionOptions = map[string]string{"session.no_such": "1"} }, apierr.BadRequest, "no_such"},
+		"set by epcached":  {func(r *request.Request) { r.SessionOptions = map[string]string{"ep.context_file_path": "/x"} }, apierr.NotAllowed, "ep.context_file_path"},
+		"not a bool":       {func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"} }, apierr.BadRequest, "perhaps"},
+		"level":            {func(r *request.Request) { r.GraphOptimizationLevel = "99" }, apierr.BadRequest, "99"},
+		"route":            {func(r *request.Request) { r.Route = "north" }, apierr.BadRequest, "north"},
+		"store":            {func(r *request.Request) { r.Store = "attic" }, apierr.BadRequest, "attic"},
+		"dimension":        {func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": -1} }, apierr.BadRequest, "batch"},
+		"relative runtime": {func(r *request.Request) { r.Runtime.Directory = "runtime" }, apierr.BadRequest, "absolute"},
+		"missing runtime":  {func(r *request.Request) { r.Runtime.Directory = "/nowhere/at/all" }, apierr.Unavailable, "/nowhere/at/all"},
 		"crash":            {fault(standin.Crash), apierr.CompileFailed, "segmentation fault"},
 		"refused by EP":    {fault(standin.Refuse), apierr.CompileFailed, "told to refuse"},
 		"no node taken":    {fault(standin.NoNodes), apierr.CompileFailed, "took no node"},
@@ -76,11 +77,11 @@ func TestRefusals(t *testing.T) {
 			require.Empty(t, b.list(), "the store is unchanged")
 		})
 	}
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome, "the cache goes on")
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome, "the cache goes on")
 }
 
-func fault(f standin.Fault) func(*Request) {
-	return func(r *Request) { r.EPs[0].Options = map[string]string{"fault": string(f)} }
+func fault(f standin.Fault) func(*request.Request) {
+	return func(r *request.Request) { r.EPs[0].Options = map[string]string{"fault": string(f)} }
 }
 
 func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
@@ -97,7 +98,7 @@ func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
 }
 
 // external is a model whose weights stand in a file beside it.
-func (b *bench) external(seed uint64, weights []byte) *Request {
+func (b *bench) external(seed uint64, weights []byte) *request.Request {
 	dir := b.TempDir()
 	m := tinymodel.DenseModel(seed, 8, 1)
 	require.NotEmpty(b, m.Initializers)
@@ -124,8 +125,8 @@ func TestExternalData(t *testing.T) {
 	require.Equal(t, []string{"weights.bin"}, need.Locations)
 	r.External = files
 	first := b.acquire(r)
-	require.Equal(t, Compiled, first.Outcome)
-	require.Equal(t, Hit, b.acquire(b.external(1, nil)).Outcome)
+	require.Equal(t, request.Compiled, first.Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.external(1, nil)).Outcome)
 
 	changed := make([]byte, 8*8*4)
 	require.NotEqual(t, first.RequestKey, b.acquire(b.external(1, changed)).RequestKey)
@@ -141,7 +142,7 @@ func TestFreshFilesAreNotMemoised(t *testing.T) {
 	r := b.request(b.model(1))
 	b.acquire(r)
 	read := false
-	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) { read = read || p.Phase == "reading" })
+	a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) { read = read || p.Phase == "reading" })
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.True(t, read, "two changes within one tick of the file system's clock look like one")
@@ -150,7 +151,7 @@ func TestFreshFilesAreNotMemoised(t *testing.T) {
 func TestRecordShowsTheDigest(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
-	r.OnMiss = KeyOnly
+	r.OnMiss = request.KeyOnly
 	a := b.acquire(r)
 	require.Contains(t, a.Record, `"model":"`+a.ModelDigest.String()+`"`)
 }
@@ -160,7 +161,7 @@ func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "own")
 	spec, err := standin.Library(other, "1.28.0", standin.SDK{Version: "7.0", Hardware: "sim-1"})
 	require.NoError(t, err)
-	naming := func(lib string) *Request {
+	naming := func(lib string) *request.Request {
 		r := b.request(b.model(1))
 		r.Runtime = runtimes.Ref{ORTVersion: spec.ORTVersion, ORTLibrary: spec.ORTLibrary, EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: lib}}}
 		return r
@@ -175,7 +176,7 @@ func TestOnlyAdministratorsReplaceWhatIsShared(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))
 	r := b.request(b.model(1))
-	r.Peer.UID, r.OnMiss = 4711, Refresh
+	r.Peer.UID, r.OnMiss = 4711, request.Refresh
 	require.Equal(t, apierr.NotAllowed, b.refused(r).Class)
 	r.Store = "user"
 	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope, "a build of one's own")
@@ -194,7 +195,7 @@ func TestFoldersThatWereDeletedAreMadeAgain(t *testing.T) {
 		}))
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, folder)))
 		require.Equal(t, files, b.read(b.acquire(b.request(b.model(1)))), folder)
-		require.Equal(t, Compiled, b.acquire(b.request(b.model(uint64(len(folder))))).Outcome, folder)
+		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(len(folder))))).Outcome, folder)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -60,9 +61,9 @@ type Options struct {
 
 	Rules            *rules.Set // how builds of other libraries suit a runtime; nil: the shipped ones
 	Drivers          []runtimes.DriverSource
-	Quiet            time.Duration     // how long a runtime's files must be at rest after a change; 0: 1 s
-	Poll             time.Duration     // how often files are looked at that cannot be watched; 0: 2 s
-	Policies         map[string]Policy // by execution provider; "" for those that have none of their own
+	Quiet            time.Duration             // how long a runtime's files must be at rest after a change; 0: 1 s
+	Poll             time.Duration             // how often files are looked at that cannot be watched; 0: 2 s
+	Policies         map[string]request.Policy // by execution provider; "" for those that have none of their own
 	Rebuild          upkeep.RebuildOptions
 	KeepSource       string   // "reference" (default), "copy", "none": how a source model is kept for compiling it again
 	TrustedReporters []uint32 // users whose reports count without others'
@@ -218,7 +219,7 @@ func (c *Cache) open() error {
 // published notes that a user's build is stored now, so that the user hears of it, and that it need
 // not be compiled again.
 func (c *Cache) published(b *index.Build, uid uint32) {
-	c.rights.Saw(Peer{UID: uid}, b)
+	c.rights.Saw(request.Peer{UID: uid}, b)
 	c.rebuilds.Published(b)
 }
 
@@ -303,7 +304,7 @@ func (c *Cache) openQueries() *query.Queries {
 			return out
 		},
 		Owner: c.owners.Of, PlanAgain: c.planAgain, Sources: c.sourceModels,
-		Failures: func(p Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
+		Failures: func(p request.Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad

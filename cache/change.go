@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
@@ -16,7 +17,7 @@ import (
 // answer.
 type changing struct {
 	c     *Cache
-	peer  Peer
+	peer  request.Peer
 	reply *wire.ChangeReply
 	left  wire.Left
 }
@@ -24,7 +25,9 @@ type changing struct {
 // maxChanged is how many of the builds that were changed are told.
 const maxChanged = 256
 
-func (c *Cache) changed(p Peer) *changing { return &changing{c, p, &wire.ChangeReply{}, wire.MaxReply} }
+func (c *Cache) changed(p request.Peer) *changing {
+	return &changing{c, p, &wire.ChangeReply{}, wire.MaxReply}
+}
 
 // took notes a build that is still there, and gone one that was removed.
 func (ch *changing) took(b *index.Build) error {
@@ -72,7 +75,7 @@ func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.
 
 // Invalidate withholds the builds that the names mean: they are not served again, and the next request compiles.
 // With dryRun it tells what it would do.
-func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string,
+func (c *Cache) Invalidate(ctx context.Context, p request.Peer, names []string, reason string,
 	dryRun bool) (*wire.ChangeReply, error) {
 	ids, err := c.changeable(ctx, p, names)
 	if err != nil {
@@ -85,7 +88,7 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 	err = c.eachOf(ctx, ids, func(b *index.Build) error {
 		if !dryRun {
 			if err := c.store.Withhold(b.ID, index.Withheld, reason); err != nil {
-				return storeError(err, b.ModelName)
+				return request.StoreError(err, b.ModelName)
 			}
 		}
 		return out.took(b)
@@ -96,7 +99,7 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that somebody has loaded
 // stay until they are let go. Freed are the bytes on disk that nothing else needs, in the account of
 // what each build has of its own.
-func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
+func (c *Cache) Remove(ctx context.Context, p request.Peer, names []string, all,
 	dryRun bool) (*wire.ChangeReply, error) {
 	everything := all && c.rights.Administrator(p)
 	ids, err := c.toRemove(ctx, p, names, all)
@@ -162,7 +165,7 @@ func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bo
 }
 
 // toRemove lists what is to go.
-func (c *Cache) toRemove(ctx context.Context, p Peer, names []string, all bool) (ids []index.BuildID, err error) {
+func (c *Cache) toRemove(ctx context.Context, p request.Peer, names []string, all bool) (ids []index.BuildID, err error) {
 	if !all {
 		return c.changeable(ctx, p, names)
 	}
@@ -170,7 +173,7 @@ func (c *Cache) toRemove(ctx context.Context, p Peer, names []string, all bool) 
 }
 
 // allChangeable lists the builds that the peer may change.
-func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID, err error) {
+func (c *Cache) allChangeable(ctx context.Context, p request.Peer) (ids []index.BuildID, err error) {
 	err = c.index.EachBrief(ctx, index.BuildID{}, func(b *index.Brief) error {
 		if c.rights.MayChange(p, b.Scope) {
 			ids = append(ids, b.ID)
@@ -184,7 +187,7 @@ func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID,
 }
 
 // changeable lists the builds that the names mean, for somebody who wants to change them.
-func (c *Cache) changeable(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
+func (c *Cache) changeable(ctx context.Context, p request.Peer, names []string) (ids []index.BuildID, err error) {
 	err = c.query.EachNamed(ctx, p, names, func(b *index.Build) error {
 		if !c.rights.MayChange(p, b.Scope) {
 			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)

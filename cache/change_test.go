@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -20,7 +21,7 @@ func TestRemove(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	files := b.read(a)
-	me := Peer{UID: b.cache.uid}
+	me := request.Peer{UID: b.cache.uid}
 	would, err := b.cache.Remove(context.Background(), me, []string{"model.onnx"}, false, true)
 	require.NoError(t, err)
 	require.Len(t, would.Builds, 1)
@@ -34,7 +35,7 @@ func TestRemove(t *testing.T) {
 	require.NoError(t, a.View.Close())
 	b.cache.views.Sweep()
 	require.NoDirExists(t, a.Path)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	_, err = b.cache.Remove(context.Background(), me, []string{"nothing-like-that"}, false, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
@@ -42,11 +43,11 @@ func TestRemove(t *testing.T) {
 func TestInvalidate(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	_, err := b.cache.Invalidate(context.Background(), Peer{UID: b.cache.uid}, []string{a.RequestKey.String()[:12]}, "looks wrong", false)
+	_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid}, []string{a.RequestKey.String()[:12]}, "looks wrong", false)
 	require.NoError(t, err)
 	b.reopen()
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, again.Outcome)
+	require.Equal(t, request.Compiled, again.Outcome)
 	require.Contains(t, again.Why, "looks wrong")
 }
 

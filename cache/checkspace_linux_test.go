@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -28,7 +29,7 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	entries := 0
 	measure := func() (files map[string]uint64, listed, walked int64) {
 		entries = 0
-		found, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
+		found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
 		require.NoError(t, err)
 		files = make(map[string]uint64)
 		for _, l := range found.Space {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
@@ -31,25 +32,17 @@ func (o ClaimOptions) orDefault() ClaimOptions {
 	return o
 }
 
-// Claim is the right, and the promise, to compile what others may be waiting for.
-type Claim struct {
-	ID       string
-	Output   string // name of the graph that is to be put
-	Route    string // by which it is to be compiled
-	Deadline time.Time
-}
-
 // claim is a Claim as long as it lasts. It ends when its artefact is put, when it is given up, with the connection that
 // it was given on, or at its deadline, whichever is first; who puts in time may finish that.
 type claim struct {
-	Claim
-	outsider *outsider
-	job      *jobs.Job
-	*attempt // whose it is; its files are those of libraries only, and the claim's own
-	owner    uint32
-	began    time.Time
-	takes    signature
-	adopts   bool // what is put is the request's own model
+	request.Claim
+	outsider         *outsider
+	job              *jobs.Job
+	*request.Attempt // whose it is; its files are those of libraries only, and the claim's own
+	owner            uint32
+	began            time.Time
+	takes            signature
+	adopts           bool // what is put is the request's own model
 
 	lasts context.Context    // ends when it is over
 	ends  context.CancelFunc // ends lasts
@@ -187,7 +180,7 @@ type pastClaim struct {
 
 // claimer is a request that wants a claim.
 type claimer struct {
-	*attempt
+	*request.Attempt
 	owner   uint32
 	takes   signature
 	why     string // what the look-up found
@@ -271,7 +264,7 @@ func (cs *claims) remove(cl *claim) {
 }
 
 // find gives a claim to the user whose it is. Others are not told that there is one.
-func (cs *claims) find(p Peer, id string) (*claim, error) {
+func (cs *claims) find(p request.Peer, id string) (*claim, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cl, why := cs.open[id], ""
@@ -291,7 +284,7 @@ func (cs *claims) find(p Peer, id string) (*claim, error) {
 }
 
 // GiveUp ends a claim without a result. Whoever waits is told text and code; the next who asked for a claim gets it.
-func (c *Cache) GiveUp(ctx context.Context, p Peer, id, text string, code int32) error {
+func (c *Cache) GiveUp(ctx context.Context, p request.Peer, id, text string, code int32) error {
 	cl, err := c.claims.find(p, id)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/internal/apierr"
@@ -24,8 +25,8 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	at := b.identified(r)
 	p, err := b.cache.planOwn(t.Context(), at)
 	require.NoError(t, err)
-	a := &claimer{attempt: at.withPlan(p), owner: stranger, wake: func() {}}
-	key := jobs.Key{Build: p.buildKey, Scope: rights.OwnScope(r.Peer)}
+	a := &claimer{Attempt: at.WithPlan(p), owner: stranger, wake: func() {}}
+	key := jobs.Key{Build: p.BuildKey, Scope: rights.OwnScope(r.Peer)}
 	require.NoError(t, b.cache.claims.enter(key, a, 16))
 	o := b.cache.newOutsider(key, a)
 	claimed := func() *jobs.Job {
@@ -56,9 +57,9 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 		"and so did all who asked": func(cl *claim) error { cl.finish(jobCancelled, 0); return context.Canceled },
 	} {
 		t.Run(name, func(t *testing.T) {
-			at := &attempt{Request: &Request{Name: "m.onnx"}}
-			cl := &claim{attempt: at, timer: time.NewTimer(time.Hour), ends: func() {}}
-			a, err := (&claimer{attempt: at}).handed(context.Background(), cl, cross(cl))
+			at := &request.Attempt{Request: &request.Request{Name: "m.onnx"}}
+			cl := &claim{Attempt: at, timer: time.NewTimer(time.Hour), ends: func() {}}
+			a, err := (&claimer{Attempt: at}).handed(context.Background(), cl, cross(cl))
 			require.Nil(t, a)
 			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 			require.ErrorContains(t, err, "cancelled")
@@ -82,11 +83,11 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	require.NotEqual(t, jobs.Cancelled, listed[0].State, "somebody else wants it")
 	got := <-waits
 	require.NoError(t, got.err)
-	require.Equal(t, Claimed, got.answer.Outcome)
+	require.Equal(t, request.Claimed, got.answer.Outcome)
 	_, err = b.cache.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
 	require.ErrorContains(t, err, jobCancelled)
 	app.uid = second.Peer.UID
-	require.Equal(t, Taken, app.put(app.compile(second, got.answer.Claim)).Outcome)
+	require.Equal(t, request.Taken, app.put(app.compile(second, got.answer.Claim)).Outcome)
 }
 
 // Applications ask for a claim, and all jobs are cancelled again and again: each ends with a claim or cancelled, and nothing is left.
@@ -103,7 +104,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 			case <-done:
 				return
 			case <-time.After(time.Duration(rand.IntN(500)) * time.Microsecond):
-				if _, err := b.cache.CancelJobs(context.Background(), Peer{UID: stranger}, nil, true); err != nil {
+				if _, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: stranger}, nil, true); err != nil {
 					t.Errorf("cancel: %v", err)
 				}
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -42,25 +43,25 @@ func (b *bench) application(uid uint32, version string) *application {
 }
 
 // ask is a request for the application's own libraries.
-func (a *application) ask(model *os.File) *Request {
+func (a *application) ask(model *os.File) *request.Request {
 	r := a.request(model)
-	r.Peer, r.OnMiss, r.Connection = Peer{UID: a.uid}, ForClaim, a.connect
+	r.Peer, r.OnMiss, r.Connection = request.Peer{UID: a.uid}, request.ForClaim, a.connect
 	lib := a.spec.EPs[0]
 	r.Runtime = runtimes.Ref{ORTVersion: "1.30.0", EPLibraries: []runtimes.LibraryRef{{EP: lib.EP, Path: lib.Path, File: a.openFile(lib.Path)}}}
 	return r
 }
 
 // claim asks for a claim that is given at once.
-func (a *application) claim(r *Request) *Answer {
+func (a *application) claim(r *request.Request) *request.Answer {
 	a.Helper()
 	got := a.bench.acquire(r)
-	require.Equal(a, Claimed, got.Outcome)
+	require.Equal(a, request.Claimed, got.Outcome)
 	require.NotNil(a, got.Claim)
 	return got
 }
 
 // compile does what the claim is for, and gives the files in the order in which they are put.
-func (a *application) compile(r *Request, claim *Claim) *Put {
+func (a *application) compile(r *request.Request, claim *request.Claim) *Put {
 	a.Helper()
 	folder := a.TempDir()
 	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
@@ -73,16 +74,16 @@ func (a *application) compile(r *Request, claim *Claim) *Put {
 	return put
 }
 
-func (a *application) put(put *Put) *Answer {
+func (a *application) put(put *Put) *request.Answer {
 	a.Helper()
-	got, err := a.cache.Put(context.Background(), Peer{UID: a.uid}, put, nil)
+	got, err := a.cache.Put(context.Background(), request.Peer{UID: a.uid}, put, nil)
 	require.NoError(a, err)
 	a.Cleanup(func() { got.View.Close() })
 	return got
 }
 
 // asked sends the request, which is to wait.
-func (b *bench) asked(r *Request) <-chan waitResult {
+func (b *bench) asked(r *request.Request) <-chan waitResult {
 	out := make(chan waitResult, 1)
 	before := b.waiters()
 	go func() {
@@ -97,7 +98,7 @@ func (b *bench) asked(r *Request) <-chan waitResult {
 }
 
 type waitResult struct {
-	answer *Answer
+	answer *request.Answer
 	err    error
 }
 
@@ -113,7 +114,7 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 
 	put := app.compile(r, claim.Claim)
 	got := app.put(put)
-	require.Equal(t, Taken, got.Outcome)
+	require.Equal(t, request.Taken, got.Outcome)
 	require.True(t, got.Build.Put)
 	require.Equal(t, rights.OwnScope(r.Peer), got.Build.Scope)
 	require.Equal(t, compilers.NotCheckable, got.Build.LoadCheck)
@@ -122,7 +123,7 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 	require.Less(t, got.Build.CompileSeconds, 60.0, "no more than the claim has lasted")
 
 	again := b.acquire(r)
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, got.Graph, again.Graph)
 	require.Equal(t, b.read(got), b.read(again))
 	require.Contains(t, again.Compatibility.Reason, "uid 4242")
@@ -130,7 +131,7 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 	require.Zero(t, b.compiler.Checks.Load())
 
 	b.reopen()
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 }
 
 // What one application put is for those alone that have its very libraries, and are of its user.
@@ -142,25 +143,29 @@ func TestWhoGetsWhatWasPut(t *testing.T) {
 	app.put(app.compile(r, app.claim(r).Claim))
 	equal := b.application(stranger, "7.1")
 	for name, c := range map[string]struct {
-		ask func() *Request
+		ask func() *request.Request
 		hit bool
 	}{
-		"the same":          {func() *Request { return app.ask(model) }, true},
-		"on_miss wait":      {func() *Request { r := app.ask(model); r.OnMiss = Wait; return r }, true},
-		"on_miss fail":      {func() *Request { r := app.ask(model); r.OnMiss = Fail; return r }, true},
-		"another user":      {func() *Request { r := app.ask(model); r.Peer.UID++; return r }, false},
-		"another version":   {func() *Request { return b.application(stranger, "7.2").ask(model) }, false},
-		"another place":     {func() *Request { return equal.ask(model) }, false},
-		"another ORT":       {func() *Request { r := app.ask(model); r.Runtime.ORTVersion = "1.31.0"; return r }, false},
-		"another model":     {func() *Request { return app.ask(b.model(2)) }, false},
-		"another option":    {func() *Request { r := app.ask(model); r.EPs[0].Options = map[string]string{"level": "3"}; return r }, false},
-		"another device":    {func() *Request { r := app.ask(model); r.EPs[0].Devices = devices("NPU"); return r }, false},
-		"the daemon's libs": {func() *Request { r := app.ask(model); r.Runtime = runtimes.Ref{}; return r }, false},
+		"the same":        {func() *request.Request { return app.ask(model) }, true},
+		"on_miss wait":    {func() *request.Request { r := app.ask(model); r.OnMiss = request.Wait; return r }, true},
+		"on_miss fail":    {func() *request.Request { r := app.ask(model); r.OnMiss = request.Fail; return r }, true},
+		"another user":    {func() *request.Request { r := app.ask(model); r.Peer.UID++; return r }, false},
+		"another version": {func() *request.Request { return b.application(stranger, "7.2").ask(model) }, false},
+		"another place":   {func() *request.Request { return equal.ask(model) }, false},
+		"another ORT":     {func() *request.Request { r := app.ask(model); r.Runtime.ORTVersion = "1.31.0"; return r }, false},
+		"another model":   {func() *request.Request { return app.ask(b.model(2)) }, false},
+		"another option": {func() *request.Request {
+			r := app.ask(model)
+			r.EPs[0].Options = map[string]string{"level": "3"}
+			return r
+		}, false},
+		"another device":    {func() *request.Request { r := app.ask(model); r.EPs[0].Devices = devices("NPU"); return r }, false},
+		"the daemon's libs": {func() *request.Request { r := app.ask(model); r.Runtime = runtimes.Ref{}; return r }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := c.ask()
-			if r.OnMiss == ForClaim {
-				r.OnMiss = Fail
+			if r.OnMiss == request.ForClaim {
+				r.OnMiss = request.Fail
 			}
 			a, err := b.cache.Acquire(context.Background(), r, nil)
 			if !c.hit {
@@ -169,7 +174,7 @@ func TestWhoGetsWhatWasPut(t *testing.T) {
 			}
 			require.NoError(t, err)
 			defer a.View.Close()
-			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, request.Hit, a.Outcome)
 		})
 	}
 }
@@ -184,17 +189,17 @@ func TestLibrariesBesideCount(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 		return b.openFile(path)
 	}
-	ask := func(app *application, text string) *Request {
+	ask := func(app *application, text string) *request.Request {
 		r := app.ask(model)
 		r.Runtime.EPLibraries[0].Beside = map[string]*os.File{"libsdk.so": sdk(text)}
 		return r
 	}
 	r := ask(app, "one")
 	app.put(app.compile(r, app.claim(r).Claim))
-	require.Equal(t, Hit, b.acquire(ask(app, "one")).Outcome)
-	require.Equal(t, Hit, b.acquire(ask(moved, "one")).Outcome, "all of it is known, so another place is no matter")
+	require.Equal(t, request.Hit, b.acquire(ask(app, "one")).Outcome)
+	require.Equal(t, request.Hit, b.acquire(ask(moved, "one")).Outcome, "all of it is known, so another place is no matter")
 	other := ask(app, "two")
-	other.OnMiss = Fail
+	other.OnMiss = request.Fail
 	require.Equal(t, apierr.NotFound, b.refused(other).Class)
 }
 
@@ -205,7 +210,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	claim := app.claim(r)
 	require.Equal(t, 1, b.cache.jobs.Count())
 	wait := app.ask(r.Graph)
-	wait.OnMiss = Wait
+	wait.OnMiss = request.Wait
 	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait), b.asked(app.ask(r.Graph))}
 	listed, err := b.cache.Jobs(context.Background(), r.Peer)
 	require.NoError(t, err)
@@ -216,7 +221,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	for _, w := range waiting {
 		one := <-w
 		require.NoError(t, one.err)
-		require.Equal(t, Waited, one.answer.Outcome)
+		require.Equal(t, request.Waited, one.answer.Outcome)
 		require.Equal(t, got.Graph, one.answer.Graph)
 		require.Contains(t, one.answer.Why, "uid 4242")
 	}
@@ -245,23 +250,23 @@ func TestReportOfWhatOnePutOneself(t *testing.T) {
 	refused := b.refused(app.ask(b.model(1)))
 	require.Equal(t, apierr.Stale, refused.Class, "and not a third time, for a day")
 	b.later.Add(int64(reports.DoubtHolds + time.Second))
-	require.Equal(t, Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
 }
 
 // The next who asked for the claim gets it when it ends without a result, and hears why it ended.
 func TestHandOver(t *testing.T) {
 	ends := map[string]struct {
-		end  func(b *bench, first *application, claim *Claim)
+		end  func(b *bench, first *application, claim *request.Claim)
 		says string
 	}{
-		"given up": {func(b *bench, first *application, claim *Claim) {
-			require.NoError(b, b.cache.GiveUp(context.Background(), Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
+		"given up": {func(b *bench, first *application, claim *request.Claim) {
+			require.NoError(b, b.cache.GiveUp(context.Background(), request.Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
 		}, "the vendor's compiler crashed (code 11)"},
-		"connection gone": {func(_ *bench, first *application, _ *Claim) { first.leave() }, "its connection ended"},
-		"bad artefact": {func(b *bench, first *application, claim *Claim) {
+		"connection gone": {func(_ *bench, first *application, _ *request.Claim) { first.leave() }, "its connection ended"},
+		"bad artefact": {func(b *bench, first *application, claim *request.Claim) {
 			put := first.compile(first.ask(b.model(1)), claim)
 			put.Files = put.Files[:1]
-			_, err := b.cache.Put(context.Background(), Peer{UID: stranger}, put, nil)
+			_, err := b.cache.Put(context.Background(), request.Peer{UID: stranger}, put, nil)
 			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 		}, "what was put is refused"},
 	}
@@ -274,14 +279,14 @@ func TestHandOver(t *testing.T) {
 			second := *first
 			second.connect = context.Background()
 			waiter := second.ask(r.Graph)
-			waiter.OnMiss = Wait
+			waiter.OnMiss = request.Wait
 			waits := b.asked(waiter)
 			next := b.asked(second.ask(r.Graph))
 			last := b.asked(second.ask(r.Graph))
 			c.end(b, first, claim.Claim)
 			one := <-next
 			require.NoError(t, one.err)
-			require.Equal(t, Claimed, one.answer.Outcome)
+			require.Equal(t, request.Claimed, one.answer.Outcome)
 			require.Contains(t, one.answer.Why, c.says)
 			require.NotEqual(t, claim.Claim.ID, one.answer.Claim.ID)
 			require.Equal(t, claim.Claim.Output, one.answer.Claim.Output)
@@ -291,7 +296,7 @@ func TestHandOver(t *testing.T) {
 			for _, w := range []<-chan waitResult{waits, last} {
 				got := <-w
 				require.NoError(t, got.err)
-				require.Equal(t, Waited, got.answer.Outcome)
+				require.Equal(t, request.Waited, got.answer.Outcome)
 			}
 		})
 	}
@@ -304,7 +309,7 @@ func TestNobodyIsLeftToCompile(t *testing.T) {
 	r := app.ask(b.model(1))
 	claim := app.claim(r)
 	wait := app.ask(r.Graph)
-	wait.OnMiss = Wait
+	wait.OnMiss = request.Wait
 	waits := b.asked(wait)
 	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "out of memory", 6))
 	got := <-waits
@@ -318,16 +323,16 @@ func TestNobodyIsLeftToCompile(t *testing.T) {
 func TestTheDaemonCompilesAfterAClaim(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
-	r.OnMiss = ForClaim
+	r.OnMiss = request.ForClaim
 	claim := b.acquire(r)
-	require.Equal(t, Claimed, claim.Outcome)
+	require.Equal(t, request.Claimed, claim.Outcome)
 	wait := b.request(r.Graph)
 	waits := b.asked(wait)
 	require.Zero(t, b.compiler.Compiles.Load())
 	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "no time", 0))
 	got := <-waits
 	require.NoError(t, got.err)
-	require.Equal(t, Compiled, got.answer.Outcome)
+	require.Equal(t, request.Compiled, got.answer.Outcome)
 	require.Contains(t, got.answer.Why, "no time")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
@@ -340,19 +345,19 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 	same.spec, err = compilers.Find(b.runtime)
 	require.NoError(t, err)
 	r := b.request(b.model(1))
-	r.OnMiss = ForClaim
+	r.OnMiss = request.ForClaim
 	claim := b.acquire(r)
 	got := same.put(same.compile(r, claim.Claim))
 	require.Equal(t, "shared", got.Build.Scope, "administrators put for all")
 	require.Equal(t, compilers.Passed, got.Build.LoadCheck)
 	require.EqualValues(t, 1, b.compiler.Checks.Load())
-	r.OnMiss = Wait
+	r.OnMiss = request.Wait
 	r.Peer.UID = stranger
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 
 	other := b.application(b.cache.uid, "1.1")
 	r = b.request(b.model(2))
-	r.OnMiss = ForClaim
+	r.OnMiss = request.ForClaim
 	_, err = b.cache.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `SDK "1.1"`)
@@ -367,11 +372,11 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 func TestAClaimDelaysNobodyElse(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
-	r.Peer.UID, r.OnMiss = stranger, ForClaim
-	require.Equal(t, Claimed, b.acquire(r).Outcome)
+	r.Peer.UID, r.OnMiss = stranger, request.ForClaim
+	require.Equal(t, request.Claimed, b.acquire(r).Outcome)
 	other := b.request(r.Graph)
 	other.Peer.UID = stranger + 1
-	require.Equal(t, Compiled, b.acquire(other).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(other).Outcome)
 }
 
 // Other processes of its user's wait for the claim, though the daemon could compile.
@@ -381,7 +386,7 @@ func TestTheClaimsOwnUserWaits(t *testing.T) {
 	require.NoError(t, err)
 	app := &application{bench: b, uid: stranger, spec: spec, worker: standin.New()}
 	r := b.request(b.model(1))
-	r.Peer.UID, r.OnMiss = stranger, ForClaim
+	r.Peer.UID, r.OnMiss = stranger, request.ForClaim
 	claim := app.claim(r)
 	wait := b.request(r.Graph)
 	wait.Peer.UID = stranger
@@ -389,7 +394,7 @@ func TestTheClaimsOwnUserWaits(t *testing.T) {
 	got := app.put(app.compile(r, claim.Claim))
 	one := <-waits
 	require.NoError(t, one.err)
-	require.Equal(t, Waited, one.answer.Outcome)
+	require.Equal(t, request.Waited, one.answer.Outcome)
 	require.Equal(t, got.Graph, one.answer.Graph)
 	require.Zero(t, b.compiler.Compiles.Load())
 }
@@ -404,7 +409,7 @@ func TestAnotherMachine(t *testing.T) {
 	require.NoError(t, os.WriteFile(version, []byte("1.0\n"), 0o644))
 	b.reload(func(o *Options) { o.Drivers = []runtimes.DriverSource{{File: version}} })
 	b.cache.runtimes.LookAtMachine(t.Context())
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 }
 
@@ -413,8 +418,8 @@ func TestClaimWaitsForTheDaemonsJob(t *testing.T) {
 	b.compiler.Delay = 200 * time.Millisecond
 	first := b.asked(b.request(b.model(1)))
 	r := b.request(b.model(1))
-	r.Peer.UID, r.OnMiss = stranger, ForClaim
-	require.Equal(t, Waited, b.acquire(r).Outcome)
+	r.Peer.UID, r.OnMiss = stranger, request.ForClaim
+	require.Equal(t, request.Waited, b.acquire(r).Outcome)
 	require.NoError(t, (<-first).err)
 }
 
@@ -440,7 +445,7 @@ func TestClaimsEndWithTheDaemon(t *testing.T) {
 	b.reopen()
 	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	require.Equal(t, Claimed, b.acquire(r).Outcome)
+	require.Equal(t, request.Claimed, b.acquire(r).Outcome)
 }
 
 func TestOneUsersClaimsAreBounded(t *testing.T) {
@@ -503,7 +508,7 @@ func TestEventsOfClaims(t *testing.T) {
 		}
 	}
 	require.Equal(t, "claimed, claim ended, claimed, put", strings.Join(kinds, ", "))
-	hidden, err := b.cache.query.Events(context.Background(), Peer{UID: stranger + 1}, time.Time{}, 0)
+	hidden, err := b.cache.query.Events(context.Background(), request.Peer{UID: stranger + 1}, time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range hidden.Events {
 		require.Empty(t, e.RequestKey, "others hear nothing of %s", e.Kind)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
@@ -44,7 +45,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			if a.View != nil {
 				a.View.Close()
 			}
-			if a.Outcome != Claimed {
+			if a.Outcome != request.Claimed {
 				return
 			}
 			if puts.Load() > 0 {
@@ -89,7 +90,7 @@ func held(b *bench) int {
 	return len(b.cache.claims.open)
 }
 
-func compileAndPut(a *application, r *Request, claim *Claim, folder string) error {
+func compileAndPut(a *application, r *request.Request, claim *request.Claim, folder string) error {
 	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
 		Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
 	put := &Put{Claim: claim.ID}
@@ -99,7 +100,7 @@ func compileAndPut(a *application, r *Request, claim *Claim, folder string) erro
 		put.Files = append(put.Files, PutFile{Name: name, File: f})
 	}
 	if err == nil {
-		var answer *Answer
+		var answer *request.Answer
 		if answer, err = a.cache.Put(context.Background(), r.Peer, put, nil); err == nil {
 			answer.View.Close()
 		}
@@ -157,7 +158,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		_, err := b.cache.Put(ctx, c.request.Peer, c.put, func(Progress) { queued <- struct{}{} })
+		_, err := b.cache.Put(ctx, c.request.Peer, c.put, func(request.Progress) { queued <- struct{}{} })
 		got <- err
 	}()
 	<-queued
@@ -167,7 +168,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	leave()
 	handed := <-next
 	require.NoError(t, handed.err)
-	require.Equal(t, Claimed, handed.answer.Outcome)
+	require.Equal(t, request.Claimed, handed.answer.Outcome)
 	require.Empty(t, b.list())
 }
 
@@ -201,11 +202,11 @@ func TestStoredBetweenLookUpAndJob(t *testing.T) {
 	a, err := b.cache.compileOnce(t.Context(), at, "it was not there")
 	require.NoError(t, err)
 	defer a.View.Close()
-	require.Equal(t, Waited, a.Outcome)
-	at.OnMiss = ForClaim
+	require.Equal(t, request.Waited, a.Outcome)
+	at.OnMiss = request.ForClaim
 	a, err = b.cache.claimOrWait(t.Context(), at, "it was not there")
 	require.NoError(t, err)
 	defer a.View.Close()
-	require.Equal(t, Waited, a.Outcome)
+	require.Equal(t, request.Waited, a.Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }

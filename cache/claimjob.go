@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -33,7 +33,7 @@ type outsider struct {
 
 func (o *outsider) About() jobs.About { return o.first }
 
-// run gives the claim to one after the other, until one of them puts a result or nobody wants it any more.
+// Run gives the claim to one after the other, until one of them puts a result or nobody wants it any more.
 func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	var last *claimEnd
 	for {
@@ -47,7 +47,7 @@ func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 		if cl == nil {
 			return nil, claimFailed(o.first.ModelName, last)
 		}
-		o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.plan.requestKey, Model: cl.Name},
+		o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
 			event.Claimed, "by uid %d, until %s", cl.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
 		f.Tell("claimed")
 		result, end := o.await(ctx, cl)
@@ -68,8 +68,8 @@ const jobCancelled = "its job was cancelled"
 // give makes the claim; nil: the job is cancelled, and who asks now has another. It is called with claims.mu held.
 func (o *outsider) give(a *claimer, f *jobs.Job, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
-	cl := &claim{Claim: Claim{ID: jobs.NewID(), Output: a.plan.output(), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, job: f, attempt: a.attempt, owner: a.owner, began: time.Now(), takes: a.takes}
+	cl := &claim{Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(), Route: a.Plan.Canonical.Route, Deadline: time.Now().Add(most)},
+		outsider: o, job: f, Attempt: a.Attempt, owner: a.owner, began: time.Now(), takes: a.takes}
 	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
@@ -85,11 +85,6 @@ func (o *outsider) give(a *claimer, f *jobs.Job, last *claimEnd) *claim {
 	}
 	return cl
 }
-
-// name is what the files of a build begin with: names are part of what is compiled, so it is made from the key.
-func (p *plan) name() string { return hex.EncodeToString(p.buildKey[:8]) }
-
-func (p *plan) output() string { return p.name() + "_ctx.onnx" }
 
 func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *claimEnd) {
 	select {
@@ -107,7 +102,7 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *claimEn
 		return result, nil
 	}
 	o.c.index.Counters.Add("claims_without_result", 1)
-	o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.plan.requestKey, Model: cl.Name},
+	o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
 		event.ClaimEnded, "%s", end.Error()))
 	return nil, end
 }
@@ -117,12 +112,12 @@ const maxHandOvers = 16
 
 // claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
 // not run here.
-func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answer, error) {
+func (c *Cache) claimOrWait(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
 	if compilers.Weightless(at.SessionOptions) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", at.Name).
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
-	if at.rc != nil { // else what is known of failures is of other libraries
+	if at.Content != nil { // else what is known of failures is of other libraries
 		if f := c.failedBefore(at); f != nil && f.Reason.OfProvider() {
 			return nil, f.FromMemory(at.Name)
 		}
@@ -150,7 +145,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 			}
 			return c.newOutsider(key, a), nil
 		})
-		if err == nil && at.rc != nil && at.otherORT(result.Build.ORTVersion) {
+		if err == nil && at.Content != nil && at.OtherORT(result.Build.ORTVersion) {
 			c.store.Taken(result.Build.ID) // or rather, not taken
 			err = errOtherORT(at, result.Build)
 			continue // for the next claim, which may be its own
@@ -171,11 +166,11 @@ func (c *Cache) claimOrWait(ctx context.Context, at *attempt, why string) (*Answ
 
 // handed answers a request that was given the claim. err is how its wait ended: who gave the job up at that moment has given the claim
 // up as well, and the next who asked for it gets it.
-func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*Answer, error) {
+func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*request.Answer, error) {
 	switch {
 	case ctx.Err() != nil:
 		cl.finish("who asked for it left", 0)
-		return nil, contextError(ctx, a.Name)
+		return nil, request.ContextError(ctx, a.Name)
 	case errors.Is(err, runtimes.ErrGivenUp):
 		cl.finish(jobCancelled, 0)
 		return nil, jobError(ctx, a.Name, err)
@@ -184,25 +179,25 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*Answer, er
 		return nil, apierr.New(apierr.Cancelled, runtimes.ErrGivenUp, "model %q: the claim ended as it was given: %s", a.Name, why)
 	}
 	given := cl.Claim
-	return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
+	return &request.Answer{Outcome: request.Claimed, Claim: &given, Why: a.why}, nil
 }
 
 // claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
 // but where the daemon compiles for all already they wait for that.
-func (c *Cache) claimKey(at *attempt) (jobs.Key, error) {
-	if at.store == "" {
+func (c *Cache) claimKey(at *request.Attempt) (jobs.Key, error) {
+	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
 	}
-	if shared := (jobs.Key{Build: at.plan.buildKey, Scope: at.store}); at.store == "shared" && (c.rights.Publisher(at.Peer) || c.jobs.Open(shared) != nil) {
+	if shared := (jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}); at.Scope == "shared" && (c.rights.Publisher(at.Peer) || c.jobs.Open(shared) != nil) {
 		return shared, nil
 	}
-	return jobs.Key{Build: at.plan.buildKey, Scope: rights.OwnScope(at.Peer)}, nil
+	return jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)}, nil
 }
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
 // what they are; the model's own are read now.
-func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claimer, error) {
+func (c *Cache) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
 	takes, err := readSignature(ctx, at.Request)
 	if err != nil {
 		return nil, err
@@ -214,10 +209,10 @@ func (c *Cache) newClaimer(ctx context.Context, at *attempt, why string) (*claim
 		own.EPs[i] = at.EPs[i]
 		own.EPs[i].Files = nil
 	}
-	if own.Runtime, err = keepLibraries(&at.Runtime, at.plan.outside); err != nil {
+	if own.Runtime, err = keepLibraries(&at.Runtime, at.Plan.Outside); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	return &claimer{attempt: at.withRequest(&own), owner: c.owners.Of(at.Peer.UID), takes: takes, why: why}, nil
+	return &claimer{Attempt: at.WithRequest(&own), owner: c.owners.Of(at.Peer.UID), takes: takes, why: why}, nil
 }
 
 // keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing
@@ -249,13 +244,13 @@ func closeLibraries(ref *runtimes.Ref) {
 }
 
 func (c *Cache) newOutsider(key jobs.Key, a *claimer) *outsider {
-	o := &outsider{c: c, key: key, first: a.about(key.Scope, "claimed by an application that compiles it itself")}
+	o := &outsider{c: c, key: key, first: a.JobAbout(key.Scope, "claimed by an application that compiles it itself")}
 	o.first.Claim = true
 	return o
 }
 
 // awaitClaim waits for whoever holds the claim. Where nobody does there is nothing to wait for, and missing is the error.
-func (c *Cache) awaitClaim(ctx context.Context, at *attempt, missing error) (*Answer, error) {
+func (c *Cache) awaitClaim(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
 	key, err := c.claimKey(at)
 	if err != nil {
 		return nil, missing
@@ -269,20 +264,20 @@ func (c *Cache) awaitClaim(ctx context.Context, at *attempt, missing error) (*An
 }
 
 // waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, at *attempt, result *jobs.Result) (*Answer, error) {
+func (c *Cache) waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (*request.Answer, error) {
 	defer c.store.Taken(result.Build.ID)
-	if result.Build.Put && !at.plan.outside && at.plan.marks.Elsewhere(result.Build) {
+	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, store.ErrGone
 	}
-	a, err := c.serveCompiled(ctx, result, at.phase)
+	a, err := c.serveCompiled(ctx, result, at.Phase)
 	if err != nil {
-		return nil, unservable(err, at.Name, "compiled")
+		return nil, request.Unservable(err, at.Name, "compiled")
 	}
-	a.Outcome, a.Why = Waited, "compiled by another request for the same"
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now()}
 	if result.Build.Put {
-		a.Why = putBy(result.Build)
+		a.Why = request.PutBy(result.Build)
 		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
 	}
 	return a, nil
@@ -320,7 +315,7 @@ func (cl *claim) stillOpen() error {
 		if err = cmp.Or(err, err2); err != nil {
 			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
 		}
-		if gone || now.Size != cl.plan.libraries[l.EP].Size || now.Mtime != cl.plan.libraries[l.EP].Mtime {
+		if gone || now.Size != cl.Plan.Libraries[l.EP].Size || now.Mtime != cl.Plan.Libraries[l.EP].Mtime {
 			return fmt.Errorf("library %q was replaced meanwhile", l.Path)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
@@ -86,7 +87,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		}
 		syncs += appends(b, bench.state, builds)
 		to := int64(0)
-		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
+		plan, err := c.PlanCollection(ctx, request.Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
 		require.NoError(b, c.store.Collector().Collect(ctx, plan, func(int64, int64) {}))
@@ -96,7 +97,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		for range builds {
 			put()
 		}
-		plan, err = c.PlanCollection(ctx, Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
+		plan, err = c.PlanCollection(ctx, request.Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)
 		go func() { done <- c.store.Collector().Collect(ctx, plan, func(int64, int64) {}) }()

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -33,7 +34,7 @@ func stored(t *testing.T, n uint64) (*bench, []index.Build) {
 
 func (b *bench) plan(to int64) *store.Collection {
 	b.Helper()
-	plan, err := b.cache.PlanCollection(context.Background(), Peer{UID: b.cache.uid}, store.Goal{Bytes: &to}, nil)
+	plan, err := b.cache.PlanCollection(context.Background(), request.Peer{UID: b.cache.uid}, store.Goal{Bytes: &to}, nil)
 	require.NoError(b, err)
 	return plan
 }
@@ -58,7 +59,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds))
 	b.reopen()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds), "after a restart as well")
-	why, err := b.cache.query.Why(context.Background(), Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
+	why, err := b.cache.query.Why(context.Background(), request.Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
 }
@@ -87,7 +88,7 @@ func TestTwoCollectTheSame(t *testing.T) {
 func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 	b, builds := stored(t, 4)
 	ctx := context.Background()
-	_, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{builds[0].BuildKey.String()}, false)
+	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{builds[0].BuildKey.String()}, false)
 	require.NoError(t, err)
 	held := b.acquire(b.request(b.model(2)))
 	require.Equal(t, builds[1].ID, held.Build.ID)
@@ -119,7 +120,7 @@ func TestWhatWasUsedMeanwhileGoesForWhoWaits(t *testing.T) {
 		require.NoError(t, err)
 		b.later.Add(int64(time.Hour))
 		again := b.acquire(b.request(b.model(1)))
-		require.Equal(t, Hit, again.Outcome)
+		require.Equal(t, request.Hit, again.Outcome)
 		require.NoError(t, again.View.Close())
 		b.later.Add(int64(time.Hour))
 		b.collect(plan)
@@ -159,7 +160,7 @@ func TestAPathThatWasGivenOutLatelyStays(t *testing.T) {
 
 func TestUsersCollectTheirOwn(t *testing.T) {
 	b, _ := stored(t, 1)
-	other := Peer{UID: b.cache.uid + 1}
+	other := request.Peer{UID: b.cache.uid + 1}
 	r := b.request(b.model(9))
 	r.Peer, r.Store = other, "user"
 	own := b.acquire(r)
@@ -176,8 +177,8 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 // To a user's quota count the shared builds, too, that came of the user's requests. The user may not collect those, and is told so.
 func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 	b, _ := stored(t, 1)
-	other := Peer{UID: b.cache.uid + 1}
-	var own, shared *Answer
+	other := request.Peer{UID: b.cache.uid + 1}
+	var own, shared *request.Answer
 	for seed, store := range map[uint64]string{9: "user", 10: "shared"} {
 		r := b.request(b.model(seed))
 		r.Peer, r.Store = other, store
@@ -201,7 +202,7 @@ func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 		require.NoError(t, err)
 		return plan
 	}
-	logical := func(a *Answer) (sum int64) {
+	logical := func(a *request.Answer) (sum int64) {
 		for _, f := range a.Build.Files {
 			sum += f.Size
 		}

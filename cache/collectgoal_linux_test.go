@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
@@ -30,16 +31,16 @@ func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
 // What a build of somebody else needs as well keeps its form: that one would pay for the room that another makes.
 func TestWhatIsNotOnesOwnAloneKeepsItsForm(t *testing.T) {
 	b := newBench(t)
-	other := Peer{UID: b.cache.uid + 1}
+	other := request.Peer{UID: b.cache.uid + 1}
 	own := b.variant(2)
 	own.Peer, own.Store = other, "user"
-	builds, _ := b.stores([]*Request{b.variant(1), own, b.variant(2)})
+	builds, _ := b.stores([]*request.Request{b.variant(1), own, b.variant(2)})
 	require.Equal(t, large(builds[1]), large(builds[2]), "two builds of the same bytes")
 	require.NotEqual(t, builds[1].Scope, builds[2].Scope)
 	b.allowPacking()
 	b.later.Add(int64(24 * time.Hour))
 	to := int64(0)
-	shrinks := func(p Peer) bool {
+	shrinks := func(p request.Peer) bool {
 		plan, err := b.cache.PlanCollection(context.Background(), p, store.Goal{Bytes: &to}, nil)
 		require.NoError(t, err)
 		to = max(plan.Used-1, 0)

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/audit"
@@ -14,7 +15,7 @@ import (
 // PlanCollection plans to bring the builds that the peer may collect within the configured bounds,
 // or within the goal: all builds for administrators, else the peer's own. progress, which may be
 // nil, is told how far the survey of the store is.
-func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal store.Goal, progress func(*wire.Progress)) (*store.Collection, error) {
+func (c *Cache) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal, progress func(*wire.Progress)) (*store.Collection, error) {
 	goal.Told = wire.FarThrough(progress, "reading")
 	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
 }
@@ -48,7 +49,7 @@ func (c *Cache) CollectReply(plan *store.Collection) *wire.CollectReply {
 
 // Check compares the store with what it should be: its files, or with w.Space the account of the
 // disk. progress may be nil.
-func (c *Cache) Check(ctx context.Context, p Peer, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+func (c *Cache) Check(ctx context.Context, p request.Peer, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	if !c.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
 	}

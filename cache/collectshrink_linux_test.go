@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -72,7 +73,7 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	b.exact()
 	for i := range builds {
 		a := b.acquire(b.variant(i + 1))
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, files[i], b.read(a))
 		require.NoError(t, a.View.Close())
 	}
@@ -102,12 +103,12 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 // A build that recipes take from frees nothing when it goes, so it is not evicted for room.
 func TestWhatFreesNothingStays(t *testing.T) {
 	b := newBench(t)
-	ask := func(batch int) *Request { // all that there is of such a build is one file
+	ask := func(batch int) *request.Request { // all that there is of such a build is one file
 		r := b.variant(batch)
 		r.Embed = true
 		return r
 	}
-	builds, _ := b.stores([]*Request{ask(1), ask(2), ask(3)})
+	builds, _ := b.stores([]*request.Request{ask(1), ask(2), ask(3)})
 	b.allowPacking()
 	b.later.Add(int64(30 * 7 * 24 * time.Hour))
 	for _, batch := range []int{2, 3} { // so that the first pays least
@@ -191,9 +192,9 @@ func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
 			f.err.Store(nil)
 			require.Equal(t, store.KeptNoRoom, plan.Steps[0].KeptFor())
 			a := b.acquire(b.variant(2))
-			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, request.Hit, a.Outcome)
 			require.Equal(t, files[1], b.read(a))
-			require.Equal(t, apierr.NoSpace, storeClass(full))
+			require.Equal(t, apierr.NoSpace, request.StoreClass(full))
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -34,7 +35,7 @@ func (b *bench) askFor(variant int, want map[string]string) {
 	r := b.variant(variant)
 	r.HoldsView = true
 	a := b.acquire(r)
-	require.Equal(b, Hit, a.Outcome)
+	require.Equal(b, request.Hit, a.Outcome)
 	require.Equal(b, want, b.read(a))
 	require.NoError(b, a.View.Close())
 }
@@ -152,7 +153,7 @@ func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
 	b := newBench(t)
 	own := b.variant(2)
 	own.Store = "user"
-	builds, files := b.stores([]*Request{b.variant(1), own})
+	builds, files := b.stores([]*request.Request{b.variant(1), own})
 	require.NotEqual(t, builds[0].Scope, builds[1].Scope)
 	require.Positive(t, b.pack(builds[1]))
 	b.later.Add(int64(25 * time.Hour))

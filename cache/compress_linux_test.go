@@ -11,13 +11,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // worded asks for a model of n² weights, those of dense, and kib KiB of digits, which stand nowhere else, repeat nothing, and compress to little more than half.
-func (b *bench) worded(n, kib, batch int) *Request {
+func (b *bench) worded(n, kib, batch int) *request.Request {
 	raw := make([]byte, kib<<9)
 	_, _ = rand.NewChaCha8([32]byte{9}).Read(raw)
 	model := tinymodel.DenseModel(7, n, batch)
@@ -45,7 +46,7 @@ func (b *bench) pass(d time.Duration) {
 // other that is packed.
 func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*Request{b.dense(512, 1), b.worded(512, 512, 2)})
+	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2)})
 	d := large(builds[1])
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
@@ -65,7 +66,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 
 	for range 2 {
 		a, phases := b.phases(b.worded(512, 512, 2))
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Contains(t, phases, phaseUnpacking)
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
@@ -102,10 +103,10 @@ func (b *bench) objectsOf(d cas.Digest) (all []cas.Digest) {
 // What shares nothing stays whole, however long it is not used: it is the base of what comes later.
 func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	b := newBench(t)
-	builds, _ := b.stores([]*Request{b.worded(512, 900, 1)})
+	builds, _ := b.stores([]*request.Request{b.worded(512, 900, 1)})
 	b.pass(90 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
-	more, _ := b.stores([]*Request{b.worded(512, 900, 2)})
+	more, _ := b.stores([]*request.Request{b.worded(512, 900, 2)})
 	require.Greater(t, b.cache.store.Packer().PackSaving(more[0].ID), int64(1<<20))
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
@@ -120,7 +121,7 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			builds, files := b.stores([]*Request{b.dense(320, 1), b.worded(320, 512, 2)})
+			builds, files := b.stores([]*request.Request{b.dense(320, 1), b.worded(320, 512, 2)})
 			b.pass(3 * time.Hour)
 			d := large(builds[1])
 			require.True(t, b.compressed(d))
@@ -136,14 +137,14 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 				require.Equal(t, "damaged", result.Findings[0].Kind)
 			}
 			a := b.acquire(b.worded(320, 512, 2))
-			require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, request.Compiled, a.Outcome)
 			require.Contains(t, a.Why, "damaged")
 			require.Equal(t, files[1], b.read(a))
 			aside, err := filepath.Glob(filepath.Join(b.state, "quarantine", "*"))
 			require.NoError(t, err)
 			require.Len(t, aside, 2, "the recipe, and a note why")
 			first := b.acquire(b.dense(320, 1))
-			require.Equal(t, Hit, first.Outcome)
+			require.Equal(t, request.Hit, first.Outcome)
 			require.Equal(t, files[0], b.read(first))
 		})
 	}

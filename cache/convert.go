@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -22,8 +23,8 @@ import (
 
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
 // the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
-func (c *Cache) otherForm(ctx context.Context, at *attempt) (*Answer, error) {
-	if len(at.Group) > 0 || at.member {
+func (c *Cache) otherForm(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	if len(at.Group) > 0 || at.AsMember {
 		return nil, nil // a group's context is all its members'
 	}
 	found, err := c.lookUp(ctx, c.inOtherForm(at))
@@ -35,12 +36,12 @@ func (c *Cache) otherForm(ctx context.Context, at *attempt) (*Answer, error) {
 	}
 	from, judgement := found.answer.Build, found.answer.Compatibility
 	defer found.answer.View.Close()
-	at.phase("converting")
+	at.Phase("converting")
 	result, err := c.convertOnce(ctx, at, from)
 	var large *epmodel.TooLargeError
 	switch {
 	case ctx.Err() != nil:
-		return nil, contextError(ctx, at.Name)
+		return nil, request.ContextError(ctx, at.Name)
 	case errors.As(err, &large):
 		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).WithFact("reason", "too large").
 			WithHint("ask for it without embedding: its context stays in a file beside the graph")
@@ -48,19 +49,19 @@ func (c *Cache) otherForm(ctx context.Context, at *attempt) (*Answer, error) {
 		c.log.Info("build not converted", "model", at.Name, "build", from.BuildKey.String(), "why", err)
 		return nil, nil // it is compiled instead
 	}
-	a, err := c.serveCompiled(ctx, result, at.phase)
+	a, err := c.serveCompiled(ctx, result, at.Phase)
 	if err != nil {
-		return nil, unservable(err, at.Name, "converted")
+		return nil, request.Unservable(err, at.Name, "converted")
 	}
-	judgement.Reason += "; " + origin(result.Build)
-	a.Outcome, a.Compatibility, a.Why = Hit, judgement, origin(result.Build)
+	judgement.Reason += "; " + request.Origin(result.Build)
+	a.Outcome, a.Compatibility, a.Why = request.Hit, judgement, request.Origin(result.Build)
 	return a, nil
 }
 
 // withheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
 // form: a conversion would bring back the very context that is withheld.
-func (c *Cache) withheldWith(at *attempt, from *index.Build) bool {
-	for b, err := range c.stored(at.plan, at.look) {
+func (c *Cache) withheldWith(at *request.Attempt, from *index.Build) bool {
+	for b, err := range c.stored(at.Plan, at.Scopes) {
 		if err != nil { // whoever compiles will say so
 			return true
 		}
@@ -72,18 +73,18 @@ func (c *Cache) withheldWith(at *attempt, from *index.Build) bool {
 }
 
 // inOtherForm is the attempt for the same but for where the context stands.
-func (c *Cache) inOtherForm(at *attempt) *attempt {
-	r, out := *at.Request, *at.plan
+func (c *Cache) inOtherForm(at *request.Attempt) *request.Attempt {
+	r, out := *at.Request, *at.Plan
 	r.Embed = !at.Embed
-	out.canonical.Embed = !at.plan.canonical.Embed
-	out.requestKey, out.record = out.canonical.Key()
-	out.recordJSON = out.canonical.JSON()
-	c.name(&out, at.rc)
-	return at.withRequest(&r).withPlan(&out)
+	out.Canonical.Embed = !at.Plan.Canonical.Embed
+	out.RequestKey, out.Record = out.Canonical.Key()
+	out.RecordJSON = out.Canonical.JSON()
+	c.name(&out, at.Content)
+	return at.WithRequest(&r).WithPlan(&out)
 }
 
 // explainOtherForm says how a miss would be answered by a conversion, "" if it would not.
-func (c *Cache) explainOtherForm(ctx context.Context, at *attempt) (string, error) {
+func (c *Cache) explainOtherForm(ctx context.Context, at *request.Attempt) (string, error) {
 	if len(at.Group) > 0 {
 		return "", nil
 	}
@@ -94,42 +95,27 @@ func (c *Cache) explainOtherForm(ctx context.Context, at *attempt) (string, erro
 	for _, o := range order {
 		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(at, o.build) && c.query.Unsound(ctx, o.build) == "" {
 			return fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
-				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339)), nil
+				request.FormName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339)), nil
 		}
 	}
 	return "", nil
 }
 
-func formName(embed bool) string {
-	if embed {
-		return "embedded"
-	}
-	return "sidecar"
-}
-
-// origin says for people what a build was made from, "" if it was compiled.
-func origin(b *index.Build) string {
-	if b.Converted.ID.IsZero() {
-		return ""
-	}
-	return fmt.Sprintf("converted from the %s form, build %s of %s", formName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
-}
-
 // conversion makes the other form of a build.
 type conversion struct {
-	c        *Cache
-	*attempt // of whoever asked first; its files are not touched
-	from     *index.Build
-	scope    string // "" to keep nothing
-	folder   string
+	c                *Cache
+	*request.Attempt // of whoever asked first; its files are not touched
+	from             *index.Build
+	scope            string // "" to keep nothing
+	folder           string
 }
 
-func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build) (*jobs.Result, error) {
-	scope := at.store
+func (c *Cache) convertOnce(ctx context.Context, at *request.Attempt, from *index.Build) (*jobs.Result, error) {
+	scope := at.Scope
 	if scope != "" && from.Scope != "shared" {
 		scope = from.Scope // what came to one user alone does not come to all by way of another form
 	}
-	key := at.plan.buildKey.String() + scope + from.ID.String()
+	key := at.Plan.BuildKey.String() + scope + from.ID.String()
 	if scope == "" {
 		key += jobs.NewID()
 	}
@@ -139,7 +125,7 @@ func (c *Cache) convertOnce(ctx context.Context, at *attempt, from *index.Build)
 			return nil, err
 		}
 		defer leave()
-		return (&conversion{c: c, attempt: at, from: from, scope: scope}).run(ctx)
+		return (&conversion{c: c, Attempt: at, from: from, scope: scope}).run(ctx)
 	})
 }
 
@@ -184,7 +170,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
 	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID, Room: room,
-		Kind: event.Converted, Text: origin(b), Counter: "conversions"}, hold)
+		Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err
@@ -206,7 +192,7 @@ func (v *conversion) made() (*index.Build, error) {
 	if v.scope == "" {
 		return nil, nil
 	}
-	builds, err := v.c.index.Lookup(v.plan.requestKey, v.scope)
+	builds, err := v.c.index.Lookup(v.Plan.RequestKey, v.scope)
 	for i := range builds {
 		if b := &builds[i]; b.Converted.ID == v.from.ID && v.c.index.Journal.StateOf(b.ID).Name == index.Current {
 			return b, nil
@@ -217,13 +203,13 @@ func (v *conversion) made() (*index.Build, error) {
 
 // check validates what was written, loads it in a process of its own, and gives the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
-	models, _, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.plan.output(), Files: files})
+	models, _, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.Plan.OutputName(), Files: files})
 	if err != nil {
 		return nil, err
 	}
 	b := v.record(models[0], files)
-	job := v.plan.against("", v.rc).checkJob(v.path(v.plan.output()), cmp.Or(v.from.GraphOptimizationLevel, loadLevel(v.plan.canonical.GraphOptimizationLevel)))
-	checked, err := runtimes.Still(v.rc, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
+	job := v.Plan.Against("", v.Content).CheckJob(v.path(v.Plan.OutputName()), cmp.Or(v.from.GraphOptimizationLevel, request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)))
+	checked, err := runtimes.Still(v.Content, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
 	if err != nil {
 		return nil, err
 	}
@@ -240,13 +226,13 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 // record is the build's record but for its files' digests: that of what it is made from, under the keys of this form.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
-	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, v.plan.buildKey
-	if v.c.inOtherForm(v.attempt).plan.buildKey != v.from.BuildKey {
+	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey
+	if v.c.inOtherForm(v.Attempt).Plan.BuildKey != v.from.BuildKey {
 		// Other libraries made it, or another machine.
-		b.BuildKey = identity.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
+		b.BuildKey = identity.BuildKey(v.Plan.RequestKey, v.from.EPs, v.from.Route)
 	}
-	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
-	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.plan.output(), m.IRVersion, v.c.now()
+	b.Record, b.RecordJSON, b.Embed = v.Plan.Record, v.Plan.RecordJSON, v.Plan.Canonical.Embed
+	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.Plan.OutputName(), m.IRVersion, v.c.now()
 	b.ModelName = v.Name
 	if !b.Put { // else whoever compiled it with libraries of its own stays responsible
 		b.UID = v.Peer.UID

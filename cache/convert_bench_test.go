@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -21,12 +22,12 @@ func BenchmarkConversion(b *testing.B) {
 	m.Initializers[0].Raw = make([]byte, 256<<20)
 	path := filepath.Join(memoryDir(b), "large.onnx") // the stand-in's context is the model's bytes
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
-	request := func(embed bool) *Request {
+	asked := func(embed bool) *request.Request {
 		r := s.request(s.openFile(path))
 		r.Embed = embed
 		return r
 	}
-	forms := map[bool]*Answer{false: s.acquire(request(false)), true: s.acquire(request(true))}
+	forms := map[bool]*request.Answer{false: s.acquire(asked(false)), true: s.acquire(asked(true))}
 	for name, embed := range map[string]bool{"into the graph": true, "out of the graph": false} {
 		b.Run(name, func(b *testing.B) {
 			from, to := forms[!embed], forms[embed]
@@ -49,18 +50,18 @@ func BenchmarkConversion(b *testing.B) {
 }
 
 // convert writes the files of one answer out of those of the other.
-func (s *bench) convert(to, from *Answer, folder string) error {
+func (s *bench) convert(to, from *request.Answer, folder string) error {
 	staged, err := os.MkdirTemp(s.cache.path("staging"), "bench-")
 	if err != nil {
 		return err
 	}
-	v := &conversion{c: s.cache, from: from.Build, attempt: &attempt{plan: &plan{buildKey: to.Build.BuildKey}}, folder: staged}
-	v.plan.canonical.Embed = to.Build.Embed
+	v := &conversion{c: s.cache, from: from.Build, Attempt: &request.Attempt{Plan: &request.Plan{BuildKey: to.Build.BuildKey}}, folder: staged}
+	v.Plan.Canonical.Embed = to.Build.Embed
 	_, err = v.write(context.Background(), folder)
 	return errors.Join(err, os.RemoveAll(staged))
 }
 
-func (s *bench) copyOut(from *Answer, folder string) error {
+func (s *bench) copyOut(from *request.Answer, folder string) error {
 	staged, err := os.MkdirTemp(s.cache.path("staging"), "bench-")
 	if err != nil {
 		return err

@@ -10,22 +10,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
 // both asks for one form after the other, and gives both answers.
-func (b *bench) both(ask func() *Request, embedFirst bool) (made, converted *Answer) {
-	form := func(embed bool) *Answer {
+func (b *bench) both(ask func() *request.Request, embedFirst bool) (made, converted *request.Answer) {
+	form := func(embed bool) *request.Answer {
 		r := ask()
 		r.Embed, r.VerifyOutput = embed, 0.05
 		return b.acquire(r)
 	}
 	made = form(embedFirst)
-	require.Equal(b, Compiled, made.Outcome)
+	require.Equal(b, request.Compiled, made.Outcome)
 	require.Equal(b, 0.05, made.Build.VerifiedOutput)
 	converted = form(!embedFirst)
-	require.Equal(b, Hit, converted.Outcome, converted.Why)
+	require.Equal(b, request.Hit, converted.Outcome, converted.Why)
 	require.Contains(b, converted.Why, "converted from")
 	require.Equal(b, compilers.Passed, converted.Build.LoadCheck)
 	for _, w := range append(made.Warnings, converted.Warnings...) {
@@ -40,7 +41,7 @@ func TestQNNInManyPartsIsConverted(t *testing.T) {
 	for name, embedFirst := range map[string]bool{"into the graph": false, "out of the graph": true} {
 		t.Run(name, func(t *testing.T) {
 			b, _, _ := newQNNBench(t)
-			made, converted := b.both(func() *Request {
+			made, converted := b.both(func() *request.Request {
 				return b.forQNN(islands(4), "60", map[string]string{"enable_htp_fp16_precision": "1"})
 			}, embedFirst)
 			before, after := b.graphOf(made).Contexts, b.graphOf(converted).Contexts
@@ -63,7 +64,7 @@ func TestSeveralContextsAreConverted(t *testing.T) {
 			b, _, _ := newTestEPBench(t)
 			path := filepath.Join(t.TempDir(), "m.onnx")
 			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
-			made, converted := b.both(func() *Request {
+			made, converted := b.both(func() *request.Request {
 				r := b.request(b.openFile(path))
 				r.EPs = []identity.EP{{Name: compilertest.TestEP, Options: map[string]string{"primaries": "each"}}}
 				return r

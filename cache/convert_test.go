@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -21,14 +22,14 @@ import (
 )
 
 // form is a request for one of the two forms.
-func (b *bench) form(embed bool) *Request {
+func (b *bench) form(embed bool) *request.Request {
 	r := b.request(b.model(1))
 	r.Embed = embed
 	return r
 }
 
 // contexts gives the digests of the contexts of an answer, wherever they stand.
-func (b *bench) contexts(a *Answer) (out []cas.Digest) {
+func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 	b.Helper()
 	in := opened{folder: filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))}
 	defer in.close()
@@ -61,8 +62,8 @@ func TestOneFormIsConvertedFromTheOther(t *testing.T) {
 			made := b.acquire(b.form(!embed))
 			a := b.acquire(b.form(embed))
 			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the other form was compiled")
-			require.Equal(t, Hit, a.Outcome)
-			require.Contains(t, a.Why, "converted from the "+formName(!embed)+" form, build "+made.Build.BuildKey.String())
+			require.Equal(t, request.Hit, a.Outcome)
+			require.Contains(t, a.Why, "converted from the "+request.FormName(!embed)+" form, build "+made.Build.BuildKey.String())
 			require.Contains(t, a.Compatibility.Reason, a.Why)
 			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
 			require.Equal(t, b.contexts(made), b.contexts(a), "the context's bytes")
@@ -80,7 +81,7 @@ func TestOneFormIsConvertedFromTheOther(t *testing.T) {
 
 			b.reopen()
 			again := b.acquire(b.form(embed))
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.Equal(t, a.Build.ID, again.Build.ID, "kept, as any build")
 			require.Contains(t, again.Why, "converted from")
 			require.EqualValues(t, 1, b.compiler.Compiles.Load())
@@ -105,18 +106,18 @@ func TestConversionIsNoCompileForThoseWhoWantNone(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
 	r := b.form(true)
-	r.OnMiss = Fail
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	r.OnMiss = request.Fail
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 }
 
 func TestRefreshAndBypassCompile(t *testing.T) {
-	for name, wish := range map[string]OnMiss{"refresh": Refresh, "bypass": Bypass} {
+	for name, wish := range map[string]request.OnMiss{"refresh": request.Refresh, "bypass": request.Bypass} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.acquire(b.form(false))
 			r := b.form(true)
 			r.OnMiss = wish
-			require.Equal(t, Compiled, b.acquire(r).Outcome)
+			require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 			require.EqualValues(t, 2, b.compiler.Compiles.Load())
 		})
 	}
@@ -128,7 +129,7 @@ func TestConversionIsForNobodyWhoWantsNothingKept(t *testing.T) {
 	r := b.form(true)
 	r.Store = "none"
 	a := b.acquire(r)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Len(t, b.read(a), 1)
 	require.Len(t, b.list(), 1, "only the build that there was")
 }
@@ -138,8 +139,8 @@ func TestManyWhoWantTheOtherFormShareOneConversion(t *testing.T) {
 	b.acquire(b.form(false))
 	checks := b.compiler.Checks.Load()
 	var wait sync.WaitGroup
-	answers := make([]*Answer, 16)
-	requests := make([]*Request, len(answers))
+	answers := make([]*request.Answer, 16)
+	requests := make([]*request.Request, len(answers))
 	for i := range requests {
 		requests[i] = b.form(true)
 	}
@@ -176,7 +177,7 @@ func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {
 		return nil
 	}
 	a := b.acquire(b.form(true))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.True(t, a.Build.Converted.ID.IsZero())
 	require.Len(t, b.list(), 2)
 }
@@ -202,7 +203,7 @@ func TestDamagedFormIsMadeOfTheOther(t *testing.T) {
 	require.NoError(t, os.Chmod(blob, 0o644))
 	require.NoError(t, os.Truncate(blob, 100))
 	again := b.acquire(b.form(true))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.NotEqual(t, a.Build.ID, again.Build.ID)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 	require.Contains(t, b.kinds(a.RequestKey), event.Healed)
@@ -222,7 +223,7 @@ func TestExplanationTellsOfAConversion(t *testing.T) {
 	b := newBench(t)
 	made := b.acquire(b.form(false))
 	r := b.form(true)
-	r.OnMiss = Explain
+	r.OnMiss = request.Explain
 	e := b.acquire(r).Explanation
 	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Reason, "it would be converted from the sidecar form, without a compile: build "+made.Build.BuildKey.String())
@@ -237,14 +238,14 @@ func TestBackAndForthGivesTheSameFiles(t *testing.T) {
 	_, err := b.cache.Remove(context.Background(), b.self(), []string{made.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	back := b.acquire(b.form(false))
-	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, request.Hit, back.Outcome)
 	require.Equal(t, embedded.Build.ID, back.Build.Converted.ID)
 	require.WithinDuration(t, made.Build.Created, back.Build.Compiled(), 0, "a conversion of a conversion is as old as the compile")
 	require.True(t, slices.Contains(values(files), b.read(back)[contextFile(back)]), "the context's digest")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-func contextFile(a *Answer) string { return a.Build.Files[1].Name }
+func contextFile(a *request.Answer) string { return a.Build.Files[1].Name }
 
 func values(m map[string]string) (out []string) {
 	for _, v := range m {
@@ -264,10 +265,10 @@ func TestWithheldContextsAreNotConverted(t *testing.T) {
 			_, err := b.cache.Invalidate(context.Background(), b.self(), []string{withheld.Build.BuildKey.String()}, "it computes nonsense", false)
 			require.NoError(t, err)
 			r := b.form(embed)
-			r.OnMiss = Explain
+			r.OnMiss = request.Explain
 			require.Contains(t, b.acquire(r).Explanation.Reason, "it computes nonsense")
 			again := b.acquire(b.form(embed))
-			require.Equal(t, Compiled, again.Outcome, again.Why)
+			require.Equal(t, request.Compiled, again.Outcome, again.Why)
 			require.EqualValues(t, 2, b.compiler.Compiles.Load())
 		})
 	}
@@ -285,7 +286,7 @@ func TestWhatIsConvertedAndCannotBeStoredIsServedAllTheSame(t *testing.T) {
 			a := b.acquire(b.form(embed))
 			require.NoError(t, os.Remove(manifests))
 			require.NoError(t, os.Rename(manifests+".aside", manifests))
-			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, request.Hit, a.Outcome)
 			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "it was compiled")
 			require.Contains(t, strings.Join(a.Warnings, "\n"), "not kept: ")
 			require.Equal(t, b.contexts(made), b.contexts(a))

@@ -26,7 +26,7 @@ func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
 		return nil, err
 	}
 	plan := v.detach
-	if v.plan.canonical.Embed {
+	if v.Plan.Canonical.Embed {
 		plan = v.embed
 	}
 	written, contexts, err := plan(ctx, m, graph, &in)
@@ -36,8 +36,8 @@ func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
 	if err := room(v.folder, in.open); err != nil {
 		return nil, err
 	}
-	files := []string{v.plan.output()}
-	if err := v.writeFile(v.plan.output(), func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
+	files := []string{v.Plan.OutputName()}
+	if err := v.writeFile(v.Plan.OutputName(), func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
 		return nil, err
 	}
 	for _, one := range contexts {
@@ -63,7 +63,7 @@ func (v *conversion) embed(ctx context.Context, m *epmodel.Model, graph epmodel.
 }
 
 func (v *conversion) detach(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
-	return epmodel.Detach(ctx, m, graph, v.plan.output(), identity.Sum)
+	return epmodel.Detach(ctx, m, graph, v.Plan.OutputName(), identity.Sum)
 }
 
 // copyRest copies what is neither graph nor context: external initializers, for one.

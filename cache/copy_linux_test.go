@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/witness"
@@ -25,7 +26,7 @@ func TestMemo(t *testing.T) {
 	r := b.request(b.model(1))
 	first := b.acquire(r)
 	reads := 0
-	count := func(p Progress) {
+	count := func(p request.Progress) {
 		if p.Phase == "reading" {
 			reads++
 		}
@@ -44,7 +45,7 @@ func TestMemo(t *testing.T) {
 	require.NoError(t, f.Close())
 	changed := b.acquire(r)
 	require.NotEqual(t, first.RequestKey, changed.RequestKey)
-	require.Equal(t, Compiled, changed.Outcome)
+	require.Equal(t, request.Compiled, changed.Outcome)
 }
 
 func onBelievableFS(t *testing.T) bool {
@@ -61,14 +62,14 @@ func TestHolesAreNotCopied(t *testing.T) {
 	path := r.External["weights.bin"].Name()
 	require.NoError(t, os.Truncate(path, 1<<40))
 	copied := int64(-1)
-	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
+	a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 		if p.Phase == "compiling" && copied < 0 {
 			copied = allocated(t, filepath.Join(b.state, "staging"))
 		}
 	})
 	require.NoError(t, err)
 	defer a.View.Close()
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Positive(t, copied)
 	require.Less(t, copied, int64(1<<20), "a terabyte of nothing is not copied")
 }
@@ -92,5 +93,5 @@ func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
 	require.NoError(t, store.Fits("a copy", 1000, 1000+store.Spare))
 	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.Spare), "a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own files")
-	require.Equal(t, apierr.NoSpace, apierr.ClassOf(storeError(store.Fits("a copy", 1, 0), "m")))
+	require.Equal(t, apierr.NoSpace, apierr.ClassOf(request.StoreError(store.Fits("a copy", 1, 0), "m")))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 )
 
@@ -44,7 +45,7 @@ func TestWhatIsNoBlobIsDamage(t *testing.T) {
 			replace(t, b.blob(first))
 			b.views()
 			again := b.acquire(b.request(b.model(1)))
-			require.Equal(t, Compiled, again.Outcome, again.Why)
+			require.Equal(t, request.Compiled, again.Outcome, again.Why)
 			require.Equal(t, files, b.read(again))
 			require.Contains(t, again.Why, "damaged")
 			require.Contains(t, kinds(b.events(b.self())), event.Damaged)

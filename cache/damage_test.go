@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/stretchr/testify/require"
 )
 
@@ -49,7 +50,7 @@ func TestDamageIsNeverServed(t *testing.T) {
 					healed := b.acquire(b.request(b.model(1)))
 					require.Equal(t, files, b.read(healed), "what is served has the right bytes")
 					again := b.acquire(b.request(b.model(1)))
-					require.Equal(t, Hit, again.Outcome)
+					require.Equal(t, request.Hit, again.Outcome)
 					require.Equal(t, files, b.read(again))
 				}
 			})
@@ -64,7 +65,7 @@ func TestViewRepairedUnderANewID(t *testing.T) {
 	require.NoError(t, os.Chmod(inner, 0o755))
 	require.NoError(t, os.Remove(filepath.Join(inner, first.Build.Files[1].Name)))
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, again.Outcome, "the blob is sound: only the view has to be made anew")
+	require.Equal(t, request.Hit, again.Outcome, "the blob is sound: only the view has to be made anew")
 	require.NotEqual(t, first.Graph, again.Graph)
 	require.Len(t, b.read(again), 2)
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // dynamic asks for a model of one input whose first dimension is batch.
-func (b *bench) dynamic(ep string, batch any) *Request {
+func (b *bench) dynamic(ep string, batch any) *request.Request {
 	path := filepath.Join(b.TempDir(), "dynamic.onnx")
 	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 16, batch), 0o644))
 	r := b.request(b.openFile(path))
@@ -29,13 +30,13 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for name, row := range map[string]struct {
 		batch any
-		fix   func(*Request)
+		fix   func(*request.Request)
 		says  []string
 	}{
-		"by name":                         {"batch", func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} }, []string{`batch of "x"`, "--dim batch=N"}},
-		"by denotation":                   {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4} }, []string{`DATA_BATCH of "x"`, "--dim-by-denotation DATA_BATCH=N"}},
-		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"data_batch": 4} }, []string{"DATA_BATCH"}},
-		"by a name that is no word":       {"a \x1b[2J\"b", func(r *Request) { r.FreeDimensions = map[string]int64{"a \x1b[2J\"b": 4} }, []string{`--dim "a \x1b[2J\"b"=N`}},
+		"by name":                         {"batch", func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 4} }, []string{`batch of "x"`, "--dim batch=N"}},
+		"by denotation":                   {tinymodel.Meaning("DATA_BATCH"), func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4} }, []string{`DATA_BATCH of "x"`, "--dim-by-denotation DATA_BATCH=N"}},
+		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"), func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"data_batch": 4} }, []string{"DATA_BATCH"}},
+		"by a name that is no word":       {"a \x1b[2J\"b", func(r *request.Request) { r.FreeDimensions = map[string]int64{"a \x1b[2J\"b": 4} }, []string{`--dim "a \x1b[2J\"b"=N`}},
 		"not at all":                      {"", nil, []string{"without a name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +85,7 @@ func TestOpenDimensionsOfABuild(t *testing.T) {
 func TestOpenDimensionsWithQNN(t *testing.T) {
 
 	b, _, _ := newQNNBench(t)
-	ask := func() *Request {
+	ask := func() *request.Request {
 		r := b.dynamic(qnn, "batch")
 		r.EPs[0].Options = map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}
 		return r
@@ -95,9 +96,9 @@ func TestOpenDimensionsWithQNN(t *testing.T) {
 	require.Equal(t, "batch", e.Facts["free_dimensions"])
 	r := ask()
 	r.FreeDimensions = map[string]int64{"batch": 4}
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	two := ask()
 	two.FreeDimensions = map[string]int64{"batch": 2}
-	require.Equal(t, Compiled, b.acquire(two).Outcome, "another size is another build")
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(two).Outcome, "another size is another build")
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 }

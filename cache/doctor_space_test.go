@@ -8,12 +8,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
 // spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it says nothing of the kind.
-func (b *bench) spaceAdvice(p Peer, words string) query.Advice {
+func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 	b.Helper()
 	for _, a := range b.cache.query.Doctor().SpaceAdvice(p) {
 		if strings.Contains(a.Text, words) {
@@ -49,7 +50,7 @@ func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
 				require.Contains(t, a.Text, "it takes "+bytesize.Text(perBuild+cas.Block)+" on disk, and the budget for all is "+bytesize.Text(perBuild-1))
 			}
 			require.NotZero(t, b.spaceAdvice(b.self(), "compiled once in"))
-			require.Zero(t, b.spaceAdvice(Peer{UID: stranger}, "is not kept"), "models of others are not named")
+			require.Zero(t, b.spaceAdvice(request.Peer{UID: stranger}, "is not kept"), "models of others are not named")
 
 			require.NoError(t, b.cache.Reload(b.unbounded()))
 			require.False(t, b.acquire(r).Unkept)

@@ -13,12 +13,13 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-func (b *bench) doctor(p Peer) (out []query.Advice) {
+func (b *bench) doctor(p request.Peer) (out []query.Advice) {
 	b.Helper()
 	reply, err := b.cache.query.Doctor().Examine(context.Background(), p)
 	require.NoError(b, err)
@@ -122,7 +123,7 @@ func TestDoctorTellsWhatWentWrong(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, os.Remove(b.blob(a)))
-	b.refused(func() *Request { r := b.request(b.model(1)); r.OnMiss = Fail; return r }())
+	b.refused(func() *request.Request { r := b.request(b.model(1)); r.OnMiss = request.Fail; return r }())
 	for seed := range 3 {
 		r := b.request(b.model(2 + uint64(seed)))
 		r.EPs[0].Options = map[string]string{"fault": string(standin.Refuse)}
@@ -131,7 +132,7 @@ func TestDoctorTellsWhatWentWrong(t *testing.T) {
 	list := b.doctor(b.self())
 	require.Contains(t, about(t, list, "damage").Text, "in the last day: 1")
 	require.Contains(t, about(t, list, "compiles").Text, "told to refuse")
-	require.NotContains(t, about(t, b.doctor(Peer{UID: 2001}), "compiles").Text, "refuse", "whose models fail is nobody's business")
+	require.NotContains(t, about(t, b.doctor(request.Peer{UID: 2001}), "compiles").Text, "refuse", "whose models fail is nobody's business")
 
 	b.close()
 	require.NoError(t, os.WriteFile(filepath.Join(b.state, "journal"), []byte("garbage"), 0o600))
@@ -160,10 +161,10 @@ func TestWhatWasCancelledDidNotFail(t *testing.T) {
 		ids = append(ids, b.later1(seed+1, somebody).Job)
 	}
 	b.begins(g, 4)
-	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, ids, false)
+	_, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: somebody}, ids, false)
 	require.NoError(t, err)
 	kinds := make(map[string]int)
-	for _, e := range b.events(Peer{UID: somebody}) {
+	for _, e := range b.events(request.Peer{UID: somebody}) {
 		kinds[e.Kind]++
 	}
 	require.Equal(t, 4, kinds[event.Cancelled])

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -43,16 +44,16 @@ func TestBuildsOfTwoDriversSideBySide(t *testing.T) {
 	later := b.acquire(b.request(b.model(1)))
 	driver("31.0.1")
 	earlier := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, earlier.Outcome)
+	require.Equal(t, request.Compiled, earlier.Outcome)
 	require.Contains(t, earlier.Why, "32.0.1 is later")
 	require.Equal(t, later.Build.BuildKey, earlier.Build.BuildKey)
 	driver("32.0.1")
 	back := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, request.Hit, back.Outcome)
 	require.Equal(t, later.Build.ID, back.Build.ID)
 
 	r := b.request(b.model(1))
-	r.OnMiss = Refresh
+	r.OnMiss = request.Refresh
 	b.acquire(r)
 	require.Len(t, b.list(), 2, "of each driver one is enough")
 }
@@ -73,12 +74,12 @@ func TestADriverThatMayNotDoIsTried(t *testing.T) {
 // loaded, once.
 func TestAnotherDriverIsTriedOnce(t *testing.T) {
 	for name, c := range map[string]struct{ load, outcome string }{
-		"loads":         {compilers.Passed, Hit},
-		"does not load": {compilers.Failed, Compiled},
+		"loads":         {compilers.Passed, request.Hit},
+		"does not load": {compilers.Failed, request.Compiled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := &opinion{load: c.load}
-			b := newOpinion(t, o, Policy{})
+			b := newOpinion(t, o, request.Policy{})
 			b.close()
 			file := filepath.Join(t.TempDir(), "version")
 			require.NoError(t, os.WriteFile(file, []byte("1.0\n"), 0o644))
@@ -94,9 +95,9 @@ func TestAnotherDriverIsTriedOnce(t *testing.T) {
 			require.Greater(t, o.checks.Load(), checks)
 			checks = o.checks.Load()
 			again := b.acquire(b.request(b.model(1)))
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.Equal(t, compilers.Optimal, again.Compatibility.Verdict)
-			require.Equal(t, c.outcome == Hit, again.Build.ID == first.Build.ID)
+			require.Equal(t, c.outcome == request.Hit, again.Build.ID == first.Build.ID)
 			require.Equal(t, checks, o.checks.Load())
 		})
 	}
@@ -129,7 +130,7 @@ func TestADriverVersionThatCannotBeReadStays(t *testing.T) {
 	require.NoError(t, os.Remove(version))
 	b.cache.runtimes.LookAtMachine(t.Context())
 	again := b.acquire(b.request(b.model(2)))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	advice := b.cache.query.Doctor().DriverAdvice()
 	require.Len(t, advice, 1)
 	require.Contains(t, advice[0].Text, version)

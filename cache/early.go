@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -29,7 +30,7 @@ const compilesFor = 20 * time.Millisecond
 func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *early {
 	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
 	e.tell = sync.OnceFunc(func() { close(e.made) })
-	if j.Request.models() > 1 {
+	if j.Request.Models() > 1 {
 		return e
 	}
 	ctx, e.cancel = context.WithCancel(ctx)
@@ -37,7 +38,7 @@ func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *
 		spec.Ready = e.copied
 	}
 	weightless := compilers.Weightless(spec.SessionOptions) // then the graph tells what the worker that loads it is to be given
-	if !weightless && j.plan.beside && !spec.Initializers.InSource {
+	if !weightless && j.Plan.OnlyProcessors && !spec.Initializers.InSource {
 		spec.Written = e.written
 	}
 	begin := sync.OnceFunc(func() { close(e.begun) })
@@ -117,7 +118,7 @@ func (e *early) written(size int64) {
 
 // loads tells whether a load check found nothing wrong at all.
 func (j *job) loads(checked compilers.CheckResult) bool {
-	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == loadLevel(j.plan.canonical.GraphOptimizationLevel)
+	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)
 }
 
 // memory is what the workers took at most, in bytes: the one that loads waits beside the one that compiles, and takes the most after it.

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -19,7 +20,7 @@ import (
 )
 
 // showing has the request show what is beside the application's library, as clients do.
-func (a *application) showing(r *Request) *Request {
+func (a *application) showing(r *request.Request) *request.Request {
 	ref := &r.Runtime.EPLibraries[0]
 	ref.Beside, ref.Complete = make(map[string]*os.File), true
 	for _, name := range compilers.Beside(ref.Path) {
@@ -45,20 +46,20 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 		b.beside(folder, "libsdk.so.5", "an SDK")
 	}
 	b.beside(app.folder, "libonnxruntime_providers_shared.so", "no part of an EP's library")
-	ask := func() *Request {
+	ask := func() *request.Request {
 		r := app.showing(app.ask(b.model(1)))
-		r.OnMiss = Wait
+		r.OnMiss = request.Wait
 		return r
 	}
 	a := b.acquire(ask())
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Equal(t, b.runtime, a.Runtime)
 	require.Equal(t, "shared", a.Build.Scope)
 	require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 	again := b.acquire(ask())
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, compilers.Optimal, again.Compatibility.Verdict)
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome, "it is everybody's")
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome, "it is everybody's")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 
 	b.beside(b.runtime, "libsdk.so.5", "an update")
@@ -100,15 +101,15 @@ func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 			b.beside(app.folder, "libsdk.so.5", "an SDK")
 			model := b.model(1)
 			r := app.showing(app.ask(model))
-			r.OnMiss = Wait
-			require.Equal(t, Compiled, b.acquire(r).Outcome)
+			r.OnMiss = request.Wait
+			require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 			change(b, app)
 			r = app.showing(app.ask(model))
-			r.OnMiss = Wait
+			r.OnMiss = request.Wait
 			_, err := b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
 			require.Equal(t, "claim own", factsOf(err)[runtimes.FactInstead])
-			r.OnMiss = Fail
+			r.OnMiss = request.Fail
 			_, err = b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 			app.claim(app.showing(app.ask(model)))
@@ -126,31 +127,31 @@ func factsOf(err error) map[string]string {
 func TestClientsAreToldWhatToDoInstead(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
-	instead := func(change func(*Request)) string {
+	instead := func(change func(*request.Request)) string {
 		r := app.ask(b.model(1))
-		r.OnMiss = Wait
+		r.OnMiss = request.Wait
 		change(r)
 		_, err := b.cache.Acquire(context.Background(), r, nil)
 		require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
 		return factsOf(err)[runtimes.FactInstead]
 	}
-	require.Equal(t, "show claim own", instead(func(*Request) {}))
-	require.Equal(t, "claim own", instead(func(r *Request) { app.showing(r) }))
-	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).OnMiss = Background }),
+	require.Equal(t, "show claim own", instead(func(*request.Request) {}))
+	require.Equal(t, "claim own", instead(func(r *request.Request) { app.showing(r) }))
+	require.Equal(t, "own", instead(func(r *request.Request) { app.showing(r).OnMiss = request.Background }),
 		"only a daemon can compile in the background")
-	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).Store = "none" }),
+	require.Equal(t, "own", instead(func(r *request.Request) { app.showing(r).Store = "none" }),
 		"a claim is for what is kept")
 	require.Equal(t, "own",
-		instead(func(r *Request) {
+		instead(func(r *request.Request) {
 			app.showing(r).Group = []identity.Files{{Name: "2.onnx",
 				Graph: b.model(2)}}
 		}))
 	require.Equal(t, "show claim own",
-		instead(func(r *Request) { r.Runtime = runtimes.Ref{Directory: app.folder} }))
+		instead(func(r *request.Request) { r.Runtime = runtimes.Ref{Directory: app.folder} }))
 	options := b.options()
 	options.Runtimes = nil
 	require.NoError(t, b.cache.Reload(options))
-	require.Equal(t, "own claim", instead(func(r *Request) { app.showing(r) }),
+	require.Equal(t, "own claim", instead(func(r *request.Request) { app.showing(r) }),
 		"it can compile for nobody, and steps aside")
 }
 
@@ -162,7 +163,7 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 	stuck := unansweredFile(t, "libsdk.so.5")
 	for range 2 {
 		r := app.showing(app.ask(b.model(1)))
-		r.OnMiss = Wait
+		r.OnMiss = request.Wait
 		r.Runtime.EPLibraries[0].Beside["libsdk.so.5"] = stuck
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
@@ -172,8 +173,8 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 	}
 	other := b.application(stranger+1, "1.0")
 	r := other.showing(other.ask(b.model(1)))
-	r.OnMiss = Wait
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	r.OnMiss = request.Wait
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	s, err := cas.StampOf(stuck)
 	require.NoError(t, err)
 	require.NotZero(t, s.Size)
@@ -224,9 +225,9 @@ func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(uint64(len(name))))
-			r.OnMiss = ForClaim
+			r.OnMiss = request.ForClaim
 			claim := b.acquire(r)
-			require.Equal(t, Claimed, claim.Outcome)
+			require.Equal(t, request.Claimed, claim.Outcome)
 			put := app.compile(r, claim.Claim)
 			row.between()
 			taken, err := b.cache.Put(t.Context(), r.Peer, put, nil)
@@ -241,6 +242,6 @@ func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
 	b.close()
 	b.wrap = &interrupted{Compiler: b.compiler, during: func() { b.linkElsewhere(library) }}
 	b.open()
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(9))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(9))).Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }

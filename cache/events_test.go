@@ -14,24 +14,25 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *bench) events(p Peer) []*wire.Event {
+func (b *bench) events(p request.Peer) []*wire.Event {
 	b.Helper()
 	out, err := b.cache.query.Events(context.Background(), p, time.Time{}, 0)
 	require.NoError(b, err)
 	return out.Events
 }
 
-func (b *bench) self() Peer { return Peer{UID: b.cache.uid} }
+func (b *bench) self() request.Peer { return request.Peer{UID: b.cache.uid} }
 
 // others asks as another user, who has a descriptor of a file that all may read.
-func (b *bench) others(uid uint32, seed uint64) *Request {
+func (b *bench) others(uid uint32, seed uint64) *request.Request {
 	r := b.request(b.model(seed))
-	r.Peer = Peer{UID: uid}
+	r.Peer = request.Peer{UID: uid}
 	return r
 }
 
@@ -79,7 +80,7 @@ func TestEventsTellALife(t *testing.T) {
 }
 
 // blob is the path of the largest file of an answer's build in the store.
-func (b *bench) blob(a *Answer) string {
+func (b *bench) blob(a *request.Answer) string {
 	file := a.Build.Files[len(a.Build.Files)-1].Digest.String()
 	found, err := filepath.Glob(filepath.Join(b.state, "objects", "*", "*"))
 	require.NoError(b, err)
@@ -107,7 +108,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 
 func TestWhoHearsOfWhat(t *testing.T) {
 	b := newBench(t)
-	alice, bob := Peer{UID: 2001}, Peer{UID: 2002}
+	alice, bob := request.Peer{UID: 2001}, request.Peer{UID: 2002}
 	b.acquire(b.others(alice.UID, 1))
 	private := b.others(alice.UID, 2)
 	private.Store = "user"
@@ -143,7 +144,7 @@ func TestEventsAreBounded(t *testing.T) {
 }
 
 // subscribe listens until the test ends.
-func (b *bench) subscribe(p Peer) <-chan *wire.Event {
+func (b *bench) subscribe(p request.Peer) <-chan *wire.Event {
 	ctx, cancel := context.WithCancel(context.Background())
 	out, done := make(chan *wire.Event, 100), make(chan error)
 	end := b.cache.events.End()
@@ -160,7 +161,7 @@ func (b *bench) subscribe(p Peer) <-chan *wire.Event {
 func TestSubscribersHearAsItHappens(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1))) // not theirs: before they came
-	alice, all := b.subscribe(Peer{UID: 2001}), b.subscribe(b.self())
+	alice, all := b.subscribe(request.Peer{UID: 2001}), b.subscribe(b.self())
 	b.acquire(b.request(b.model(2)))
 	b.acquire(b.others(2001, 3))
 	b.cache.happened(Event{Kind: "end"})

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -20,7 +21,7 @@ import (
 )
 
 // Report decides on what a client reports of a build. from is the runtime that the client loaded it with.
-func (c *Cache) Report(ctx context.Context, p Peer, r reports.Report, from runtimes.Ref) (*wire.ReportReply, error) {
+func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, from runtimes.Ref) (*wire.ReportReply, error) {
 	if from.ORTVersion == "" {
 		from.ORTVersion = r.ORTVersion
 	}
@@ -30,12 +31,12 @@ func (c *Cache) Report(ctx context.Context, p Peer, r reports.Report, from runti
 }
 
 func (c *Cache) openReports() *reports.Reports {
-	return reports.New(reports.Options{Index: c.index, Store: c.store, Rules: func() *rules.Set { return c.settings.Load().rules }, Owner: c.owners.Of, Ended: contextError, Now: c.now, Log: c.log,
+	return reports.New(reports.Options{Index: c.index, Store: c.store, Rules: func() *rules.Set { return c.settings.Load().rules }, Owner: c.owners.Of, Ended: request.ContextError, Now: c.now, Log: c.log,
 		Settings: func() reports.Settings {
 			now := c.settings.Load()
 			return reports.Settings{Trusted: now.trustedReporters, Quorum: now.reportQuorum}
 		},
-		Find: func(ctx context.Context, p Peer, entries []string) ([]index.Build, error) {
+		Find: func(ctx context.Context, p request.Peer, entries []string) ([]index.Build, error) {
 			return c.query.Find(ctx, p, entries)
 		},
 		Rebuild: func(b *index.Build, runtime, why string) { c.wantAnew(b, runtime, why, nil) }})
@@ -43,7 +44,7 @@ func (c *Cache) openReports() *reports.Reports {
 
 // examine finds out whether the build is sound: by its bytes, then by loading it with the runtime that the reporter used
 // where that may be loaded here.
-func (c *Cache) examine(ctx context.Context, p Peer, from runtimes.Ref, b *index.Build) (reports.Examined, error) {
+func (c *Cache) examine(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (reports.Examined, error) {
 	err := c.sameBytesAsEver(ctx, b)
 	if ctx.Err() != nil {
 		return reports.Examined{}, ctx.Err()
@@ -61,8 +62,8 @@ func (c *Cache) examine(ctx context.Context, p Peer, from runtimes.Ref, b *index
 	if err != nil {
 		return reports.Examined{Text: "it could not be tried with your runtime: " + err.Error()}, nil
 	}
-	a := at.plan.against(at.runtime, at.rc)
-	out := reports.Examined{Runtime: a.runtime, Exactly: at.plan.exactly(b), Disprove: func(text string) { c.disprove(a, b, text) }}
+	a := at.Plan.Against(at.RuntimeName, at.Content)
+	out := reports.Examined{Runtime: a.Runtime, Exactly: at.Plan.MadeExactly(b), Disprove: func(text string) { c.disprove(a, b, text) }}
 	t, err := c.tryReported(ctx, a, b)
 	switch {
 	case ctx.Err() != nil:
@@ -70,7 +71,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, from runtimes.Ref, b *index
 	case err != nil:
 		out.Text = "it could not be tried here: " + err.Error()
 	case t.result.Outcome == compilers.Passed:
-		out.Verdict, out.Text, out.Level = reports.Loads, "it loads here, in a process of its own, with "+at.runtime, t.result.GraphOptimizationLevel
+		out.Verdict, out.Text, out.Level = reports.Loads, "it loads here, in a process of its own, with "+at.RuntimeName, t.result.GraphOptimizationLevel
 	case t.result.Outcome == compilers.NotCheckable:
 		out.Verdict, out.Text = reports.Unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
 	case t.control != "":
@@ -97,12 +98,12 @@ func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 var errElsewhere = errors.New("the device that it is for is not in this machine")
 
 // planReported thinks the build's request through for the runtime that the reporter used.
-func (c *Cache) planReported(ctx context.Context, p Peer, from runtimes.Ref, b *index.Build) (*attempt, error) {
+func (c *Cache) planReported(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (*request.Attempt, error) {
 	again, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := c.runtimeReported(ctx, b, &Request{Peer: p, EPs: again.EPs, Runtime: from})
+	rt, rc, err := c.runtimeReported(ctx, b, &request.Request{Peer: p, EPs: again.EPs, Runtime: from})
 	if err != nil {
 		return nil, err
 	}
@@ -120,16 +121,16 @@ func (c *Cache) planReported(ctx context.Context, p Peer, from runtimes.Ref, b *
 			}
 		}
 	}
-	return c.planned(ctx, again.withRuntime(rt.Name, rc))
+	return c.planned(ctx, again.WithRuntime(rt.Name, rc))
 }
 
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
 // a path of another user's is not looked up, and say nothing of what is part of ONNX Runtime itself; so where it tells
 // nothing, it is one whose libraries made the build.
-func (c *Cache) runtimeReported(ctx context.Context, b *index.Build, req *Request) (*runtimes.Runtime, *runtimes.Content, error) {
+func (c *Cache) runtimeReported(ctx context.Context, b *index.Build, req *request.Request) (*runtimes.Runtime, *runtimes.Content, error) {
 	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
 	if named {
-		if rt, rc, err := c.runtimes.Resolve(ctx, req.wanted(), func(string) {}); err == nil || ctx.Err() != nil {
+		if rt, rc, err := c.runtimes.Resolve(ctx, req.Wanted(), func(string) {}); err == nil || ctx.Err() != nil {
 			return rt, rc, err
 		}
 	}
@@ -141,7 +142,7 @@ func (c *Cache) runtimeReported(ctx context.Context, b *index.Build, req *Reques
 	if named || b.Put { // what was put, and by none of these, was made with libraries that only its application has
 		return nil, nil, errors.New("it is not known here, and no other one made the build")
 	}
-	return c.runtimes.Resolve(ctx, req.wanted(), func(string) {})
+	return c.runtimes.Resolve(ctx, req.Wanted(), func(string) {})
 }
 
 // trial is the result of loading a build, and of the control where it failed.
@@ -152,18 +153,18 @@ type trial struct {
 
 // tryReported loads the build in a process of its own, twice if it fails: a worker may lack memory for a moment. A
 // failure is believed only where the smallest artefact that these libraries make loads.
-func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (trial, error) {
-	key := c.runtimes.Key("report", a.rc, b.ID[:])
+func (c *Cache) tryReported(ctx context.Context, a *request.Against, b *index.Build) (trial, error) {
+	key := c.runtimes.Key("report", a.Content, b.ID[:])
 	return once.Do(ctx, c.facts, key, func(ctx context.Context) (trial, error) {
 		answer, err := c.serve(ctx, b, func(string) {})
 		if err != nil {
 			return trial{}, err
 		}
 		defer answer.View.Close()
-		job := a.checkJobOf(b, answer)
+		job := a.CheckJobOf(b, answer)
 		var t trial
 		for range 2 {
-			if t.result, err = runtimes.Still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {
+			if t.result, err = runtimes.Still(a.Content, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {
 				return t, err
 			}
 		}
@@ -174,13 +175,13 @@ func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (tr
 
 // believed loads a graph, and takes its failure only where the smallest artefact that these libraries make loads: else it
 // says something of this machine, and nothing of the graph.
-func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob) (compilers.CheckResult, error) {
-	checked, err := runtimes.Still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
+func (c *Cache) believed(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
+	checked, err := runtimes.Still(a.Content, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
 	}
 	// After an update many fail one after the other, so that one loads is remembered. That none does is not.
-	_, err = once.Do(ctx, c.facts, c.runtimes.Key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
+	_, err = once.Do(ctx, c.facts, c.runtimes.Key("control", a.Content, a.Spelled()), func(ctx context.Context) (bool, error) {
 		broken, err := c.control(ctx, a)
 		if err == nil && broken != "" {
 			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")
@@ -194,26 +195,26 @@ func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob
 }
 
 // control says why what these libraries make does not load here, "" if it does or if nothing can be made to try that with.
-func (c *Cache) control(ctx context.Context, a *against) (string, error) {
+func (c *Cache) control(ctx context.Context, a *request.Against) (string, error) {
 	var own *compilers.Job
-	if a.onModel {
-		if a.model == nil {
+	if a.OnOwnModel {
+		if a.Model == nil {
 			return "", nil // there is nothing to try it with, so what happened is believed
 		}
-		j, remove, err := c.copied(ctx, a.model, a.canonical)
+		j, remove, err := c.copied(ctx, a.Model, a.Canonical)
 		defer remove()
 		if err != nil {
 			return "", err
 		}
-		own = ownJob(a.canonical, j.copies[0].path)
+		own = ownJob(a.Canonical, j.copies[0].path)
 	}
 	folder, remove, err := c.store.Stage("control-")
 	if err != nil {
 		return "", err
 	}
 	defer remove()
-	result, err := runtimes.Still(a.rc, func() (compilers.CheckResult, error) {
-		return compilers.Control(ctx, c.compiler, a.rc.Spec, a.eps, folder, own)
+	result, err := runtimes.Still(a.Content, func() (compilers.CheckResult, error) {
+		return compilers.Control(ctx, c.compiler, a.Content.Spec, a.EPs, folder, own)
 	})
 	switch {
 	case errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced):
@@ -227,15 +228,15 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 }
 
 // disprove remembers that a build of another library does not load with the runtime, whatever judgements said.
-func (c *Cache) disprove(a *against, b *index.Build, text string) {
-	j := c.judges.Disprove(a.target(), b, text)
-	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.runtime, text))
+func (c *Cache) disprove(a *request.Against, b *index.Build, text string) {
+	j := c.judges.Disprove(a.Target(), b, text)
+	c.happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
 }
 
 // errDoubted refuses to compile once more what its user says does not load.
-func errDoubted(at *attempt) error {
+func errDoubted(at *request.Attempt) error {
 	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", at.Name).
-		WithFact("request_key", at.plan.requestKey.String()).
+		WithFact("request_key", at.Plan.RequestKey.String()).
 		WithHint("load the model without epcached; what is compiled here is offered again after %s", reports.DoubtHolds)
 }
 
@@ -250,7 +251,7 @@ func (c *Cache) tryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes
 		return err.Error()
 	}
 	wrong, err := once.Do(ctx, c.facts, c.runtimes.Key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
-		return c.control(ctx, (&plan{eps: eps}).against("", rc))
+		return c.control(ctx, (&request.Plan{EPs: eps}).Against("", rc))
 	})
 	if err != nil {
 		return err.Error()

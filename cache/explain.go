@@ -8,41 +8,42 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
-func (c *Cache) explain(ctx context.Context, at *attempt) (*Answer, error) {
+func (c *Cache) explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	out, err := c.query.Explain(ctx, &query.Question{Peer: at.Peer, Name: at.Name,
-		Key: at.plan.requestKey, Model: at.plan.canonical.Model, Record: at.plan.recordJSON,
-		Runtime: at.runtime, Outside: at.plan.outside,
+		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
+		Runtime: at.RuntimeName, Outside: at.Plan.Outside,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
 			order, err := c.order(ctx, at)
-			return at.candidates(order), err
+			return candidates(at, order), err
 		},
 		Failed:    func() *failure.Failure { return c.failedBefore(at) },
 		OtherForm: func(ctx context.Context) (string, error) { return c.explainOtherForm(ctx, at) }})
 	if err != nil {
 		return nil, err
 	}
-	a := at.answer(Explained)
+	a := at.Answer(request.Explained)
 	a.Why, a.Explanation = out.Reason, out
 	return a, nil
 }
 
 // candidates are builds as an explanation tells of them.
-func (at *attempt) candidates(order []considered) []query.Candidate {
+func candidates(at *request.Attempt, order []considered) []query.Candidate {
 	out := make([]query.Candidate, len(order))
 	for i, o := range order {
-		differences := identity.MakerDifferences(at.plan.expected(o.build), at.ortVersion(), o.build)
-		if at.plan.outside { // of libraries that are not run here little is known
+		differences := identity.MakerDifferences(at.Plan.Expected(o.build), at.ORTVersion(), o.build)
+		if at.Plan.Outside { // of libraries that are not run here little is known
 			differences = slices.DeleteFunc(differences,
 				func(d identity.Difference) bool { return d.Asked == "" })
 		}
 		out[i] = query.Candidate{Build: o.build, Refused: o.refused, Together: o.together,
-			Fits: o.judgement.Reason, Members: at.named(o.build.Members), Differences: differences}
+			Fits: o.judgement.Reason, Members: at.NamedMembers(o.build.Members), Differences: differences}
 		if o.judgement.Runtime != "" {
 			out[i].Judge = func(b *wire.Build) { setJudgement(b, o.judgement) }
 		}
@@ -52,15 +53,15 @@ func (at *attempt) candidates(order []considered) []query.Candidate {
 
 // planAgain plans the request of the first of an entry's builds again, and explains its look-up of
 // them to the peer.
-func (c *Cache) planAgain(ctx context.Context, p Peer, builds []index.Build) (*query.Question, error) {
+func (c *Cache) planAgain(ctx context.Context, p request.Peer, builds []index.Build) (*query.Question, error) {
 	at, err := c.replan(ctx, &builds[0])
 	if err != nil {
 		return nil, err
 	}
 	r := *at.Request
 	r.Peer = p
-	at = at.withRequest(&r)
-	return &query.Question{Runtime: at.runtime,
+	at = at.WithRequest(&r)
+	return &query.Question{Runtime: at.RuntimeName,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
 			order, err := c.arrange(ctx, at, func(yield func(*index.Build, error) bool) {
 				for i := range builds {
@@ -69,12 +70,12 @@ func (c *Cache) planAgain(ctx context.Context, p Peer, builds []index.Build) (*q
 					}
 				}
 			})
-			return at.candidates(order), err
+			return candidates(at, order), err
 		}}, nil
 }
 
 // replan thinks a build's request through again, for the first runtime that has its execution providers.
-func (c *Cache) replan(ctx context.Context, b *index.Build) (*attempt, error) {
+func (c *Cache) replan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
 	at, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
@@ -85,8 +86,8 @@ func (c *Cache) replan(ctx context.Context, b *index.Build) (*attempt, error) {
 		if err != nil || !rc.HasAll(at.EPs) {
 			continue // another one may do
 		}
-		var planned *attempt
-		if planned, last = c.planned(ctx, at.withRuntime(rt.Name, rc)); last == nil {
+		var planned *request.Attempt
+		if planned, last = c.planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
 			return planned, nil
 		}
 	}
@@ -94,9 +95,9 @@ func (c *Cache) replan(ctx context.Context, b *index.Build) (*attempt, error) {
 }
 
 // order gives the entry's builds as a look-up goes through them.
-func (c *Cache) order(ctx context.Context, at *attempt) ([]considered, error) {
-	out, err := c.arrange(ctx, at, c.stored(at.plan, at.look))
-	if err != nil || at.plan.outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
+func (c *Cache) order(ctx context.Context, at *request.Attempt) ([]considered, error) {
+	out, err := c.arrange(ctx, at, c.stored(at.Plan, at.Scopes))
+	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
 		return out, err
 	}
 	groups, err := c.orderGroups(ctx, at)
@@ -104,13 +105,13 @@ func (c *Cache) order(ctx context.Context, at *attempt) ([]considered, error) {
 }
 
 // orderGroups is order for the groups that have the request's model among their members.
-func (c *Cache) orderGroups(ctx context.Context, at *attempt) ([]considered, error) {
-	member, err := c.planMember(ctx, at.withPhase(func(string) {}))
+func (c *Cache) orderGroups(ctx context.Context, at *request.Attempt) ([]considered, error) {
+	member, err := c.planMember(ctx, at.WithPhase(func(string) {}))
 	if member == nil || err != nil {
 		return nil, err
 	}
 	return c.arrange(ctx, member, func(yield func(*index.Build, error) bool) {
-		for b, err := range c.stored(member.plan, at.look) {
+		for b, err := range c.stored(member.Plan, at.Scopes) {
 			if (err != nil || c.rights.MaySee(at.Peer, b.ID, b.Scope)) && !yield(b, err) { // of the others one does not hear
 				return
 			}
@@ -118,29 +119,14 @@ func (c *Cache) orderGroups(ctx context.Context, at *attempt) ([]considered, err
 	})
 }
 
-// expected is what would make the build, for comparing it with what made the build. Of the plan's
-// own builds, the graphs may state more than a one-node compile does.
-func (p *plan) expected(b *index.Build) []index.EPFacts {
-	if b.BuildKey != p.buildKey || len(b.EPs) != len(p.facts) {
-		return p.facts
-	}
-	facts := slices.Clone(p.facts)
-	for i := range facts {
-		f, made := &facts[i], &b.EPs[i]
-		f.SDKVersion, f.HardwareArchitecture = made.SDKVersion, made.HardwareArchitecture
-		f.CompatibilityString = made.CompatibilityString
-	}
-	return facts
-}
-
 // explainPassThrough explains the answer to a model that is compiled already.
-func explainPassThrough(a *Answer) *Answer {
+func explainPassThrough(a *request.Answer) *request.Answer {
 	reason := strings.TrimPrefix(a.Why, compiledAlready)
-	e := &wire.Explanation{Decision: PassThrough, Reason: reason, Runtime: a.Runtime}
+	e := &wire.Explanation{Decision: request.PassThrough, Reason: reason, Runtime: a.Runtime}
 	if a.Compatibility.Reason != "" {
 		e.Reason += "; " + a.Compatibility.Reason
 	}
 	e.Reason = wire.Valid(e.Reason)
-	a.Outcome, a.Explanation = Explained, e
+	a.Outcome, a.Explanation = request.Explained, e
 	return a
 }

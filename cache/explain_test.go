@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -20,15 +21,15 @@ import (
 )
 
 // explain asks for the decision on a request, and makes sure that asking changes nothing.
-func (b *bench) explain(r *Request) *wire.Explanation {
+func (b *bench) explain(r *request.Request) *wire.Explanation {
 	b.Helper()
 	compiles, checks := b.compiler.Compiles.Load(), b.compiler.Checks.Load()
 	before, err := b.cache.query.Status(context.Background())
 	require.NoError(b, err)
 	events := len(b.done())
-	r.OnMiss = Explain
+	r.OnMiss = request.Explain
 	a := b.acquire(r)
-	require.Equal(b, Explained, a.Outcome)
+	require.Equal(b, request.Explained, a.Outcome)
 	require.Nil(b, a.View)
 	require.Nil(b, a.Build)
 	after, err := b.cache.query.Status(context.Background())
@@ -53,7 +54,7 @@ func (b *bench) done() (out []*wire.Event) {
 	return out
 }
 
-func (b *bench) why(p Peer, entry string) *wire.Explanation {
+func (b *bench) why(p request.Peer, entry string) *wire.Explanation {
 	b.Helper()
 	e, err := b.cache.query.Why(context.Background(), p, entry)
 	require.NoError(b, err)
@@ -74,14 +75,14 @@ func differing(list []*wire.Difference) map[string][2]string {
 }
 
 func TestExplainDecidesAsARequestDoes(t *testing.T) {
-	withLevel := func(r *Request, level string) *Request {
+	withLevel := func(r *request.Request, level string) *request.Request {
 		r.EPs[0].Options = map[string]string{"level": level}
 		return r
 	}
 	for _, c := range []struct {
 		name     string
 		prepare  func(b *bench)
-		change   func(b *bench, r *Request)
+		change   func(b *bench, r *request.Request)
 		decision string
 		reason   string
 	}{
@@ -101,7 +102,7 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 			b.acquire(b.request(b.model(1)))
 			b.library("2.0")
 		}, nil, "stale", ""},
-		{"the other ONNX Runtime", func(b *bench) { b.acquire(b.request(b.model(1))) }, func(b *bench, r *Request) {
+		{"the other ONNX Runtime", func(b *bench) { b.acquire(b.request(b.model(1))) }, func(b *bench, r *request.Request) {
 			r.StrictORT = true
 			_, err := standin.Library(b.runtime, "1.32.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 			require.NoError(b, err)
@@ -119,7 +120,7 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 			require.Contains(t, e.Reason, c.reason)
 			require.Equal(t, b.runtime, e.Runtime)
 
-			r.OnMiss = Fail
+			r.OnMiss = request.Fail
 			a, err := b.cache.Acquire(context.Background(), r, nil)
 			require.Equal(t, e.Decision == "hit", err == nil, "a request decides the same: %v", err)
 			if a != nil {
@@ -159,7 +160,7 @@ func TestExplainTellsWhatMadeABuild(t *testing.T) {
 
 func TestNeighboursAreTheNearest(t *testing.T) {
 	b := newBench(t)
-	ask := func(seed uint64, options map[string]string, dims map[string]int64) *Request {
+	ask := func(seed uint64, options map[string]string, dims map[string]int64) *request.Request {
 		r := b.request(b.model(seed))
 		r.EPs[0].Options, r.FreeDimensions = options, dims
 		return r
@@ -223,7 +224,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 	for _, h := range e.History {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
-	_, err := b.cache.query.Why(context.Background(), Peer{UID: 2002}, "alices-secret.onnx")
+	_, err := b.cache.query.Why(context.Background(), request.Peer{UID: 2002}, "alices-secret.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
 }
@@ -232,7 +233,7 @@ func TestExplainACompiledModel(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	e := b.explain(b.request(b.openFile(filepath.Join(a.Path, filepath.FromSlash(a.Graph)))))
-	require.Equal(t, PassThrough, e.Decision)
+	require.Equal(t, request.PassThrough, e.Decision)
 	require.Contains(t, e.Reason, standin.EP)
 	require.Contains(t, e.Reason, "optimal")
 }
@@ -291,7 +292,7 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 	}
 	_, err = b.cache.query.Why(context.Background(), b.self(), "never.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = b.cache.query.Why(context.Background(), Peer{UID: 2002}, "model.onnx")
+	_, err = b.cache.query.Why(context.Background(), request.Peer{UID: 2002}, "model.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
@@ -317,7 +318,7 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 		require.Contains(t, e.Reason, one.says)
 		require.NotContains(t, e.Reason, "never")
 		again := b.acquire(b.request(b.model(1)))
-		require.Equal(t, Compiled, again.Outcome)
+		require.Equal(t, request.Compiled, again.Outcome)
 		require.Contains(t, again.Why, one.says)
 		require.NoError(t, again.View.Close())
 		b.acquire(b.request(b.model(2)))

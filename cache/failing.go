@@ -6,51 +6,29 @@ import (
 	"os"
 	"path/filepath"
 
-	"lukechampine.com/blake3"
-
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// failureKey names what is known of compiles of the plan that failed.
-func (p *plan) failureKey(rc *runtimes.Content, scope string) failure.Key {
-	b := append(append([]byte(nil), rc.Machine[:]...), rc.ORT[:]...)
-	for i := range p.facts {
-		b = append(append(b, 0), p.facts[i].DriverVersion...)
-	}
-	sum := digestOf(b)
-	return failure.Key{Build: p.buildKey, Scope: scope, With: [16]byte(sum[:16])}
-}
-
-// memoryScope is where a request's failure is remembered: what is not kept for anybody is its user's own. "" is nowhere.
-func (at *attempt) memoryScope(scope string) string {
-	switch {
-	case at.OnMiss == Bypass:
-		return ""
-	case scope == "":
-		return rights.OwnScope(at.Peer)
-	}
-	return scope
-}
-
 // failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
 // users' failures count only where what they compiled is everybody's.
-func (c *Cache) failedBefore(at *attempt) *failure.Failure {
-	if at.OnMiss == Bypass || c.settings.Load().failures.Off {
+func (c *Cache) failedBefore(at *request.Attempt) *failure.Failure {
+	if at.OnMiss == request.Bypass || c.settings.Load().failures.Off {
 		return nil
 	}
-	for _, scope := range at.look {
-		key := at.plan.failureKey(at.rc, scope)
+	for _, scope := range at.Scopes {
+		key := at.Plan.FailureKey(at.Content, scope)
 		f := c.failures.Holds(key, at.Peer.UID, at.Name)
 		if f == nil {
 			continue
 		}
-		if at.OnMiss == Refresh && (c.rights.Administrator(at.Peer) || f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)) {
+		if at.OnMiss == request.Refresh && (c.rights.Administrator(at.Peer) || f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)) {
 			c.failures.Forget(key)
 			continue
 		}
@@ -60,7 +38,7 @@ func (c *Cache) failedBefore(at *attempt) *failure.Failure {
 }
 
 // begin gives what starts the request's compile, unless that is answered from memory.
-func (c *Cache) begin(at *attempt, scope string) func() (jobs.Work, error) {
+func (c *Cache) begin(at *request.Attempt, scope string) func() (jobs.Work, error) {
 	return func() (jobs.Work, error) {
 		if m := c.madeMeanwhile(at, scope); m != nil {
 			return m, nil
@@ -77,7 +55,7 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	result, err := j.c.compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	var exit *compilers.ExitError
-	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.Stands() || j.died || j.c.leaving.Load() {
+	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.Content.Stands() || j.died || j.c.leaving.Load() {
 		return result, err
 	}
 	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.Request.Name, "error", err)
@@ -105,7 +83,7 @@ func emptied(folder string) error {
 func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := j.c.compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
-	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.rc.Stands() || j.c.leaving.Load() {
+	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.Content.Stands() || j.c.leaving.Load() {
 		return checked, err
 	}
 	checked, err = j.c.compiler.Check(ctx, spec)
@@ -148,10 +126,10 @@ func (j *job) failed(ctx context.Context, err error) error {
 			return j.tellFailed(failure.Sandbox, here)
 		}
 	}
-	f.RequestKey, f.BuildKey, f.ModelDigest = j.plan.requestKey, j.plan.buildKey, j.plan.canonical.Model
-	f.UID, f.Scope, f.EP = j.Peer.UID, j.memoryScope(j.scope), j.plan.eps[0].Name
+	f.RequestKey, f.BuildKey, f.ModelDigest = j.Plan.RequestKey, j.Plan.BuildKey, j.Plan.Canonical.Model
+	f.UID, f.Scope, f.EP = j.Peer.UID, j.MemoryScope(j.scope), j.Plan.EPs[0].Name
 	if f.Scope != "" {
-		c.failures.Remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
+		c.failures.Remember(j.Plan.FailureKey(j.Content, f.Scope), f, c.settings.Load().failures)
 	}
 	return j.tellFailed(f.Reason, err)
 }
@@ -164,7 +142,7 @@ func (j *job) control(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer leave()
-	return j.c.control(ctx, j.plan.against("", j.rc))
+	return j.c.control(ctx, j.Plan.Against("", j.Content))
 }
 
 // tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.
@@ -175,8 +153,8 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 	}
 	c.index.Counters.Add("failures", 1)
 	c.log.Info("compile failed", "model", j.Request.Name, "error", err)
-	if c.failures.News(j.plan.requestKey, j.Peer.UID, reason) {
-		c.happened(event.For(event.About{Peer: j.Peer, Key: j.plan.requestKey, Model: j.Request.Name},
+	if c.failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
+		c.happened(event.For(event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name},
 			event.Failed, "%v", err))
 	}
 	return err
@@ -184,9 +162,7 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 
 // succeeded forgets that the job's compile ever failed.
 func (j *job) succeeded() {
-	for _, scope := range []string{j.scope, j.memoryScope(j.scope)} {
-		j.c.failures.Forget(j.plan.failureKey(j.rc, scope))
+	for _, scope := range []string{j.scope, j.MemoryScope(j.scope)} {
+		j.c.failures.Forget(j.Plan.FailureKey(j.Content, scope))
 	}
 }
-
-func digestOf(b []byte) [32]byte { return blake3.Sum256(b) }

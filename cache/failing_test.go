@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -22,13 +23,13 @@ import (
 )
 
 // failing is a request for a model that fails in the given way.
-func (b *bench) failing(seed uint64, how standin.Fault) *Request {
+func (b *bench) failing(seed uint64, how standin.Fault) *request.Request {
 	r := b.request(b.model(seed))
 	fault(how)(r)
 	return r
 }
 
-func (b *bench) failures(p Peer) []failure.Failure {
+func (b *bench) failures(p request.Peer) []failure.Failure {
 	list, err := b.cache.Failures(context.Background(), p)
 	require.NoError(b, err)
 	return list
@@ -185,12 +186,12 @@ func TestRetry(t *testing.T) {
 	b := newBench(t)
 	e := b.refused(b.failing(1, standin.Refuse))
 	key := failure.In(e).RequestKey.String()
-	retry := func(p Peer, names ...string) ([]failure.Failure, error) {
+	retry := func(p request.Peer, names ...string) ([]failure.Failure, error) {
 		return b.cache.Retry(context.Background(), p, names, false)
 	}
 	_, err := retry(b.self(), "other.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = retry(Peer{UID: 2001}, key)
+	_, err = retry(request.Peer{UID: 2001}, key)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "who never asked knows nothing of it")
 	require.Len(t, b.failures(b.self()), 1)
 	for i, name := range []string{"model.onnx", key[:16], failure.In(e).BuildKey.String(), failure.In(e).ModelDigest.String()[:8]} {
@@ -209,8 +210,8 @@ func TestRetry(t *testing.T) {
 
 func TestWhoseFailuresCount(t *testing.T) {
 	b := newBench(t)
-	alice, bob := Peer{UID: 2001}, Peer{UID: 2002}
-	ask := func(p Peer, change ...func(*Request)) {
+	alice, bob := request.Peer{UID: 2001}, request.Peer{UID: 2002}
+	ask := func(p request.Peer, change ...func(*request.Request)) {
 		r := b.failing(1, standin.Refuse)
 		r.Peer, r.Store = p, "user"
 		for _, ch := range change {
@@ -224,17 +225,17 @@ func TestWhoseFailuresCount(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "what failed for one may be that user's fault")
 	ask(alice)
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
-	carol, dave := Peer{UID: 2003}, Peer{UID: 2004}
-	shared := func(r *Request) { r.Store = "" }
+	carol, dave := request.Peer{UID: 2003}, request.Peer{UID: 2004}
+	shared := func(r *request.Request) { r.Store = "" }
 	ask(carol, shared)
-	ask(dave, shared, func(r *Request) { r.Name = "mine.onnx" })
+	ask(dave, shared, func(r *request.Request) { r.Name = "mine.onnx" })
 	require.EqualValues(t, 3, b.compiler.Compiles.Load(), "what everybody may have fails for everybody")
 	require.Equal(t, "mine.onnx", b.failures(dave)[0].ModelName, "others' names are theirs")
-	ask(dave, shared, func(r *Request) { r.OnMiss = Refresh })
+	ask(dave, shared, func(r *request.Request) { r.OnMiss = request.Refresh })
 	require.EqualValues(t, 3, b.compiler.Compiles.Load(), "a refresh is for who asked first, and administrators")
-	ask(carol, shared, func(r *Request) { r.OnMiss = Refresh })
+	ask(carol, shared, func(r *request.Request) { r.OnMiss = request.Refresh })
 	require.EqualValues(t, 4, b.compiler.Compiles.Load())
-	ask(dave, func(r *Request) { r.OnMiss = Bypass })
+	ask(dave, func(r *request.Request) { r.OnMiss = request.Bypass })
 	require.EqualValues(t, 5, b.compiler.Compiles.Load(), "a bypass asks no memory")
 	require.Len(t, b.failures(b.self()), 3)
 }
@@ -246,7 +247,7 @@ func TestSuccessForgetsFailures(t *testing.T) {
 	require.Len(t, b.failures(b.self()), 1)
 	b.compiler.Fault = standin.None
 	b.waits(2 * time.Minute)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.Empty(t, b.failures(b.self()))
 }
 
@@ -254,7 +255,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	b := newBench(t)
 	b.refused(b.failing(1, standin.Refuse))
 	r := b.failing(1, standin.Refuse)
-	r.OnMiss = Explain
+	r.OnMiss = request.Explain
 	e := b.acquire(r).Explanation
 	require.Equal(t, query.Failed, e.Decision)
 	require.Contains(t, e.Reason, "told to refuse")
@@ -264,7 +265,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, query.Failed, why.Decision)
 	require.Contains(t, why.Reason, "told to refuse")
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	miss := b.refused(r)
 	require.Equal(t, apierr.NotFound, miss.Class)
 	require.Contains(t, miss.Text, "told to refuse")
@@ -283,7 +284,7 @@ func TestBrokenSandboxIsNoModelsFault(t *testing.T) {
 			require.Contains(t, e.Hint, "epcachectl doctor")
 			require.Empty(t, b.failures(b.self()))
 			b.compiler.Broken, b.compiler.Fault = false, standin.None
-			require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+			require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 		})
 	}
 }
@@ -292,7 +293,7 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 	b := newBench(t)
 	for range 20 {
 		r := b.failing(1, standin.Refuse)
-		r.OnMiss = Bypass
+		r.OnMiss = request.Bypass
 		b.refused(r)
 	}
 	events, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 0)
@@ -304,10 +305,10 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 func TestClaimsOfWhatFailed(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond}
-	claim := func(seed uint64, how standin.Fault) (*Answer, error) {
+	claim := func(seed uint64, how standin.Fault) (*request.Answer, error) {
 		r := b.failing(seed, how)
 		b.refused(r)
-		r.OnMiss, r.Connection = ForClaim, t.Context()
+		r.OnMiss, r.Connection = request.ForClaim, t.Context()
 		return b.cache.Acquire(context.Background(), r, nil)
 	}
 	_, err := claim(1, standin.NoNodes)
@@ -315,7 +316,7 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 	require.ErrorContains(t, err, "failed once")
 	a, err := claim(2, standin.Hang)
 	require.NoError(t, err)
-	require.Equal(t, Claimed, a.Outcome)
+	require.Equal(t, request.Claimed, a.Outcome)
 	require.NoError(t, b.cache.GiveUp(context.Background(), b.self(), a.Claim.ID, "", 0))
 }
 
@@ -323,7 +324,7 @@ func TestWhatFailedIsNotQueued(t *testing.T) {
 	b := newBench(t)
 	b.refused(b.failing(1, standin.Refuse))
 	r := b.failing(1, standin.Refuse)
-	r.OnMiss = Background
+	r.OnMiss = request.Background
 	require.Contains(t, b.refused(r).Text, "failed once")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
@@ -367,7 +368,7 @@ func TestClassesOfReasons(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e *apierr.Error
-			require.ErrorAs(t, compileError(c.err, "before\nlast words\n", "model"), &e)
+			require.ErrorAs(t, request.CompileError(c.err, "before\nlast words\n", "model"), &e)
 			require.Equal(t, c.class, e.Class)
 			if c.reason == "" {
 				require.Nil(t, failure.In(e), "it is no failure of a compile's")

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
@@ -18,9 +19,9 @@ import (
 func (j *job) neutral(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.folder, outFolder)
-	for i := range j.Request.models() {
+	for i := range j.Request.Models() {
 		name := failure.ItsModel
-		if j.Request.models() > 1 {
+		if j.Request.Models() > 1 {
 			name = fmt.Sprintf("model %d of the group", i+1)
 		}
 		if i < len(j.copies) {
@@ -56,7 +57,7 @@ func (j *job) plain(e *apierr.Error) {
 
 // Failures lists the compiles that failed and are answered from memory, as far as the peer may know of them, the newest
 // first.
-func (c *Cache) Failures(ctx context.Context, p Peer) ([]failure.Failure, error) {
+func (c *Cache) Failures(ctx context.Context, p request.Peer) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "failures")
 	}
@@ -65,7 +66,7 @@ func (c *Cache) Failures(ctx context.Context, p Peer) ([]failure.Failure, error)
 
 // Retry forgets failures, so that the next request compiles again: those that the names mean, as in Show, or all of the
 // peer's; for administrators all there are. It gives what was forgotten. A name that means nothing is an error.
-func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) ([]failure.Failure, error) {
+func (c *Cache) Retry(ctx context.Context, p request.Peer, entries []string, all bool) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "retry")
 	}
@@ -82,6 +83,6 @@ func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) (
 }
 
 // hears says of which failures the peer may hear.
-func (c *Cache) hears(p Peer) failure.Audience {
+func (c *Cache) hears(p request.Peer) failure.Audience {
 	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: c.rights.Administrator(p)}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -36,7 +37,7 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 	o := outspoken{b.compiler, make(chan struct{}, 1), make(chan struct{})}
 	b.wrap = o
 	b.reopen()
-	ask := func(uid uint32, name string) *Request {
+	ask := func(uid uint32, name string) *request.Request {
 		r := b.request(b.model(1))
 		r.Peer.UID, r.Name = uid, name
 		return r
@@ -61,7 +62,7 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 	says("other.onnx", third.Text)
 	require.Equal(t, "at other.onnx", third.Facts["stderr"])
 	for uid, name := range map[uint32]string{b.cache.uid: "mine.onnx", 1002: "other.onnx"} {
-		list := b.failures(Peer{UID: uid})
+		list := b.failures(request.Peer{UID: uid})
 		require.Len(t, list, 1)
 		says(name, list[0].Text)
 		require.Equal(t, "at "+name, list[0].Facts["stderr"])

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -17,7 +18,7 @@ func TestOneCompileForAll(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 200 * time.Millisecond
 	var wg sync.WaitGroup
-	answers := make([]*Answer, 8)
+	answers := make([]*request.Answer, 8)
 	for i := range answers {
 		r := b.request(b.model(1))
 		wg.Go(func() {
@@ -33,7 +34,7 @@ func TestOneCompileForAll(t *testing.T) {
 		require.NotNil(t, a)
 		defer a.View.Close()
 		require.Equal(t, answers[0].Graph, a.Graph)
-		if a.Outcome == Compiled {
+		if a.Outcome == request.Compiled {
 			compiled++
 		}
 	}
@@ -52,7 +53,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 		first <- err
 	}()
 	require.Eventually(t, func() bool { return b.compiler.Compiles.Load() == 1 }, soon, time.Millisecond)
-	second := make(chan *Answer, 1)
+	second := make(chan *request.Answer, 1)
 	r2 := b.request(b.model(1))
 	go func() {
 		a, err := b.cache.Acquire(context.Background(), r2, nil)
@@ -67,7 +68,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 	a := <-second
 	require.NotNil(t, a)
 	defer a.View.Close()
-	require.Equal(t, Waited, a.Outcome)
+	require.Equal(t, request.Waited, a.Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 

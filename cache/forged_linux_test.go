@@ -12,6 +12,7 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
@@ -216,10 +217,10 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				}
 				b.requireFound(large(builds[1]), builds[1])
 				a := b.acquire(b.variant(2))
-				require.Equal(t, Compiled, a.Outcome)
+				require.Equal(t, request.Compiled, a.Outcome)
 				require.Equal(t, files[1], b.read(a))
 				first := b.acquire(b.variant(1))
-				require.Equal(t, Hit, first.Outcome, "the container is as it was")
+				require.Equal(t, request.Hit, first.Outcome, "the container is as it was")
 				require.Equal(t, files[0], b.read(first))
 				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"), "*"+large(builds[1]).String()[:16]+"*"))
 				require.NoError(t, err)
@@ -249,7 +250,7 @@ func (b *bench) requireMadeAnew(build *index.Build, files map[string]string) {
 	b.Helper()
 	b.requireFound(large(build), build)
 	a := b.acquire(b.variant(2))
-	require.Equal(b, Compiled, a.Outcome)
+	require.Equal(b, request.Compiled, a.Outcome)
 	require.Contains(b, a.Why, "damaged")
 	require.Equal(b, files, b.read(a))
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
@@ -21,16 +22,16 @@ func (j *job) measureGain(b *index.Build) {
 	if len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
 		return // a group's models have no load of their own to compare with
 	}
-	if measure := c.policyOf(j.plan.eps).MeasureGain; measure != nil && !*measure {
+	if measure := c.policyOf(j.Plan.EPs).MeasureGain; measure != nil && !*measure {
 		return
 	}
-	own, err := j.Request.own() // the job's descriptors are closed by then
+	own, err := j.Request.Own() // the job's descriptors are closed by then
 	if err != nil {
 		c.log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(), "error", err)
 		return
 	}
 	build := *b
-	c.gains.Measure(upkeep.Measurement{Build: &build, After: j.running.Done(), End: own.close,
+	c.gains.Measure(upkeep.Measurement{Build: &build, After: j.running.Done(), End: own.Close,
 		Limit: c.gainLimit + time.Duration(2*b.CompileSeconds*float64(time.Second)),
 		Load:  func(ctx context.Context) (upkeep.Gain, error) { return j.loadBoth(ctx, own, &build) }})
 }
@@ -38,13 +39,13 @@ func (j *job) measureGain(b *index.Build) {
 // loadBoth loads the build and a copy of the source model in one worker. The build has a lease
 // meanwhile. The copy has to fit above the free space that is kept: otherwise a collection would
 // evict builds for it.
-func (j *job) loadBoth(ctx context.Context, own *Request, b *index.Build) (upkeep.Gain, error) {
+func (j *job) loadBoth(ctx context.Context, own *request.Request, b *index.Build) (upkeep.Gain, error) {
 	c := j.c
-	return runtimes.Still(j.rc, func() (g upkeep.Gain, err error) {
-		if err := c.fitsAboveFloor(own.files()); err != nil {
+	return runtimes.Still(j.Content, func() (g upkeep.Gain, err error) {
+		if err := c.fitsAboveFloor(own.AllFiles()); err != nil {
 			return g, err
 		}
-		source, remove, err := c.copied(ctx, own, j.plan.canonical)
+		source, remove, err := c.copied(ctx, own, j.Plan.Canonical)
 		defer remove()
 		if err != nil {
 			return g, err
@@ -57,7 +58,7 @@ func (j *job) loadBoth(ctx context.Context, own *Request, b *index.Build) (upkee
 			_ = answer.View.Close() // only read
 			c.views.Sweep()         // the build may have been removed meanwhile
 		}()
-		check := j.plan.withDimensions(j.plan.against("", j.rc).checkJobOf(b, answer))
+		check := j.Plan.WithDimensions(j.Plan.Against("", j.Content).CheckJobOf(b, answer))
 		check.Against, check.Pace = source.copies[0].path, compilers.Pace{Idle: make(chan struct{})}
 		checked, err := c.compiler.Check(ctx, check)
 		if err == nil && checked.LoadCPU <= 0 {

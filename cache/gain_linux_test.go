@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -38,9 +39,9 @@ func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	b.cache.gainLimit = time.Minute
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
-	request := b.request(b.openFile(path))
-	request.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider"}}
-	require.Equal(t, Compiled, b.acquire(request).Outcome)
+	asked := b.request(b.openFile(path))
+	asked.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider"}}
+	require.Equal(t, request.Compiled, b.acquire(asked).Outcome)
 	b.cache.gains.Wait()
 	g := b.gain()
 	require.Positive(t, g.Load)

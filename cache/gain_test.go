@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 )
@@ -62,12 +63,12 @@ func TestLossIsSaid(t *testing.T) {
 		"time to load, the source model 0.500 s"}
 	require.Equal(t, want, b.cache.gains.Of(b.list()[0].Build.ID).Warnings())
 	hit := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, hit.Outcome)
+	require.Equal(t, request.Hit, hit.Outcome)
 	require.Equal(t, want, hit.Warnings)
 }
 
 func TestGainIsNotMeasuredWhereItIsSwitchedOff(t *testing.T) {
-	b := measuring(t, 1, 2, func(o *Options) { o.Policies = map[string]Policy{"": {MeasureGain: new(bool)}} })
+	b := measuring(t, 1, 2, func(o *Options) { o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}} })
 	b.acquire(b.request(b.model(1)))
 	b.cache.gains.Wait()
 	require.Zero(t, b.gain())
@@ -110,7 +111,7 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 	b, s := comparingSlowly(t, nil)
 	first := b.acquire(b.request(b.model(1)))
 	<-s.begun
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(2))).Outcome)
 	<-s.begun // of the second
 	close(s.fast)
 	b.cache.gains.Wait()
@@ -145,7 +146,7 @@ func TestBuildRemovedDuringItsMeasurementLeavesNothing(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	<-s.begun
-	_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.NoError(t, err)
 	require.DirExists(t, a.Path, "the measurement has a lease")
 	close(s.fast)
@@ -178,9 +179,9 @@ func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 }
 
 func TestWhatCompilesFastIsNotKept(t *testing.T) {
-	b := newBenchWith(t, func(o *Options) { o.Policies = map[string]Policy{"": {MinCompileSeconds: 0.2}} })
+	b := newBenchWith(t, func(o *Options) { o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 0.2}} })
 	fast := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, fast.Outcome)
+	require.Equal(t, request.Compiled, fast.Outcome)
 	require.Contains(t, fast.Why, "min_compile_seconds, 0.2 s: not kept")
 	require.NotEmpty(t, b.read(fast))
 	require.Empty(t, b.list())
@@ -190,15 +191,17 @@ func TestWhatCompilesFastIsNotKept(t *testing.T) {
 }
 
 func TestWhatIsTooOldIsServedAndMadeAnew(t *testing.T) {
-	b := rebuilding(t, func(o *Options) { o.Policies = map[string]Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}} })
+	b := rebuilding(t, func(o *Options) {
+		o.Policies = map[string]request.Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}
+	})
 	first := b.acquire(b.request(b.model(1)))
 	b.later.Add(int64(time.Hour + time.Minute))
 	old := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, old.Outcome)
+	require.Equal(t, request.Hit, old.Outcome)
 	require.Equal(t, first.Build.ID, old.Build.ID)
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.NotEqual(t, first.Build.ID, again.Build.ID)
 	require.Empty(t, b.settles())
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestAGroupIsNotMadeAnewOfOneOfItsModels(t *testing.T) {
 	b := rebuilding(t, func(o *Options) {
 		o.KeepSource = KeepNone
-		o.Policies = map[string]Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}
+		o.Policies = map[string]request.Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}
 	})
 	group := b.acquire(b.group(1, 2))
 	b.age()
@@ -31,5 +32,5 @@ func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	require.ErrorIs(t, err, upkeep.ErrNoSource)
 	whole, err := b.cache.askedWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)
-	whole.close()
+	whole.Close()
 }

@@ -15,13 +15,14 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // variants asks for one model with one, two and four rows as a group.
-func (b *bench) variants(ep identity.EP, seed uint64, n int) *Request {
+func (b *bench) variants(ep identity.EP, seed uint64, n int) *request.Request {
 	open := func(rows int) *os.File {
 		path := filepath.Join(b.TempDir(), "m.onnx")
 		require.NoError(b, os.WriteFile(path, tinymodel.Dense(seed, n, rows), 0o644))
@@ -63,20 +64,20 @@ func TestRealGroupsCompute(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := c.runtime(t)
 			b, ort := newRealBench(t, r)
-			var groups []*Answer
+			var groups []*request.Answer
 			for _, seed := range []uint64{1, 2} { // of equal names and shapes
-				request := b.variants(c.ep, seed, 64)
-				a := b.acquire(request)
+				asked := b.variants(c.ep, seed, 64)
+				a := b.acquire(asked)
 				groups = append(groups, a)
-				require.Equal(t, Compiled, a.Outcome)
+				require.Equal(t, request.Compiled, a.Outcome)
 				require.Empty(t, a.Warnings)
 				require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 				require.Len(t, a.Build.Files, 4, "three graphs and one binary")
 				eps := []compilers.EP{{Name: c.ep.Name, Devices: c.ep.Devices, Options: a.ProviderOptions[c.ep.Name]}}
 				var want []byte
-				for i := range request.models() {
+				for i := range asked.Models() {
 					source := compilers.CheckJob{Runtime: r, EPs: eps,
-						Graph: request.model(i).Graph.Name()}
+						Graph: asked.ModelFiles(i).Graph.Name()}
 					want = append(want, b.outputs(ort, source)...)
 				}
 				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), SessionOptions: loadOptions(a)}
@@ -85,9 +86,9 @@ func TestRealGroupsCompute(t *testing.T) {
 				}
 				require.Equal(t, want, b.outputs(ort, together))
 				var apart []byte
-				for i := range request.models() {
-					alone := b.acquire(oneOf(request, i))
-					require.Equal(t, Hit, alone.Outcome)
+				for i := range asked.Models() {
+					alone := b.acquire(oneOf(asked, i))
+					require.Equal(t, request.Hit, alone.Outcome)
 					require.Equal(t, i, alone.Member)
 					one := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(alone.Path, alone.Graph), SessionOptions: alone.SessionOptions}
 					apart = append(apart, b.outputs(ort, one)...)
@@ -103,32 +104,32 @@ func TestRealGroupsCompute(t *testing.T) {
 func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	ep := identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
-	request := b.variants(ep, 1, 1024)
-	group := b.acquire(request)
-	require.Equal(t, Compiled, group.Outcome)
+	asked := b.variants(ep, 1, 1024)
+	group := b.acquire(asked)
+	require.Equal(t, request.Compiled, group.Outcome)
 	require.Equal(t, compilers.NotCheckable, group.Build.LoadCheck)
 	require.Empty(t, group.Warnings)
 	require.Len(t, group.Build.Files, 4, "three graphs and one binary")
 	require.Equal(t, "1", b.optionsOf(group)["enable_htp_weight_sharing"])
-	bytes := func(a *Answer) (sum int64) {
+	bytes := func(a *request.Answer) (sum int64) {
 		for _, f := range a.Build.Files {
 			sum += f.Size
 		}
 		return sum
 	}
-	plain := b.request(b.openFile(request.Graph.Name()))
+	plain := b.request(b.openFile(asked.Graph.Name()))
 	plain.EPs, plain.Store = []identity.EP{ep}, "none" // of its own, and not from the group
-	plain.OnMiss = Bypass
+	plain.OnMiss = request.Bypass
 	single := b.acquire(plain)
 	require.Empty(t, single.Members)
 	require.LessOrEqual(t, float64(bytes(group)), 1.05*float64(bytes(single)))
 
-	require.Equal(t, query.Miss, b.explain(oneOf(request, 2)).Decision)
-	alone := b.acquire(oneOf(request, 2))
-	require.Equal(t, Compiled, alone.Outcome, "a member of the group would end the application by SIGSEGV on this machine")
+	require.Equal(t, query.Miss, b.explain(oneOf(asked, 2)).Decision)
+	alone := b.acquire(oneOf(asked, 2))
+	require.Equal(t, request.Compiled, alone.Outcome, "a member of the group would end the application by SIGSEGV on this machine")
 	require.Empty(t, alone.Members)
 	require.Equal(t, compilers.Passed, alone.Build.LoadCheck)
-	require.Equal(t, Hit, b.acquire(b.variants(ep, 1, 1024)).Outcome, "the group itself is still there")
+	require.Equal(t, request.Hit, b.acquire(b.variants(ep, 1, 1024)).Outcome, "the group itself is still there")
 	failures, err := b.cache.Failures(context.Background(), b.self())
 	require.NoError(t, err)
 	require.Empty(t, failures)
@@ -136,8 +137,8 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 }
 
 // sharing asks for models as a group whose weights are in files of their own, each in the folder that is given for it.
-func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *Request {
-	var r *Request
+func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *request.Request {
+	var r *request.Request
 	for i, folder := range folders {
 		model := tinymodel.DenseModel(seed, 64, 1<<i)
 		weights := &model.Initializers[0]
@@ -162,15 +163,15 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 	b, ort := newRealBench(t, r)
 	ep := identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
 	folder := t.TempDir()
-	request := b.sharing(ep, 1, folder, folder)
-	a := b.acquire(request)
-	require.Equal(t, Compiled, a.Outcome)
+	asked := b.sharing(ep, 1, folder, folder)
+	a := b.acquire(asked)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Len(t, a.Build.Files, 4, "two graphs, one binary and the weights")
 	eps := []compilers.EP{{Name: ep.Name, Options: a.ProviderOptions[ep.Name]}}
 	var want []byte
-	for i := range request.models() {
+	for i := range asked.Models() {
 		want = append(want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps,
-			Graph: request.model(i).Graph.Name()})...)
+			Graph: asked.ModelFiles(i).Graph.Name()})...)
 	}
 	require.Equal(t, want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph),
 		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, SessionOptions: loadOptions(a)}))
@@ -180,7 +181,7 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 }
 
 // loadOptions are those of a group's first model, when it is loaded beside the others.
-func loadOptions(a *Answer) map[string]string {
+func loadOptions(a *request.Answer) map[string]string {
 	all := make(map[string]string)
 	maps.Copy(all, a.Build.SessionOptions)
 	maps.Copy(all, a.Build.Members[0].SessionOptions)
@@ -188,8 +189,8 @@ func loadOptions(a *Answer) map[string]string {
 }
 
 // oneOf asks for one of a group's models alone.
-func oneOf(group *Request, i int) *Request {
-	r, m := *group, group.model(i)
+func oneOf(group *request.Request, i int) *request.Request {
+	r, m := *group, group.ModelFiles(i)
 	r.Name, r.Graph, r.External, r.Group = m.Name, m.Graph, m.External, nil
 	return &r
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -22,7 +23,7 @@ import (
 )
 
 // group asks for models of the seeds as one group.
-func (b *bench) group(seeds ...uint64) *Request {
+func (b *bench) group(seeds ...uint64) *request.Request {
 	r := b.request(b.model(seeds[0]))
 	r.Name = fmt.Sprintf("model%d.onnx", seeds[0])
 	for _, seed := range seeds[1:] {
@@ -34,7 +35,7 @@ func (b *bench) group(seeds ...uint64) *Request {
 func TestAGroupIsOneBuild(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.group(1, 2, 3))
-	require.Equal(t, Compiled, first.Outcome)
+	require.Equal(t, request.Compiled, first.Outcome)
 	require.Len(t, b.list(), 1)
 	require.Len(t, first.Build.Files, 4, "three graphs and what they share")
 	require.Len(t, first.Members, 3)
@@ -51,10 +52,10 @@ func TestAGroupIsOneBuild(t *testing.T) {
 	require.Equal(t, compilers.RouteSessionOptions, first.Build.Route)
 
 	second := b.acquire(b.group(1, 2, 3))
-	require.Equal(t, Hit, second.Outcome)
+	require.Equal(t, request.Hit, second.Outcome)
 	require.Equal(t, first.RequestKey, second.RequestKey)
 	require.Equal(t, first.Members, second.Members)
-	for _, other := range []*Request{b.group(2, 1, 3), b.group(1, 2), b.group(1, 2, 3, 4)} {
+	for _, other := range []*request.Request{b.group(2, 1, 3), b.group(1, 2), b.group(1, 2, 3, 4)} {
 		require.NotEqual(t, first.RequestKey, b.acquire(other).RequestKey, "other members, or in another order")
 	}
 }
@@ -78,7 +79,7 @@ func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
 	for range 2 {
 		for i, m := range group.Members {
 			alone := b.acquire(b.request(b.model(uint64(i + 1))))
-			require.Equal(t, Hit, alone.Outcome, alone.Why)
+			require.Equal(t, request.Hit, alone.Outcome, alone.Why)
 			require.Equal(t, group.Build.ID, alone.Build.ID)
 			require.Equal(t, i, alone.Member)
 			require.Equal(t, m.ModelDigest, alone.ModelDigest)
@@ -91,10 +92,10 @@ func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
 	}
 	r := b.request(b.model(2))
 	r.EPs[0].Options = map[string]string{"level": "7"}
-	require.Equal(t, Compiled, b.acquire(r).Outcome, "with other options it is another request")
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome, "with other options it is another request")
 	r = b.request(b.model(2))
 	r.Embed = true
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 }
 
@@ -119,7 +120,7 @@ func TestMembersHaveTheNamesOfWhoAsks(t *testing.T) {
 	r := b.group(1, 2)
 	r.Peer.UID, r.Name, r.Group[0].Name = 4711, "mine.onnx", "also mine.onnx"
 	a := b.acquire(r)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, "mine.onnx", a.Members[0].Name)
 	require.Equal(t, "also mine.onnx", a.Members[1].Name)
 }
@@ -129,7 +130,7 @@ func TestABuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
 	own := b.acquire(b.request(b.model(2)))
 	b.acquire(b.group(1, 2))
 	alone := b.acquire(b.request(b.model(2)))
-	require.Equal(t, Hit, alone.Outcome)
+	require.Equal(t, request.Hit, alone.Outcome)
 	require.Equal(t, own.Build.ID, alone.Build.ID)
 	require.Empty(t, alone.Members)
 }
@@ -139,9 +140,9 @@ func TestAMemberAloneIsForWhoHadTheGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
 	require.Equal(t, "shared", group.Build.Scope)
-	alone := func() *Answer {
+	alone := func() *request.Answer {
 		r := b.request(b.model(2))
-		r.Peer.UID, r.OnMiss = 4711, Fail
+		r.Peer.UID, r.OnMiss = 4711, request.Fail
 		if a, err := b.cache.Acquire(context.Background(), r, nil); err == nil {
 			b.Cleanup(func() { a.View.Close() })
 			return a
@@ -151,7 +152,7 @@ func TestAMemberAloneIsForWhoHadTheGroup(t *testing.T) {
 	require.Nil(t, alone())
 	r := b.group(1, 2)
 	r.Peer.UID = 4711
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 	require.NotNil(t, alone())
 }
 
@@ -159,16 +160,16 @@ func TestGroupsThatAreRefused(t *testing.T) {
 	b := newBench(t)
 	compiled := b.own()
 	for name, c := range map[string]struct {
-		change func(r *Request)
+		change func(r *request.Request)
 		says   string
 	}{
-		"embedded":              {func(r *Request) { r.Embed = true }, "cannot be embedded"},
-		"one model twice":       {func(r *Request) { r.Group[0].Graph = b.model(1) }, "are the same"},
-		"a model is missing":    {func(r *Request) { r.Group[0].Graph = nil }, "no model 2 of the group"},
-		"too many":              {func(r *Request) { r.Group = make([]identity.Files, maxGroup) }, "more than 64"},
-		"compiled already":      {func(r *Request) { r.Group[0].Graph = compiled }, "compiled already"},
-		"under a claim":         {func(r *Request) { r.OnMiss = ForClaim }, "by the daemon"},
-		"external initializers": {func(r *Request) { r.Output.InitializersFile = "weights.bin" }, "stay in their graphs"},
+		"embedded":              {func(r *request.Request) { r.Embed = true }, "cannot be embedded"},
+		"one model twice":       {func(r *request.Request) { r.Group[0].Graph = b.model(1) }, "are the same"},
+		"a model is missing":    {func(r *request.Request) { r.Group[0].Graph = nil }, "no model 2 of the group"},
+		"too many":              {func(r *request.Request) { r.Group = make([]identity.Files, request.MaxGroup) }, "more than 64"},
+		"compiled already":      {func(r *request.Request) { r.Group[0].Graph = compiled }, "compiled already"},
+		"under a claim":         {func(r *request.Request) { r.OnMiss = request.ForClaim }, "by the daemon"},
+		"external initializers": {func(r *request.Request) { r.Output.InitializersFile = "weights.bin" }, "stay in their graphs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.group(1, 2)
@@ -212,14 +213,14 @@ func TestEveryFileOfAGroupCountsForAll(t *testing.T) {
 			digest := first.Build.Files[i].Digest.String()
 			require.NoError(t, os.Remove(filepath.Join(b.state, "objects", digest[:2], digest)))
 			b.views()
-			for _, r := range []*Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
-				r.OnMiss = Fail
+			for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
+				r.OnMiss = request.Fail
 				require.NotEqual(t, apierr.Internal, b.refused(r).Class, "none of it is served")
 			}
 			again := b.acquire(b.group(1, 2))
-			require.Equal(t, Compiled, again.Outcome)
+			require.Equal(t, request.Compiled, again.Outcome)
 			require.Equal(t, files, b.read(again))
-			require.Equal(t, Hit, b.acquire(b.request(b.model(2))).Outcome)
+			require.Equal(t, request.Hit, b.acquire(b.request(b.model(2))).Outcome)
 			require.Len(t, b.list(), 1)
 		})
 	}
@@ -231,8 +232,8 @@ func TestAGroupIsWithheldAndRemovedByEachOfItsNames(t *testing.T) {
 	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model2.onnx"}, "test", false)
 	require.NoError(t, err)
 	require.Equal(t, index.Withheld, b.list()[0].told.State)
-	for _, r := range []*Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
-		r.OnMiss = Fail
+	for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
+		r.OnMiss = request.Fail
 		b.refused(r)
 	}
 	b.acquire(b.group(1, 2))
@@ -250,7 +251,7 @@ func TestAGroupIsMadeAnewFromItsKeptModels(t *testing.T) {
 			b.want(first.Build, "the SDK is 2.0 now")
 			require.Empty(t, b.settles())
 			again := b.acquire(b.group(1, 2, 3))
-			require.Equal(t, Hit, again.Outcome, again.Why)
+			require.Equal(t, request.Hit, again.Outcome, again.Why)
 			require.Equal(t, "2.0", again.Build.EPs[0].SDKVersion)
 			require.Len(t, again.Members, 3)
 			require.Equal(t, again.Build.ID, b.acquire(b.request(b.model(3))).Build.ID)
@@ -282,8 +283,8 @@ func TestMembersThatDoNotLoadAlone(t *testing.T) {
 	group := b.acquire(b.group(1, 2))
 	require.Len(t, group.Warnings, 1)
 	require.Contains(t, group.Warnings[0], `"model2.onnx": not alone`)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
-	require.Equal(t, Hit, b.acquire(b.group(1, 2)).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(2))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.group(1, 2)).Outcome)
 }
 
 // groupsOnDevices has load checks of groups answer by device: one that is absent cannot tell, one
@@ -310,11 +311,11 @@ func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testin
 	b.groupsOnDevices(&present, &alone)
 	group := b.acquire(b.group(1, 2, 3))
 	require.Equal(t, compilers.NotCheckable, group.Build.LoadCheck)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(2))).Outcome)
 	e := b.explain(b.request(b.model(3)))
 	require.Equal(t, query.Miss, e.Decision)
 	require.Contains(t, e.Candidates[0].Reason, "not known to load alone: that cannot be tried on this machine")
-	require.Equal(t, Hit, b.acquire(b.group(1, 2, 3)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.group(1, 2, 3)).Outcome)
 
 	b.close()
 	present = true
@@ -334,7 +335,7 @@ func TestAGroupOfOtherLibrariesIsTriedAlone(t *testing.T) {
 	alone = false
 	b.library("1.0.1")
 	require.Equal(t, group.Build.ID, b.acquire(b.group(1, 2)).Build.ID)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(2))).Outcome)
 }
 
 // A group that does not load together is none, and one that cannot be tried here is no failure.
@@ -355,14 +356,14 @@ func TestTheLoadCheckOfAGroup(t *testing.T) {
 				return
 			}
 			require.Equal(t, compilers.NotCheckable, b.acquire(b.group(1, 2)).Build.LoadCheck)
-			require.Equal(t, Hit, b.acquire(b.group(1, 2)).Outcome)
+			require.Equal(t, request.Hit, b.acquire(b.group(1, 2)).Outcome)
 		})
 	}
 }
 
 // layered writes models into folders, all with their weights in a file of one name, and asks for them as a group.
-func (b *bench) layered(folders ...string) *Request {
-	var r *Request
+func (b *bench) layered(folders ...string) *request.Request {
+	var r *request.Request
 	dir := b.TempDir()
 	for i, folder := range folders {
 		m := tinymodel.DenseModel(7, 8, i+1)
@@ -438,13 +439,13 @@ func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 }
 
 func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
-	r := &Request{EPs: []identity.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
-	out := r.sharing()
+	r := &request.Request{EPs: []identity.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
+	out := r.Sharing()
 	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"}, out.EPs[0].Options)
 	require.Empty(t, out.EPs[1].Options)
 	require.Len(t, r.EPs[0].Options, 1, "the caller's is left as it is")
 	r.EPs[0].Options["enable_htp_weight_sharing"] = "0"
-	require.Equal(t, "0", r.sharing().EPs[0].Options["enable_htp_weight_sharing"])
+	require.Equal(t, "0", r.Sharing().EPs[0].Options["enable_htp_weight_sharing"])
 }
 
 // What others compiled is tried as applications will load it: together, in order, with the options that make it share.
@@ -458,7 +459,7 @@ func TestAGroupOfOtherLibrariesIsTriedTogether(t *testing.T) {
 	b.library("2.0")
 	noted.jobs = nil
 	again := b.acquire(b.group(1, 2, 3))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, first.Build.ID, again.Build.ID)
 	require.Equal(t, judge.SourceLoadCheck, again.Compatibility.Source)
 	require.Len(t, noted.jobs, 1)
@@ -471,7 +472,7 @@ func TestAGroupOfOtherLibrariesIsTriedTogether(t *testing.T) {
 }
 
 // graphName is the name of a member's graph.
-func graphName(a *Answer, member int) string { return path.Base(a.Members[member].Graph) }
+func graphName(a *request.Answer, member int) string { return path.Base(a.Members[member].Graph) }
 
 // notesChecks notes what is loaded of what others made.
 type notesChecks struct {
@@ -490,9 +491,9 @@ func TestAGroupWhoseModelsChangeMeanwhile(t *testing.T) {
 		t.Run(fmt.Sprint("model ", i+1), func(t *testing.T) {
 			b := newBench(t)
 			r := b.group(1, 2)
-			_, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
+			_, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 				if p.Phase == "queued" { // it is identified, and not copied yet
-					if err := os.WriteFile(r.model(i).Graph.Name(), tinymodel.Dense(9, 8, 1), 0o644); err != nil {
+					if err := os.WriteFile(r.ModelFiles(i).Graph.Name(), tinymodel.Dense(9, 8, 1), 0o644); err != nil {
 						panic(err)
 					}
 				}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -41,7 +42,7 @@ func TestWhatIsOpenStaysAndCounts(t *testing.T) {
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
 	require.Equal(t, store.KeptInUse, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
-	_, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, nil, true, false)
+	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
 	require.EqualValues(t, 2*cas.Block, b.account().Held)

@@ -9,56 +9,61 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestIdentity(t *testing.T) {
 	b := newBench(t)
-	base := func() *Request { return b.request(b.model(1)) }
-	key := func(change func(*Request)) index.RequestKey {
+	base := func() *request.Request { return b.request(b.model(1)) }
+	key := func(change func(*request.Request)) index.RequestKey {
 		r := base()
-		r.OnMiss = KeyOnly
+		r.OnMiss = request.KeyOnly
 		change(r)
 		return b.acquire(r).RequestKey
 	}
-	plain := key(func(*Request) {})
-	same := map[string]func(*Request){
-		"another name":             func(r *Request) { r.Name = "other.onnx" },
-		"device spelled out":       func(r *Request) { r.EPs[0].Devices = devices("cpu") },
-		"default level spelled":    func(r *Request) { r.GraphOptimizationLevel = "basic" },
-		"default route spelled":    func(r *Request) { r.Route = "compile_api" },
-		"session default spelled":  func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "False"} },
-		"another user":             func(r *Request) { r.Peer.UID = 4711 },
-		"a time in the past":       func(r *Request) { require.NoError(t, os.Chtimes(r.Graph.Name(), time.Unix(1, 0), time.Unix(1, 0))) },
-		"the runtime spelled out":  func(r *Request) { r.Runtime.Directory = b.runtime },
-		"the library by its path":  func(r *Request) { r.Runtime.EPLibraries = b.libraries(nil) },
-		"the library as a file":    func(r *Request) { r.Runtime.EPLibraries = b.libraries(b.openFile(b.libraries(nil)[0].Path)) },
-		"another scope than usual": func(r *Request) { r.Store = "user" },
-		"fallback spelled out":     func(r *Request) { r.SessionOptions = map[string]string{"session.disable_cpu_ep_fallback": "0"} },
+	plain := key(func(*request.Request) {})
+	same := map[string]func(*request.Request){
+		"another name":            func(r *request.Request) { r.Name = "other.onnx" },
+		"device spelled out":      func(r *request.Request) { r.EPs[0].Devices = devices("cpu") },
+		"default level spelled":   func(r *request.Request) { r.GraphOptimizationLevel = "basic" },
+		"default route spelled":   func(r *request.Request) { r.Route = "compile_api" },
+		"session default spelled": func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "False"} },
+		"another user":            func(r *request.Request) { r.Peer.UID = 4711 },
+		"a time in the past": func(r *request.Request) {
+			require.NoError(t, os.Chtimes(r.Graph.Name(), time.Unix(1, 0), time.Unix(1, 0)))
+		},
+		"the runtime spelled out":  func(r *request.Request) { r.Runtime.Directory = b.runtime },
+		"the library by its path":  func(r *request.Request) { r.Runtime.EPLibraries = b.libraries(nil) },
+		"the library as a file":    func(r *request.Request) { r.Runtime.EPLibraries = b.libraries(b.openFile(b.libraries(nil)[0].Path)) },
+		"another scope than usual": func(r *request.Request) { r.Store = "user" },
+		"fallback spelled out":     func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_cpu_ep_fallback": "0"} },
 	}
 	for name, change := range same {
 		require.Equal(t, plain, key(change), name)
 	}
-	other := map[string]func(*Request){
-		"one weight":        func(r *Request) { r.Graph = b.model(2) },
-		"embedded":          func(r *Request) { r.Embed = true },
-		"level":             func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
-		"a session's level": func(r *Request) { r.GraphOptimizationLevel = "all" }, // not the compile API's default
-		"session option":    func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
-		"free dimension":    func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 1} },
-		"by denotation":     func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"batch": 1} },
-		"other route":       func(r *Request) { r.Route = "session_options" },
-		"provider option":   func(r *Request) { r.EPs[0].Options = map[string]string{"fault": "slow"} },
-		"dimension is two":  func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 2} },
-		"another dimension": func(r *Request) { r.FreeDimensions = map[string]int64{"length": 1} },
-		"complete":          func(r *Request) { r.Output.Complete = true },
-		"prefix":            func(r *Request) { r.Output.NodeNamePrefix = "left_" },
-		"another prefix":    func(r *Request) { r.Output.NodeNamePrefix = "right_" },
-		"weights outside":   func(r *Request) { r.Output.InitializersFile = "rest.bin" },
-		"another file":      func(r *Request) { r.Output.InitializersFile = "weights.bin" },
-		"large ones only":   func(r *Request) { r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
-		"in the source":     func(r *Request) { r.Output.InitializersInSource = true },
+	other := map[string]func(*request.Request){
+		"one weight":        func(r *request.Request) { r.Graph = b.model(2) },
+		"embedded":          func(r *request.Request) { r.Embed = true },
+		"level":             func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
+		"a session's level": func(r *request.Request) { r.GraphOptimizationLevel = "all" }, // not the compile API's default
+		"session option":    func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"free dimension":    func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 1} },
+		"by denotation":     func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"batch": 1} },
+		"other route":       func(r *request.Request) { r.Route = "session_options" },
+		"provider option":   func(r *request.Request) { r.EPs[0].Options = map[string]string{"fault": "slow"} },
+		"dimension is two":  func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 2} },
+		"another dimension": func(r *request.Request) { r.FreeDimensions = map[string]int64{"length": 1} },
+		"complete":          func(r *request.Request) { r.Output.Complete = true },
+		"prefix":            func(r *request.Request) { r.Output.NodeNamePrefix = "left_" },
+		"another prefix":    func(r *request.Request) { r.Output.NodeNamePrefix = "right_" },
+		"weights outside":   func(r *request.Request) { r.Output.InitializersFile = "rest.bin" },
+		"another file":      func(r *request.Request) { r.Output.InitializersFile = "weights.bin" },
+		"large ones only": func(r *request.Request) {
+			r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 100}
+		},
+		"in the source": func(r *request.Request) { r.Output.InitializersInSource = true },
 	}
 	seen := map[index.RequestKey]string{plain: "plain"}
 	for name, change := range other {
@@ -73,7 +78,7 @@ func TestDenotationsInOtherLetters(t *testing.T) {
 	b := newBench(t)
 	key := func(sizes map[string]int64) index.RequestKey {
 		r := b.request(b.model(1))
-		r.OnMiss, r.FreeDimensionsByDenotation = KeyOnly, sizes
+		r.OnMiss, r.FreeDimensionsByDenotation = request.KeyOnly, sizes
 		return b.acquire(r).RequestKey
 	}
 	require.Equal(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"data_batch": 2}))
@@ -86,21 +91,23 @@ func TestDenotationsInOtherLetters(t *testing.T) {
 // A build's record means the request that it was made for, however that was spelled.
 func TestARecordMeansItsRequest(t *testing.T) {
 	b := newBench(t)
-	for name, change := range map[string]func(*Request){
-		"plain":  func(*Request) {},
-		"device": func(r *Request) { r.EPs[0].Devices = devices("cpu") },
-		"options": func(r *Request) {
+	for name, change := range map[string]func(*request.Request){
+		"plain":  func(*request.Request) {},
+		"device": func(r *request.Request) { r.EPs[0].Devices = devices("cpu") },
+		"options": func(r *request.Request) {
 			r.EPs[0].Options = map[string]string{"level": "03", "fast": "True", "hardware": "sim-9"}
 		},
-		"session":    func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "True"} },
-		"dimension":  func(r *Request) { r.FreeDimensions = map[string]int64{"n": 3} },
-		"by meaning": func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"n": 3} },
-		"level":      func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
-		"embedded":   func(r *Request) { r.Embed = true },
-		"route":      func(r *Request) { r.Route = "session_options" },
-		"output":     func(r *Request) { r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
-		"in source":  func(r *Request) { r.Output = identity.Output{InitializersInSource: true} },
-		"complete":   func(r *Request) { r.Output = identity.Output{Complete: true, NodeNamePrefix: "left_"} },
+		"session":    func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "True"} },
+		"dimension":  func(r *request.Request) { r.FreeDimensions = map[string]int64{"n": 3} },
+		"by meaning": func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"n": 3} },
+		"level":      func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
+		"embedded":   func(r *request.Request) { r.Embed = true },
+		"route":      func(r *request.Request) { r.Route = "session_options" },
+		"output": func(r *request.Request) {
+			r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 9}
+		},
+		"in source": func(r *request.Request) { r.Output = identity.Output{InitializersInSource: true} },
+		"complete":  func(r *request.Request) { r.Output = identity.Output{Complete: true, NodeNamePrefix: "left_"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))
@@ -108,13 +115,13 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			build := b.acquire(r).Build
 			again, err := b.cache.attemptOf(build)
 			require.NoError(t, err)
-			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.wanted(), func(string) {})
+			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(), func(string) {})
 			require.NoError(t, err)
-			p, err := b.cache.plan(context.Background(), again.withRuntime("", rc))
+			p, err := b.cache.plan(context.Background(), again.WithRuntime("", rc))
 			require.NoError(t, err)
-			require.Equal(t, build.RequestKey, p.requestKey)
-			require.Equal(t, build.BuildKey, p.buildKey)
-			require.Equal(t, build.Record, p.record)
+			require.Equal(t, build.RequestKey, p.RequestKey)
+			require.Equal(t, build.BuildKey, p.BuildKey)
+			require.Equal(t, build.Record, p.Record)
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -69,13 +70,13 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	<-s.began
 	require.Eventually(t, func() bool { return len(b.jobs(somebody)) == 1 }, soon, time.Millisecond)
-	ended, err := b.cache.CancelJobs(context.Background(), Peer{UID: 0}, []string{b.jobs(somebody)[0].ID}, false) // of a user only the own part: the daemon may want to know too
+	ended, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: 0}, []string{b.jobs(somebody)[0].ID}, false) // of a user only the own part: the daemon may want to know too
 	require.NoError(t, err)
 	require.Len(t, ended, 1)
 	require.Equal(t, jobs.Cancelled, ended[0].State)
 	e := (<-asked).err
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(e), "%v", e)
-	for _, e := range b.events(Peer{UID: 0}) {
+	for _, e := range b.events(request.Peer{UID: 0}) {
 		require.NotEqual(t, event.Cancelled, e.Kind, "no compile was")
 	}
 	require.Zero(t, b.cache.jobs.Count())

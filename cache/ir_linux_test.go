@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -18,7 +19,7 @@ import (
 )
 
 // wrapped asks for an ONNX model that wraps one in OpenVINO's own format.
-func (b *bench) wrapped(seed uint64) *Request {
+func (b *bench) wrapped(seed uint64) *request.Request {
 	const n = 64
 	dir := b.TempDir()
 	xml, bin := irModel(seed, n)
@@ -45,17 +46,17 @@ func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 			builds := map[index.BuildKey]bool{}
 			for _, form := range []struct {
 				seed   uint64
-				change func(*Request)
+				change func(*request.Request)
 			}{
-				{1, func(*Request) {}},
-				{2, func(*Request) {}}, // with other weights, and an equal graph
-				{1, func(r *Request) { r.Embed = true }},
-				{3, func(r *Request) { r.Route = compilers.RouteSessionOptions }},
+				{1, func(*request.Request) {}},
+				{2, func(*request.Request) {}}, // with other weights, and an equal graph
+				{1, func(r *request.Request) { r.Embed = true }},
+				{3, func(r *request.Request) { r.Route = compilers.RouteSessionOptions }},
 			} {
-				request := b.wrapped(form.seed)
-				form.change(request)
-				a := b.acquire(request)
-				require.NotEqual(t, PassThrough, a.Outcome, a.Why)
+				asked := b.wrapped(form.seed)
+				form.change(asked)
+				a := b.acquire(asked)
+				require.NotEqual(t, request.PassThrough, a.Outcome, a.Why)
 				require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 				require.Empty(t, a.Warnings)
 				require.False(t, builds[a.Build.BuildKey], "the weights are part of the key")
@@ -63,11 +64,11 @@ func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 				for _, n := range b.graphOf(a).Contexts {
 					require.NotContains(t, n.CacheContext, ".xml")
 				}
-				eps := []compilers.EP{{Name: request.EPs[0].Name, Options: a.ProviderOptions[request.EPs[0].Name]}}
+				eps := []compilers.EP{{Name: asked.EPs[0].Name, Options: a.ProviderOptions[asked.EPs[0].Name]}}
 				require.Equal(t, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps,
-					Graph: request.Graph.Name()}),
+					Graph: asked.Graph.Name()}),
 					b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))}))
-				require.Equal(t, Hit, b.acquire(func() *Request { r := b.wrapped(form.seed); form.change(r); return r }()).Outcome)
+				require.Equal(t, request.Hit, b.acquire(func() *request.Request { r := b.wrapped(form.seed); form.change(r); return r }()).Outcome)
 			}
 			lacks := b.wrapped(1)
 			delete(lacks.External, "ir/model.bin")
@@ -86,17 +87,17 @@ func TestIRUnderAnotherExtensionIsPassedThrough(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.Runtime(t, name)
 			b, ort := newRealBench(t, r)
-			request := b.wrapped(1)
-			folder := filepath.Dir(request.Graph.Name())
+			asked := b.wrapped(1)
+			folder := filepath.Dir(asked.Graph.Name())
 			xml := filepath.Join(folder, "ir", "model.xml")
 			require.NoError(t, os.Rename(xml, filepath.Join(folder, "ir", "model.XML")))
-			file := request.Graph.Name()
+			file := asked.Graph.Name()
 			require.NoError(t, os.WriteFile(file, wrapsIR("ir/model.XML", 64).Encode(), 0o644))
 			loads := compilers.CheckJob{Runtime: r, Graph: file,
-				EPs: []compilers.EP{{Name: request.EPs[0].Name}}}
+				EPs: []compilers.EP{{Name: asked.EPs[0].Name}}}
 			require.NotEmpty(t, b.outputs(ort, loads))
-			request.Graph, request.External = b.openFile(file), nil
-			require.Equal(t, PassThrough, b.acquire(request).Outcome)
+			asked.Graph, asked.External = b.openFile(file), nil
+			require.Equal(t, request.PassThrough, b.acquire(asked).Outcome)
 		})
 	}
 }
@@ -117,7 +118,7 @@ func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 			b.refresh(first.Build)
 			require.Empty(t, b.settles())
 			again := b.acquire(b.wrapped(1))
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.NotEqual(t, first.Build.ID, again.Build.ID)
 		})
 	}

@@ -1,13 +1,11 @@
 package cache
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -28,7 +27,7 @@ import (
 // job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
 type job struct {
 	c *Cache
-	*attempt
+	*request.Attempt
 	workspace
 	scope string // "" to keep nothing
 	id    string // that users know it by already; "": they do not
@@ -49,18 +48,18 @@ type job struct {
 	kept map[string]index.File // of the models' copies, what the store has already, by path; while they are stored
 }
 
-func (c *Cache) newJob(at *attempt, scope string) (*job, error) {
-	own, err := at.own()
+func (c *Cache) newJob(at *request.Attempt, scope string) (*job, error) {
+	own, err := at.Own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	at = at.withRequest(own)
-	return &job{c: c, id: at.resumed.id, attempt: at, scope: scope,
-		workspace: workspace{of: own, keyed: &at.plan.canonical, name: at.plan.name()}}, nil
+	at = at.WithRequest(own)
+	return &job{c: c, id: at.Resumed.ID, Attempt: at, scope: scope,
+		workspace: workspace{of: own, keyed: &at.Plan.Canonical, name: at.Plan.ShortKey()}}, nil
 }
 
 func (j *job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
-	defer j.Request.close()
+	defer j.Request.Close()
 	c := j.c
 	j.running = f
 	result, err := j.placed(ctx, f)
@@ -131,7 +130,7 @@ func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result,
 		}
 	}
 	if err != nil {
-		return nil, storeError(err, j.Request.Name)
+		return nil, request.StoreError(err, j.Request.Name)
 	}
 	return j.compile(ctx, phase)
 }
@@ -147,28 +146,17 @@ const (
 	modelsFolder = "model" // what it is compiled from
 )
 
-// about is what is told of a job that makes the attempt's build.
-func (at *attempt) about(scope, why string) jobs.About {
-	p := at.plan
-	a := jobs.About{Scope: scope, Info: jobs.Info{ModelName: at.Name, ModelDigest: p.canonical.Model, RequestKey: p.requestKey,
-		Build: p.buildKey, EP: p.eps[0].Name, UID: at.Peer.UID, Why: why}}
-	for _, ep := range p.eps {
-		a.EPs = append(a.EPs, ep.Name)
-	}
-	return a
-}
-
 func (j *job) About() jobs.About {
-	files := j.descriptors()
-	a := j.about(j.scope, "asked for")
+	files := j.Descriptors()
+	a := j.JobAbout(j.scope, "asked for")
 	a.ID, a.Replaces, a.Files = j.id, j.replaces, len(files)
 	switch {
 	case j.anew != "":
 		a.Why = j.anew
-	case j.resumed.starts > 0:
+	case j.Resumed.Starts > 0:
 		a.Why = "asked for before the daemon's restart"
 	}
-	if n := j.Request.models(); n > 1 {
+	if n := j.Request.Models(); n > 1 {
 		a.Models = n
 	}
 	for _, f := range files {
@@ -188,19 +176,19 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	phase("reading")
 	out := filepath.Join(j.folder, outFolder)
 	spec := compilers.Job{
-		Runtime: j.rc.Spec, EPs: j.plan.eps, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
+		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
 		SessionOptions: j.SessionOptions, FreeDimensions: j.FreeDimensions,
 		FreeDimensionsByDenotation: j.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.Embed, Route: j.plan.canonical.Route,
-		Initializers: j.plan.canonical.Output.Initializers(),
+		GraphOptimizationLevel:     j.Plan.Canonical.GraphOptimizationLevel, Embed: j.Embed, Route: j.Plan.Canonical.Route,
+		Initializers: j.Plan.Canonical.Output.Initializers(),
 		Pace:         compilers.Pace{Idle: j.urgent},
 	}
 	o := j.original(ctx, spec)
 	defer o.close()
 	if o != nil {
 		spec.ModelFile = o.file
-	} else if err := room(j.folder, j.files()); err != nil {
-		return nil, storeError(err, j.Request.Name)
+	} else if err := room(j.folder, j.AllFiles()); err != nil {
+		return nil, request.StoreError(err, j.Request.Name)
 	}
 	workers := j.startEarly(ctx, spec, o)
 	defer workers.end() // before the folder is removed
@@ -213,7 +201,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	spec.Share = j.share()
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
-	if ctx.Err() == nil && !j.rc.Stands() {
+	if ctx.Err() == nil && !j.Content.Stands() {
 		return nil, j.moved()
 	}
 	if err := proven(); err != nil {
@@ -226,13 +214,13 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
 			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.Request.Name, bytesize.Text(free), j.c.dir)
 		}
-		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
+		return nil, j.advised(request.CompileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
 	phase("checking")
 	hashed := j.hashAhead(ctx, out, result.Files)
 	defer hashed()
 	b, err := j.check(ctx, out, result, workers)
-	if ctx.Err() == nil && !j.rc.Stands() {
+	if ctx.Err() == nil && !j.Content.Stands() {
 		return nil, j.moved()
 	}
 	if err != nil {
@@ -242,7 +230,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if j.scope == "" {
 		return j.c.keepAlone(b, out)
 	}
-	if least := j.c.policyOf(j.plan.eps).MinCompileSeconds; b.CompileSeconds < least {
+	if least := j.c.policyOf(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
 		result, err := j.c.keepAlone(b, out)
 		if err == nil {
 			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
@@ -260,7 +248,7 @@ func (j *job) advised(err error) error {
 	}
 	f := failure.In(e)
 	j.aboutDimensions(f)
-	aboutFallback(f, &j.plan.canonical)
+	aboutFallback(f, &j.Plan.Canonical)
 	for key, value := range f.Facts {
 		e.WithFact(key, value)
 	}
@@ -330,10 +318,10 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 	if err != nil {
 		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
 	}
-	b := j.newBuild(j.scope, models, result, j.open, j.c.now())
+	b := newBuild(j.Attempt, j.scope, models, result, j.open, j.c.now())
 	options := j.SessionOptions
 	if len(b.Members) > 0 {
-		options = sharingOptions(options)
+		options = request.SharingOptions(options)
 	}
 	checked, err := workers.load(ctx, out, result, options)
 	if err != nil {
@@ -343,7 +331,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 	j.memory = workers.memory(j.memory, checked)
 	switch {
 	case checked.Outcome == compilers.Failed:
-		return nil, failure.OfLoad(checked).Refusal(nil, "model %q compiles", j.Request.model(checked.Member).Name)
+		return nil, failure.OfLoad(checked).Refusal(nil, "model %q compiles", j.Request.ModelFiles(checked.Member).Name)
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
@@ -353,90 +341,36 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 	return b, j.checkAlone(ctx, out, result, b)
 }
 
-// loadLevel is the level at which applications load the graph unless they are told another: a session's default,
-// except for those that asked to have nothing optimised.
-func loadLevel(compiledAt string) string {
-	if compiledAt == "disable_all" {
-		return compiledAt
-	}
-	return "all"
-}
-
 // newBuild is the build's record but for its files' digests. open are dimensions of the models' inputs.
-func (at *attempt) newBuild(scope string, models []*epmodel.Model, result compilers.Result,
-	open []openDimension, created time.Time) *index.Build {
-	r, p, m := at.Request, at.plan, models[0]
+func newBuild(at *request.Attempt, scope string, models []*epmodel.Model, result compilers.Result,
+	open []request.OpenDimension, created time.Time) *index.Build {
+	r, p, m := at.Request, at.Plan, models[0]
 	b := &index.Build{
-		RequestKey: p.requestKey, BuildKey: p.buildKey, Scope: scope, UID: r.Peer.UID,
-		ModelDigest: p.canonical.Model, ModelName: r.Name, Record: p.record, RecordJSON: p.recordJSON,
-		EPs: p.stated(models), ORTVersion: result.ORTVersion,
-		Route: p.canonical.Route, Graph: result.Graph,
+		RequestKey: p.RequestKey, BuildKey: p.BuildKey, Scope: scope, UID: r.Peer.UID,
+		ModelDigest: p.Canonical.Model, ModelName: r.Name, Record: p.Record, RecordJSON: p.RecordJSON,
+		EPs: p.Stated(models), ORTVersion: result.ORTVersion,
+		Route: p.Canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
 		CompileSeconds: result.Seconds, Created: created, IRVersion: m.IRVersion, Embed: r.Embed,
 	}
 	for _, name := range result.Files {
 		b.Files = append(b.Files, index.File{Name: name})
 	}
-	for _, ep := range p.eps {
+	for _, ep := range p.EPs {
 		info, _ := compilers.EPByName(ep.Name)
 		b.ProviderOptions[ep.Name] = identity.BaseNames(info, ep.Options)
 	}
-	b.Members = at.members(result)
+	b.Members = members(at, result)
 	for i, m := range models {
 		whose := ""
 		if len(models) > 1 {
-			whose = fmt.Sprintf("model %q: ", r.model(i).Name)
+			whose = fmt.Sprintf("model %q: ", r.ModelFiles(i).Name)
 		}
 		b.IRVersion = max(b.IRVersion, m.IRVersion)
-		for _, warning := range p.untaken(m, open) {
+		for _, warning := range p.Untaken(m, open) {
 			b.Warnings = append(b.Warnings, whose+warning)
 		}
 	}
 	b.Warnings = append(b.Warnings, groupWarnings(models)...)
 	return b
-}
-
-// stated is what the execution providers state in the graphs, with the libraries that the plan is
-// for. The class of this machine is the hardware where they state none.
-func (p *plan) stated(models []*epmodel.Model) []index.EPFacts {
-	facts := slices.Clone(p.facts)
-	for i := range facts {
-		// Of a contradiction the first part counts.
-		says, took, _ := compilers.StatedBy(facts[i].Name, p.writes(i), models...)
-		state(&facts[i], says, took)
-		if took && !p.outside {
-			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.marks[i].MachineClass)
-		}
-	}
-	return facts
-}
-
-// writes tells whether an execution provider writes compatibility strings, as far as is known.
-func (p *plan) writes(i int) bool { return p.outside || p.marks[i].CompatibilityString != "" }
-
-// state replaces what a one-node compile said by what the graphs of a build do.
-func state(f *index.EPFacts, says compilers.Stated, took bool) {
-	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
-	f.CompatibilityString = says.CompatibilityString
-	f.TookNone = !took
-}
-
-// untaken tells what of a model the execution providers left.
-func (p *plan) untaken(m *epmodel.Model, open []openDimension) (warnings []string) {
-	made := make(map[string]bool)
-	for _, n := range m.Contexts {
-		made[n.Source] = true
-	}
-	for _, ep := range p.eps {
-		if !made[ep.Name] {
-			warnings = append(warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
-		}
-	}
-	if m.Nodes > len(m.Contexts) {
-		warnings = append(warnings, "left out of the compiled parts, for another execution provider: "+m.UncompiledSummary(8))
-		if len(open) > 0 {
-			warnings = append(warnings, dimensionsHint(open))
-		}
-	}
-	return warnings
 }

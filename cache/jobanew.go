@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -16,7 +17,7 @@ import (
 const maxJobsAnew = 256
 
 // jobsAnew gives what the daemon wants to compile anew and has not begun, as far as the peer may see the builds.
-func (c *Cache) jobsAnew(p Peer) []jobs.Info {
+func (c *Cache) jobsAnew(p request.Peer) []jobs.Info {
 	var out []jobs.Info
 	for _, r := range c.rebuilds.List() {
 		if len(out) == maxJobsAnew {
@@ -30,7 +31,7 @@ func (c *Cache) jobsAnew(p Peer) []jobs.Info {
 }
 
 // toBeMade gives a rebuild as a job that has not begun; nil: it waits for a request, or is not for the peer to see.
-func (c *Cache) toBeMade(p Peer, r *upkeep.Rebuild) *jobs.Info {
+func (c *Cache) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
 	}
@@ -47,7 +48,7 @@ func (c *Cache) toBeMade(p Peer, r *upkeep.Rebuild) *jobs.Info {
 }
 
 // awaitAnew waits until a job has begun that the daemon wants by itself. One that turns out not to be needed is done.
-func (c *Cache) awaitAnew(ctx context.Context, p Peer, j jobs.Info) (*jobs.Job, *jobs.Info, error) {
+func (c *Cache) awaitAnew(ctx context.Context, p request.Peer, j jobs.Info) (*jobs.Job, *jobs.Info, error) {
 	tick := time.NewTicker(jobs.ProgressEvery)
 	defer tick.Stop()
 	for {
@@ -55,7 +56,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j jobs.Info) (*jobs.Job, 
 		case <-c.rebuilds.Changes():
 		case <-tick.C: // not all that happens to one changes what there is to do
 		case <-ctx.Done():
-			return nil, nil, contextError(ctx, j.ModelName)
+			return nil, nil, request.ContextError(ctx, j.ModelName)
 		}
 		f, _, err := c.findJob(p, j.ID)
 		if apierr.ClassOf(err) == apierr.NotFound && err != nil {
@@ -69,7 +70,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j jobs.Info) (*jobs.Job, 
 }
 
 // dropAnew takes all of them out of the queue, for an administrator, and gives the first.
-func (c *Cache) dropAnew(p Peer) []jobs.Info {
+func (c *Cache) dropAnew(p request.Peer) []jobs.Info {
 	if !c.rights.Administrator(p) {
 		return nil
 	}
@@ -83,7 +84,7 @@ func (c *Cache) dropAnew(p Peer) []jobs.Info {
 
 // findJob gives the job that an id names, or the beginning of one, if the peer may follow it: the job, also one that
 // ended lately, or what the daemon wants by itself and has not begun.
-func (c *Cache) findJob(p Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
+func (c *Cache) findJob(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
 	found := make(map[string]bool)
 	for _, one := range c.jobs.Known() {
 		if strings.HasPrefix(one.ID, name) && c.mayFollow(p, one.About(), one.AskedBy(p.UID)) {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -23,21 +23,21 @@ func (j *job) share() []compilers.ShareMember {
 
 func (j *job) nameIn(err error) string {
 	var member *compilers.MemberError
-	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.models() {
-		return j.Request.model(member.Member).Name
+	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.Models() {
+		return j.Request.ModelFiles(member.Member).Name
 	}
 	return j.Request.Name
 }
 
 // members lists what a group consists of, nil for a single model.
-func (at *attempt) members(result compilers.Result) []index.Member {
-	if at.models() == 1 {
+func members(at *request.Attempt, result compilers.Result) []index.Member {
+	if at.Models() == 1 {
 		return nil
 	}
 	var out []index.Member
 	for i, graph := range result.Graphs {
-		out = append(out, index.Member{ModelName: at.Request.model(i).Name, ModelDigest: at.plan.canonical.ModelOf(i), Graph: graph,
-			SessionOptions: compilers.ShareOptions(), AloneKey: at.plan.canonical.Alone(i)})
+		out = append(out, index.Member{ModelName: at.Request.ModelFiles(i).Name, ModelDigest: at.Plan.Canonical.ModelOf(i), Graph: graph,
+			SessionOptions: compilers.ShareOptions(), AloneKey: at.Plan.Canonical.Alone(i)})
 	}
 	return out
 }
@@ -46,27 +46,20 @@ func (at *attempt) members(result compilers.Result) []index.Member {
 // share.
 func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
-		Runtime: j.rc.Spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
+		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
 		SessionOptions:         options, // and no dimensions: they are fixed in the graph, and clients are told of none
-		GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		GraphOptimizationLevel: request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel),
 		Pace:                   compilers.Pace{Ready: ready, Idle: j.urgent},
-		Beside:                 j.plan.beside,
+		Beside:                 j.Plan.OnlyProcessors,
 	}
-	for i := 1; i < j.Request.models(); i++ {
+	for i := 1; i < j.Request.Models(); i++ {
 		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))
 	}
 	checked, err := j.checkTwice(ctx, check)
 	if err != nil {
-		err = workerError(err, "model %q: load check", j.nameIn(err))
+		err = request.WorkerError(err, "model %q: load check", j.nameIn(err))
 	}
 	return checked, err
-}
-
-// sharingOptions gives session options with those that make the members of a group share.
-func sharingOptions(options map[string]string) map[string]string {
-	all := compilers.ShareOptions()
-	maps.Copy(all, options)
-	return all
 }
 
 // checkAlone finds out whether the members of a group also load without sharing, as one that is asked for alone is loaded.

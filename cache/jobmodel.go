@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -31,14 +32,14 @@ func (c modelCopy) openGraph() (*os.File, error) {
 
 // workspace is a folder with private copies of a request's models.
 type workspace struct {
-	of     *Request
+	of     *request.Request
 	keyed  *identity.Record // that the copies have to be the models of
 	name   string           // what the models are called: EPs write file names into what they make
 	folder string
 
-	copies     []modelCopy     // once they are made
-	open       []openDimension // likewise: those of the inputs that the request does not fix
-	dimensions []string        // likewise: names that dimensions of the inputs have
+	copies     []modelCopy             // once they are made
+	open       []request.OpenDimension // likewise: those of the inputs that the request does not fix
+	dimensions []string                // likewise: names that dimensions of the inputs have
 }
 
 // copyModel makes the private copies that are compiled. It gives the proof, which takes as long as hashing them, that they have
@@ -47,7 +48,7 @@ func (w *workspace) copyModel(ctx context.Context) (proof func(context.Context) 
 	w.copies, w.open, w.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
 	made := make(copied)
 	var models []*epmodel.Model
-	for i := range w.of.models() {
+	for i := range w.of.Models() {
 		m, err := w.copyMember(ctx, i, made)
 		if err != nil {
 			return nil, err
@@ -59,8 +60,8 @@ func (w *workspace) copyModel(ctx context.Context) (proof func(context.Context) 
 
 // copyProven is copyModel with its proof.
 func (w *workspace) copyProven(ctx context.Context) error {
-	if err := room(w.folder, w.of.files()); err != nil {
-		return storeError(err, w.of.Name)
+	if err := room(w.folder, w.of.AllFiles()); err != nil {
+		return request.StoreError(err, w.of.Name)
 	}
 	proof, err := w.copyModel(ctx)
 	if err != nil {
@@ -80,7 +81,7 @@ func (w *workspace) prove(ctx context.Context, models []*epmodel.Model) error {
 	for i, m := range models {
 		got, err := seen.DigestAt(ctx, m, w.copies[i].path)
 		if err != nil {
-			return w.of.model(i).Refused(err)
+			return w.of.ModelFiles(i).Refused(err)
 		}
 		if got != w.keyed.ModelOf(i) {
 			return w.otherThanHashed(i)
@@ -107,10 +108,10 @@ func (w *workspace) modelFolder() string { return filepath.Join(w.folder, models
 func (w *workspace) otherThanHashed(member int) error {
 	if two := w.copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
-			w.of.model(member).Name, two[0], two[1]).
+			w.of.ModelFiles(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
 	}
-	return w.of.model(member).Changed(nil)
+	return w.of.ModelFiles(member).Changed(nil)
 }
 
 // copied maps each path in a folder, relative and clean, to the file that was copied there.
@@ -134,16 +135,16 @@ func (c copied) taken(location string, f *os.File) (there, same bool) {
 // copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
 // copied once; where they call different files the same, a model gets a folder of its own.
 func (w *workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
-	r := w.of.model(i)
+	r := w.of.ModelFiles(i)
 	model := w.modelPath(i)
 	if err := copyPrivate(r.Graph, model); err != nil {
-		return nil, storeError(err, r.Name)
+		return nil, request.StoreError(err, r.Name)
 	}
 	opened := &openFiles{}
 	defer opened.close()
 	graph, err := opened.source(model)
 	if err != nil {
-		return nil, storeError(err, r.Name)
+		return nil, request.StoreError(err, r.Name)
 	}
 	m, err := epmodel.Read(ctx, filepath.Base(model), graph)
 	if err != nil {
@@ -158,14 +159,14 @@ func (w *workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 	if folder != filepath.Dir(model) {
 		moved := filepath.Join(folder, filepath.Base(model))
 		if err := os.Rename(model, moved); err != nil {
-			return nil, storeError(err, r.Name)
+			return nil, request.StoreError(err, r.Name)
 		}
 		model, made = moved, make(copied)
 	}
 	one := modelCopy{path: model, locations: locations}
 	for _, location := range locations {
 		if err := one.copyExternal(location, r.External[location], made); err != nil {
-			return nil, storeError(err, r.Name)
+			return nil, request.StoreError(err, r.Name)
 		}
 	}
 	w.copies = append(w.copies, one)
@@ -214,7 +215,7 @@ func (w *workspace) folderFor(i int, r identity.Files, locations []string, made 
 		if there, same := made.taken(location, f); there && !same {
 			folder := filepath.Join(w.modelFolder(), strconv.Itoa(i+1))
 			if err := os.MkdirAll(folder, 0o700); err != nil {
-				return "", storeError(err, r.Name)
+				return "", request.StoreError(err, r.Name)
 			}
 			return folder, nil
 		}

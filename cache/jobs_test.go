@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -27,12 +28,12 @@ func jobbing(t testing.TB, slots int) (*bench, *gate) {
 
 // got is what a request on a goroutine of its own came to.
 type got struct {
-	answer *Answer
+	answer *request.Answer
 	err    error
 }
 
 // ask asks on a goroutine of its own.
-func (b *bench) ask(ctx context.Context, r *Request) <-chan got {
+func (b *bench) ask(ctx context.Context, r *request.Request) <-chan got {
 	out := make(chan got, 1)
 	go func() {
 		a, err := b.cache.Acquire(ctx, r, nil)
@@ -42,7 +43,7 @@ func (b *bench) ask(ctx context.Context, r *Request) <-chan got {
 }
 
 // served requires an answer with a view.
-func (b *bench) served(c <-chan got) *Answer {
+func (b *bench) served(c <-chan got) *request.Answer {
 	b.Helper()
 	one := <-c
 	require.NoError(b, one.err)
@@ -66,24 +67,24 @@ func (b *bench) queued(n int) {
 }
 
 // later1 asks for the model in the background.
-func (b *bench) later1(seed uint64, uid uint32) *Answer {
+func (b *bench) later1(seed uint64, uid uint32) *request.Answer {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), b.laterRequest(seed, uid), nil)
 	require.NoError(b, err)
 	require.Nil(b, a.View)
-	require.Equal(b, Later, a.Outcome)
+	require.Equal(b, request.Later, a.Outcome)
 	return a
 }
 
-func (b *bench) laterRequest(seed uint64, uid uint32) *Request {
+func (b *bench) laterRequest(seed uint64, uid uint32) *request.Request {
 	r := b.request(b.model(seed))
-	r.Peer, r.OnMiss = Peer{UID: uid}, Background
+	r.Peer, r.OnMiss = request.Peer{UID: uid}, request.Background
 	return r
 }
 
 func (b *bench) jobs(uid uint32) []jobs.Info {
 	b.Helper()
-	listed, err := b.cache.Jobs(context.Background(), Peer{UID: uid})
+	listed, err := b.cache.Jobs(context.Background(), request.Peer{UID: uid})
 	require.NoError(b, err)
 	return listed
 }
@@ -93,7 +94,7 @@ func (b *bench) follow(uid uint32, id string) jobs.Info {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	j, err := b.cache.Follow(ctx, Peer{UID: uid}, id, nil)
+	j, err := b.cache.Follow(ctx, request.Peer{UID: uid}, id, nil)
 	require.NoError(b, err)
 	return j
 }
@@ -123,14 +124,14 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Zero(t, listed[0].Waiting)
 	require.Equal(t, a.Job, b.later1(1, somebody).Job, "one job, however often it is asked for")
 	impatient := b.laterRequest(1, somebody)
-	impatient.OnMiss = Fail
+	impatient.OnMiss = request.Fail
 	e := b.refused(impatient)
 	require.Equal(t, apierr.NotFound, e.Class)
 	require.Regexp(t, `^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
 	require.Equal(t, a.Job, e.Facts["job"])
 	require.Contains(t, e.Hint, "wait for it: ask with on_miss wait, or epcachectl jobs follow "+a.Job)
 	impatient = b.laterRequest(1, somebodyElse) // who has not asked for the job may wait for it, and not follow it
-	impatient.OnMiss = Fail
+	impatient.OnMiss = request.Fail
 	e = b.refused(impatient)
 	require.Contains(t, e.Text, "it is being compiled")
 	require.Empty(t, e.Facts["job"])
@@ -142,7 +143,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	hit, err := b.cache.Acquire(context.Background(), r, nil)
 	require.NoError(t, err)
 	defer hit.View.Close()
-	require.Equal(t, Hit, hit.Outcome)
+	require.Equal(t, request.Hit, hit.Outcome)
 	require.EqualValues(t, 1, b.compiler.Idle.Load(), "at the lowest priority")
 	require.Empty(t, b.jobs(somebody))
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State, "that of a job that ended is told at once")
@@ -205,7 +206,7 @@ func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
 	require.True(t, b.jobs(0)[0].Background)
 	close(g.pass)
 	require.Equal(t, jobs.Done, b.follow(0, job.ID).State)
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 func TestJobsAreThoseOfWhoAsks(t *testing.T) {
@@ -214,9 +215,9 @@ func TestJobsAreThoseOfWhoAsks(t *testing.T) {
 	b.begins(g, 1)
 	require.Len(t, b.jobs(0), 1)
 	require.Empty(t, b.jobs(somebodyElse))
-	_, err := b.cache.Follow(context.Background(), Peer{UID: somebodyElse}, a.Job, nil)
+	_, err := b.cache.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = b.cache.CancelJobs(context.Background(), Peer{UID: somebodyElse}, []string{a.Job}, false)
+	_, err = b.cache.CancelJobs(context.Background(), request.Peer{UID: somebodyElse}, []string{a.Job}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	b.later1(1, somebodyElse) // who has the model may know that it is being compiled, but not for whom
 	require.EqualValues(t, somebodyElse, b.jobs(somebodyElse)[0].UID)
@@ -235,7 +236,7 @@ func TestCancelEndsOnesOwnPart(t *testing.T) {
 	other.Peer.UID = somebodyElse
 	theirs := b.ask(context.Background(), other)
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
-	listed, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, jobs.Running, listed[0].State, "somebody else waits for it")
@@ -253,7 +254,7 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	b.begins(g, 1)
 	job := b.later1(1, somebodyElse).Job
-	listed, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{job}, false)
+	listed, err := b.cache.CancelJobs(context.Background(), request.Peer{}, []string{job}, false)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
@@ -276,7 +277,7 @@ func TestCancelRefusals(t *testing.T) {
 		"all of nothing": {all: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, test.ids, test.all)
+			_, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: somebody}, test.ids, test.all)
 			if test.want == 0 {
 				require.NoError(t, err)
 				return
@@ -295,7 +296,7 @@ func TestBackgroundIsBoundedForEachUser(t *testing.T) {
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	b.later1(0, somebody)
 	b.later1(jobs.MaxKept, somebodyElse)
-	listed, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, jobs.MaxKept)
 	b.later1(jobs.MaxKept+1, somebody)
@@ -338,16 +339,16 @@ func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
 	require.Equal(t, g.begun()[0], g.begun()[2])
 	g.pass <- struct{}{}
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 // heard notes what is told, in order.
 type heard struct {
 	mu   sync.Mutex
-	told []Progress
+	told []request.Progress
 }
 
-func (h *heard) tell(p Progress) {
+func (h *heard) tell(p request.Progress) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.told = append(h.told, p)
@@ -370,7 +371,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	var h heard
 	followed := make(chan jobs.Info, 1)
 	go func() {
-		j, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, h.tell)
+		j, err := b.cache.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, h.tell)
 		if err == nil {
 			followed <- j
 		}
@@ -393,7 +394,7 @@ func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
 	followed := make(chan jobs.Info, 1)
 	id := b.jobs(0)[0].ID
 	go func() {
-		j, err := b.cache.Follow(context.Background(), Peer{}, id, nil)
+		j, err := b.cache.Follow(context.Background(), request.Peer{}, id, nil)
 		if err == nil {
 			followed <- j
 		}
@@ -455,16 +456,16 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	a := b.later1(1, somebody)
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
 	b.later.Add(int64(jobs.PastFor + time.Second))
-	_, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, nil)
+	_, err := b.cache.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
 func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {
 	b, g := jobbing(t, 1)
 	r := b.request(b.model(1))
-	r.OnMiss = ForClaim
+	r.OnMiss = request.ForClaim
 	claimed := b.acquire(r)
-	require.Equal(t, Claimed, claimed.Outcome)
+	require.Equal(t, request.Claimed, claimed.Outcome)
 	for range 3 {
 		a := b.later1(1, somebody)
 		require.Equal(t, b.jobs(somebody)[0].ID, a.Job)

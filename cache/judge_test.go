@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -55,35 +56,35 @@ func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.
 	return compilers.CheckResult{Outcome: o.load, Code: 10, Text: "incompatible magic"}, nil
 }
 
-func newOpinion(t *testing.T, o *opinion, policy Policy) *bench {
+func newOpinion(t *testing.T, o *opinion, policy request.Policy) *bench {
 	b := newBench(t)
 	o.Compiler = b.compiler
 	b.close()
-	b.wrap, b.policies = o, map[string]Policy{"": policy}
+	b.wrap, b.policies = o, map[string]request.Policy{"": policy}
 	b.open()
 	return b
 }
 
 // ONNX Runtime would fail to load such a build with this entry, so it is compiled again instead of being served.
 func TestOnlyOptimalBuildsAreServedWhereTheRequestSaysSo(t *testing.T) {
-	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyServe})
-	ask := func(value string, onMiss OnMiss) *Request {
+	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, request.Policy{PreferRecompilation: request.PolicyServe})
+	ask := func(value string, onMiss request.OnMiss) *request.Request {
 		r := b.request(b.model(1))
 		r.OnMiss = onMiss
 		r.SessionOptions = map[string]string{"session.fail_on_suboptimal_compiled_model": value, "session.log_id": "mine"}
 		return r
 	}
-	first := b.acquire(ask("1", Wait))
-	require.Equal(t, Compiled, first.Outcome)
+	first := b.acquire(ask("1", request.Wait))
+	require.Equal(t, request.Compiled, first.Outcome)
 	require.Empty(t, first.SessionOptions, "they are the application's own")
 	require.Equal(t, b.acquire(b.request(b.model(1))).Build.ID, first.Build.ID, "one request key with and without them")
 	b.library("2.0")
-	require.Equal(t, compilers.PreferRecompilation, b.acquire(ask("0", Wait)).Compatibility.Verdict)
-	e := b.refused(ask("1", Fail))
+	require.Equal(t, compilers.PreferRecompilation, b.acquire(ask("0", request.Wait)).Compatibility.Verdict)
+	e := b.refused(ask("1", request.Fail))
 	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Error(), "fail_on_suboptimal_compiled_model")
-	again := b.acquire(ask("1", Wait))
-	require.Equal(t, Compiled, again.Outcome)
+	again := b.acquire(ask("1", request.Wait))
+	require.Equal(t, request.Compiled, again.Outcome)
 	require.Equal(t, compilers.Optimal, again.Compatibility.Verdict)
 	require.Equal(t, again.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
 }
@@ -92,24 +93,24 @@ func TestVerdicts(t *testing.T) {
 	refused := &compilers.RefusedError{Doing: "compatibility", Code: 1, Text: "only supports OrtHardwareDeviceType_NPU"}
 	cases := map[string]struct {
 		opinion *opinion
-		policy  Policy
+		policy  request.Policy
 		outcome string
 		verdict compilers.Verdict
 		source  string
 	}{
-		"optimal":                        {&opinion{verdict: compilers.Optimal}, Policy{}, Hit, compilers.Optimal, judge.SourceEP},
-		"prefer":                         {&opinion{verdict: compilers.PreferRecompilation}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceEP},
-		"prefer, served as it is":        {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyServe}, Hit, compilers.PreferRecompilation, judge.SourceEP},
-		"prefer, refused by policy":      {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyRefuse}, Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unsupported":                    {&opinion{verdict: compilers.Unsupported}, Policy{}, Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and loads":             {&opinion{load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
-		"unknown, and does not load":     {&opinion{load: compilers.Failed}, Policy{}, Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, Policy{}, Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and refused by policy": {&opinion{load: compilers.Passed}, Policy{Unknown: PolicyRefuse}, Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and served as it is":   {&opinion{load: compilers.Failed}, Policy{Unknown: PolicyServe}, Hit, compilers.Unknown, ""},
-		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
-		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
-		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal, load: compilers.Failed}, Policy{}, Hit, compilers.Optimal, judge.SourceEP},
+		"optimal":                        {&opinion{verdict: compilers.Optimal}, request.Policy{}, request.Hit, compilers.Optimal, judge.SourceEP},
+		"prefer":                         {&opinion{verdict: compilers.PreferRecompilation}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceEP},
+		"prefer, served as it is":        {&opinion{verdict: compilers.PreferRecompilation}, request.Policy{PreferRecompilation: request.PolicyServe}, request.Hit, compilers.PreferRecompilation, judge.SourceEP},
+		"prefer, refused by policy":      {&opinion{verdict: compilers.PreferRecompilation}, request.Policy{PreferRecompilation: request.PolicyRefuse}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unsupported":                    {&opinion{verdict: compilers.Unsupported}, request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and loads":             {&opinion{load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"unknown, and does not load":     {&opinion{load: compilers.Failed}, request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and refused by policy": {&opinion{load: compilers.Passed}, request.Policy{Unknown: request.PolicyRefuse}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and served as it is":   {&opinion{load: compilers.Failed}, request.Policy{Unknown: request.PolicyServe}, request.Hit, compilers.Unknown, ""},
+		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal, load: compilers.Failed}, request.Policy{}, request.Hit, compilers.Optimal, judge.SourceEP},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -123,13 +124,13 @@ func TestVerdicts(t *testing.T) {
 			require.Equal(t, c.source, second.Compatibility.Source)
 			require.NotEmpty(t, second.Compatibility.Reason)
 			require.Equal(t, b.runtime, second.Compatibility.Runtime)
-			if c.outcome == Hit {
+			if c.outcome == request.Hit {
 				require.Equal(t, first.Build.ID, second.Build.ID)
 			}
 
 			checks, verdicts := o.checks.Load(), o.Verdicts.Load()
 			third := b.acquire(b.request(b.model(1)))
-			require.Equal(t, Hit, third.Outcome)
+			require.Equal(t, request.Hit, third.Outcome)
 			require.Equal(t, second.Build.ID, third.Build.ID)
 			b.reopen()
 			require.Equal(t, second.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
@@ -193,32 +194,32 @@ func (c *counting) Check(ctx context.Context, job compilers.CheckJob) (compilers
 // What cannot be tried is no reason to answer nobody.
 func TestEarlierBuildThatCannotBeTried(t *testing.T) {
 	t.Run("its load check does not end", func(t *testing.T) {
-		b := newOpinion(t, &opinion{load: "none"}, Policy{})
+		b := newOpinion(t, &opinion{load: "none"}, request.Policy{})
 		b.acquire(b.request(b.model(1)))
 		b.library("2.0")
 		a := b.acquire(b.request(b.model(1)))
-		require.Equal(t, Compiled, a.Outcome)
+		require.Equal(t, request.Compiled, a.Outcome)
 		require.Contains(t, a.Why, compilers.ErrTimeout.Error())
 	})
 	t.Run("it is damaged", func(t *testing.T) {
-		b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
+		b := newOpinion(t, &opinion{load: compilers.Passed}, request.Policy{})
 		first := b.acquire(b.request(b.model(1)))
 		b.library("2.0")
 		require.NoError(t, os.Remove(b.blob(first)))
 		b.views()
 		a := b.acquire(b.request(b.model(1)))
-		require.Equal(t, Compiled, a.Outcome)
+		require.Equal(t, request.Compiled, a.Outcome)
 		require.Contains(t, a.Why, "damaged")
 		require.Equal(t, index.Damaged, b.cache.index.Journal.StateOf(first.Build.ID).Name)
 	})
 }
 
 func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
-	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, Policy{})
+	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, request.Policy{})
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	r := b.request(b.model(1))
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	e := b.refused(r)
 	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "unsupported")
@@ -228,13 +229,13 @@ func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
 }
 
 func TestPolicyToFailWhereUnsupported(t *testing.T) {
-	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, Policy{Unsupported: PolicyFail})
+	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, request.Policy{Unsupported: request.PolicyFail})
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	r := b.request(b.model(1))
 	require.Equal(t, apierr.Stale, b.refused(r).Class)
-	r.OnMiss = Refresh
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	r.OnMiss = request.Refresh
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 }
 
 // The best for the caller's runtime is served, not the newest, and not the first that would do.
@@ -243,13 +244,13 @@ func TestBestBuildFirst(t *testing.T) {
 	for _, sdk := range []string{"2.0", "1.1", "1.0"} {
 		b.library(sdk)
 		r := b.request(b.model(1))
-		r.OnMiss = Refresh
+		r.OnMiss = request.Refresh
 		require.Equal(t, sdk, b.acquire(r).Build.EPs[0].SDKVersion)
 	}
 	for _, sdk := range []string{"1.1", "1.0", "2.0"} {
 		b.library(sdk)
 		a := b.acquire(b.request(b.model(1)))
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, sdk, a.Build.EPs[0].SDKVersion)
 	}
 	b.library("1.2")
@@ -265,7 +266,7 @@ func TestChangeDuringACompile(t *testing.T) {
 	b.wrap = &interrupted{Compiler: b.compiler, during: func() { b.library("2.0") }}
 	b.open()
 	a := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
 	require.Len(t, b.list(), 1)
 	require.Equal(t, "1 succeeded in the last day, and 0 failed", about(t, b.cache.query.Doctor().LatelyAdvice(b.self()), "compiles").Text)
@@ -302,7 +303,7 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
 	b.cache.runtimes.LookAtMachine(context.Background())
 	second := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, second.Outcome, "nothing says that the driver matters here")
+	require.Equal(t, request.Hit, second.Outcome, "nothing says that the driver matters here")
 	require.Greater(t, b.compiler.Fingerprints.Load(), prints, "another driver may make another fingerprint")
 	require.Equal(t, runtimes.Driver{Version: "32.0.1", Source: "file " + file}, b.probed().Drivers[standin.EP])
 }
@@ -398,12 +399,12 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 // A machine on which nothing loads says nothing of builds: once it is mended they are judged as ever.
 func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
 	o := &opinion{}
-	b := newOpinion(t, o, Policy{})
+	b := newOpinion(t, o, request.Policy{})
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	explained := func() *wire.Candidate {
 		r := b.request(b.model(1))
-		r.OnMiss = Explain
+		r.OnMiss = request.Explain
 		return b.acquire(r).Explanation.Candidates[0]
 	}
 	o.load = compilers.Failed

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
 )
@@ -30,7 +31,7 @@ func (b *bench) kept(name string) string {
 // with its bytes, the most first.
 func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*Request{b.dense(512, 1), b.worded(512, 512, 2), b.dense(512, 3)})
+	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2), b.dense(512, 3)})
 	require.Positive(t, b.pack(builds[1]))
 	require.Positive(t, b.pack(builds[2]))
 	words := make(map[index.BuildKey]string)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
@@ -20,7 +21,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-func (b *bench) layout(p Peer, most int, tensors bool, names ...string) *query.Layout {
+func (b *bench) layout(p request.Peer, most int, tensors bool, names ...string) *query.Layout {
 	b.Helper()
 	l, err := b.cache.query.Layout(context.Background(), p, names, most, tensors)
 	require.NoError(b, err)
@@ -62,7 +63,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.Len(t, l.Files, 1)
 	require.EqualValues(t, 2, l.More)
 	require.Positive(t, l.MoreBytes)
-	require.Empty(t, b.layout(Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
+	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
 	_, err := b.cache.query.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 
@@ -134,7 +135,7 @@ func (b *bench) stateFiles() map[string]string {
 // What a packed container was left of is told as that container, wherever in its own literals it stands: a digest of literals tells nobody anything.
 func TestALayoutNamesThePackedContainer(t *testing.T) {
 	b := newBench(t)
-	builds, _ := b.stores([]*Request{b.repeated(2), b.dense(300, 2)})
+	builds, _ := b.stores([]*request.Request{b.repeated(2), b.dense(300, 2)})
 	content := make(map[cas.Digest][]byte)
 	for _, one := range builds {
 		whole, err := os.ReadFile(b.object(large(one)))

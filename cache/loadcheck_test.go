@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -20,20 +21,20 @@ func TestLoadCheckUsesWhatClientsAreTold(t *testing.T) {
 		checks = append(checks, job)
 		return nil
 	}
-	for name, change := range map[string]func(*Request){
-		"plain":           func(*Request) {},
-		"provider option": func(r *Request) { r.EPs[0].Options = map[string]string{"level": "3"} },
-		"session option":  func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
-		"no optimisation": func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
-		"all of it":       func(r *Request) { r.GraphOptimizationLevel = "all" },
-		"dimensions":      func(r *Request) { r.FreeDimensions = map[string]int64{"n": 3} },
+	for name, change := range map[string]func(*request.Request){
+		"plain":           func(*request.Request) {},
+		"provider option": func(r *request.Request) { r.EPs[0].Options = map[string]string{"level": "3"} },
+		"session option":  func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"no optimisation": func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
+		"all of it":       func(r *request.Request) { r.GraphOptimizationLevel = "all" },
+		"dimensions":      func(r *request.Request) { r.FreeDimensions = map[string]int64{"n": 3} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			checks = nil
 			r := b.request(b.model(1))
 			change(r)
 			a := b.acquire(r)
-			require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, request.Compiled, a.Outcome)
 			require.Len(t, checks, 1)
 			got := checks[0]
 			require.Equal(t, a.ProviderOptions, map[string]map[string]string{got.EPs[0].Name: got.EPs[0].Options})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -22,9 +23,9 @@ import (
 
 // search is what a look-up found.
 type search struct {
-	answer *Answer // nil: nothing to serve
-	why    string  // there is none
-	stale  bool    // there are builds, and they must not be loaded with this runtime
+	answer *request.Answer // nil: nothing to serve
+	why    string          // there is none
+	stale  bool            // there are builds, and they must not be loaded with this runtime
 
 	running *jobs.Job // compiles it at this moment; nil: none, or nobody asked
 
@@ -32,20 +33,20 @@ type search struct {
 }
 
 // lookUp finds the best build for the caller's runtime, and makes its view ready. Without one it says why not.
-func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
+func (c *Cache) lookUp(ctx context.Context, at *request.Attempt) (search, error) {
 	found := search{why: "never compiled for this request"}
-	if at.plan.outside {
+	if at.Plan.Outside {
 		found.why += " with these libraries"
 	}
 	some := false
-	for one, err := range c.inOrder(ctx, at, c.stored(at.plan, at.look)) {
+	for one, err := range c.inOrder(ctx, at, c.stored(at.Plan, at.Scopes)) {
 		if err != nil {
 			return found, err
 		}
 		some = true
 		b := one.build
 		switch {
-		case at.plan.outside && !at.plan.exactly(b): // nothing is known of it
+		case at.Plan.Outside && !at.Plan.MadeExactly(b): // nothing is known of it
 		case one.barred:
 			found.why = one.refused
 			c.countDoubt(at, b, &found)
@@ -61,7 +62,7 @@ func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 		}
 	}
 	if !some {
-		if gone := c.query.WhyNone(at.Peer, at.plan.requestKey); gone != "" {
+		if gone := c.query.WhyNone(at.Peer, at.Plan.RequestKey); gone != "" {
 			found.why = gone
 		}
 	}
@@ -69,43 +70,43 @@ func (c *Cache) lookUp(ctx context.Context, at *attempt) (search, error) {
 }
 
 // countDoubt notes of a build that it is not served only because the caller reported it, if that is so.
-func (c *Cache) countDoubt(at *attempt, b *index.Build, found *search) {
+func (c *Cache) countDoubt(at *request.Attempt, b *index.Build, found *search) {
 	switch {
-	case !at.plan.exactly(b) || c.reports.Doubt(b.ID, at.Peer.UID) == "":
-	case at.plan.outside:
-		found.doubted = c.reports.Doubted(at.plan.requestKey, at.Peer.UID) // an earlier one is superseded, and gone
+	case !at.Plan.MadeExactly(b) || c.reports.Doubt(b.ID, at.Peer.UID) == "":
+	case at.Plan.Outside:
+		found.doubted = c.reports.Doubted(at.Plan.RequestKey, at.Peer.UID) // an earlier one is superseded, and gone
 	default:
 		found.doubted++
 	}
 }
 
 // try serves the build, or notes in found why it cannot be.
-func (c *Cache) try(ctx context.Context, at *attempt, b *index.Build, j judge.Judgement, found *search) error {
-	a, err := c.serve(ctx, b, at.phase)
+func (c *Cache) try(ctx context.Context, at *request.Attempt, b *index.Build, j judge.Judgement, found *search) error {
+	a, err := c.serve(ctx, b, at.Phase)
 	if err == nil {
-		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
+		a.Outcome, a.Compatibility, a.Why = request.Hit, j, j.Reason
 		found.answer = a
 		c.used(b)
 		c.freshen(at, b, j)
 		return nil
 	}
 	if ctx.Err() != nil {
-		return contextError(ctx, at.Name)
+		return request.ContextError(ctx, at.Name)
 	}
 	if c.readOnly {
-		at.finding.pass(b, err)
+		at.Reading.Pass(b, err)
 		return nil
 	}
 	if errors.Is(err, store.ErrGone) {
 		found.why = store.ErrGone.Error()
-		*at.unserved = append(*at.unserved, b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
+		*at.Unserved = append(*at.Unserved, b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
 		return nil
 	}
 	if errors.Is(err, packing.ErrNoRoom) {
 		return noCopy(b, err)
 	}
 	found.why = c.store.WithholdDamaged(ctx, b, err)
-	*at.unserved = append(*at.unserved, b.ID)
+	*at.Unserved = append(*at.Unserved, b.ID)
 	return nil
 }
 
@@ -117,17 +118,17 @@ func (c *Cache) used(b *index.Build) {
 }
 
 // freshen wants a build anew that is served and not the best there could be.
-func (c *Cache) freshen(at *attempt, b *index.Build, j judge.Judgement) {
-	if at.plan.outside || at.adopting {
+func (c *Cache) freshen(at *request.Attempt, b *index.Build, j judge.Judgement) {
+	if at.Plan.Outside || at.Adopting {
 		return // with libraries that are not run here, or from an artefact
 	}
 	r := at.Request
-	if at.member {
+	if at.AsMember {
 		r = nil // it brings one of the group's models
 	}
-	policy := c.policyOf(at.plan.eps)
+	policy := c.policyOf(at.Plan.EPs)
 	switch {
-	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
+	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, request.PolicyServeAndRefresh) == request.PolicyServeAndRefresh:
 		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, r)
 	case policy.MaxAge > 0 && c.now().Sub(b.Compiled()) > policy.MaxAge:
 		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), r)
@@ -143,10 +144,10 @@ type suited struct {
 
 // rank judges builds, and puts the best first; among equals the newest. One that cannot be judged, because its files
 // are damaged or its load check does not end, is unknown, and keeps nobody from the others.
-func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
+func (c *Cache) rank(ctx context.Context, a *request.Against, builds []*index.Build, phase func(string)) ([]suited, error) {
 	var out []suited
 	for _, b := range builds {
-		if !c.judges.Knows(a.target(), b) {
+		if !c.judges.Knows(a.Target(), b) {
 			phase("judging")
 		}
 		j, err := c.judge(ctx, a, b)
@@ -157,7 +158,7 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 			if errors.Is(err, packing.ErrNoRoom) {
 				return nil, noCopy(b, err)
 			}
-			j = judge.Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}
+			j = judge.Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.Runtime}
 		}
 		out = append(out, suited{b, j, err})
 	}
@@ -168,14 +169,14 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 }
 
 // refused says why a build with this judgement is not served, "" if it is.
-func (c *Cache) refused(at *attempt, j judge.Judgement) string {
-	policy := c.policyOf(at.plan.eps)
+func (c *Cache) refused(at *request.Attempt, j judge.Judgement) string {
+	policy := c.policyOf(at.Plan.EPs)
 	switch {
 	case j.Verdict == compilers.Optimal:
-	case j.Verdict == compilers.PreferRecompilation && at.onlyOptimal:
+	case j.Verdict == compilers.PreferRecompilation && at.OnlyOptimal:
 		return "refused by session.fail_on_suboptimal_compiled_model: " + j.Reason
-	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != PolicyRefuse:
-	case j.Verdict == compilers.Unknown && policy.Unknown == PolicyServe:
+	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != request.PolicyRefuse:
+	case j.Verdict == compilers.Unknown && policy.Unknown == request.PolicyServe:
 	case j.Verdict == compilers.PreferRecompilation:
 		return "refused by policy: " + j.Reason
 	default:
@@ -185,49 +186,23 @@ func (c *Cache) refused(at *attempt, j judge.Judgement) string {
 }
 
 // barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
-func (c *Cache) barred(at *attempt, b *index.Build) string {
+func (c *Cache) barred(at *request.Attempt, b *index.Build) string {
 	state, doubt := c.index.Journal.StateOf(b.ID), c.reports.Doubt(b.ID, at.Peer.UID)
 	switch {
-	case at.member && !c.rights.MaySee(at.Peer, b.ID, b.Scope):
+	case at.AsMember && !c.rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 	case doubt != "":
 		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
-	case at.otherORT(b.ORTVersion):
-		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, at.ortVersion())
+	case at.OtherORT(b.ORTVersion):
+		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, at.ORTVersion())
 	}
 	return ""
 }
 
-// otherORT tells whether the version of ONNX Runtime that made something keeps it from the request. Build keys do not tell such
-// versions apart where the libraries are the daemon's, so whoever is given another's build compares them.
-func (at *attempt) otherORT(made string) bool {
-	return at.StrictORT && made != at.ortVersion()
-}
-
-// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a
-// build of the very same key may have been made with another one, and is judged. So is one that was
-// put and could not be run then. For libraries that are not run here the whole machine is part of it.
-func (p *plan) exactly(b *index.Build) bool {
-	here := p.outside || store.SameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.Elsewhere(b))
-	return b.BuildKey == p.buildKey && here
-}
-
-// own is the judgement of what the plan would make.
-func (p *plan) own(b *index.Build, runtime string) judge.Judgement {
-	reason, source := "made by these libraries, or equal ones, for this hardware", judge.SourceLibrary
-	if b.Put {
-		reason, source = putBy(b)+", which are equal to these, for this hardware", judge.SourcePut
-	}
-	if from := origin(b); from != "" {
-		reason += "; " + from
-	}
-	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
-}
-
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.
-func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (*Answer, error) {
+func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (*request.Answer, error) {
 	if c.readOnly {
 		return c.serveAsItLies(ctx, b)
 	}
@@ -251,10 +226,10 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 	}
 }
 
-func leased(b *index.Build, v *views.View) (*Answer, error) {
+func leased(b *index.Build, v *views.View) (*request.Answer, error) {
 	f, err := v.Lease()
 	if err != nil {
 		return nil, err
 	}
-	return &Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil
+	return &request.Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), LeasedView: v}, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -50,7 +51,7 @@ func newOpenVINOBench(t *testing.T, name string) (*bench, *runCounter) {
 }
 
 // forOpenVINO asks for a model that ONNX Runtime leaves as it is.
-func (b *bench) forOpenVINO(path string, miss OnMiss) *Request {
+func (b *bench) forOpenVINO(path string, miss request.OnMiss) *request.Request {
 	r := b.request(b.openFile(path))
 	r.EPs, r.OnMiss, r.GraphOptimizationLevel = []identity.EP{{Name: openVINO}}, miss, "disable_all"
 	return r
@@ -83,7 +84,7 @@ func inThrees(t *testing.T) string {
 }
 
 // requireRuns has an answer run as an application does.
-func (b *bench) requireRuns(ort *runCounter, a *Answer) {
+func (b *bench) requireRuns(ort *runCounter, a *request.Answer) {
 	b.Helper()
 	rt := b.cache.runtimes.All()[0].Found().Spec
 	ep := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "CPU"}}}
@@ -97,7 +98,7 @@ func (b *bench) requireRuns(ort *runCounter, a *Answer) {
 // requireStale has a build refused, and gives the reason.
 func (b *bench) requireStale(path string) string {
 	b.Helper()
-	e := b.refused(b.forOpenVINO(path, Fail))
+	e := b.refused(b.forOpenVINO(path, request.Fail))
 	require.Equal(b, apierr.Stale, e.Class)
 	return e.Text
 }
@@ -117,21 +118,21 @@ func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, ort := newOpenVINOBench(t, name)
 			for _, path := range models {
-				a := b.acquire(b.forOpenVINO(path, Wait))
+				a := b.acquire(b.forOpenVINO(path, request.Wait))
 				require.Regexp(t, "^cpu:[0-9a-f]{16}$", a.Build.EPs[0].HardwareArchitecture)
-				require.Equal(t, Hit, b.acquire(b.forOpenVINO(path, Fail)).Outcome)
+				require.Equal(t, request.Hit, b.acquire(b.forOpenVINO(path, request.Fail)).Outcome)
 			}
 			require.Zero(t, ort.runs.Load(), "this machine's own builds need no trial")
 			change, copies := b.change, b.copies()
 			lesserProcessor(t)
 			other := copies(t)
-			e := other.notFound(other.forOpenVINO(runs, Fail), "")
+			e := other.notFound(other.forOpenVINO(runs, request.Fail), "")
 			require.Contains(t, e.Text, "made on a machine of class cpu:", "without a daemon none runs it")
 			other.change = change
 			other.openSound()
 
-			a := other.acquire(other.forOpenVINO(runs, Fail))
-			require.Equal(t, Hit, a.Outcome)
+			a := other.acquire(other.forOpenVINO(runs, request.Fail))
+			require.Equal(t, request.Hit, a.Outcome)
 			require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
 			require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal+" on another class of machine")
 			other.requireRuns(ort, a)
@@ -140,20 +141,20 @@ func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
 			if len(models) > 2 {
 				why = other.requireStale(doesNotLoad)
 				require.Contains(t, why, "is unsupported: it does not load: ")
-				a = other.acquire(other.forOpenVINO(runsLarger, Fail))
+				a = other.acquire(other.forOpenVINO(runsLarger, request.Fail))
 				require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal)
 				why = other.requireStale(notOnZeros)
 				require.Contains(t, why, "is unknown: whether it runs on this machine cannot be tried: "+
 					"it does not run on zeros")
 			}
-			a = other.acquire(other.forOpenVINO(doesNotRun, Wait))
-			require.Equal(t, Compiled, a.Outcome)
+			a = other.acquire(other.forOpenVINO(doesNotRun, request.Wait))
+			require.Equal(t, request.Compiled, a.Outcome)
 			other.requireRuns(ort, a)
 
 			tried := ort.runs.Load()
 			other.reopen()
 			for _, path := range []string{runs, doesNotRun} {
-				require.Equal(t, Hit, other.acquire(other.forOpenVINO(path, Fail)).Outcome)
+				require.Equal(t, request.Hit, other.acquire(other.forOpenVINO(path, request.Fail)).Outcome)
 			}
 			require.Equal(t, tried, ort.runs.Load(), "a build is tried once")
 			if len(models) == 2 {
@@ -162,12 +163,12 @@ func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
 			serving := copies(t)
 			serving.change = func(o *Options) {
 				change(o)
-				o.Policies[""] = Policy{Unknown: PolicyServe, MeasureGain: new(bool)}
+				o.Policies[""] = request.Policy{Unknown: request.PolicyServe, MeasureGain: new(bool)}
 			}
 			serving.openSound()
 			why = serving.requireStale(doesNotRun)
 			require.Contains(t, why, "it loads and does not run: ", "no policy has it served")
-			a = serving.acquire(serving.forOpenVINO(notOnZeros, Fail))
+			a = serving.acquire(serving.forOpenVINO(notOnZeros, request.Fail))
 			require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
 			require.Contains(t, a.Compatibility.Reason, "and neither does its source model")
 		})
@@ -175,7 +176,7 @@ func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
 }
 
 // recordedEarlier has the answer's build recorded as epcached did before it knew machine classes.
-func (b *bench) recordedEarlier(a *Answer) {
+func (b *bench) recordedEarlier(a *request.Answer) {
 	b.Helper()
 	earlier := *a.Build
 	earlier.EPs = slices.Clone(a.Build.EPs)
@@ -193,10 +194,10 @@ func (b *bench) recordedEarlier(a *Answer) {
 func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 	b, ort := newOpenVINOBench(t, "openvino-1.4.0")
 	path := collected(t, "tiny-convolution")
-	b.recordedEarlier(b.acquire(b.forOpenVINO(path, Wait)))
+	b.recordedEarlier(b.acquire(b.forOpenVINO(path, request.Wait)))
 	for range 2 {
-		a := b.acquire(b.forOpenVINO(path, Fail))
-		require.Equal(t, Hit, a.Outcome)
+		a := b.acquire(b.forOpenVINO(path, request.Fail))
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
 		require.Contains(t, a.Compatibility.Reason, "it loads and runs; made by an equal library of "+
 			openVINO+" on a machine that it does not state")
@@ -204,7 +205,7 @@ func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 		b.reopen()
 	}
 	b.close()
-	e := b.notFound(b.forOpenVINO(path, Fail), "")
+	e := b.notFound(b.forOpenVINO(path, request.Fail), "")
 	require.Contains(t, e.Text, "the machine that it was made on is not known")
 }
 
@@ -212,7 +213,7 @@ func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	b, ort := newOpenVINOBench(t, "openvino-1.4.0")
 	path := collected(t, "tiny-convolution")
-	claim := b.acquire(b.forOpenVINO(path, ForClaim))
+	claim := b.acquire(b.forOpenVINO(path, request.ForClaim))
 	folder := t.TempDir()
 	rt := b.cache.runtimes.All()[0].Found().Spec
 	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Folder: folder,
@@ -223,20 +224,20 @@ func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.View.Close()
 	require.Regexp(t, "^cpu:", taken.Build.EPs[0].HardwareArchitecture)
-	require.Equal(t, Hit, b.acquire(b.forOpenVINO(path, Fail)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.forOpenVINO(path, request.Fail)).Outcome)
 	require.EqualValues(t, 1, ort.runs.Load())
 }
 
 // Every model of a group is run.
 func TestGroupOfAnotherMachineClassIsRun(t *testing.T) {
 	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
-	group := func(last string) *Request {
-		r := b.forOpenVINO(collected(t, "tiny-convolution"), Wait)
+	group := func(last string) *request.Request {
+		r := b.forOpenVINO(collected(t, "tiny-convolution"), request.Wait)
 		r.Group = []identity.Files{{Name: "second", Graph: b.openFile(collected(t, last))}}
 		return r
 	}
 	for _, last := range []string{"tiny-mlp", "minilm-int8"} {
-		require.Equal(t, Compiled, b.acquire(group(last)).Outcome)
+		require.Equal(t, request.Compiled, b.acquire(group(last)).Outcome)
 	}
 	change, copies := b.change, b.copies()
 	lesserProcessor(t)
@@ -244,13 +245,13 @@ func TestGroupOfAnotherMachineClassIsRun(t *testing.T) {
 	other.change = change
 	other.openSound()
 	r := group("tiny-mlp")
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	a := other.acquire(r)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Contains(t, a.Compatibility.Reason, "it loads and runs")
 	require.EqualValues(t, 1, ort.runs.Load())
 	r = group("minilm-int8")
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	require.Contains(t, other.refused(r).Text, "it loads and does not run")
 }
 
@@ -260,22 +261,22 @@ func TestAdoptedModelIsRunWhereItStatesNoHardware(t *testing.T) {
 	greater, _ := newOpenVINOBench(t, "openvino-1.6.1")
 	var compiled []shipped
 	for _, path := range paths {
-		compiled = append(compiled, greater.ship(greater.acquire(greater.forOpenVINO(path, Wait))))
+		compiled = append(compiled, greater.ship(greater.acquire(greater.forOpenVINO(path, request.Wait))))
 	}
 	lesserProcessor(t)
 	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
-	ask := func(s shipped) *Answer {
+	ask := func(s shipped) *request.Answer {
 		r := b.adopts(s, identity.EP{Name: openVINO})
 		r.GraphOptimizationLevel = "disable_all"
 		return b.acquire(r)
 	}
 	a := ask(compiled[0])
-	require.Equal(t, Adopted, a.Outcome, a.Warnings)
+	require.Equal(t, request.Adopted, a.Outcome, a.Warnings)
 	require.Equal(t, compilers.ProcessorClass(), a.Build.EPs[0].HardwareArchitecture)
 	require.EqualValues(t, 1, ort.runs.Load())
 	for range 2 {
 		a = ask(compiled[1])
-		require.Equal(t, PassThrough, a.Outcome)
+		require.Equal(t, request.PassThrough, a.Outcome)
 		require.Contains(t, strings.Join(a.Warnings, "\n"), "it does not run on zeros, and its source")
 	}
 	require.EqualValues(t, 4, ort.runs.Load(), "with each size once, and as it was taken in")

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index/manifestpb"
@@ -83,7 +84,7 @@ func (m *multitude) compile(template string) {
 	require.NoError(m, os.WriteFile(template, file, 0o644))
 }
 
-func (m *multitude) ask(i int) *Request {
+func (m *multitude) ask(i int) *request.Request {
 	r := m.request(m.openFile(m.models[i]))
 	r.HoldsView = true
 	return r
@@ -154,7 +155,7 @@ func writeSharded(dir, name string, content []byte) error {
 
 // hits asks for entries that were compiled here, in any order, and gives the median time of a hit, in microseconds.
 func (m *multitude) hits(rounds int) float64 {
-	requests := make([]*Request, len(m.models))
+	requests := make([]*request.Request, len(m.models))
 	for i := range requests {
 		requests[i] = m.ask(i)
 	}
@@ -169,7 +170,7 @@ func (m *multitude) hits(rounds int) float64 {
 		a, err := m.cache.Acquire(context.Background(), r, nil)
 		took[i] = float64(time.Since(began)) / 1e3
 		require.NoError(m, err)
-		require.Equal(m, Hit, a.Outcome)
+		require.Equal(m, request.Hit, a.Outcome)
 		require.NoError(m, a.View.Close())
 	}
 	slices.Sort(took)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -38,7 +39,7 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	require.Contains(t, b.probed().MarkErrors[qnn], missing)
 
 	var said []string
-	advice, err := b.cache.query.Doctor().Examine(t.Context(), Peer{UID: b.cache.uid})
+	advice, err := b.cache.query.Doctor().Examine(t.Context(), request.Peer{UID: b.cache.uid})
 	require.NoError(t, err)
 	for _, a := range advice.Advice {
 		said = append(said, a.Text)

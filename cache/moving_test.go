@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 )
 
@@ -23,7 +24,7 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 	b.reopen()
 	b.assessed(func(runtimes.Facts) bool { return true })
 	var once sync.Once
-	a, err := b.cache.Acquire(context.Background(), b.request(b.model(1)), func(p Progress) {
+	a, err := b.cache.Acquire(context.Background(), b.request(b.model(1)), func(p request.Progress) {
 		if p.Phase == "verifying" {
 			once.Do(func() { b.library("2.0") })
 		}
@@ -31,7 +32,7 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 }
 
 // Who came with the earlier libraries' contents begins again with those that are there now.
@@ -41,7 +42,7 @@ func TestContentsThatArePast(t *testing.T) {
 	r := b.request(b.model(1))
 	r.EPs[0].Options = map[string]string{"hardware": "sim-2"} // so that there is something to probe
 	var once sync.Once
-	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
+	a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 		if p.Phase != "probing" {
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -32,7 +33,7 @@ func noEntry(t *testing.T, release compilertest.Release) *bench {
 }
 
 // forNoEntry asks for a model of one operator with two inputs of so many elements.
-func (b *bench) forNoEntry(op string, elements int, options map[string]string) *Request {
+func (b *bench) forNoEntry(op string, elements int, options map[string]string) *request.Request {
 	value := func(name string) tinymodel.Value {
 		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{elements}}
 	}
@@ -51,7 +52,7 @@ func TestOptionsOfAnEPWithoutEntryBelongToItsFingerprint(t *testing.T) {
 	b := noEntry(t, compilertest.Release{})
 	for _, target := range []string{"1", "2"} {
 		a := b.acquire(b.forNoEntry("Mul", 4, map[string]string{"target": "sim-" + target}))
-		require.Equal(t, Compiled, a.Outcome)
+		require.Equal(t, request.Compiled, a.Outcome)
 		require.Equal(t, "sim-"+target, a.Build.EPs[0].HardwareArchitecture)
 		require.Contains(t, a.Build.EPs[0].CompatibilityString, "hw=sim-"+target)
 	}
@@ -60,10 +61,10 @@ func TestOptionsOfAnEPWithoutEntryBelongToItsFingerprint(t *testing.T) {
 // ONNX Runtime's example plugin EP takes one Mul and nothing else: no Relu, and not two nodes.
 func TestAnEPThatTakesOneMulOnly(t *testing.T) {
 	b := noEntry(t, compilertest.Release{Ops: "Mul", Single: true})
-	require.Equal(t, Compiled, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
-	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
 	b.reopen()
-	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
 	require.Empty(t, b.probed().MarkErrors)
 }
 
@@ -71,13 +72,13 @@ func TestAnEPThatTakesOneMulOnly(t *testing.T) {
 func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 	b := noEntry(t, compilertest.Release{Least: 1000})
 	a := b.acquire(b.forNoEntry("Mul", 1000, map[string]string{"target": "sim-2"}))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Equal(t, "1.0.0", a.Build.EPs[0].SDKVersion)
 	require.Equal(t, "sim-2", a.Build.EPs[0].HardwareArchitecture)
-	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000,
+	require.Equal(t, request.Hit, b.acquire(b.forNoEntry("Mul", 1000,
 		map[string]string{"target": "sim-2"})).Outcome)
 	b.reopen()
-	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000,
+	require.Equal(t, request.Hit, b.acquire(b.forNoEntry("Mul", 1000,
 		map[string]string{"target": "sim-2"})).Outcome)
 
 	// A model that it does not take is refused for that, and for no option.
@@ -128,12 +129,12 @@ func (p picky) Compile(ctx context.Context, job compilers.Job,
 // tiny ones.
 func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	o := &opinion{load: compilers.Failed}
-	b := newOpinion(t, o, Policy{})
+	b := newOpinion(t, o, request.Policy{})
 	b.wrap = picky{o}
 	b.reopen()
 	o.broken.Store(true)
 	control := func() string {
-		broken, err := b.cache.control(t.Context(), b.planned(b.request(b.model(1))).against())
+		broken, err := b.cache.control(t.Context(), b.planned(b.request(b.model(1))).Against())
 		require.NoError(t, err)
 		return broken
 	}

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/stretchr/testify/require"
 )
 
@@ -67,7 +68,7 @@ func TestWhatIsNoRecipeIsDamage(t *testing.T) {
 				b.requireMadeAnew(builds[1], files[1])
 				for i, variant := range map[int]int{0: 1, 2: 3} {
 					other := b.acquire(b.variant(variant))
-					require.Equal(t, Hit, other.Outcome, "the others are as they were")
+					require.Equal(t, request.Hit, other.Outcome, "the others are as they were")
 					require.Equal(t, files[i], b.read(other))
 				}
 			})

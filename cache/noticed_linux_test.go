@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
@@ -19,7 +20,7 @@ import (
 )
 
 // forTestEP asks for a model.
-func (b *bench) forTestEP() *Request {
+func (b *bench) forTestEP() *request.Request {
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o644))
 	r := b.request(b.openFile(path))
@@ -45,17 +46,17 @@ func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 	require.Equal(t, "1.0.0", first.Build.EPs[0].SDKVersion)
 	b.elsewhereUpdated(runtime, "sdk = 1.1.0\n")
 	judged := b.acquire(b.forTestEP())
-	require.Equal(t, Hit, judged.Outcome)
+	require.Equal(t, request.Hit, judged.Outcome)
 	require.Equal(t, compilers.PreferRecompilation, judged.Compatibility.Verdict)
 	b.elsewhereUpdated(runtime, "sdk = 2.0.0\n")
 	b.reopen()
 	require.Equal(t, "2.0.0", b.probed().Marks[compilertest.TestEP].SDKVersion)
 	again := b.acquire(b.forTestEP())
-	require.Equal(t, Compiled, again.Outcome)
+	require.Equal(t, request.Compiled, again.Outcome)
 	require.Equal(t, "2.0.0", again.Build.EPs[0].SDKVersion)
 	b.elsewhereUpdated(runtime, "sdk = 1.0.0\n")
 	back := b.acquire(b.forTestEP())
-	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, request.Hit, back.Outcome)
 	require.Equal(t, first.Build.ID, back.Build.ID)
 	require.Equal(t, compilers.Optimal, back.Compatibility.Verdict)
 }
@@ -74,7 +75,7 @@ func TestAnotherDriverIsJudged(t *testing.T) {
 			require.Equal(t, "1.0", first.Build.EPs[0].DriverVersion)
 			b.elsewhereUpdated(runtime, "driver = 2.0\nverdict = "+c.verdict+"\n")
 			a := b.acquire(b.forTestEP())
-			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, request.Hit, a.Outcome)
 			require.Equal(t, first.Build.ID, a.Build.ID)
 			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
 			require.Equal(t, c.source, a.Compatibility.Source)
@@ -86,7 +87,7 @@ func TestAnotherDriverIsJudged(t *testing.T) {
 		b.acquire(b.forTestEP())
 		b.elsewhereUpdated(runtime, "driver = 2.0\nverdict = unsupported\n")
 		r := b.forTestEP()
-		r.OnMiss = Fail
+		r.OnMiss = request.Fail
 		e := b.refused(r)
 		require.Equal(t, apierr.Stale, e.Class)
 		require.Contains(t, e.Text, "says unsupported")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
@@ -68,7 +69,7 @@ func (c *crowd) goes(i int) {
 func (c *crowd) served() (outcomes map[string]int) {
 	c.Helper()
 	outcomes = make(map[string]int)
-	var first *Answer
+	var first *request.Answer
 	for i, one := range c.answers {
 		if c.gone[i] {
 			continue
@@ -94,10 +95,10 @@ func TestSixtyFourRequestsOneCompile(t *testing.T) {
 		leave []int
 		want  map[string]int
 	}{
-		"all stay":           {large, nil, map[string]int{Compiled: 1, Waited: 63}},
-		"the first leaves":   {small, []int{0}, map[string]int{Waited: 63}},
+		"all stay":           {large, nil, map[string]int{request.Compiled: 1, request.Waited: 63}},
+		"the first leaves":   {small, []int{0}, map[string]int{request.Waited: 63}},
 		"twenty leave":       {small, random.Perm(63)[:20], nil},
-		"all but one leaves": {small, slices.DeleteFunc(random.Perm(64), func(i int) bool { return i == 63 }), map[string]int{Waited: 1}},
+		"all but one leaves": {small, slices.DeleteFunc(random.Perm(64), func(i int) bool { return i == 63 }), map[string]int{request.Waited: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			begun := len(g.begun())
@@ -116,7 +117,7 @@ func TestSixtyFourRequestsOneCompile(t *testing.T) {
 				require.Equal(t, test.want, outcomes)
 			}
 			require.Len(t, g.begun(), begun+1)
-			_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+			_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 			require.NoError(t, err)
 		})
 	}

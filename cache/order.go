@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -17,9 +18,9 @@ type considered struct {
 }
 
 // stored goes through the builds of the plan's entry, scope by scope, the newest first.
-func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] {
+func (c *Cache) stored(p *request.Plan, scopes []string) iter.Seq2[*index.Build, error] {
 	return func(yield func(*index.Build, error) bool) {
-		for _, b := range p.fitting {
+		for _, b := range p.Fitting {
 			if !yield(b, nil) {
 				return
 			}
@@ -28,9 +29,9 @@ func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] 
 			return
 		}
 		for _, scope := range scopes {
-			builds, err := c.index.Lookup(p.requestKey, scope)
+			builds, err := c.index.Lookup(p.RequestKey, scope)
 			if err != nil {
-				yield(nil, apierr.New(apierr.Internal, err, "look-up of %s", p.requestKey))
+				yield(nil, apierr.New(apierr.Internal, err, "look-up of %s", p.RequestKey))
 				return
 			}
 			for i := range builds {
@@ -45,7 +46,7 @@ func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] 
 // inOrder is the one order in which builds are considered, by whoever looks one up and by whoever explains what a look-up does: those of
 // the plan's own build key as they come, with those that are barred among them, then the others by how they suit the runtime. These are
 // judged when it comes to them, and not before: a hit does not wait for that.
-func (c *Cache) inOrder(ctx context.Context, at *attempt, builds iter.Seq2[*index.Build, error]) iter.Seq2[considered, error] {
+func (c *Cache) inOrder(ctx context.Context, at *request.Attempt, builds iter.Seq2[*index.Build, error]) iter.Seq2[considered, error] {
 	return func(yield func(considered, error) bool) {
 		offer := func(one considered) bool {
 			if one.refused == "" {
@@ -67,9 +68,9 @@ func (c *Cache) inOrder(ctx context.Context, at *attempt, builds iter.Seq2[*inde
 			switch {
 			case one.refused != "":
 				one.barred = true
-			case at.plan.exactly(b):
-				one.judgement = at.plan.own(b, at.runtime)
-			case at.plan.outside:
+			case at.Plan.MadeExactly(b):
+				one.judgement = at.Plan.OwnJudgement(b, at.RuntimeName)
+			case at.Plan.Outside:
 				one.refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
 			default:
 				others = append(others, b)
@@ -82,9 +83,9 @@ func (c *Cache) inOrder(ctx context.Context, at *attempt, builds iter.Seq2[*inde
 		if len(others) == 0 {
 			return
 		}
-		ranked, err := c.rank(ctx, at.against(), others, at.phase)
+		ranked, err := c.rank(ctx, at.Against(), others, at.Phase)
 		if err != nil {
-			yield(considered{}, workerError(err, "model %q", at.Name))
+			yield(considered{}, request.WorkerError(err, "model %q", at.Name))
 			return
 		}
 		for _, s := range ranked {
@@ -96,8 +97,8 @@ func (c *Cache) inOrder(ctx context.Context, at *attempt, builds iter.Seq2[*inde
 }
 
 // arrange is inOrder for who wants all of it.
-func (c *Cache) arrange(ctx context.Context, at *attempt, builds iter.Seq2[*index.Build, error]) (out []considered, err error) {
-	for one, err := range c.inOrder(ctx, at.withPhase(func(string) {}), builds) {
+func (c *Cache) arrange(ctx context.Context, at *request.Attempt, builds iter.Seq2[*index.Build, error]) (out []considered, err error) {
+	for one, err := range c.inOrder(ctx, at.WithPhase(func(string) {}), builds) {
 		if err != nil {
 			return nil, err
 		}

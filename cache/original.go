@@ -28,10 +28,10 @@ var errOriginal = errors.New("the model's file changed, or cannot be compiled wh
 // are copied, because execution providers refuse files that do not lie in one folder.
 func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	opener, ok := j.c.compiler.(compilers.Opener)
-	if !ok || j.copied || j.Request.models() > 1 || j.VerifyOutput != 0 {
+	if !ok || j.copied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.c.models.Stamp(j.Peer.UID, j.Request.model(0), j.plan.canonical.Model)
+	stamp, ok := j.c.models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
 	if !ok {
 		return nil
 	}

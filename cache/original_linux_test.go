@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -71,7 +72,7 @@ func TestOriginalIsCompiledInPlaceWhereItsStampIsBelieved(t *testing.T) {
 	require.Equal(t, []bool{false}, g.originals, "a file that was just written is copied")
 
 	b.later.Store(int64(time.Hour))
-	r.OnMiss = Refresh
+	r.OnMiss = request.Refresh
 	again := b.acquire(r)
 	require.Equal(t, []bool{false, true}, g.originals)
 	require.Equal(t, b.read(first), b.read(again))
@@ -137,7 +138,7 @@ func (b *bench) alone(path string) map[string]string {
 	fresh := filepath.Join(b.TempDir(), "fresh.onnx")
 	require.NoError(b, os.WriteFile(fresh, content, 0o644))
 	r := b.request(b.openFile(fresh))
-	r.OnMiss = Bypass
+	r.OnMiss = request.Bypass
 	return b.read(b.acquire(r))
 }
 
@@ -221,7 +222,7 @@ func TestModelOpenForWritingIsCompiledInPlace(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { f.Close() })
 	}
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	require.Equal(t, []bool{true}, g.originals)
 }
 

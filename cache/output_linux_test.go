@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -33,7 +34,7 @@ func newTestEPBench(t *testing.T, change ...func(*Options)) (*bench, *compilers.
 }
 
 // externalModel is a request for a model with its weights in w/model.data.
-func (b *bench) externalModel(name string) *Request {
+func (b *bench) externalModel(name string) *request.Request {
 	m, folder := tinymodel.DenseModel(1, 16, 2), b.TempDir()
 	var data []byte
 	for i := range m.Initializers {
@@ -51,7 +52,7 @@ func (b *bench) externalModel(name string) *Request {
 }
 
 // respelledModel is a request for a model whose initializers name one file in as many ways as there are spellings.
-func (b *bench) respelledModel(spellings ...string) *Request {
+func (b *bench) respelledModel(spellings ...string) *request.Request {
 	m, folder, raw := tinymodel.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
 	relu := m.Nodes[1]
 	m.Nodes, m.Initializers = nil, nil
@@ -80,11 +81,11 @@ func (b *bench) respelledModel(spellings ...string) *Request {
 // ONNX Runtime resolves the location of external data as a path, so that one file may have several spellings in one model.
 func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	for name, change := range map[string]func(*Request){
-		"compile API":            func(*Request) {},
-		"session options":        func(r *Request) { r.Route = compilers.RouteSessionOptions },
-		"initializers in source": func(r *Request) { r.Output.InitializersInSource = true },
-		"initializers in a file": func(r *Request) { r.Output.InitializersFile = "rest.bin" },
+	for name, change := range map[string]func(*request.Request){
+		"compile API":            func(*request.Request) {},
+		"session options":        func(r *request.Request) { r.Route = compilers.RouteSessionOptions },
+		"initializers in source": func(r *request.Request) { r.Output.InitializersInSource = true },
+		"initializers in a file": func(r *request.Request) { r.Output.InitializersFile = "rest.bin" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.respelledModel("a.bin", "./a.bin", "s//../a.bin", "s/../t/.././a.bin")
@@ -105,8 +106,8 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 		a := b.acquire(b.respelledModel("a.bin", "s/../a.bin"))
 		r, err := b.cache.sourceRequest(context.Background(), a.Build)
 		require.NoError(t, err)
-		defer r.close()
-		r.Peer = Peer{UID: b.cache.uid}
+		defer r.Close()
+		r.Peer = request.Peer{UID: b.cache.uid}
 		again, err := b.cache.Acquire(context.Background(), r, nil)
 		require.NoError(t, err)
 		defer again.View.Close()
@@ -129,7 +130,7 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 // A weightless build refers to the source's weights, which are part of it, stored once, and verified like all of its files.
 func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	b, ort, runtime := newTestEPBench(t)
-	weightless := func() *Request {
+	weightless := func() *request.Request {
 		r := b.externalModel("m.onnx")
 		r.SessionOptions = map[string]string{"ep.enable_weightless_ep_context_nodes": "1"}
 		r.Output.InitializersInSource = true
@@ -163,13 +164,13 @@ func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	require.NoError(t, os.Chmod(path, 0o644))
 	source[7] ^= 1
 	require.NoError(t, os.WriteFile(path, source, 0o644))
-	require.NotEqual(t, Hit, b.acquire(weightless()).Outcome, "weights that were changed are damage like any other")
+	require.NotEqual(t, request.Hit, b.acquire(weightless()).Outcome, "weights that were changed are damage like any other")
 }
 
 // Where the EP finds the weights by itself only it knows which, so the build has all of the source, and the answer's options lead there.
 func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	ask := func(option, value string, embed bool) *Answer {
+	ask := func(option, value string, embed bool) *request.Answer {
 		r := b.externalModel("m.onnx")
 		r.SessionOptions, r.Embed = map[string]string{option: value}, embed
 		return b.acquire(r)
@@ -204,7 +205,7 @@ func TestOutputsSideBySide(t *testing.T) {
 	wishes := map[string]identity.Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
 		"in the source": {InitializersInSource: true}, "named": {NodeNamePrefix: "left_"}}
 	builds := map[string]string{}
-	for _, outcome := range []string{Compiled, Hit} {
+	for _, outcome := range []string{request.Compiled, request.Hit} {
 		for name, wish := range wishes {
 			r := b.externalModel("m.onnx")
 			r.EPs[0].Options = map[string]string{"ops": "Add,Relu"} // MatMul, with 1024 bytes of weights, is left to the CPU
@@ -212,7 +213,7 @@ func TestOutputsSideBySide(t *testing.T) {
 			a := b.acquire(r)
 			require.Equal(t, outcome, a.Outcome, name)
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck, name)
-			if outcome == Hit {
+			if outcome == request.Hit {
 				require.Equal(t, builds[name], a.Build.BuildKey.String(), name)
 			}
 			builds[name] = a.Build.BuildKey.String()
@@ -233,14 +234,16 @@ func TestOutputsSideBySide(t *testing.T) {
 
 // With the real ONNX Runtime: what the daemon serves for such a request loads with the entry set, and what it withholds does not.
 func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
-	b, ort, runtime := newTestEPBench(t, func(o *Options) { o.Policies = map[string]Policy{"": {PreferRecompilation: PolicyServe}} })
+	b, ort, runtime := newTestEPBench(t, func(o *Options) {
+		o.Policies = map[string]request.Policy{"": {PreferRecompilation: request.PolicyServe}}
+	})
 	const entry = "session.fail_on_suboptimal_compiled_model"
-	ask := func(entries map[string]string) *Answer {
+	ask := func(entries map[string]string) *request.Answer {
 		r := b.request(b.model(1))
 		r.EPs, r.SessionOptions = []identity.EP{{Name: compilertest.TestEP}}, entries
 		return b.acquire(r)
 	}
-	load := func(a *Answer) compilers.CheckResult {
+	load := func(a *request.Answer) compilers.CheckResult {
 		checked, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
 			Graph: filepath.Join(a.View.Name(), a.Graph), SessionOptions: map[string]string{entry: "1"}})
 		require.NoError(t, err)

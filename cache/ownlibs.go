@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -23,12 +24,12 @@ import (
 const maxVersion = 100
 
 // bringsLibraries tells whether the request can be answered though no runtime here is for it.
-func (c *Cache) bringsLibraries(r *Request, err error) bool {
+func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
 	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
 		return false
 	}
 	switch r.OnMiss {
-	case Wait, ForClaim, Fail, KeyOnly, Explain, Background:
+	case request.Wait, request.ForClaim, request.Fail, request.KeyOnly, request.Explain, request.Background:
 	default:
 		return false
 	}
@@ -37,41 +38,41 @@ func (c *Cache) bringsLibraries(r *Request, err error) bool {
 			return false
 		}
 	}
-	return c.runtimes.ReplacedPath(r.wanted()) == "" // what the caller has open is no whole runtime any more
+	return c.runtimes.ReplacedPath(r.Wanted()) == "" // what the caller has open is no whole runtime any more
 }
 
 // answerOwn answers a request for libraries that are the caller's own. missing says why no runtime here will do.
-func (c *Cache) answerOwn(ctx context.Context, at *attempt, missing error) (*Answer, error) {
-	if at.model.Compiled {
+func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
+	if at.Identity.Compiled {
 		return nil, missing
 	}
 	p, err := c.planOwn(ctx, at)
 	if err != nil {
 		return nil, err
 	}
-	at = at.withRuntime(p.eps[0].Library, nil).withPlan(p)
+	at = at.WithRuntime(p.EPs[0].Library, nil).WithPlan(p)
 	switch at.OnMiss {
-	case KeyOnly:
-		return at.answer(Key), nil
-	case Explain:
+	case request.KeyOnly:
+		return at.Answer(request.Key), nil
+	case request.Explain:
 		return c.explain(ctx, at)
 	}
 	found, err := c.lookUp(ctx, at)
 	if found.answer != nil || err != nil {
 		return c.finish(found.answer, at), err
 	}
-	if at.wanted().Shows() || at.OnMiss != Wait && at.OnMiss != Background {
+	if at.Wanted().Shows() || at.OnMiss != request.Wait && at.OnMiss != request.Background {
 		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
 	case found.doubted >= reports.MaxRounds:
 		return nil, errDoubted(at)
-	case at.OnMiss == Fail:
-		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", p.requestKey.String()).
+	case at.OnMiss == request.Fail:
+		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", p.RequestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")
-	case at.OnMiss == Background:
+	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
-	case at.OnMiss == ForClaim:
+	case at.OnMiss == request.ForClaim:
 		a, err := c.claimOrWait(ctx, at, found.why)
 		return c.finish(a, at), err
 	}
@@ -80,34 +81,34 @@ func (c *Cache) answerOwn(ctx context.Context, at *attempt, missing error) (*Ans
 }
 
 // planOwn thinks a request through for libraries that are not run here.
-func (c *Cache) planOwn(ctx context.Context, at *attempt) (*plan, error) {
+func (c *Cache) planOwn(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	if len(at.Runtime.ORTVersion) > maxVersion {
 		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", at.Runtime.ORTVersion)
 	}
-	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
+	p := &request.Plan{Outside: true, Libraries: make(map[string]cas.Stamp)}
 	var err error
-	if p.canonical, err = at.terms().Record(ctx, c.settings.Load().allowed, identity.StatedDevices); err != nil {
+	if p.Canonical, err = at.Terms().Record(ctx, c.settings.Load().allowed, identity.StatedDevices); err != nil {
 		return nil, err
 	}
-	p.requestKey, p.record = p.canonical.Key()
-	p.recordJSON = p.canonical.JSON()
+	p.RequestKey, p.Record = p.Canonical.Key()
+	p.RecordJSON = p.Canonical.JSON()
 	for i, ep := range at.EPs {
 		ref := at.Runtime.Library(ep.Name)
-		at.phase("reading")
+		at.Phase("reading")
 		digest, stamp, err := c.runtimes.OwnDigest(ctx, at.Peer.UID, ref)
 		if err != nil {
 			return nil, err
 		}
-		p.libraries[ep.Name] = stamp
+		p.Libraries[ep.Name] = stamp
 		info, _ := compilers.EPByName(ep.Name)
 		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, identity.BaseNames(info, ep.Options))}
 		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"), LibraryDigest: digest}
-		for _, d := range p.canonical.EPs[i].Devices {
+		for _, d := range p.Canonical.EPs[i].Devices {
 			one.Devices = append(one.Devices, compilers.Device(d))
 			facts.Devices = append(facts.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
 		}
-		p.eps, p.facts = append(p.eps, one), append(p.facts, facts)
+		p.EPs, p.Facts = append(p.EPs, one), append(p.Facts, facts)
 	}
-	p.buildKey = identity.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, at.Runtime.ORTVersion, c.runtimes.Machine().Now())
+	p.BuildKey = identity.OwnBuildKey(p.RequestKey, p.Facts, p.Canonical.Route, at.Runtime.ORTVersion, c.runtimes.Machine().Now())
 	return p, nil
 }

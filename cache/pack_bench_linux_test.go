@@ -16,6 +16,7 @@ import (
 
 	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 )
@@ -137,7 +138,7 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 	bench.close()
 	bench.state = filepath.Join(dir, "state")
 	bench.open()
-	builds, _ := bench.stores([]*Request{bench.dense(4096, 1), bench.dense(4096, 2)})
+	builds, _ := bench.stores([]*request.Request{bench.dense(4096, 1), bench.dense(4096, 2)})
 	bench.pack(builds[1])
 	require.True(b, bench.cache.forms.OnlyPacked(large(builds[1])))
 	d := large(builds[0])

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/dedupe"
@@ -36,7 +37,7 @@ type crashBench struct {
 }
 
 // asks makes models of sizes; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice.
-func (b *bench) asks(sizes []int) (out []*Request) {
+func (b *bench) asks(sizes []int) (out []*request.Request) {
 	for i, n := range sizes {
 		if n == 1 {
 			out = append(out, b.repeated(2))
@@ -110,9 +111,9 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 				continue
 			}
 			r := after.request(after.openFile(path))
-			r.OnMiss = Fail
+			r.OnMiss = request.Fail
 			a := after.acquire(r)
-			require.Equal(b, Hit, a.Outcome)
+			require.Equal(b, request.Hit, a.Outcome)
 			require.Equal(b, b.files[v], after.read(a))
 			require.NoError(b, a.View.Close())
 		}

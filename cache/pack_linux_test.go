@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
@@ -23,10 +24,10 @@ import (
 )
 
 // variant asks for a form of one model: all have the same megabyte of weights.
-func (b *bench) variant(batch int) *Request { return b.dense(512, batch) }
+func (b *bench) variant(batch int) *request.Request { return b.dense(512, batch) }
 
 // dense asks for a model of n² weights, which are the first of those of a larger one.
-func (b *bench) dense(n, batch int) *Request {
+func (b *bench) dense(n, batch int) *request.Request {
 	path := filepath.Join(b.TempDir(), "model.onnx")
 	require.NoError(b, os.WriteFile(path, tinymodel.Dense(7, n, batch), 0o644))
 	return b.request(b.openFile(path))
@@ -34,14 +35,14 @@ func (b *bench) dense(n, batch int) *Request {
 
 // sharing makes builds of n variants that nobody holds, and looks at them; it gives them with what their files are.
 func (b *bench) similar(n int) (builds []*index.Build, files []map[string]string) {
-	var asks []*Request
+	var asks []*request.Request
 	for i := range n {
 		asks = append(asks, b.variant(i+1))
 	}
 	return b.stores(asks)
 }
 
-func (b *bench) stores(asks []*Request) (builds []*index.Build, files []map[string]string) {
+func (b *bench) stores(asks []*request.Request) (builds []*index.Build, files []map[string]string) {
 	for _, r := range asks {
 		a := b.acquire(r)
 		builds, files = append(builds, a.Build), append(files, b.read(a))
@@ -93,9 +94,9 @@ func packedPairs(t *testing.T) func(t *testing.T) (*bench, []*index.Build, []map
 	}
 }
 
-func (b *bench) phases(r *Request) (a *Answer, phases []string) {
+func (b *bench) phases(r *request.Request) (a *request.Answer, phases []string) {
 	b.Helper()
-	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) { phases = append(phases, p.Phase) })
+	a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) { phases = append(phases, p.Phase) })
 	require.NoError(b, err)
 	b.Cleanup(func() { a.View.Close() })
 	return a, phases
@@ -120,14 +121,14 @@ func TestAPackedBuildIsAHit(t *testing.T) {
 	require.Zero(t, unpacked)
 
 	a, phases := b.phases(b.variant(2))
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Contains(t, phases, phaseUnpacking)
 	require.Equal(t, files[1], b.read(a))
 	again, phases := b.phases(b.variant(2))
 	require.Equal(t, a.Graph, again.Graph)
 	require.NotContains(t, phases, phaseUnpacking, "unpacked once")
 	container := b.acquire(b.variant(1))
-	require.Equal(t, Hit, container.Outcome)
+	require.Equal(t, request.Hit, container.Outcome)
 	require.Equal(t, files[0], b.read(container))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
@@ -325,16 +326,16 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 			a := b.acquire(b.variant(2))
 			require.Equal(t, files[1], b.read(a))
 			if c.fine {
-				require.Equal(t, Hit, a.Outcome)
+				require.Equal(t, request.Hit, a.Outcome)
 				return
 			}
-			require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, request.Compiled, a.Outcome)
 			require.Contains(t, a.Why, "damaged")
 			require.NotEqual(t, c.both, b.stateOf(builds[0]) == index.Current, b.stateOf(builds[0]))
 			first := b.acquire(b.variant(1))
 			require.Equal(t, files[0], b.read(first))
 			if !c.both {
-				require.Equal(t, Hit, first.Outcome)
+				require.Equal(t, request.Hit, first.Outcome)
 			}
 		})
 	}
@@ -350,7 +351,7 @@ func (b *bench) stateOf(build *index.Build) string {
 // check finds what is wrong with containers and recipes, and repair withholds every build that needs them.
 func TestCheckKnowsPackedBuilds(t *testing.T) {
 	b, builds, _ := packedPair(t)
-	ctx, self := context.Background(), Peer{UID: b.cache.uid}
+	ctx, self := context.Background(), request.Peer{UID: b.cache.uid}
 	for _, deep := range []bool{false, true} {
 		result, err := b.cache.Check(ctx, self, &wire.Check{Deep: deep}, nil)
 		require.NoError(t, err)
@@ -377,7 +378,7 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	ask := func(uid uint32, batch int) *index.Build {
 		r := b.variant(batch)
 		if uid != 0 {
-			r.Peer, r.Store = Peer{UID: uid}, "user"
+			r.Peer, r.Store = request.Peer{UID: uid}, "user"
 		}
 		a := b.acquire(r)
 		require.NoError(t, a.View.Close())
@@ -445,7 +446,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	}
 	require.InDelta(t, promised, outcomes[store.PackedNow], 16<<10)
 	require.Len(t, outcomes, 2, "the other is its container")
-	_, err = b.cache.Pack(ctx, Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
+	_, err = b.cache.Pack(ctx, request.Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
 	require.Error(t, err)
 	_, err = b.cache.Pack(ctx, self, nil, false, false, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
@@ -462,13 +463,13 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	result, err := b.cache.Check(ctx, self, &wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Empty(t, result.Findings, "not even the literals are left")
-	require.Equal(t, Hit, b.acquire(b.variant(2)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.variant(2)).Outcome)
 }
 
 // A build that goes while all are packed or unpacked is told as gone, and the others are gone through.
 func TestABuildGoesWhileAllArePacked(t *testing.T) {
 	b, _ := stored(t, 2)
-	own := Peer{UID: b.cache.uid}
+	own := request.Peer{UID: b.cache.uid}
 	ids, err := b.cache.toPack(t.Context(), own, nil, true)
 	require.NoError(t, err)
 	results, err := b.cache.eachPacked(t.Context(), ids, true, nil, func(one *index.Build) (string, int64, error) {

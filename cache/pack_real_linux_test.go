@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -32,21 +33,21 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.Runtime(t, c.runtime)
 			b, ort := newRealBench(t, r)
-			ask := func(rows int) *Request {
+			ask := func(rows int) *request.Request {
 				path := filepath.Join(b.TempDir(), "m.onnx")
 				require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 512, rows), 0o644))
 				request := b.request(b.openFile(path))
 				request.EPs = []identity.EP{c.ep}
 				return request
 			}
-			run := func(a *Answer) []byte {
+			run := func(a *request.Answer) []byte {
 				eps := []compilers.EP{{Name: c.ep.Name, Options: a.ProviderOptions[c.ep.Name]}}
 				return b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
 			}
-			var packed *Answer
+			var packed *request.Answer
 			for _, rows := range []int{1, 4} {
 				packed = b.acquire(ask(rows))
-				require.Equal(t, Compiled, packed.Outcome)
+				require.Equal(t, request.Compiled, packed.Outcome)
 				require.Equal(t, compilers.Passed, packed.Build.LoadCheck)
 			}
 			files, outputs := b.read(packed), run(packed)
@@ -65,7 +66,7 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 			require.Greater(t, float64(freed), c.least*float64(size))
 
 			again := b.acquire(ask(4))
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.Equal(t, files, b.read(again))
 			require.Equal(t, outputs, run(again))
 		})

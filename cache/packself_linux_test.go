@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/dedupe"
@@ -20,7 +21,7 @@ import (
 )
 
 // repeated asks for a model that has the weights of variants again and again, as a weight-sharing group has them whose execution provider puts each member's beside those of the others.
-func (b *bench) repeated(times int) *Request {
+func (b *bench) repeated(times int) *request.Request {
 	model := tinymodel.DenseModel(7, 512, 1)
 	for i := 1; i < times; i++ {
 		again := model.Initializers[0]
@@ -31,14 +32,14 @@ func (b *bench) repeated(times int) *Request {
 }
 
 // repeatedPart asks for a model of n² weights, the first part² of which it has a second time.
-func (b *bench) repeatedPart(n, part int) *Request {
+func (b *bench) repeatedPart(n, part int) *request.Request {
 	model, again := tinymodel.DenseModel(7, n, 1), tinymodel.DenseModel(7, part, 1).Initializers[0]
 	again.Name = "again"
 	model.Initializers = append(model.Initializers, again)
 	return b.requestOf(model)
 }
 
-func (b *bench) requestOf(model tinymodel.Model) *Request {
+func (b *bench) requestOf(model tinymodel.Model) *request.Request {
 	path := filepath.Join(b.TempDir(), "model.onnx")
 	require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
 	return b.request(b.openFile(path))
@@ -47,7 +48,7 @@ func (b *bench) requestOf(model tinymodel.Model) *Request {
 // What stands in a blob several times is stored once when it is packed, whether there is another blob like it or not.
 func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*Request{b.repeated(3)})
+	builds, files := b.stores([]*request.Request{b.repeated(3)})
 	saving := b.cache.store.Packer().PackSaving(builds[0].ID)
 	require.Greater(t, saving, int64(19<<20/10), "two of the three")
 	require.Equal(t, saving, b.packable())
@@ -59,7 +60,7 @@ func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	require.Equal(t, files[0], b.read(a))
 
 	// One that has the same takes from what is left of it.
-	later, _ := b.stores([]*Request{b.variant(1)})
+	later, _ := b.stores([]*request.Request{b.variant(1)})
 	require.Greater(t, b.pack(later[0]), int64(900<<10))
 }
 
@@ -72,7 +73,7 @@ func (b *bench) packable() int64 {
 // What is written to pack a build is there beside it for a moment, and nothing goes for that: the store is as far above its budget as goes at the end.
 func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	b := newBench(t)
-	builds, _ := b.stores([]*Request{b.repeated(3), b.request(b.model(1))})
+	builds, _ := b.stores([]*request.Request{b.repeated(3), b.request(b.model(1))})
 	b.later.Add(int64(time.Hour))
 	used, err := b.cache.store.Account()
 	require.NoError(t, err)
@@ -99,7 +100,7 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 // it is packed: its literals are the base then.
 func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	b := newBench(t)
-	asks := func() []*Request { return []*Request{b.repeated(3), b.variant(1)} }
+	asks := func() []*request.Request { return []*request.Request{b.repeated(3), b.variant(1)} }
 	builds, files := b.stores(asks())
 	require.Greater(t, b.pack(builds[1]), int64(900<<10))
 	b.pass(60 * 24 * time.Hour)
@@ -124,8 +125,8 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 // it would stand there nearly twice.
 func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
 	b := newBench(t)
-	ask := func() *Request { return b.repeatedPart(640, 200) }
-	builds, files := b.stores([]*Request{ask()})
+	ask := func() *request.Request { return b.repeatedPart(640, 200) }
+	builds, files := b.stores([]*request.Request{ask()})
 	d := large(builds[0])
 	require.Positive(t, b.cache.store.Packer().PackSaving(builds[0].ID))
 	b.pass(60 * 24 * time.Hour)
@@ -136,7 +137,7 @@ func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
 	require.True(t, b.cache.forms.OnlyPacked(d), "no application has used it")
 	b.exact()
 	a := b.acquire(ask())
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, files[0], b.read(a))
 	require.NoError(t, a.View.Close())
 	b.pass(time.Hour)
@@ -148,7 +149,7 @@ func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
 // What was found out before, and is not true any more since something was packed meanwhile, is found out anew.
 func TestWhatIsNotTrueAnyMoreIsLookedAtAgain(t *testing.T) {
 	b := newBench(t)
-	builds, _ := b.stores([]*Request{b.repeated(3), b.variant(1)})
+	builds, _ := b.stores([]*request.Request{b.repeated(3), b.variant(1)})
 	d := large(builds[1])
 	require.Positive(t, b.pack(builds[0]))
 	require.Zero(t, b.cache.store.Packer().PackSaving(builds[1].ID), "what it would take from is packed")

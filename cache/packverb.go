@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
@@ -15,7 +16,7 @@ import (
 
 // Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
 // them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
-func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool,
+func (c *Cache) Pack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
@@ -33,7 +34,7 @@ func (c *Cache) packLater(b *index.Build, outcome string) int64 {
 }
 
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
-func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool,
+func (c *Cache) Unpack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
@@ -61,7 +62,7 @@ func (c *Cache) eachPacked(
 		case packing.Lost(err):
 			outcome = "kept: " + c.store.WithholdDamaged(ctx, b, err)
 		case err != nil:
-			return storeError(err, b.ModelName)
+			return request.StoreError(err, b.ModelName)
 		}
 		later := int64(0)
 		if err == nil && packs {
@@ -85,7 +86,7 @@ func (c *Cache) eachPacked(
 }
 
 // toPack lists the builds.
-func (c *Cache) toPack(ctx context.Context, p Peer, names []string, all bool) ([]index.BuildID, error) {
+func (c *Cache) toPack(ctx context.Context, p request.Peer, names []string, all bool) ([]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
 		return nil, apierr.New(apierr.BadRequest, nil, "pack: all builds, or those that are named")

@@ -9,15 +9,16 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
 
 // answerCompiled answers for a model that has EPContext nodes already.
-func (c *Cache) answerCompiled(ctx context.Context, at *attempt) (*Answer, error) {
-	why := at.tooLarge
-	if at.adopts() {
+func (c *Cache) answerCompiled(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	why := at.TooLarge
+	if at.Adopts() {
 		a, said, err := c.adopt(ctx, at)
 		if a != nil || err != nil {
 			return a, err
@@ -31,10 +32,10 @@ func (c *Cache) answerCompiled(ctx context.Context, at *attempt) (*Answer, error
 	case why != "":
 		why = strings.TrimPrefix(why, fmt.Sprintf("model %q: ", at.Name))
 		a.Warnings = append(a.Warnings, "not adopted: "+why)
-	case at.Adopt && at.OnMiss != Bypass:
+	case at.Adopt && at.OnMiss != request.Bypass:
 		a.Why += "; it would be adopted"
 	}
-	if at.OnMiss == Explain {
+	if at.OnMiss == request.Explain {
 		return explainPassThrough(a), nil
 	}
 	return a, nil
@@ -45,8 +46,8 @@ const compiledAlready = "the model is compiled already: "
 
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
-func (c *Cache) passThrough(ctx context.Context, at *attempt) (*Answer, error) {
-	m, err := at.Request.model(0).Read(ctx)
+func (c *Cache) passThrough(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	m, err := at.Request.ModelFiles(0).Read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -57,13 +58,13 @@ func (c *Cache) passThrough(ctx context.Context, at *attempt) (*Answer, error) {
 			sources = append(sources, n.Source)
 		}
 	}
-	a := &Answer{Outcome: PassThrough, ModelDigest: at.model.Digest, Runtime: at.runtime, Compatibility: judge.Judgement{Runtime: at.runtime},
+	a := &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest, Runtime: at.RuntimeName, Compatibility: judge.Judgement{Runtime: at.RuntimeName},
 		Why: compiledAlready + madeOf(len(m.Contexts), sources)}
 	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
 	}
 	if a.Compatibility, err = c.judgeOwn(ctx, at, m); err != nil {
-		return nil, workerError(err, "model %q", at.Name)
+		return nil, request.WorkerError(err, "model %q", at.Name)
 	}
 	for _, s := range sources {
 		if !slices.ContainsFunc(at.EPs, func(ep identity.EP) bool { return ep.Name == s }) {
@@ -84,16 +85,16 @@ func madeOf(nodes int, sources []string) string {
 // judgeOwn judges a compiled model that an application brings. What the model says of itself is not enough: the string
 // may have been edited, or copied from the source model, and no execution provider compares it with its bytes. Where
 // the whole of it is here it is loaded in a process of its own, and that counts.
-func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (judge.Judgement, error) {
-	a := at.plan.against(at.runtime, at.rc)
-	said, made := judge.Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.runtime}, false
+func (c *Cache) judgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (judge.Judgement, error) {
+	a := at.Plan.Against(at.RuntimeName, at.Content)
+	said, made := judge.Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.Runtime}, false
 	infos := m.CompatibilityInfo()
-	for i, ep := range a.eps {
+	for i, ep := range a.EPs {
 		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool { return n.Source == ep.Name }) {
 			continue // a string about an execution provider that made no node is about something else
 		}
 		made = true
-		verdict, err := c.judges.Verdict(ctx, a.target(), i, infos[ep.Name])
+		verdict, err := c.judges.Verdict(ctx, a.Target(), i, infos[ep.Name])
 		if runtimes.Unsettled(ctx, err) {
 			return said, err
 		}
@@ -105,7 +106,7 @@ func (c *Cache) judgeOwn(ctx context.Context, at *attempt, m *epmodel.Model) (ju
 		}
 	}
 	if !made {
-		return judge.Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.runtime,
+		return judge.Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.Runtime,
 			Reason: "it does not load, because the request names only execution providers " +
 				"that made no node of it"}, nil
 	}
@@ -147,20 +148,20 @@ func ofString(j judge.Judgement) string {
 }
 
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
-func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
-	key := c.judges.Key(a.target(), "own", append(a.canonical.Model[:], a.spelled()...))
+func (c *Cache) checkOwn(ctx context.Context, r *request.Request, a *request.Against) (compilers.CheckResult, error) {
+	key := c.judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Spelled()...))
 	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {
-		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
+		return c.believed(ctx, a, a.CheckJob(graph, request.LoadLevel("")))
 	}
-	return rememberOwn(ctx, c, r, key, proven, onCopy(c, a.canonical, check))
+	return rememberOwn(ctx, c, r, key, proven, onCopy(c, a.Canonical, check))
 }
 
 // onCopy returns a function for rememberOwn that calls find with a private copy of the request's
 // model. find goes on when the request that it was begun for leaves.
 func onCopy[T any](
 	c *Cache, record identity.Record, find func(ctx context.Context, graph string) (T, error),
-) func(context.Context, *Request) (T, error) {
-	return func(ctx context.Context, r *Request) (out T, err error) {
+) func(context.Context, *request.Request) (T, error) {
+	return func(ctx context.Context, r *request.Request) (out T, err error) {
 		j, remove, err := c.copied(ctx, r, record)
 		defer remove()
 		if err != nil {
@@ -172,10 +173,10 @@ func onCopy[T any](
 
 // copied makes private copies of the request's models, proven to be what its key was made of.
 // remove may be called in any case.
-func (c *Cache) copied(ctx context.Context, r *Request, record identity.Record) (w *workspace, remove func(), err error) {
+func (c *Cache) copied(ctx context.Context, r *request.Request, record identity.Record) (w *workspace, remove func(), err error) {
 	w = &workspace{of: r, keyed: &record, name: jobs.NewID()[:16]}
 	if w.folder, remove, err = c.store.Stage("own-"); err != nil {
-		return nil, remove, storeError(err, r.Name)
+		return nil, remove, request.StoreError(err, r.Name)
 	}
 	return w, remove, w.copyProven(ctx)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -28,9 +29,9 @@ func TestCompiledModelOfTheApplicationsOwn(t *testing.T) {
 		"none":                 compilers.Unknown, // its load check does not end: no reason to refuse the application its own file
 	} {
 		t.Run(load, func(t *testing.T) {
-			b := newOpinion(t, &opinion{verdict: compilers.Optimal, load: load}, Policy{})
+			b := newOpinion(t, &opinion{verdict: compilers.Optimal, load: load}, request.Policy{})
 			a := b.acquire(b.request(b.own()))
-			require.Equal(t, PassThrough, a.Outcome)
+			require.Equal(t, request.PassThrough, a.Outcome)
 			require.Equal(t, verdict, a.Compatibility.Verdict, a.Compatibility.Reason)
 			left, err := filepath.Glob(filepath.Join(b.state, "staging", "own-*"))
 			require.NoError(t, err)
@@ -53,7 +54,7 @@ func TestReasonsOfCompiledModels(t *testing.T) {
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
 	}
 	a := b.acquire(b.request(b.writeModel("foreign.onnx", foreign.Encode())))
-	require.Equal(t, PassThrough, a.Outcome)
+	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Equal(t, compilers.Unsupported, a.Compatibility.Verdict)
 	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names only execution providers that made no node of it")
 

@@ -6,12 +6,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 func TestPins(t *testing.T) {
 	b := newBench(t)
-	other := Peer{UID: b.cache.uid + 1}
+	other := request.Peer{UID: b.cache.uid + 1}
 	shared := b.acquire(b.request(b.model(1)))
 	private := b.request(b.model(2))
 	private.Peer, private.Store = other, "user"
@@ -26,9 +27,9 @@ func TestPins(t *testing.T) {
 		return n
 	}
 
-	_, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{"nothing.onnx"}, false)
+	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{"nothing.onnx"}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	list, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{shared.Build.BuildKey.String()}, true)
+	list, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{shared.Build.BuildKey.String()}, true)
 	require.NoError(t, err)
 	require.Len(t, list.Builds, 1)
 	require.Zero(t, pinned(), "it was a dry run")
@@ -44,7 +45,7 @@ func TestPins(t *testing.T) {
 	b.cache.rights.Saw(other, shared.Build)
 	_, err = b.cache.Pin(ctx, other, []string{shared.Build.BuildKey.String()}, false)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), "it is everybody's")
-	_, err = b.cache.Unpin(ctx, Peer{UID: b.cache.uid}, []string{own.Build.BuildKey.String()}, false)
+	_, err = b.cache.Unpin(ctx, request.Peer{UID: b.cache.uid}, []string{own.Build.BuildKey.String()}, false)
 	require.NoError(t, err)
 	require.Zero(t, pinned())
 }
@@ -55,7 +56,7 @@ func TestAPinMovesToTheBuildMadeAnew(t *testing.T) {
 	first := b.acquire(r)
 	_, err := b.cache.Pin(context.Background(), r.Peer, []string{first.Build.BuildKey.String()}, false)
 	require.NoError(t, err)
-	r.OnMiss = Refresh
+	r.OnMiss = request.Refresh
 	second := b.acquire(r)
 	require.NotEqual(t, first.Build.ID, second.Build.ID)
 	list := b.list()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -53,7 +54,7 @@ func TestFailedProbeIsTriedAgain(t *testing.T) {
 
 	a.ill.Store(false)
 	b.later.Store(int64(runtimes.FailureHolds + time.Second))
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 }
 
 func TestFailedProbeDoesNotOutliveTheDaemon(t *testing.T) {
@@ -61,7 +62,7 @@ func TestFailedProbeDoesNotOutliveTheDaemon(t *testing.T) {
 	b.refused(b.request(b.model(1)))
 	a.ill.Store(false)
 	b.reopen()
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 // Two runtimes may have equal libraries, and only one of them an ONNX Runtime that can load it.
@@ -102,7 +103,7 @@ func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
 	require.EqualValues(t, 1, c.Fingerprints.Load())
 	c.well.Store(true)
 	b.waits(runtimes.FailureHolds + time.Second)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 func TestProcessorsAreNobodysAlone(t *testing.T) {

@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/epcached/epcached/cache/event"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -30,7 +29,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	}
 	defer c.forms.Release(hold)
 	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Room: j.room, Kind: event.Compiled,
-		Text: fmt.Sprintf("by %s in %.2f s", makers(b), b.CompileSeconds)}
+		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.anew != "" {
 		m.Kind, m.Counter, m.Replaces = event.Rebuilt, "rebuilds", j.replaces // of other libraries, perhaps
 		m.Text += ": " + j.anew
@@ -45,25 +44,6 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	}
 	j.measureGain(b)
 	return &jobs.Result{Build: b}, nil
-}
-
-func makers(b *index.Build) string {
-	names := make([]string, len(b.EPs))
-	for i, ep := range b.EPs {
-		names[i] = strings.TrimSpace(ep.Name + " " + ep.Version)
-		if ep.SDKVersion != "" {
-			names[i] += " (SDK " + ep.SDKVersion + ")"
-		}
-	}
-	return strings.Join(names, ", ")
-}
-
-func epNames(eps []identity.EP) string {
-	names := make([]string, len(eps))
-	for i, ep := range eps {
-		names[i] = ep.Name
-	}
-	return strings.Join(names, ", ")
 }
 
 // setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
@@ -107,7 +87,7 @@ func writtenOf(b *index.Build, sizes []int64) (disk int64) {
 
 // sourceSizes are those of the files that are kept as copies of the source models.
 func (j *job) sourceSizes() (sizes []int64) {
-	for _, f := range j.descriptors() {
+	for _, f := range j.Descriptors() {
 		if info, err := f.Stat(); err == nil { // else the copy will tell
 			sizes = append(sizes, info.Size())
 		}

@@ -16,9 +16,9 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store"
@@ -54,7 +54,7 @@ const (
 
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
 // returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
-func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progress)) (*Answer, error) {
+func (c *Cache) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, error) {
 	t := jobs.NewTelling(progress, c.now())
 	defer t.End()
 	cl, err := c.claims.find(p, put.Claim)
@@ -73,7 +73,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 	}
 	done, err := c.store.Take(result.Build.ID) // or the collector might have it between the end of the job and the answer
 	if err != nil {
-		return nil, unservable(err, cl.Name, "put")
+		return nil, request.Unservable(err, cl.Name, "put")
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
@@ -82,20 +82,20 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 	// Requests that come after this find the build: none joins a job that has ended.
 	<-cl.job.Done()
 	if err != nil {
-		return nil, unservable(err, cl.Name, "put")
+		return nil, request.Unservable(err, cl.Name, "put")
 	}
 	if !cl.HoldsView { // said of the answer to the claim's request, which this is
-		c.views.Told(a.view)
+		c.views.Told(a.LeasedView)
 	}
-	a.Outcome, a.Why = Taken, "put by you"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: putBy(result.Build), At: c.now()}
-	return c.finish(a, cl.withRuntime(cl.plan.eps[0].Library, cl.rc)), nil
+	a.Outcome, a.Why = request.Taken, "put by you"
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: request.PutBy(result.Build), At: c.now()}
+	return c.finish(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
 }
 
 // putFailed ends the claim, unless another try may succeed.
 func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 	if ctx.Err() != nil {
-		err = contextError(ctx, cl.Name)
+		err = request.ContextError(ctx, cl.Name)
 	}
 	switch {
 	case ctx.Err() != nil || apierr.ClassOf(err) == apierr.NoSpace || apierr.ClassOf(err) == apierr.Busy:
@@ -141,7 +141,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	defer room.Release()
 	folder, remove, err := c.store.Stage("put-")
 	if err != nil {
-		return nil, storeError(err, cl.Name)
+		return nil, request.StoreError(err, cl.Name)
 	}
 	defer remove()
 	// As stated, and no more than the claim has lasted: what is saved by hits is counted with it.
@@ -169,26 +169,11 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	hold := c.cas.Hold()
 	defer c.forms.Release(hold)
 	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: cl.Peer.UID, Room: room,
-		Kind: event.Put, Text: putText(b), Counter: "puts"}, hold)
+		Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
 	if err != nil {
-		return nil, storeError(err, b.ModelName)
+		return nil, request.StoreError(err, b.ModelName)
 	}
 	return &jobs.Result{Build: b}, nil
-}
-
-func putText(b *index.Build) string {
-	if adopted(b) {
-		return putBy(b)
-	}
-	return fmt.Sprintf("%s, with %s, in %.2f s", putBy(b), makers(b), b.CompileSeconds)
-}
-
-// putBy says who made a build that the daemon did not make.
-func putBy(b *index.Build) string {
-	if adopted(b) {
-		return fmt.Sprintf("adopted: a compiled model of uid %d's", b.UID)
-	}
-	return fmt.Sprintf("made by uid %d with its own libraries", b.UID)
 }
 
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
@@ -207,7 +192,7 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.
 		return nil, said
 	}
 	if err != nil {
-		return nil, storeError(err, cl.Name)
+		return nil, request.StoreError(err, cl.Name)
 	}
 	free, err := cas.FreeBytes(c.dir)
 	if err == nil {
@@ -215,7 +200,7 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.
 	}
 	if err != nil {
 		room.Release()
-		return nil, storeError(err, cl.Name)
+		return nil, request.StoreError(err, cl.Name)
 	}
 	return room, nil
 }
@@ -318,7 +303,7 @@ func (c *Cache) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size
 	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
 		return hashed, apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.Name, f.Name).WithHint("put it when whatever writes it is done")
 	case err != nil:
-		return hashed, storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.Name)
+		return hashed, request.StoreError(fmt.Errorf("file %q: %w", f.Name, err), cl.Name)
 	}
 	return hashed, nil
 }

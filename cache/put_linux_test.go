@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -29,12 +30,12 @@ import (
 // claimed is an application that holds a claim, with what it compiled for it.
 type claimed struct {
 	*application
-	request *Request
-	claim   *Claim
+	request *request.Request
+	claim   *request.Claim
 	put     *Put
 }
 
-func newClaimed(b *bench, change func(*Request)) *claimed {
+func newClaimed(b *bench, change func(*request.Request)) *claimed {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	if change != nil {
@@ -240,7 +241,7 @@ func embedSelf(c *claimed) {
 func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 	for _, holds := range []bool{true, false} {
 		b := newBench(t)
-		c := newClaimed(b, func(r *Request) { r.HoldsView = holds })
+		c := newClaimed(b, func(r *request.Request) { r.HoldsView = holds })
 		a := c.application.put(c.put)
 		require.NotEmpty(t, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
@@ -270,7 +271,7 @@ func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 	defer stop()
 	for range 100 {
 		a := b.acquire(r)
-		if a.Outcome == Claimed {
+		if a.Outcome == request.Claimed {
 			put, err := b.cache.Put(context.Background(), r.Peer, app.compile(r, a.Claim), nil)
 			require.NoError(t, err)
 			require.NoError(t, put.View.Close())
@@ -283,9 +284,9 @@ func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 // What those who waited for it have had, and let go of, may go: nobody else is expected.
 func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 	b := newBench(t)
-	c := newClaimed(b, func(r *Request) { r.HoldsView = true })
+	c := newClaimed(b, func(r *request.Request) { r.HoldsView = true })
 	var waits []<-chan waitResult
-	for _, miss := range []OnMiss{ForClaim, Wait} {
+	for _, miss := range []request.OnMiss{request.ForClaim, request.Wait} {
 		r := c.application.ask(c.request.Graph)
 		r.OnMiss, r.HoldsView = miss, true
 		waits = append(waits, b.asked(r))
@@ -295,7 +296,7 @@ func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 	for _, w := range waits {
 		got := <-w
 		require.NoError(t, got.err)
-		require.Equal(t, Waited, got.answer.Outcome)
+		require.Equal(t, request.Waited, got.answer.Outcome)
 		require.Equal(t, store.KeptInUse, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
@@ -313,9 +314,9 @@ func TestPutsThatAreNobodys(t *testing.T) {
 	} {
 		put := *c.put
 		put.Claim = tc.claim
-		_, err := b.cache.Put(context.Background(), Peer{UID: tc.uid}, &put, nil)
+		_, err := b.cache.Put(context.Background(), request.Peer{UID: tc.uid}, &put, nil)
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
-		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.GiveUp(context.Background(), Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.GiveUp(context.Background(), request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
 	}
 	c.application.put(c.put)
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
@@ -329,7 +330,7 @@ func TestPutsThatAreNobodys(t *testing.T) {
 func TestPutOfTheOtherForm(t *testing.T) {
 	for _, embed := range []bool{false, true} {
 		b := newBench(t)
-		c := newClaimed(b, func(r *Request) { r.Embed = embed })
+		c := newClaimed(b, func(r *request.Request) { r.Embed = embed })
 		other := *c.request
 		other.Embed = !embed
 		_, err := b.cache.Put(context.Background(), c.request.Peer, c.application.compile(&other, c.claim), nil)
@@ -346,7 +347,7 @@ func TestConversionsOfPutsAreBoundedWithThem(t *testing.T) {
 	require.NoError(t, err)
 	app := &application{bench: b, uid: b.cache.uid, spec: spec, worker: standin.New()}
 	r := b.request(b.model(1))
-	r.OnMiss = ForClaim
+	r.OnMiss = request.ForClaim
 	put := app.put(app.compile(r, app.claim(r).Claim))
 	var size int64
 	for _, f := range put.Build.Files {
@@ -356,7 +357,7 @@ func TestConversionsOfPutsAreBoundedWithThem(t *testing.T) {
 	other := b.request(r.Graph)
 	other.Embed = true
 	a := b.acquire(other)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Contains(t, strings.Join(a.Warnings, " "), "not kept: ")
 	require.Contains(t, strings.Join(a.Warnings, " "), "has put")
 	require.Len(t, b.list(), 1)
@@ -375,7 +376,7 @@ func TestTheCopyIsWhatIsKept(t *testing.T) {
 		require.NoError(t, os.WriteFile(f.File.Name(), []byte("other bytes"), 0o644))
 	}
 	again := b.acquire(c.request)
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, before, b.read(again))
 }
 
@@ -429,7 +430,7 @@ func TestPublishersPutForAll(t *testing.T) {
 	require.Equal(t, "shared", got.Build.Scope)
 	other := *c.application
 	other.uid++
-	require.Equal(t, Hit, b.acquire(other.ask(c.request.Graph)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(other.ask(c.request.Graph)).Outcome)
 }
 
 func TestPutIsExplained(t *testing.T) {
@@ -438,9 +439,9 @@ func TestPutIsExplained(t *testing.T) {
 	require.NoError(t, err)
 	app := &application{bench: b, uid: stranger, spec: spec, worker: standin.New(), connect: context.Background()}
 	r := b.request(b.model(1))
-	r.Peer.UID, r.OnMiss = stranger, ForClaim
+	r.Peer.UID, r.OnMiss = stranger, request.ForClaim
 	app.put(app.compile(r, app.claim(r).Claim))
-	r.OnMiss = Explain
+	r.OnMiss = request.Explain
 	why := b.acquire(r)
 	require.Equal(t, query.Hit, why.Explanation.Decision)
 	require.Contains(t, why.Explanation.Reason, "made by uid 4242 with its own libraries")
@@ -453,19 +454,19 @@ func TestPutIsExplained(t *testing.T) {
 func TestOwnLibrariesAreExplained(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
-	ask := func(app *application, wish OnMiss) *Answer {
+	ask := func(app *application, wish request.OnMiss) *request.Answer {
 		r := app.ask(c.request.Graph)
 		r.OnMiss = wish
 		return b.acquire(r)
 	}
-	require.Equal(t, query.Miss, ask(c.application, Explain).Explanation.Decision)
+	require.Equal(t, query.Miss, ask(c.application, request.Explain).Explanation.Decision)
 	got := c.application.put(c.put)
-	require.Equal(t, got.RequestKey, ask(c.application, KeyOnly).RequestKey)
-	why := ask(c.application, Explain).Explanation
+	require.Equal(t, got.RequestKey, ask(c.application, request.KeyOnly).RequestKey)
+	why := ask(c.application, request.Explain).Explanation
 	require.Equal(t, query.Hit, why.Decision)
 	require.Contains(t, why.Reason, "made by uid 4242 with its own libraries")
 	require.Empty(t, why.Candidates[0].Differences)
-	why = ask(b.application(stranger, "7.2"), Explain).Explanation
+	why = ask(b.application(stranger, "7.2"), request.Explain).Explanation
 	require.Equal(t, query.Stale, why.Decision)
 	require.Contains(t, why.Reason, "other libraries")
 	require.Equal(t, "eps[0].library_digest", why.Candidates[0].Differences[0].Field)
@@ -499,7 +500,7 @@ func TestWhatIsPutIsNotBelieved(t *testing.T) {
 		put := app.put(app.compile(r, app.claim(r).Claim))
 		checks := b.compiler.Checks.Load()
 		other := b.request(r.Graph)
-		other.Peer.UID, other.OnMiss = stranger, Fail
+		other.Peer.UID, other.OnMiss = stranger, request.Fail
 		a, err := b.cache.Acquire(context.Background(), other, nil)
 		require.Greater(t, b.compiler.Checks.Load(), checks, "it was loaded")
 		if !hit {
@@ -532,7 +533,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			claim := newClaimed(b, nil)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			_, err := b.cache.Put(ctx, claim.request.Peer, claim.put, func(p Progress) {
+			_, err := b.cache.Put(ctx, claim.request.Peer, claim.put, func(p request.Progress) {
 				if p.Phase == "storing" {
 					c.meanwhile(claim)
 					cancel()
@@ -541,7 +542,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err), "%v", err)
 			require.Empty(t, b.list())
 			if c.held {
-				require.Equal(t, Taken, claim.application.put(claim.put).Outcome)
+				require.Equal(t, request.Taken, claim.application.put(claim.put).Outcome)
 			}
 			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 		})
@@ -574,7 +575,7 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 // A put build ends the rebuild of an earlier one that waits for a request.
 func TestPutEndsARebuildThatWaits(t *testing.T) {
 	b := rebuilding(t, nil)
-	put := func() *Answer {
+	put := func() *request.Answer {
 		c := newClaimed(b, nil)
 		a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 		require.NoError(t, err)
@@ -585,7 +586,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		return upkeep.Outcome{Err: upkeep.ErrNoSource}
 	}})
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
-	_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.NoError(t, err)
 	put()
 	require.Empty(t, b.cache.rebuilds.List())

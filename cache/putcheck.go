@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -33,8 +34,8 @@ func signatureOf(m *epmodel.Model) signature {
 	return s
 }
 
-func readSignature(ctx context.Context, r *Request) (signature, error) {
-	m, err := r.model(0).Read(ctx)
+func readSignature(ctx context.Context, r *request.Request) (signature, error) {
+	m, err := r.ModelFiles(0).Read(ctx)
 	if err != nil {
 		return signature{}, err
 	}
@@ -106,7 +107,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	case err != nil:
 		return nil, notThis(cl, err)
 	}
-	b := cl.newBuild(cl.outsider.key.Scope, models, result, nil, c.now())
+	b := newBuild(cl.Attempt, cl.outsider.key.Scope, models, result, nil, c.now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
@@ -115,7 +116,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return nil, notThis(cl, err)
 	}
 	b.LoadCheck = compilers.NotCheckable
-	if cl.rc != nil {
+	if cl.Content != nil {
 		return b, c.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
 	}
 	return b, nil
@@ -131,9 +132,9 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	got, err := (*identity.Sums)(nil).DigestAt(ctx, &m, path)
 	switch {
 	case err != nil:
-		return cl.Request.model(0).Refused(err)
-	case got != cl.plan.canonical.Model:
-		return cl.Request.model(0).Changed(nil)
+		return cl.Request.ModelFiles(0).Refused(err)
+	case got != cl.Plan.Canonical.Model:
+		return cl.Request.ModelFiles(0).Changed(nil)
 	}
 	return nil
 }
@@ -144,15 +145,15 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 		return "", nil // it does not say
 	}
 	stated := cl.Runtime.ORTVersion
-	if cl.rc != nil {
-		stated = cmp.Or(stated, cl.rc.Spec.ORTVersion)
+	if cl.Content != nil {
+		stated = cmp.Or(stated, cl.Content.Spec.ORTVersion)
 	}
 	said := cmp.Or(put.ORTVersion, stated)
-	if len(said) > maxVersion || cleanText(said) != said || cl.plan.outside && said != stated {
+	if len(said) > maxVersion || cleanText(said) != said || cl.Plan.Outside && said != stated {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
 	}
-	if cl.rc != nil && cl.otherORT(said) {
-		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.rc.Spec.ORTVersion)
+	if cl.Content != nil && cl.OtherORT(said) {
+		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.Content.Spec.ORTVersion)
 	}
 	return said, nil
 }
@@ -188,7 +189,7 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]
 		if !slices.ContainsFunc(cl.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
-			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, epNames(cl.EPs))
+			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, request.EPNames(cl.EPs))
 		}
 		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.Embed {
 			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
@@ -197,34 +198,34 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	if why := cl.takes.differs(m); why != "" {
 		return errors.New(why)
 	}
-	if err := complete(&cl.plan.canonical, m); err != nil {
+	if err := complete(&cl.Plan.Canonical, m); err != nil {
 		return err
 	}
-	return suitsOutput(cl.plan.canonical.Output, m)
+	return suitsOutput(cl.Plan.Canonical.Output, m)
 }
 
 // made says what made the artefact, as far as it states that itself. Where the libraries are here
 // as well, it must be made by their SDK for their hardware.
 func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
-	facts := slices.Clone(cl.plan.facts)
+	facts := slices.Clone(cl.Plan.Facts)
 	for i := range facts {
 		f := &facts[i]
-		stated, took, err := compilers.StatedBy(f.Name, cl.adopts || cl.plan.writes(i), m)
+		stated, took, err := compilers.StatedBy(f.Name, cl.adopts || cl.Plan.Writes(i), m)
 		if err != nil {
 			return nil, err
 		}
 		if len(stated.CompatibilityString) > maxClaimText {
 			return nil, fmt.Errorf("a compatibility string of %d bytes", len(stated.CompatibilityString))
 		}
-		state(f, stated, took)
-		if cl.plan.outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
+		request.SetStated(f, stated, took)
+		if cl.Plan.Outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
 			version := put.MadeBy[i].Version
 			f.Version = shownText(version[:min(len(version), maxVersion)])
 		}
 		if cl.adopts {
 			unknownMaker(f)
 		}
-		if cl.plan.outside || cl.adopts || !took {
+		if cl.Plan.Outside || cl.adopts || !took {
 			continue
 		}
 		if err := cl.like(ctx, facts, i); err != nil {
@@ -237,12 +238,12 @@ func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.
 // like compares what an execution provider states in the artefact with the libraries that the claim
 // is for. Options and the model may change its compatibility string, so another string is judged.
 func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
-	f, mark := &facts[i], &cl.plan.marks[i]
+	f, mark := &facts[i], &cl.Plan.Marks[i]
 	j := judge.Judgement{Verdict: compilers.Unsupported}
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
-		a := cl.plan.against("", cl.rc)
-		if j, err = cl.outsider.c.judges.GlancePart(ctx, a.target(), i, judge.Part{Made: f}); err != nil {
+		a := cl.Plan.Against("", cl.Content)
+		if j, err = cl.outsider.c.judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -262,9 +263,9 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 		return err
 	}
 	defer leave()
-	a := cl.plan.against("", cl.rc)
-	job := a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel))
-	if a.marks.Elsewhere(b) {
+	a := cl.Plan.Against("", cl.Content)
+	job := a.CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
+	if a.Marks.Elsewhere(b) {
 		job.Zeros = freeSizes[0]
 	}
 	checked, err := c.believed(ctx, a, job)
@@ -277,10 +278,10 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case !cl.rc.Stands():
+	case !cl.Content.Stands():
 		return cl.moved()
 	case err != nil:
-		return workerError(err, "model %q: load check", b.ModelName)
+		return request.WorkerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
 		return apierr.New(apierr.CompileFailed, nil, "model %q: %s: %s", b.ModelName,
 			doesNotLoad(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
@@ -290,7 +291,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	b.LoadCheck = checked.Outcome
 	for i := range b.EPs {
 		if checked.Ran && !b.EPs[i].TookNone && b.EPs[i].HardwareArchitecture == "" {
-			b.EPs[i].HardwareArchitecture = a.marks[i].MachineClass
+			b.EPs[i].HardwareArchitecture = a.Marks[i].MachineClass
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -33,7 +34,7 @@ func newQNNBench(t *testing.T) (*bench, *compilers.ORT, compilers.Runtime) {
 }
 
 // forQNN asks for a model with a target, and further options.
-func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string) *Request {
+func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string) *request.Request {
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := b.request(b.openFile(path))
@@ -48,28 +49,36 @@ func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string)
 func TestQNNTargetsSideBySide(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	model := tinymodel.DenseModel(1, 64, 2)
-	asks := map[string]func() *Request{
-		"one SoC":           func() *Request { return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"}) },
-		"another SoC":       func() *Request { return b.forQNN(model, "57", map[string]string{"enable_htp_fp16_precision": "1"}) },
-		"a third":           func() *Request { return b.forQNN(model, "43", map[string]string{"enable_htp_fp16_precision": "1"}) },
-		"another precision": func() *Request { return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "0"}) },
-		"other options": func() *Request {
+	asks := map[string]func() *request.Request{
+		"one SoC": func() *request.Request {
+			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"})
+		},
+		"another SoC": func() *request.Request {
+			return b.forQNN(model, "57", map[string]string{"enable_htp_fp16_precision": "1"})
+		},
+		"a third": func() *request.Request {
+			return b.forQNN(model, "43", map[string]string{"enable_htp_fp16_precision": "1"})
+		},
+		"another precision": func() *request.Request {
+			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "0"})
+		},
+		"other options": func() *request.Request {
 			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1", "htp_graph_finalization_optimization_mode": "3"})
 		},
-		"embedded": func() *Request {
+		"embedded": func() *request.Request {
 			r := b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"})
 			r.Embed, r.Route = true, compilers.RouteSessionOptions // by another route: the other form of a build is converted
 			return r
 		},
 	}
 	hardware := map[string]string{"one SoC": "60", "another SoC": "57", "a third": "43", "another precision": "60", "other options": "60", "embedded": "60"}
-	first := map[string]*Answer{}
+	first := map[string]*request.Answer{}
 	for name, ask := range asks {
 		nobody := ask()
-		nobody.OnMiss = Fail
+		nobody.OnMiss = request.Fail
 		require.Equal(t, apierr.NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
 		a := b.acquire(ask())
-		require.Equal(t, Compiled, a.Outcome, name)
+		require.Equal(t, request.Compiled, a.Outcome, name)
 		require.Equal(t, compilers.Passed, a.Build.LoadCheck, "%s: single binaries load on the simulator", name)
 		require.Contains(t, a.Build.EPs[0].HardwareArchitecture, "/"+hardware[name], "%s: soc_model is the hardware architecture", name)
 		require.Contains(t, b.graphOf(a).Metadata["ep_compatibility_info."+qnn], ":"+hardware[name]+":")
@@ -79,7 +88,7 @@ func TestQNNTargetsSideBySide(t *testing.T) {
 	keys := map[string]string{}
 	for name, ask := range asks {
 		a := b.acquire(ask())
-		require.Equal(t, Hit, a.Outcome, name)
+		require.Equal(t, request.Hit, a.Outcome, name)
 		require.Equal(t, first[name].Build.ID, a.Build.ID, name)
 		require.Equal(t, b.read(first[name]), b.read(a), name)
 		require.Empty(t, keys[a.Build.BuildKey.String()], name)
@@ -89,12 +98,12 @@ func TestQNNTargetsSideBySide(t *testing.T) {
 	require.NotEqual(t, binaryOf(first["one SoC"]), binaryOf(first["another precision"]))
 }
 
-func (b *bench) optionsOf(a *Answer) map[string]string {
+func (b *bench) optionsOf(a *request.Answer) map[string]string {
 	require.Contains(b, a.ProviderOptions, qnn)
 	return a.ProviderOptions[qnn]
 }
 
-func binaryOf(a *Answer) string { return a.Build.Files[1].Digest.String() }
+func binaryOf(a *request.Answer) string { return a.Build.Files[1].Digest.String() }
 
 // islands has count layers with a node between them that QNN leaves to the CPU.
 func islands(count int) tinymodel.Model {
@@ -123,7 +132,7 @@ func islands(count int) tinymodel.Model {
 func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	const parts = 16
-	ask := func() *Request {
+	ask := func() *request.Request {
 		return b.forQNN(islands(parts), "60", map[string]string{"enable_htp_fp16_precision": "1"})
 	}
 	a := b.acquire(ask())
@@ -146,7 +155,7 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Hint, "without --complete")
 	require.Contains(t, b.refused(complete).Hint, "without --complete", "nor is it forgotten")
-	require.Equal(t, Hit, b.acquire(ask()).Outcome)
+	require.Equal(t, request.Hit, b.acquire(ask()).Outcome)
 }
 
 // QNN's binaries have their weights in 16 bits and in tiles, and no names. Those that are told hold what the model has, beside the graph and inside of it.
@@ -250,7 +259,7 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 		own := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
 		own.Graph = b.openFile(b.withSource(a.Path, a.Graph, source))
 		passed := b.acquire(own)
-		require.Equal(t, PassThrough, passed.Outcome)
+		require.Equal(t, request.PassThrough, passed.Outcome)
 		require.Empty(t, passed.Warnings, source)
 		require.Contains(t, passed.Compatibility.Reason, "it loads", source)
 	}
@@ -259,9 +268,9 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	require.NotEmpty(t, b.acquire(own).Warnings)
 
 	claimed := b.forQNN(tinymodel.DenseModel(2, 64, 2), "60", fp16)
-	claimed.OnMiss = ForClaim
+	claimed.OnMiss = request.ForClaim
 	claim := b.acquire(claimed)
-	require.Equal(t, Claimed, claim.Outcome)
+	require.Equal(t, request.Claimed, claim.Outcome)
 	folder := t.TempDir()
 	result, err := ort.Compile(t.Context(), compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder, Output: claim.Claim.Output,
 		EPs: []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)
@@ -273,6 +282,6 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	got, err := b.cache.Put(t.Context(), claimed.Peer, put, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { got.View.Close() })
-	require.Equal(t, Taken, got.Outcome)
+	require.Equal(t, request.Taken, got.Outcome)
 	require.NotEmpty(t, got.Build.EPs[0].CompatibilityString)
 }

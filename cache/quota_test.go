@@ -10,12 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // A user with a quota of one and a half builds asks for a second one.
 func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
-	quota := func(b *bench, builds float64) (first *Answer) {
+	quota := func(b *bench, builds float64) (first *request.Answer) {
 		first = b.acquire(b.held(1))
 		size := int64(0)
 		for _, f := range first.Build.Files {
@@ -37,7 +38,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.Empty(t, second.Warnings)
 		require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
 		require.Equal(t, second.Build.ID, b.list()[0].Build.ID)
-		require.Equal(t, Hit, b.use(2).Outcome)
+		require.Equal(t, request.Hit, b.use(2).Outcome)
 	})
 	t.Run("the first is in use", func(t *testing.T) {
 		b := newBench(t)
@@ -67,14 +68,14 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 			b.cache.store.Ledger().Want()
 		}
 		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
-		require.Equal(t, Hit, b.use(1).Outcome)
+		require.Equal(t, request.Hit, b.use(1).Outcome)
 	})
 }
 
 // What a compile will bring is a guess: room is made for it ahead, and not by what its user's quota has no room for.
 func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1}}))
-	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
+	j := &job{c: b.cache, scope: "shared", Attempt: &request.Attempt{Request: b.held(1)}}
 	j.setAside(context.Background(), &jobs.About{Size: 4096})
 	defer j.room.Release()
 	require.Positive(t, b.reserved())

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -55,7 +56,7 @@ func (b *bench) refresh(build *index.Build) {
 }
 
 // refreshWith does so with the files of a request.
-func (b *bench) refreshWith(build *index.Build, r *Request) {
+func (b *bench) refreshWith(build *index.Build, r *request.Request) {
 	one := rebuild{c: b.cache, runtime: b.cache.runtimes.All()[0]}
 	w := one.wish(build, "test")
 	w.Refresh, w.Files = true, one.files(r)
@@ -82,7 +83,7 @@ func TestAnotherSDKIsBuiltForInTheBackground(t *testing.T) {
 	b.want(first.Build, "the SDK is 2.0 now")
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, "2.0", again.Build.EPs[0].SDKVersion)
 	require.Equal(t, first.Build.Scope, again.Build.Scope)
 	require.Equal(t, first.Build.UID, again.Build.UID)
@@ -104,7 +105,7 @@ func TestADamagedBuildIsMadeAnew(t *testing.T) {
 	b.want(first.Build, "it is damaged")
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, files, b.read(again))
 	require.Len(t, b.list(), 1, "the damaged build is gone")
 }
@@ -165,7 +166,7 @@ func TestMostUsedFirst(t *testing.T) {
 	}
 	for seed, hits := range []int{1, 3, 0, 2} {
 		for range hits {
-			require.Equal(t, Hit, b.acquire(b.request(b.model(uint64(seed)))).Outcome)
+			require.Equal(t, request.Hit, b.acquire(b.request(b.model(uint64(seed)))).Outcome)
 		}
 	}
 	b.acquire(b.request(b.model(3)))
@@ -193,7 +194,7 @@ func TestNothingIsBegunWhileARequestWaits(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	b.age()
 	g.holding(true)
-	done := make(chan *Answer, 1)
+	done := make(chan *request.Answer, 1)
 	r := b.request(b.model(2))
 	go func() {
 		defer close(done)
@@ -221,7 +222,7 @@ func TestARequestJoinsWhatIsBeingMade(t *testing.T) {
 	b.want(first.Build, "the SDK is 2.0 now")
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
 	require.False(t, b.cache.jobs.Busy())
-	answers := make(chan *Answer, 2)
+	answers := make(chan *request.Answer, 2)
 	ask := func(seed uint64) {
 		r := b.request(b.model(seed))
 		go func() {
@@ -264,7 +265,7 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 	close(g.pass)
 	require.Empty(t, b.settles())
 	require.Len(t, g.begun(), 3)
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 func TestWorkWaitsForTheWindow(t *testing.T) {
@@ -338,7 +339,7 @@ func TestWhatFailsIsTriedAFewTimes(t *testing.T) {
 	require.NoError(t, err)
 	want()
 	require.Empty(t, b.settles())
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 func TestARefreshIsNoLoop(t *testing.T) {
@@ -392,7 +393,7 @@ func TestWhoWaitsForARequestIsServedByIt(t *testing.T) {
 	b.want(first.Build, "the SDK is 2.0 now")
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
 	require.Equal(t, []string{"compiled"}, b.kinds(first.RequestKey))
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.Empty(t, b.cache.rebuilds.List())
 }
 

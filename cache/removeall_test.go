@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/stretchr/testify/require"
 )
 
@@ -23,7 +24,7 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(b.cache.path("quarantine", "20260101-x"), []byte("damaged"), 0o600))
 
-	me := Peer{UID: b.cache.uid}
+	me := request.Peer{UID: b.cache.uid}
 	would, err := b.cache.Remove(context.Background(), me, nil, true, true)
 	require.NoError(t, err)
 	require.Len(t, b.list(), 1, "a dry run")

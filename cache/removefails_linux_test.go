@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/stretchr/testify/require"
 )
 
@@ -22,7 +23,7 @@ func TestAFailedRemovalClosesTheViewOfAnEarlierRun(t *testing.T) {
 	require.Len(t, manifests, 1)
 	require.NoError(t, os.Remove(manifests[0]))
 	require.NoError(t, os.MkdirAll(filepath.Join(manifests[0], "no file"), 0o700))
-	_, err = b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	_, err = b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.Error(t, err)
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)

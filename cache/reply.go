@@ -2,8 +2,6 @@ package cache
 
 import (
 	"errors"
-	"strings"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -15,55 +13,6 @@ import (
 )
 
 // Read-only answers are messages of package unixsock/wire, filled in by this package. Here is how what the cache works with becomes a message.
-
-// Reply is the answer as clients are told of it, without the time that it took.
-func (a *Answer) Reply() *wire.AcquireReply {
-	reply := &wire.AcquireReply{
-		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(),
-		Compatibility:       a.Compatibility.Verdict.String(),
-		CompatibilitySource: a.Compatibility.Source,
-		CompatibilityReason: wire.Valid(a.Compatibility.Reason), Why: wire.Valid(a.Why), Record: a.Record,
-		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings,
-		View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
-		GraphOptimizationLevel: a.GraphOptimizationLevel,
-	}
-	reply.RequestKey = wire.KeyText(a.RequestKey)
-	if a.Claim != nil {
-		c := a.Claim
-		reply.Claim = &wire.Claim{Id: c.ID, Output: c.Output, Outputs: []string{c.Output},
-			DeadlineMs: time.Until(c.Deadline).Milliseconds(), Route: c.Route}
-	}
-	if a.ProviderOptions != nil {
-		reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
-		for ep, options := range a.ProviderOptions {
-			reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
-		}
-	}
-	reply.Member = uint32(a.Member)
-	for _, m := range a.Members {
-		reply.Members = append(reply.Members, &wire.Member{Name: m.Name,
-			ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
-	}
-	if b := a.Build; b != nil {
-		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
-		ep := b.Maker()
-		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion,
-			ep.HardwareArchitecture
-		id, _, inView := strings.Cut(a.Graph, "/")
-		for _, f := range b.Files {
-			one := &wire.File{Name: f.Name, Size: f.Size}
-			if inView { // else the files are read from a store that has no view of them
-				one.Name = id + "/" + f.Name
-			}
-			if !f.Digest.IsZero() { // else nobody made one
-				one.Digest = f.Digest.String()
-			}
-			reply.Files = append(reply.Files, one)
-		}
-		reply.Unkept = a.Unkept
-	}
-	return reply
-}
 
 // JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's
 // words are left out.

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -27,7 +28,7 @@ import (
 func TestWhatIsNotKeptHasNoDigest(t *testing.T) {
 	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}}, Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
 	b.Files[1].Digest[0] = 1
-	reply := (&Answer{Outcome: Compiled, Build: b, Unkept: true, Graph: "f00d/a_ctx.onnx"}).Reply()
+	reply := (&request.Answer{Outcome: request.Compiled, Build: b, Unkept: true, Graph: "f00d/a_ctx.onnx"}).Reply()
 	require.True(t, reply.Unkept)
 	require.Empty(t, reply.Files[0].Digest)
 	require.Equal(t, b.Files[1].Digest.String(), reply.Files[1].Digest)
@@ -107,7 +108,7 @@ func TestEverythingIsTold(t *testing.T) {
 		reply proto.Message
 		empty []string // filled in elsewhere
 	}{
-		"answer":  {filled[Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
+		"answer":  {filled[request.Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
 		"event":   {event.Reply(filled[Event]()), nil},
 		"failure": {failureReply(filled[failure.Failure]()), nil},
 		"runtime": {query.FactsReply(filled[runtimes.Facts]()), nil},
@@ -145,7 +146,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	require.Empty(t, event.RequestKey, "an event of the machine")
 	require.Empty(t, event.Build)
 	require.Zero(t, event.AtMs)
-	require.Empty(t, (&Answer{Outcome: PassThrough}).Reply().RequestKey)
+	require.Empty(t, (&request.Answer{Outcome: request.PassThrough}).Reply().RequestKey)
 }
 
 func TestJudgementThatNobodyCouldGive(t *testing.T) {
@@ -163,9 +164,9 @@ func TestTextThatIsNone(t *testing.T) {
 		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
 		jobReply(&jobs.Info{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
-		(&Progress{Detail: bad}).Reply(),
+		(&request.Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
-		(&Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),
+		(&request.Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),
 		query.FactsReply(&runtimes.Facts{Error: bad}),
 	} {
 		_, err := proto.Marshal(reply)
@@ -177,7 +178,7 @@ func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"} // told twice, which is too often
 	b.cache.query.WithHistory(b.self(), index.RequestKey{1}, out)
-	answer := (&Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
+	answer := (&request.Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
 	require.Less(t, proto.Size(answer), wire.MaxFrame)
 	require.Equal(t, "why", answer.Explanation.Reason)
 }

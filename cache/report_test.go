@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -60,8 +61,8 @@ func newReporting(t testing.TB) *reporting {
 }
 
 // served has users given the build of one model.
-func (b *reporting) served(seed uint64, uids ...uint32) *Answer {
-	var a *Answer
+func (b *reporting) served(seed uint64, uids ...uint32) *request.Answer {
+	var a *request.Answer
 	for _, uid := range uids {
 		a = b.acquire(b.others(uid, seed))
 	}
@@ -69,7 +70,7 @@ func (b *reporting) served(seed uint64, uids ...uint32) *Answer {
 	return a
 }
 
-func stale(a *Answer) reports.Report {
+func stale(a *request.Answer) reports.Report {
 	return reports.Report{Build: a.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph, ORTVersion: "1.31.1"}
 }
 
@@ -81,7 +82,7 @@ func (b *reporting) report(uid uint32, r reports.Report) *wire.ReportReply {
 // reportOf reports what was loaded with this runtime.
 func (b *reporting) reportOf(uid uint32, r reports.Report, from runtimes.Ref) *wire.ReportReply {
 	b.Helper()
-	d, err := b.cache.Report(context.Background(), Peer{UID: uid}, r, from)
+	d, err := b.cache.Report(context.Background(), request.Peer{UID: uid}, r, from)
 	require.NoError(b, err)
 	require.NotEmpty(b, d.Text)
 	require.NotEmpty(b, d.Hint)
@@ -99,7 +100,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	a := b.served(1, bob, alice)
 	busy := 0
 	for range 1000 {
-		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a), runtimes.Ref{})
+		d, err := b.cache.Report(context.Background(), request.Peer{UID: alice}, stale(a), runtimes.Ref{})
 		if err != nil {
 			require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 			busy++
@@ -113,7 +114,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	require.EqualValues(t, 1, b.checks.Load(), "no worker for each report")
 	for _, uid := range []uint32{alice, bob} {
 		again := b.acquire(b.others(uid, 1))
-		require.Equal(t, Hit, again.Outcome)
+		require.Equal(t, request.Hit, again.Outcome)
 		require.Equal(t, a.Graph, again.Graph)
 	}
 	var told []*wire.Event
@@ -144,7 +145,7 @@ func TestReportsOfWhatOneWasNotGiven(t *testing.T) {
 		"another's shared build": stale(a), "another's own build": stale(own),
 		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10}, "no key": {Build: "model.onnx", Code: 10},
 	} {
-		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r, runtimes.Ref{})
+		_, err := b.cache.Report(context.Background(), request.Peer{UID: alice}, r, runtimes.Ref{})
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
 	}
 	require.Zero(t, b.checks.Load())
@@ -175,7 +176,7 @@ func TestReportsThatAreNotOfTheBuild(t *testing.T) {
 		})
 	}
 	require.Zero(t, b.checks.Load(), "nothing is to be found out")
-	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.others(alice, 1)).Outcome)
 }
 
 func TestAReportThatIsConfirmed(t *testing.T) {
@@ -199,7 +200,7 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 		require.NotEqual(t, a.Build.ID, next.Build.ID)
 		require.Equal(t, "shared", next.Build.Scope)
 	}
-	require.Subset(t, entryKinds(b.events(Peer{UID: bob})), []string{event.Withheld, event.Report})
+	require.Subset(t, entryKinds(b.events(request.Peer{UID: bob})), []string{event.Withheld, event.Report})
 }
 
 // The control tells a sandbox in which nothing loads from a build that does not.
@@ -217,9 +218,9 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	e := b.explain(b.others(alice, 1))
 	require.Contains(t, e.Reason, "withheld from you")
 	own := b.acquire(b.others(alice, 1))
-	require.Equal(t, Compiled, own.Outcome)
-	require.Equal(t, rights.OwnScope(Peer{UID: alice}), own.Build.Scope)
-	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
+	require.Equal(t, request.Compiled, own.Outcome)
+	require.Equal(t, rights.OwnScope(request.Peer{UID: alice}), own.Build.Scope)
+	require.Equal(t, request.Hit, b.acquire(b.others(alice, 1)).Outcome)
 	require.Equal(t, a.Build.ID, b.acquire(b.others(bob, 1)).Build.ID, "and it was not replaced")
 
 	b.sandbox.Store(true)
@@ -232,11 +233,11 @@ func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
 	require.Equal(t, compiles, b.compiler.Compiles.Load(), "not a third time")
 
 	b.later.Add(int64(reports.DoubtHolds + time.Hour))
-	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome, "doubts end")
+	require.Equal(t, request.Hit, b.acquire(b.others(alice, 1)).Outcome, "doubts end")
 	require.Zero(t, b.counter("reports_confirmed"))
 }
 
-func (b *reporting) refusedRequest(r *Request) *apierr.Error { return b.bench.refused(r) }
+func (b *reporting) refusedRequest(r *request.Request) *apierr.Error { return b.bench.refused(r) }
 
 func TestEnoughUsersAreBelieved(t *testing.T) {
 	b := newReporting(t)
@@ -318,12 +319,12 @@ func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
 	b.refused.Store(false)
 
 	next := b.acquire(b.others(alice, 1))
-	require.Equal(t, Compiled, next.Outcome)
+	require.Equal(t, request.Compiled, next.Outcome)
 	_, err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()}, false, false)
 	require.NoError(t, err)
 	b.reopen()
 	again := b.others(alice, 1)
-	again.OnMiss = Fail
+	again.OnMiss = request.Fail
 	require.Contains(t, b.refusedRequest(again).Text, "blob not found", "also after a restart")
 	b.library("1.0")
 	require.Equal(t, a.Build.ID, b.acquire(b.others(alice, 1)).Build.ID)
@@ -360,7 +361,7 @@ func TestAReportOfACopyThatWasReplaced(t *testing.T) {
 	d = b.report(alice, stale(a))
 	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Contains(t, d.Text, "changed or missing")
-	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.others(alice, 1)).Outcome)
 }
 
 // What the disk changes without a trace, only a report brings to light.
@@ -379,7 +380,7 @@ func TestAReportOfADamageWithoutATrace(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.cache.index.Stamps().SaveStamp(a.Build.Files[len(a.Build.Files)-1].Digest, stamp))
 	b.reopen()
-	require.Equal(t, Hit, b.acquire(b.others(bob, 1)).Outcome, "the test is of nothing if this is noticed")
+	require.Equal(t, request.Hit, b.acquire(b.others(bob, 1)).Outcome, "the test is of nothing if this is noticed")
 
 	r := stale(a)
 	r.Graph = ""
@@ -387,7 +388,7 @@ func TestAReportOfADamageWithoutATrace(t *testing.T) {
 	require.Equal(t, reports.DecidedRetry, d.Decision)
 	require.Equal(t, index.Damaged, d.State)
 	require.EqualValues(t, 1, b.counter("reports_confirmed"))
-	require.Equal(t, Compiled, b.acquire(b.others(bob, 1)).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.others(bob, 1)).Outcome)
 }
 
 func TestManyReportAtOnce(t *testing.T) {
@@ -401,7 +402,7 @@ func TestManyReportAtOnce(t *testing.T) {
 	errs := make(chan error, len(users))
 	for _, uid := range users {
 		wg.Go(func() {
-			d, err := b.cache.Report(context.Background(), Peer{UID: uid}, stale(a), runtimes.Ref{})
+			d, err := b.cache.Report(context.Background(), request.Peer{UID: uid}, stale(a), runtimes.Ref{})
 			if err == nil && d.Decision != reports.DecidedSound {
 				err = fmt.Errorf("%+v", d)
 			}
@@ -422,7 +423,7 @@ func TestAReportThatIsCancelled(t *testing.T) {
 	a := b.served(1, alice)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a), runtimes.Ref{})
+	_, err := b.cache.Report(ctx, request.Peer{UID: alice}, stale(a), runtimes.Ref{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 
 	ctx, cancel = context.WithCancel(context.Background())
@@ -433,7 +434,7 @@ func TestAReportThatIsCancelled(t *testing.T) {
 		cancel()
 		return nil
 	}
-	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a), runtimes.Ref{})
+	_, err = b.cache.Report(ctx, request.Peer{UID: alice}, stale(a), runtimes.Ref{})
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
 	require.Zero(t, b.cache.reports.Doubts())
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -55,12 +56,12 @@ func TestBuildsAreReproducible(t *testing.T) {
 	asks := map[string]struct {
 		seed   uint64 // so that no build answers another request
 		rows   []int
-		change func(*Request)
+		change func(*request.Request)
 	}{
-		"compile API":     {1, []int{1}, func(*Request) {}},
-		"session options": {2, []int{1}, func(r *Request) { r.Route = compilers.RouteSessionOptions }},
-		"embedded":        {3, []int{1}, func(r *Request) { r.Embed = true }},
-		"group":           {4, []int{1, 2, 4}, func(*Request) {}},
+		"compile API":     {1, []int{1}, func(*request.Request) {}},
+		"session options": {2, []int{1}, func(r *request.Request) { r.Route = compilers.RouteSessionOptions }},
+		"embedded":        {3, []int{1}, func(r *request.Request) { r.Embed = true }},
+		"group":           {4, []int{1, 2, 4}, func(*request.Request) {}},
 	}
 	for name, c := range eps {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +74,7 @@ func TestBuildsAreReproducible(t *testing.T) {
 						if !copied {
 							b.later.Store(int64(time.Hour)) // the times of its files are believed
 						}
-						var r *Request
+						var r *request.Request
 						for i, rows := range ask.rows {
 							f := b.writeModel(modelName, tinymodel.Dense(ask.seed, 64, rows))
 							if i == 0 {
@@ -85,7 +86,7 @@ func TestBuildsAreReproducible(t *testing.T) {
 						}
 						ask.change(r)
 						a := b.acquire(r)
-						require.Equal(t, Compiled, a.Outcome)
+						require.Equal(t, request.Compiled, a.Outcome)
 						return b.read(a)
 					}
 					first := build(here, "m.onnx", false)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -23,14 +24,14 @@ const perBuild = 3 * cas.Block
 func withSpace(o SpaceOptions) func(*Options) { return func(all *Options) { all.Space = o } }
 
 // held is a request of a client that keeps the descriptor, as the Python package does.
-func (b *bench) held(seed uint64) *Request {
+func (b *bench) held(seed uint64) *request.Request {
 	r := b.request(b.model(seed))
 	r.HoldsView = true
 	return r
 }
 
 // use gets a model and lets it go.
-func (b *bench) use(seed uint64) *Answer {
+func (b *bench) use(seed uint64) *request.Answer {
 	b.Helper()
 	a := b.acquire(b.held(seed))
 	require.NoError(b, a.View.Close())
@@ -62,7 +63,7 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 	built := make(map[index.BuildID]bool)
 	for seed := range uint64(30) {
 		a := b.use(seed)
-		require.Equal(t, Compiled, a.Outcome)
+		require.Equal(t, request.Compiled, a.Outcome)
 		if len(a.Warnings) == 0 {
 			built[a.Build.ID] = true
 		}
@@ -87,7 +88,7 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: perBuild - 1}}))
 	a := b.acquire(b.held(1))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Len(t, b.read(a), 2)
 	require.Len(t, a.Warnings, 1)
 	require.Contains(t, a.Warnings[0], fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s", bytesize.Text(perBuild+cas.Block), bytesize.Text(perBuild-1)))
@@ -194,7 +195,7 @@ func TestWhatIsPinnedFillsTheBudget(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
 	for seed := range uint64(3) {
 		a := b.use(seed)
-		_, err := b.cache.Pin(context.Background(), Peer{UID: b.cache.uid}, []string{a.Build.BuildKey.String()}, false)
+		_, err := b.cache.Pin(context.Background(), request.Peer{UID: b.cache.uid}, []string{a.Build.BuildKey.String()}, false)
 		require.NoError(t, err)
 	}
 	b.use(7)
@@ -243,7 +244,7 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		r := b.held(seed)
-		r.Peer, r.Store = Peer{UID: b.cache.uid + 1}, "user"
+		r.Peer, r.Store = request.Peer{UID: b.cache.uid + 1}, "user"
 		require.NoError(t, b.acquire(r).View.Close())
 	}
 	own := func() (n int) {
@@ -263,7 +264,7 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 		require.Regexp(t, "(has|would have) more than its quota of", g.Reason)
 	}
 	r := b.held(50)
-	r.Peer, r.Store = Peer{UID: b.cache.uid + 1}, "user"
+	r.Peer, r.Store = request.Peer{UID: b.cache.uid + 1}, "user"
 	next.Space.UserBytes = Amount{Bytes: size / 2}
 	require.NoError(t, b.cache.Reload(next))
 	a := b.acquire(r)

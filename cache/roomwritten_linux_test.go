@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -17,7 +18,7 @@ import (
 // A place that is for what is written already is known as such from when it is taken until it is given back.
 func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	b := newBench(t)
-	j := &job{c: b.cache, scope: "shared", attempt: &attempt{Request: b.held(1)}}
+	j := &job{c: b.cache, scope: "shared", Attempt: &request.Attempt{Request: b.held(1)}}
 	j.setAside(context.Background(), &jobs.About{Size: 4096})
 	require.Positive(t, b.reserved())
 	require.Zero(t, b.cache.store.Ledger().Reserved().Written, "a guess is not")

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -39,7 +40,7 @@ func threeParts() tinymodel.Model {
 // Every form that ONNX Runtime's design knows goes through the whole cache as it is: keyed, compiled, validated, loaded, stored and served again.
 func TestFormsOfContexts(t *testing.T) {
 	for name, row := range map[string]struct {
-		change func(*Request)
+		change func(*request.Request)
 		files  int
 		check  string
 		nodes  func(t *testing.T, nodes []epmodel.Context)
@@ -51,37 +52,37 @@ func TestFormsOfContexts(t *testing.T) {
 			}
 			require.Equal(t, 1, mains)
 		}},
-		"several primary nodes and binaries": {func(r *Request) { r.EPs[0].Options = map[string]string{"primaries": "each"} }, 4, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+		"several primary nodes and binaries": {func(r *request.Request) { r.EPs[0].Options = map[string]string{"primaries": "each"} }, 4, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			for _, n := range nodes {
 				require.EqualValues(t, 1, n.MainContext)
 				require.NotEmpty(t, n.CacheContext)
 			}
 		}},
-		"several primary nodes, embedded": {func(r *Request) { r.Embed, r.EPs[0].Options = true, map[string]string{"primaries": "each"} }, 1, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+		"several primary nodes, embedded": {func(r *request.Request) { r.Embed, r.EPs[0].Options = true, map[string]string{"primaries": "each"} }, 1, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			for _, n := range nodes {
 				require.Positive(t, n.Inline.Length)
 			}
 		}},
-		"embedded":                    {func(r *Request) { r.Embed = true }, 1, compilers.Passed, nil},
-		"by session options":          {func(r *Request) { r.Route = compilers.RouteSessionOptions }, 2, compilers.Passed, nil},
-		"embedded by session options": {func(r *Request) { r.Route, r.Embed = compilers.RouteSessionOptions, true }, 1, compilers.Passed, nil},
-		"notes and max_size": {func(r *Request) { r.EPs[0].Options = map[string]string{"notes": "made for a test"} }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+		"embedded":                    {func(r *request.Request) { r.Embed = true }, 1, compilers.Passed, nil},
+		"by session options":          {func(r *request.Request) { r.Route = compilers.RouteSessionOptions }, 2, compilers.Passed, nil},
+		"embedded by session options": {func(r *request.Request) { r.Route, r.Embed = compilers.RouteSessionOptions, true }, 1, compilers.Passed, nil},
+		"notes and max_size": {func(r *request.Request) { r.EPs[0].Options = map[string]string{"notes": "made for a test"} }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			for _, n := range nodes {
 				require.Equal(t, "made for a test", n.Notes)
 				require.Equal(t, nodes[0].MaxSize, n.MaxSize)
 			}
 		}},
-		"a prefix": {func(r *Request) { r.Output.NodeNamePrefix = "left_" }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+		"a prefix": {func(r *request.Request) { r.Output.NodeNamePrefix = "left_" }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			for _, n := range nodes {
 				require.True(t, strings.HasPrefix(n.PartitionName, "left_"), n.PartitionName)
 			}
 		}},
-		"the second device": {func(r *Request) {
+		"the second device": {func(r *request.Request) {
 			r.EPs[0].Devices = []compilers.Device{{Metadata: map[string]string{"device_id": "1"}}}
 		}, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			require.Equal(t, "sim-2", nodes[0].HardwareArchitecture)
 		}},
-		"a device that is not there": {func(r *Request) {
+		"a device that is not there": {func(r *request.Request) {
 			r.EPs[0].Devices = []compilers.Device{{Type: "npu", Metadata: map[string]string{compilers.IsVirtual: "1"}}}
 		}, 2, compilers.NotCheckable,
 			func(t *testing.T, nodes []epmodel.Context) {
@@ -92,7 +93,7 @@ func TestFormsOfContexts(t *testing.T) {
 			b, _, _ := newTestEPBench(t)
 			path := filepath.Join(t.TempDir(), "m.onnx")
 			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
-			ask := func() *Answer {
+			ask := func() *request.Answer {
 				r := b.request(b.openFile(path))
 				r.EPs = []identity.EP{{Name: compilertest.TestEP}}
 				if row.change != nil {
@@ -101,7 +102,7 @@ func TestFormsOfContexts(t *testing.T) {
 				return b.acquire(r)
 			}
 			a := ask()
-			require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, request.Compiled, a.Outcome)
 			require.Equal(t, row.check, a.Build.LoadCheck)
 			require.Len(t, a.Build.Files, row.files)
 			m := b.graphOf(a)
@@ -110,14 +111,14 @@ func TestFormsOfContexts(t *testing.T) {
 				row.nodes(t, m.Contexts)
 			}
 			again := ask()
-			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, request.Hit, again.Outcome)
 			require.Equal(t, b.read(a), b.read(again))
 		})
 	}
 }
 
 // graphOf reads the graph of an answer.
-func (b *bench) graphOf(a *Answer) *epmodel.Model {
+func (b *bench) graphOf(a *request.Answer) *epmodel.Model {
 	f := b.openFile(filepath.Join(a.Path, a.Graph))
 	src, err := epmodel.FileSource(f)
 	require.NoError(b, err)
@@ -129,7 +130,7 @@ func (b *bench) graphOf(a *Answer) *epmodel.Model {
 // A device that is not there is told from one that is, in the key and by who may load it; who does not know it says so.
 func TestDevicesThatAreNotThere(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	ask := func(d compilers.Device) *Request {
+	ask := func(d compilers.Device) *request.Request {
 		r := b.externalModel("m.onnx")
 		r.EPs[0].Devices = []compilers.Device{d}
 		return r
@@ -159,7 +160,7 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	first, second := identity.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, identity.EP{Name: openVINO}
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
-	ask := func(eps ...identity.EP) *Answer {
+	ask := func(eps ...identity.EP) *request.Answer {
 		q := b.request(b.openFile(path))
 		q.EPs = eps
 		return b.acquire(q)
@@ -180,6 +181,6 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	require.True(t, none.TookNone)
 	require.Empty(t, none.SDKVersion+none.HardwareArchitecture+none.CompatibilityString, "it states nothing")
 	require.NotEmpty(t, other.Build.EPs[0].SDKVersion)
-	require.Equal(t, Hit, ask(second, first).Outcome)
-	require.Equal(t, Hit, ask(first, second).Outcome)
+	require.Equal(t, request.Hit, ask(second, first).Outcome)
+	require.Equal(t, request.Hit, ask(first, second).Outcome)
 }

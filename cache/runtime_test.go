@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -52,7 +53,7 @@ func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	require.Equal(t, apierr.Unavailable, own.Class)
 	require.Contains(t, own.Text, "names no libonnxruntime")
 	require.Contains(t, own.Hint, "libonnxruntime.so.VERSION belongs beside")
-	r.Peer = Peer{UID: b.cache.uid + 1}
+	r.Peer = request.Peer{UID: b.cache.uid + 1}
 	require.Contains(t, b.refused(r).Text, "is not registered with this daemon", "which it would not load if it were whole")
 }
 
@@ -66,10 +67,10 @@ func TestTheEarlierSDKInAnotherPlace(t *testing.T) {
 	r := b.request(b.model(1))
 	r.Runtime.Directory = own
 	a := b.acquire(r)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, first.Build.ID, a.Build.ID)
 	require.Equal(t, judge.SourceLibrary, a.Compatibility.Source)
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 // What lies beside an EP library may be what it loads: one that is added makes another library of it, by its folder's
@@ -85,7 +86,7 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 	require.Equal(t, judge.SourceEP, second.Compatibility.Source, "it is another library now, and was asked")
 
 	require.NoError(t, os.WriteFile(filepath.Join(b.runtime, "readme.txt"), []byte("no library"), 0o644))
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 
 	require.NoError(t, os.Remove(beside))
 	require.Equal(t, judge.SourceLibrary, b.acquire(r).Compatibility.Source)
@@ -97,7 +98,7 @@ func TestFilesBesideTheLibrariesDuringACompile(t *testing.T) {
 	b.close()
 	b.wrap = &interrupted{Compiler: b.compiler, during: func() { require.NoError(t, os.Mkdir(filepath.Join(b.runtime, "__pycache__"), 0o755)) }}
 	b.open()
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
@@ -136,7 +137,7 @@ func TestWhatClientsNamedLastStays(t *testing.T) {
 		_, err := standin.Library(dir, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 		require.NoError(t, err)
 		r := b.request(b.model(1))
-		r.Runtime.Directory, r.OnMiss = dir, KeyOnly
+		r.Runtime.Directory, r.OnMiss = dir, request.KeyOnly
 		b.acquire(r)
 		named[i] = b.cache.runtimes.All()[min(i+1, runtimes.MaxNamed)]
 		require.Equal(t, dir, named[i].Name)

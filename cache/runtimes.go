@@ -6,6 +6,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 )
 
@@ -39,7 +40,7 @@ type notes struct {
 func notesOn(rc *runtimes.Content) *notes { return rc.Attached.(*notes) }
 
 // inquirer is the request as it asks about a runtime.
-func inquirer(r *Request) runtimes.Asker {
+func inquirer(r *request.Request) runtimes.Asker {
 	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
 }
 

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -15,7 +16,7 @@ func (c *Cache) sandbox(ctx context.Context) ([]compilers.Measure, error) {
 	}
 	measures, err := s.Sandbox(ctx)
 	if err != nil {
-		return nil, workerError(err, "sandbox")
+		return nil, request.WorkerError(err, "sandbox")
 	}
 	return measures, nil
 }

@@ -7,28 +7,29 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestScopes(t *testing.T) {
 	b := newBench(t)
-	alice, bob := Peer{UID: 4001}, Peer{UID: 4002}
-	private := func(p Peer, seed uint64) *Request {
+	alice, bob := request.Peer{UID: 4001}, request.Peer{UID: 4002}
+	private := func(p request.Peer, seed uint64) *request.Request {
 		r := b.request(b.model(seed))
 		require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
 		r.Peer = p
 		return r
 	}
-	shared := func(p Peer, seed uint64) *Request {
+	shared := func(p request.Peer, seed uint64) *request.Request {
 		r := b.request(b.model(seed))
 		r.Peer = p
 		return r
 	}
 	require.Equal(t, "uid:4001", b.acquire(private(alice, 1)).Build.Scope)
-	require.Equal(t, Compiled, b.acquire(private(bob, 1)).Outcome, "another user's private build is no hit")
+	require.Equal(t, request.Compiled, b.acquire(private(bob, 1)).Outcome, "another user's private build is no hit")
 	require.Equal(t, "shared", b.acquire(shared(alice, 2)).Build.Scope)
-	require.Equal(t, Hit, b.acquire(private(bob, 2)).Outcome, "whoever has the bytes gets what is shared")
+	require.Equal(t, request.Hit, b.acquire(private(bob, 2)).Outcome, "whoever has the bytes gets what is shared")
 	page, err := b.cache.query.List(context.Background(), alice, &wire.List{}, nil)
 	require.NoError(t, err)
 	require.Len(t, page.Builds, 2)

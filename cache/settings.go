@@ -11,8 +11,10 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/store"
 )
 
@@ -20,7 +22,7 @@ import (
 // who needs several of them that belong together loads them once.
 type settings struct {
 	rules            *rules.Set
-	policies         map[string]Policy
+	policies         map[string]request.Policy
 	rebuild          upkeep.Limits
 	allowed          identity.Allowed
 	administrators   []uint32
@@ -123,4 +125,38 @@ func (o *Options) packWhen() (store.Packing, error) {
 		p.After = store.DefaultPackAfter
 	}
 	return p, nil
+}
+
+// policy is the one for an execution provider.
+func (s *settings) policy(ep string) request.Policy {
+	p, ok := s.policies[ep]
+	if !ok {
+		p = s.policies[""]
+	}
+	return p
+}
+
+// policyOf is the strictest of the policies for the execution providers of a request.
+func (c *Cache) policyOf(eps []compilers.EP) request.Policy {
+	var out request.Policy
+	now := c.settings.Load()
+	for i, ep := range eps {
+		p := now.policy(ep.Name)
+		if i == 0 {
+			out = p
+			continue
+		}
+		out.Unknown = request.Stricter(out.Unknown, p.Unknown, request.PolicyLoadCheck, request.PolicyServe, request.PolicyLoadCheck, request.PolicyRefuse)
+		out.PreferRecompilation = request.Stricter(out.PreferRecompilation, p.PreferRecompilation, request.PolicyServeAndRefresh,
+			request.PolicyServe, request.PolicyServeAndRefresh, request.PolicyRefuse)
+		out.Unsupported = request.Stricter(out.Unsupported, p.Unsupported, request.PolicyRecompile, request.PolicyRecompile, request.PolicyFail)
+		if p.MaxAge > 0 && (out.MaxAge == 0 || p.MaxAge < out.MaxAge) {
+			out.MaxAge = p.MaxAge
+		}
+		out.MinCompileSeconds = min(out.MinCompileSeconds, p.MinCompileSeconds)
+		if out.MeasureGain == nil {
+			out.MeasureGain = p.MeasureGain
+		}
+	}
+	return out
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
@@ -40,7 +41,7 @@ func ruling(t testing.TB, verdict string) *rules.Set {
 }
 
 func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
-	b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
+	b := newOpinion(t, &opinion{load: compilers.Passed}, request.Policy{})
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	require.Equal(t, judge.SourceLoadCheck, b.acquire(b.request(b.model(1))).Compatibility.Source)
@@ -54,7 +55,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
 	r := b.request(b.model(1))
-	r.OnMiss = Fail
+	r.OnMiss = request.Fail
 	e := b.refused(r)
 	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "we say so")
@@ -62,7 +63,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 
 // What nobody asks for is judged anew as well, and it is told.
 func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
-	b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
+	b := newOpinion(t, &opinion{load: compilers.Passed}, request.Policy{})
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
@@ -77,12 +78,14 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 }
 
 func TestOtherPoliciesChangeTheNextAnswer(t *testing.T) {
-	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, Policy{})
+	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, request.Policy{})
 	b.acquire(b.request(b.model(1)))
 	b.library("1.1")
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
-	b.reload(func(o *Options) { o.Policies = map[string]Policy{"": {PreferRecompilation: PolicyRefuse}} })
-	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+	b.reload(func(o *Options) {
+		o.Policies = map[string]request.Policy{"": {PreferRecompilation: request.PolicyRefuse}}
+	})
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 func TestAllowedOptionsFollow(t *testing.T) {
@@ -91,15 +94,15 @@ func TestAllowedOptionsFollow(t *testing.T) {
 	r.SessionOptions = map[string]string{"session.unheard_of": "1"}
 	before := b.refused(r)
 	b.reload(func(o *Options) { o.AllowOptions = []string{"session/session.unheard_of"} })
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 	b.reload(func(*Options) {})
 	require.Equal(t, before.Text, b.refused(r).Text, "also where the request was thought through before")
 }
 
 func TestAdministratorsFollow(t *testing.T) {
 	b := newBench(t)
-	other := Peer{UID: 2001}
+	other := request.Peer{UID: 2001}
 	require.False(t, b.cache.Rights().Administrator(other))
 	b.reload(func(o *Options) { o.Administrators = []uint32{2001} })
 	require.True(t, b.cache.Rights().Administrator(other))
@@ -156,7 +159,7 @@ func TestRuntimeOfAClientIsRegistered(t *testing.T) {
 	all := b.cache.runtimes.All()
 	require.Len(t, all, 2)
 	require.True(t, all[1].Registered)
-	require.Equal(t, Hit, b.acquire(r).Outcome)
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 }
 
 func TestDriversFollow(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -50,7 +51,7 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[0])), "it is their container")
 	for i := range builds {
 		a := b.acquire(b.variant(i + 1))
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, files[i], b.read(a))
 	}
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
@@ -106,7 +107,7 @@ func TestAnUnpackedFormThatNobodyUsesGoes(t *testing.T) {
 func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
-	builds, _ := b.stores([]*Request{b.dense(2100, 1), b.dense(2100, 2)})
+	builds, _ := b.stores([]*request.Request{b.dense(2100, 1), b.dense(2100, 2)})
 	d := large(builds[1])
 	for _, known := range []bool{true, false} {
 		if !known {

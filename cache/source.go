@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -47,7 +48,7 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	var err error
 	switch how {
 	case KeepReference:
-		f, external := j.Request.model(member), make(map[string]*os.File)
+		f, external := j.Request.ModelFiles(member), make(map[string]*os.File)
 		for _, location := range j.copies[member].locations {
 			external[location] = f.External[location]
 		}
@@ -59,7 +60,7 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 		return index.Source{Why: index.WhySwitchedOff}
 	}
 	if err != nil {
-		j.c.log.Info("source model not kept", "model", j.Request.model(member).Name, "why", err)
+		j.c.log.Info("source model not kept", "model", j.Request.ModelFiles(member).Name, "why", err)
 		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
@@ -148,7 +149,7 @@ func noSource(format string, args ...any) error { return &sourceError{fmt.Sprint
 
 // sourceRequest gives the request that the build answers, with the model's files open, which the caller closes. The
 // error wraps upkeep.ErrNoSource if there is no model, or another one than the build was made from.
-func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, error) {
+func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*request.Request, error) {
 	at, err := c.attemptOf(b)
 	if err != nil {
 		return nil, err
@@ -161,7 +162,7 @@ func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, er
 }
 
 // reopened gives the attempt's request with its models open, which have these names and sources.
-func (c *Cache) reopened(ctx context.Context, at *attempt, names []string, sources []index.Source) (*Request, error) {
+func (c *Cache) reopened(ctx context.Context, at *request.Attempt, names []string, sources []index.Source) (*request.Request, error) {
 	var open []identity.Files
 	for i := range sources {
 		f, err := c.openSource(ctx, &sources[i], at.Peer.UID == c.uid)
@@ -172,8 +173,8 @@ func (c *Cache) reopened(ctx context.Context, at *attempt, names []string, sourc
 		f.Name = names[i]
 		open = append(open, f)
 	}
-	r := at.Request.with(open)
-	return r, c.sameModel(ctx, r, at.model)
+	r := at.Request.WithModels(open)
+	return r, c.sameModel(ctx, r, at.Identity)
 }
 
 // sourceModels opens the models that the build was made from.
@@ -182,17 +183,17 @@ func (c *Cache) sourceModels(ctx context.Context, b *index.Build) ([]identity.Fi
 	if err != nil {
 		return nil, err
 	}
-	return r.all(), nil
+	return r.AllModels(), nil
 }
 
 // sameModel compares the models of the request with those that it was made for, and closes them if they are others.
-func (c *Cache) sameModel(ctx context.Context, r *Request, made identity.Model) error {
-	id, err := c.models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.all(), Phase: func(string) {}})
+func (c *Cache) sameModel(ctx context.Context, r *request.Request, made identity.Model) error {
+	id, err := c.models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(), Phase: func(string) {}})
 	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
 	}
 	where := r.Graph.Name()
-	r.close()
+	r.Close()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -203,12 +204,12 @@ func (c *Cache) sameModel(ctx context.Context, r *Request, made identity.Model) 
 }
 
 // attemptOf is an attempt at the request that the build answers, without the files of its models.
-func (c *Cache) attemptOf(b *index.Build) (*attempt, error) {
+func (c *Cache) attemptOf(b *index.Build) (*request.Attempt, error) {
 	return attemptAt(b.UID, b.ModelName, b.ModelDigest, b.Record)
 }
 
 // attemptAt is an attempt at the request of the record.
-func attemptAt(uid uint32, name string, model cas.Digest, record []byte) (*attempt, error) {
+func attemptAt(uid uint32, name string, model cas.Digest, record []byte) (*request.Attempt, error) {
 	decoded, err := identity.Decode(record)
 	if err != nil {
 		return nil, err
@@ -217,10 +218,10 @@ func attemptAt(uid uint32, name string, model cas.Digest, record []byte) (*attem
 	if err != nil {
 		return nil, noSource("the request cannot be made again: %v", err)
 	}
-	r := requestOf(&terms)
-	r.Peer, r.Name, r.OnMiss = Peer{UID: uid}, name, Refresh
-	return &attempt{Request: r, model: identity.Model{Digest: model, Group: terms.Group},
-		unserved: new([]index.BuildID), phase: func(string) {}}, nil
+	r := request.FromTerms(&terms)
+	r.Peer, r.Name, r.OnMiss = request.Peer{UID: uid}, name, request.Refresh
+	return &request.Attempt{Request: r, Identity: identity.Model{Digest: model, Group: terms.Group},
+		Unserved: new([]index.BuildID), Phase: func(string) {}}, nil
 }
 
 // openSource opens one of the models that a build was made from. own: for the daemon's own user.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
@@ -22,19 +23,19 @@ import (
 
 func TestWhoseModelsAreRemembered(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(b *bench, r *Request)
+		change func(b *bench, r *request.Request)
 		why    string // it is not kept; "": it is
 	}{
-		"the daemon's own user": {func(*bench, *Request) {}, ""},
-		"the daemon's own user, private": {func(b *bench, r *Request) {
+		"the daemon's own user": {func(*bench, *request.Request) {}, ""},
+		"the daemon's own user, private": {func(b *bench, r *request.Request) {
 			require.NoError(b, os.Chmod(r.Graph.Name(), 0o600))
 		}, ""},
-		"another user": {func(_ *bench, r *Request) { r.Peer.UID = stranger }, ""},
-		"another user, private": {func(b *bench, r *Request) {
+		"another user": {func(_ *bench, r *request.Request) { r.Peer.UID = stranger }, ""},
+		"another user, private": {func(b *bench, r *request.Request) {
 			r.Peer.UID = stranger
 			require.NoError(b, os.Chmod(r.Graph.Name(), 0o600))
 		}, index.WhyPrivate},
-		"bytes": {func(b *bench, r *Request) {
+		"bytes": {func(b *bench, r *request.Request) {
 			fd, err := unix.MemfdCreate("model", unix.MFD_CLOEXEC)
 			require.NoError(b, err)
 			writable := os.NewFile(uintptr(fd), "memfd")
@@ -45,18 +46,18 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 			require.NoError(b, err)
 			r.Graph = b.openFile(fmt.Sprintf("/proc/self/fd/%d", fd))
 		}, index.WhyNoPath},
-		"deleted": {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) },
+		"deleted": {func(b *bench, r *request.Request) { require.NoError(b, os.Remove(r.Graph.Name())) },
 			index.WhyNoPath},
-		"replaced": {func(b *bench, r *Request) {
+		"replaced": {func(b *bench, r *request.Request) {
 			other := r.Graph.Name() + ".new"
 			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
 			require.NoError(b, os.Rename(other, r.Graph.Name()))
 		}, index.WhyNoPath},
-		"deleted, and another has the name that the kernel gives it": {func(b *bench, r *Request) {
+		"deleted, and another has the name that the kernel gives it": {func(b *bench, r *request.Request) {
 			require.NoError(b, os.Remove(r.Graph.Name()))
 			require.NoError(b, os.WriteFile(r.Graph.Name()+" (deleted)", []byte("another"), 0o644))
 		}, index.WhyNoPath},
-		"through a link": {func(b *bench, r *Request) {
+		"through a link": {func(b *bench, r *request.Request) {
 			link := filepath.Join(b.TempDir(), "link.onnx")
 			require.NoError(b, os.Symlink(r.Graph.Name(), link))
 			r.Graph = b.openFile(link)
@@ -109,7 +110,7 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 			build := b.acquire(b.request(b.model(1))).Build
 			r, err := b.cache.sourceRequest(context.Background(), build)
 			require.NoError(t, err)
-			r.close()
+			r.Close()
 			c.change(b, build.Source.Path)
 			_, err = b.cache.sourceRequest(context.Background(), build)
 			require.ErrorIs(t, err, upkeep.ErrNoSource)
@@ -169,7 +170,7 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	require.NotEmpty(t, b.settles())
 	want[query.WhyMissing] = 1
 	requireSourceless(3)
-	advice, err := b.cache.query.Doctor().Examine(context.Background(), Peer{})
+	advice, err := b.cache.query.Doctor().Examine(context.Background(), request.Peer{})
 	require.NoError(t, err)
 	i := slices.IndexFunc(advice.Advice, func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
 	require.Equal(t, query.SeverityWarning, advice.Advice[i].Severity)
@@ -193,7 +194,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 			again, err := b.cache.sourceRequest(context.Background(), build)
 			require.NoError(t, err)
 			require.Len(t, again.External, 1)
-			again.close()
+			again.Close()
 			b.age()
 			b.refresh(build)
 			require.Empty(t, b.settles())
@@ -204,7 +205,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 			again, err = b.cache.sourceRequest(context.Background(), build)
 			if how == KeepCopy {
 				require.NoError(t, err, "the copy is what it was")
-				again.close()
+				again.Close()
 				return
 			}
 			require.ErrorIs(t, err, upkeep.ErrNoSource)
@@ -244,9 +245,9 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	remove := func(id string, freed bool) {
 		t.Helper()
 		before := stored()
-		would, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, true)
+		would, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, []string{id}, false, true)
 		require.NoError(t, err)
-		did, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, false)
+		did, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, []string{id}, false, false)
 		require.NoError(t, err)
 		require.Equal(t, would.FreedBytes, did.FreedBytes, "as told before")
 		require.Equal(t, before-stored(), did.FreedBytes)
@@ -279,7 +280,7 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	path := b.current(copied)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.NoError(t, os.WriteFile(path, []byte("something else"), 0o444))
-	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
+	result, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Len(t, result.Findings, 1)
 	require.Empty(t, result.Findings[0].Builds)
@@ -289,7 +290,7 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	left := b.settles()
 	require.Len(t, left, 1)
 	require.Equal(t, upkeep.Waiting, left[0].State)
-	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 	require.False(t, b.cache.cas.Has(copied), "it is in the quarantine")
 }
 
@@ -304,7 +305,7 @@ func TestOnlyWhatTheGraphRefersToIsCopied(t *testing.T) {
 	r := b.external(1, nil)
 	name := "epcached-" + filepath.Base(filepath.Dir(r.Graph.Name())) + ".bin"
 	r.External["../../../"+name] = b.model(3)
-	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	require.NoError(t, filepath.WalkDir(filepath.Dir(b.state), func(p string, d os.DirEntry, err error) error {
 		require.NotEqual(t, name, d.Name())
 		return err
@@ -316,7 +317,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)
 	require.NoError(t, os.Remove(b.current(first.Build.Files[0].Digest)))
-	_, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Deep: true, Repair: true}, nil)
+	_, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Deep: true, Repair: true}, nil)
 	require.NoError(t, err)
 	require.Equal(t, index.Damaged, b.list()[0].told.State)
 	b.reopen() // the queue is forgotten, the damage is not
@@ -325,7 +326,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, files, b.read(again))
 }
 
@@ -337,12 +338,12 @@ func TestOneDescriptorStaysOne(t *testing.T) {
 	for i := range 100 {
 		r.External[fmt.Sprint(i)], r.Group[0].External[fmt.Sprint(i)] = r.Graph, r.Graph
 	}
-	own, err := r.own()
+	own, err := r.Own()
 	require.NoError(t, err)
-	defer own.close()
+	defer own.Close()
 	require.Len(t, own.External, 100)
-	require.Len(t, own.descriptors(), 2)
-	for _, f := range own.descriptors() {
-		require.False(t, slices.Contains(r.files(), f), "it has a descriptor of its own")
+	require.Len(t, own.Descriptors(), 2)
+	for _, f := range own.Descriptors() {
+		require.False(t, slices.Contains(r.AllFiles(), f), "it has a descriptor of its own")
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -27,7 +28,7 @@ func (c *countsBlobs) Create(path string) (*os.File, error) {
 
 // A file of weights that several models of a group share is written into the store once, for that is what room is set aside for.
 func TestWhatAGroupSharesIsWrittenOnce(t *testing.T) {
-	group := func(b *bench) *Request {
+	group := func(b *bench) *request.Request {
 		r := b.layered("a", "a", "a")
 		for i := range r.Group {
 			r.Group[i].External = r.External // one descriptor, as clients send it

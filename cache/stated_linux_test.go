@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
@@ -19,7 +20,7 @@ import (
 
 // withVTCM asks for a model with an option that the compatibility string of the artefact depends
 // on, and that of the fingerprint does not.
-func (b *bench) withVTCM(seed uint64, miss OnMiss) *Request {
+func (b *bench) withVTCM(seed uint64, miss request.OnMiss) *request.Request {
 	options := map[string]string{"enable_htp_fp16_precision": "1", "vtcm_mb": "8"}
 	r := b.forQNN(tinymodel.DenseModel(seed, 64, 2), "60", options)
 	r.OnMiss = miss
@@ -27,7 +28,7 @@ func (b *bench) withVTCM(seed uint64, miss OnMiss) *Request {
 }
 
 // putOf puts for a claim what was compiled in the folder.
-func (b *bench) putOf(claim *Answer, folder string, made compilers.Result) *Put {
+func (b *bench) putOf(claim *request.Answer, folder string, made compilers.Result) *Put {
 	put := &Put{Claim: claim.Claim.ID, ORTVersion: made.ORTVersion}
 	for _, name := range made.Files {
 		put.Files = append(put.Files, PutFile{Name: name, File: b.openFile(filepath.Join(folder, name))})
@@ -38,29 +39,29 @@ func (b *bench) putOf(claim *Answer, folder string, made compilers.Result) *Put 
 // A build states what its graph does, whether the daemon compiled it or an application.
 func TestBuildStatesWhatItsArtefactStates(t *testing.T) {
 	b, ort, runtime := newQNNBench(t)
-	a := b.acquire(b.withVTCM(1, Wait))
+	a := b.acquire(b.withVTCM(1, request.Wait))
 	stated := b.graphOf(a).CompatibilityInfo()[qnn]
 	require.True(t, strings.HasSuffix(stated, ":60:8:0"), stated)
 	require.Equal(t, stated, a.Build.EPs[0].CompatibilityString)
-	again := b.acquire(b.withVTCM(1, Fail))
-	require.Equal(t, Hit, again.Outcome)
+	again := b.acquire(b.withVTCM(1, request.Fail))
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, judge.SourceLibrary, again.Compatibility.Source)
-	r := b.withVTCM(1, Explain)
+	r := b.withVTCM(1, request.Explain)
 	require.Empty(t, b.acquire(r).Explanation.Candidates[0].Differences)
 
-	claim := b.acquire(b.withVTCM(2, ForClaim))
-	require.Equal(t, Claimed, claim.Outcome)
+	claim := b.acquire(b.withVTCM(2, request.ForClaim))
+	require.Equal(t, request.Claimed, claim.Outcome)
 	folder := t.TempDir()
 	ep := compilers.EP{Name: qnn, Options: claim.ProviderOptions[qnn]}
 	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: runtime, EPs: []compilers.EP{ep},
-		Model: b.withVTCM(2, Wait).Graph.Name(), Folder: folder, Output: claim.Claim.Output,
+		Model: b.withVTCM(2, request.Wait).Graph.Name(), Folder: folder, Output: claim.Claim.Output,
 		Route: claim.Claim.Route}, nil)
 	require.NoError(t, err)
 	taken, err := b.cache.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
 	require.NoError(t, err)
 	defer taken.View.Close()
 	require.Equal(t, stated, taken.Build.EPs[0].CompatibilityString)
-	require.Equal(t, Hit, b.acquire(b.withVTCM(2, Fail)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(b.withVTCM(2, request.Fail)).Outcome)
 }
 
 // smallVTCM is a machine whose HTP has 4 MB of VTCM.
@@ -79,7 +80,7 @@ func (s smallVTCM) Fingerprint(ctx context.Context, r compilers.Runtime, eps []c
 // What a build needs is in its own string: a machine that has less does not get it.
 func TestBuildForMoreVTCMIsRefused(t *testing.T) {
 	b, ort, runtime := newQNNBench(t)
-	b.acquire(b.withVTCM(1, Wait))
+	b.acquire(b.withVTCM(1, request.Wait))
 	other := b.copies()(t)
 	other.change = func(o *Options) {
 		o.Compiler, o.Runtimes = smallVTCM{ort}, []compilers.Runtime{runtime}
@@ -87,7 +88,7 @@ func TestBuildForMoreVTCMIsRefused(t *testing.T) {
 	// And with it what is remembered of this machine.
 	require.NoError(t, os.Remove(filepath.Join(other.state, "index.db")))
 	other.openSound()
-	e := other.refused(other.withVTCM(1, Fail))
+	e := other.refused(other.withVTCM(1, request.Fail))
 	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Text, "needs 8 MB of VTCM, this machine has 4 MB")
 }

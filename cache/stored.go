@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -66,7 +67,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	c.runtimes = &runtimes.Set{} // none
 	c.openJudge()
 	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), c.openReports()
-	settings, err := newSettings(&Options{Policies: map[string]Policy{"": {Unknown: PolicyServe}}})
+	settings, err := newSettings(&Options{Policies: map[string]request.Policy{"": {Unknown: request.PolicyServe}}})
 	if err != nil {
 		return nil, err
 	}
@@ -98,18 +99,18 @@ func (s *Stored) Problems() (lines []string) {
 // The answer's View is the caller's to close: it keeps a daemon that starts meanwhile from removing
 // the files. It is nil where the store has no sound view of the build, because a file of it is packed
 // or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
-func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, error) {
+func (s *Stored) Find(ctx context.Context, r *request.Request, build string) (*request.Answer, error) {
 	c := s.cache
-	at, err := newAttempt(r, jobs.NewTelling(nil, c.now()))
+	at, err := request.NewAttempt(r, jobs.NewTelling(nil, c.now()))
 	if err != nil {
 		return nil, err
 	}
-	at.Peer = Peer{UID: c.uid}
+	at.Peer = request.Peer{UID: c.uid}
 	if at, err = c.identified(ctx, at); err != nil {
 		return nil, err
 	}
-	if at.model.Compiled {
-		return &Answer{Outcome: PassThrough, ModelDigest: at.model.Digest, Why: "the model is compiled already"}, nil
+	if at.Identity.Compiled {
+		return &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest, Why: "the model is compiled already"}, nil
 	}
 	f := &finding{s: s, build: build, why: "never compiled for this request"}
 	if build != "" {
@@ -119,8 +120,8 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	if err != nil {
 		return nil, err
 	}
-	at = at.withRuntime(rc.Spec.Directory, rc)
-	at.finding = f
+	at = at.WithRuntime(rc.Spec.Directory, rc)
+	at.Reading = f
 	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
 	}
@@ -135,10 +136,10 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	if a == nil {
 		return nil, f.none(r)
 	}
-	asked, _ := at.plan.canonical.OnDevicesOf(a.Build)
+	asked, _ := at.Plan.Canonical.OnDevicesOf(a.Build)
 	a.RequestKey, _ = asked.Key()
 	a.Record = asked.JSON()
-	if at.runtime == "" {
+	if at.RuntimeName == "" {
 		a.ProviderOptions = a.Build.ProviderOptions
 	}
 	a.Warnings = append(a.Warnings, f.notes...)
@@ -147,7 +148,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 
 // Open opens a file of the answer's build, whole or packed, for reading it once. Find has hashed it;
 // a caller that reads it later hashes it again.
-func (s *Stored) Open(a *Answer, f index.File) (io.ReadCloser, error) {
+func (s *Stored) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
 	from, err := s.cache.forms.Look(f.Digest)
 	if err != nil {
 		return nil, s.cache.cannotServe(a.Build, f, err)
@@ -159,11 +160,11 @@ func (s *Stored) Open(a *Answer, f index.File) (io.ReadCloser, error) {
 }
 
 // recorded judges by what the build's manifest says.
-func recorded(a *against, b *index.Build) judge.Judgement {
-	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.runtime,
+func recorded(a *request.Against, b *index.Build) judge.Judgement {
+	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.Runtime,
 		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
-	switch known := a.runtime != ""; {
-	case known && a.rc.Made(b):
+	switch known := a.Runtime != ""; {
+	case known && a.Content.Made(b):
 		j.Verdict, j.Source = compilers.Optimal, judge.SourceLibrary
 		j.Reason = "the same libraries made it; whether this machine has the device nobody was asked"
 	case known:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -22,7 +23,7 @@ import (
 )
 
 // left is a store that its daemon has left, with what a request for the model of seed 1 got from it.
-func left(t *testing.T, further ...func(b *bench)) (b *bench, r *Request, had map[string]string) {
+func left(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request, had map[string]string) {
 	b = newBench(t)
 	r = b.request(b.model(1))
 	a := b.acquire(r)
@@ -42,7 +43,7 @@ func (b *bench) stored() *Stored {
 	return s
 }
 
-func (b *bench) find(r *Request) *Answer {
+func (b *bench) find(r *request.Request) *request.Answer {
 	b.Helper()
 	a, err := b.stored().Find(context.Background(), r, "")
 	require.NoError(b, err)
@@ -52,7 +53,7 @@ func (b *bench) find(r *Request) *Answer {
 	return a
 }
 
-func (b *bench) notFound(r *Request, build string) *apierr.Error {
+func (b *bench) notFound(r *request.Request, build string) *apierr.Error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), r, build)
 	var e *apierr.Error
@@ -81,7 +82,7 @@ func TestAStoreIsReadWithoutADaemonAndWithoutATrace(t *testing.T) {
 		}
 		before := everything(t, b.state)
 		a := b.find(r)
-		require.Equal(t, Hit, a.Outcome, "without %s", lost)
+		require.Equal(t, request.Hit, a.Outcome, "without %s", lost)
 		require.Equal(t, had, b.read(a))
 		require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
 		require.Empty(t, a.Warnings)
@@ -105,20 +106,20 @@ func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
 func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 	b, r, _ := left(t)
 	graph := r.Graph
-	for name, other := range map[string]func(*Request){
-		"another model":          func(r *Request) { r.Graph = b.model(2) },
-		"another session option": func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
-		"another dimension":      func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
-		"the other form":         func(r *Request) { r.Embed = true },
-		"another kind of device": func(r *Request) {
+	for name, other := range map[string]func(*request.Request){
+		"another model":          func(r *request.Request) { r.Graph = b.model(2) },
+		"another session option": func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"another dimension":      func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
+		"the other form":         func(r *request.Request) { r.Embed = true },
+		"another kind of device": func(r *request.Request) {
 			r.EPs = []identity.EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}}
 		},
-		"another device": func(r *Request) {
+		"another device": func(r *request.Request) {
 			r.EPs = []identity.EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}}
 		},
-		"another provider":  func(r *Request) { r.EPs = []identity.EP{{Name: "OtherExecutionProvider"}} },
-		"one more provider": func(r *Request) { r.EPs = append(r.EPs, identity.EP{Name: "OtherExecutionProvider"}) },
-		"an option of the allowed": func(r *Request) {
+		"another provider":  func(r *request.Request) { r.EPs = []identity.EP{{Name: "OtherExecutionProvider"}} },
+		"one more provider": func(r *request.Request) { r.EPs = append(r.EPs, identity.EP{Name: "OtherExecutionProvider"}) },
+		"an option of the allowed": func(r *request.Request) {
 			r.EPs = []identity.EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}}
 		},
 	} {
@@ -141,16 +142,16 @@ func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
 	require.NotZero(t, device.Type)
 	for _, asked := range []compilers.Device{{Type: device.Type}, {VendorID: device.VendorID}, device} {
 		r.EPs[0].Devices = []compilers.Device{asked}
-		require.Equal(t, Hit, b.find(r).Outcome)
+		require.Equal(t, request.Hit, b.find(r).Outcome)
 	}
 }
 
 func TestSeveralStoredBuildsAreNamed(t *testing.T) {
 	b, r, had := left(t, func(b *bench) {
 		b.library("2.0")
-		b.policies = map[string]Policy{"": {Unknown: PolicyRefuse}}
+		b.policies = map[string]request.Policy{"": {Unknown: request.PolicyRefuse}}
 		b.reopen()
-		require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	})
 	e := b.notFound(r, "")
 	require.Contains(t, e.Text, "2 different builds")
@@ -219,7 +220,7 @@ func TestStoredFilesAreHashed(t *testing.T) {
 		require.Equal(t, f.Digest, corrupt.Digest)
 		write(data)
 	}
-	require.Equal(t, Hit, b.find(r).Outcome)
+	require.Equal(t, request.Hit, b.find(r).Outcome)
 }
 
 func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
@@ -241,7 +242,7 @@ func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
 
 func TestWithheldStoredBuildsAreNotServed(t *testing.T) {
 	b, r, _ := left(t, func(b *bench) {
-		_, err := b.cache.Invalidate(context.Background(), Peer{UID: b.cache.uid}, []string{b.list()[0].Build.BuildKey.String()}, "it computes nonsense", false)
+		_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid}, []string{b.list()[0].Build.BuildKey.String()}, "it computes nonsense", false)
 		require.NoError(t, err)
 	})
 	require.Contains(t, b.notFound(r, "").Text, "withheld: it computes nonsense")

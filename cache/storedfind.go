@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -30,7 +31,7 @@ type finding struct {
 
 // libraries hashes the libraries of the runtime that the request names, without loading them. It
 // returns contents without a directory where the request names none.
-func (f *finding) libraries(ctx context.Context, r *Request) (*runtimes.Content, error) {
+func (f *finding) libraries(ctx context.Context, r *request.Request) (*runtimes.Content, error) {
 	rc := &runtimes.Content{Digests: make(map[string]cas.Digest), Attached: &notes{}}
 	if r.Runtime.Directory == "" {
 		return rc, nil
@@ -47,36 +48,36 @@ func (f *finding) libraries(ctx context.Context, r *Request) (*runtimes.Content,
 	return rc, nil
 }
 
-// plan thinks a request through without asking an execution provider, and finds the builds for it.
-func (f *finding) plan(ctx context.Context, at *attempt) (p *plan, err error) {
-	p = &plan{}
-	p.canonical, err = at.terms().Record(ctx, everyOption(at.Request), identity.StatedDevices)
+// Plan thinks a request through without asking an execution provider, and finds the builds for it.
+func (f *finding) Plan(ctx context.Context, at *request.Attempt) (p *request.Plan, err error) {
+	p = &request.Plan{}
+	p.Canonical, err = at.Terms().Record(ctx, everyOption(at.Request), identity.StatedDevices)
 	if err != nil {
 		return nil, err
 	}
 	for _, ep := range at.EPs {
-		p.eps = append(p.eps, compilers.EP{Name: ep.Name})
+		p.EPs = append(p.EPs, compilers.EP{Name: ep.Name})
 	}
-	known := at.rc.Spec.Directory != ""
-	if p.fitting = f.fitting(&p.canonical); len(p.fitting) > 0 && known {
-		if p.eps, err = runtimes.ResolveEPs(at.EPs, p.canonical.EPs, at.rc); err != nil {
+	known := at.Content.Spec.Directory != ""
+	if p.Fitting = f.fitting(&p.Canonical); len(p.Fitting) > 0 && known {
+		if p.EPs, err = runtimes.ResolveEPs(at.EPs, p.Canonical.EPs, at.Content); err != nil {
 			return nil, err
 		}
 	}
-	made := func(b *index.Build) bool { return known && at.rc.Made(b) }
-	own := slices.DeleteFunc(slices.Clone(p.fitting), func(b *index.Build) bool { return !made(b) })
-	switch others := slices.DeleteFunc(slices.Clone(p.fitting), made); {
+	made := func(b *index.Build) bool { return known && at.Content.Made(b) }
+	own := slices.DeleteFunc(slices.Clone(p.Fitting), func(b *index.Build) bool { return !made(b) })
+	switch others := slices.DeleteFunc(slices.Clone(p.Fitting), made); {
 	case different(own):
-		f.several, p.fitting = f.ambiguous(at.Name, own), nil
+		f.several, p.Fitting = f.ambiguous(at.Name, own), nil
 	case different(others):
-		f.several, p.fitting = f.ambiguous(at.Name, others), own
+		f.several, p.Fitting = f.ambiguous(at.Name, others), own
 	}
 	return p, nil
 }
 
 // everyOption allows every option of the request: what an administrator once allowed is in the
 // builds' records, and nothing is compiled here.
-func everyOption(r *Request) (all identity.Allowed) {
+func everyOption(r *request.Request) (all identity.Allowed) {
 	for _, ep := range r.EPs {
 		for name := range ep.Options {
 			all = append(all, ep.Name+"/"+name)
@@ -92,7 +93,7 @@ func everyOption(r *Request) (all identity.Allowed) {
 // the caller's own, and those of the store's owner are considered: what another user put is served to
 // no one else, even where file rights would let one read it.
 func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
-	scopes := []string{"shared", rights.OwnScope(Peer{UID: f.s.cache.uid}), rights.OwnScope(Peer{UID: f.s.owner})}
+	scopes := []string{"shared", rights.OwnScope(request.Peer{UID: f.s.cache.uid}), rights.OwnScope(request.Peer{UID: f.s.owner})}
 	for i := range f.s.builds {
 		b := &f.s.builds[i]
 		ofModel := b.ModelDigest == wanted.Model || wanted.Member && b.MemberOf(wanted.Model) >= 0
@@ -109,7 +110,7 @@ func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 			continue
 		}
 		if why := ofAnotherMachine(b); why != "" {
-			f.pass(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
+			f.Pass(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
 				WithHint("a daemon runs it once before it serves it: the same without --state"))
 			continue
 		}
@@ -165,14 +166,14 @@ func (f *finding) ambiguous(model string, builds []*index.Build) error {
 		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
 }
 
-// pass notes that a build that fits is not served.
-func (f *finding) pass(b *index.Build, err error) {
+// Pass notes that a build that fits is not served.
+func (f *finding) Pass(b *index.Build, err error) {
 	f.passed = cmp.Or(f.passed, err)
 	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s", b.Created.Format(time.RFC3339), err))
 }
 
 // none says why there is no answer.
-func (f *finding) none(r *Request) error {
+func (f *finding) none(r *request.Request) error {
 	hint := "a daemon compiles it: the same without --state"
 	if f.build != "" {
 		hint = "without --build any build that fits is taken"

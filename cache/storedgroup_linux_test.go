@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -17,7 +18,7 @@ import (
 )
 
 // leftGroup is a store that its daemon has left, with a group of three, and what its files are.
-func leftGroup(t *testing.T) (b *bench, told *Answer, had map[string]string) {
+func leftGroup(t *testing.T) (b *bench, told *request.Answer, had map[string]string) {
 	b = newBench(t)
 	told = b.acquire(b.group(1, 2, 3))
 	had = b.read(told)
@@ -30,7 +31,7 @@ func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 	b, told, had := leftGroup(t)
 	before := everything(t, b.state)
 	a := b.find(b.group(1, 2, 3))
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, had, b.read(a))
 	require.Equal(t, told.RequestKey, a.RequestKey)
 	require.Equal(t, told.Record, a.Record)
@@ -43,7 +44,7 @@ func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 		require.FileExists(t, filepath.Join(a.Path, m.Graph))
 	}
 	require.Equal(t, before, everything(t, b.state))
-	for _, other := range []*Request{b.group(2, 1, 3), b.group(1, 2)} {
+	for _, other := range []*request.Request{b.group(2, 1, 3), b.group(1, 2)} {
 		require.Contains(t, b.notFound(other, "").Hint, "without --state")
 	}
 }
@@ -52,7 +53,7 @@ func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 	b, _, had := leftGroup(t)
 	b.reopen()
-	var told []*Answer
+	var told []*request.Answer
 	for seed := range uint64(3) {
 		a := b.acquire(b.request(b.model(seed + 1)))
 		require.NoError(t, a.View.Close())
@@ -63,7 +64,7 @@ func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 		r := b.request(b.model(uint64(i + 1)))
 		r.Runtime.Directory = b.runtime
 		a := b.find(r)
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, i, a.Member)
 		require.Equal(t, want.Build.ID, a.Build.ID)
 		require.Equal(t, want.RequestKey, a.RequestKey)
@@ -77,9 +78,9 @@ func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 		require.Contains(t, a.Why, "one of a group")
 		require.Equal(t, had, b.read(a))
 	}
-	for name, change := range map[string]func(*Request){
-		"other options": func(r *Request) { r.EPs[0].Options = map[string]string{"level": "7"} },
-		"embedded":      func(r *Request) { r.Embed = true },
+	for name, change := range map[string]func(*request.Request){
+		"other options": func(r *request.Request) { r.EPs[0].Options = map[string]string{"level": "7"} },
+		"embedded":      func(r *request.Request) { r.Embed = true },
 	} {
 		r := b.request(b.model(2))
 		change(r)
@@ -134,7 +135,7 @@ func TestAStoredGroupThatLacksAFileIsServedToNobody(t *testing.T) {
 		}
 		away := blob + ".away"
 		require.NoError(t, os.Rename(blob, away))
-		for _, r := range []*Request{b.group(1, 2, 3), b.request(b.model(1)), b.request(b.model(3))} {
+		for _, r := range []*request.Request{b.group(1, 2, 3), b.request(b.model(1)), b.request(b.model(3))} {
 			e := b.notFound(r, "")
 			require.Regexp(t, "a group of 3 models that is served as a whole or not at all: .* is not in", e.Text)
 		}
@@ -165,7 +166,7 @@ func TestAStoredGroupsExternalDataIsAskedForByModel(t *testing.T) {
 }
 
 // stateless asks the store of a bench whose daemon has ended.
-func (b *bench) stateless(r *Request) (*Answer, error) {
+func (b *bench) stateless(r *request.Request) (*request.Answer, error) {
 	b.Helper()
 	b.close()
 	return b.stored().Find(context.Background(), r, "")

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -24,15 +25,15 @@ import (
 // one the blobs, whole or packed, and then the answer has no view. Which view is a build's only the
 // database knows, so views are found by the graph's name, which is made of the build key. Where this
 // user may not list the views there are none.
-func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*Answer, error) {
-	a := &Answer{Build: b, Graph: b.Graph}
+func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*request.Answer, error) {
+	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 	dir := c.path("views", views.ScopeFolder(b.Scope))
 	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
 	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
-		if a.hold(ctx, strings.TrimSuffix(path, graph), unsound) == nil {
+		if hold(ctx, a, strings.TrimSuffix(path, graph), unsound) == nil {
 			return a, nil
 		}
 	}
@@ -46,7 +47,7 @@ func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*Answer, err
 
 // hold gives the answer the view that has the folder with the files, and holds it against its
 // removal. fill is called with the files that are not there or not what they should be.
-func (a *Answer) hold(ctx context.Context, folder string, fill func(lacking []index.File) error) error {
+func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacking []index.File) error) error {
 	view, err := os.Open(filepath.Dir(folder))
 	if err != nil {
 		return err
@@ -81,7 +82,7 @@ func (a *Answer) hold(ctx context.Context, folder string, fill func(lacking []in
 // month, or when space is needed. progress, which may be nil, is told bytes; its calls do not overlap.
 // Of errors NotAllowed and NoSpace are the folder's: another may do.
 func (s *Stored) Unpack(
-	ctx context.Context, a *Answer, dir string, progress func(done, total int64),
+	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
 ) error {
 	if a.View != nil || a.Build == nil {
 		return nil
@@ -146,20 +147,20 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 // unpack writes those of the build's files that the view lacks, each under another name until it is
 // verified. Calls for the same build at the same time write the same.
 func (s *Stored) unpack(
-	ctx context.Context, a *Answer, dir string, progress func(done, total int64),
+	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
 ) error {
 	var content []byte
 	for _, f := range a.Build.Files {
 		content = append(fmt.Appendf(content, "%q", f.Name), f.Digest[:]...)
 	}
-	name := digestOf(content)
+	name := request.DigestOf(content)
 	folder := filepath.Join(dir, hex.EncodeToString(name[:16]), "files")
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
 	now := time.Now()
 	_ = os.Chtimes(filepath.Dir(folder), now, now) // otherwise it is removed earlier than it has to be
-	return a.hold(ctx, folder, func(lacking []index.File) error {
+	return hold(ctx, a, folder, func(lacking []index.File) error {
 		var done, total int64
 		for _, f := range lacking {
 			total += f.Size

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -24,7 +25,7 @@ import (
 )
 
 // readStored is read for an answer that has no view.
-func (b *bench) readStored(s *Stored, a *Answer) map[string]string {
+func (b *bench) readStored(s *Stored, a *request.Answer) map[string]string {
 	b.Helper()
 	files := make(map[string]string)
 	for _, f := range a.Build.Files {
@@ -47,7 +48,7 @@ func leftPacked(t *testing.T) (b *bench, build *index.Build, had map[string]stri
 	return b, builds[1], files[1]
 }
 
-func (b *bench) unpacked(dir string) (*Answer, error) {
+func (b *bench) unpacked(dir string) (*request.Answer, error) {
 	b.Helper()
 	s := b.stored()
 	a, err := s.Find(context.Background(), b.variant(2), "")
@@ -66,7 +67,7 @@ func TestAPackedStoredBuildIsUnpackedOutsideTheStore(t *testing.T) {
 	s := b.stored()
 	a, err := s.Find(context.Background(), b.variant(2), "")
 	require.NoError(t, err)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, build.ID, a.Build.ID)
 	require.Nil(t, a.View)
 	require.Equal(t, had, b.readStored(s, a))
@@ -282,7 +283,7 @@ func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
 	s := b.stored()
 	other := found
 	other.ID = index.BuildID{1}
-	other.Scope, other.Created = rights.OwnScope(Peer{UID: s.cache.uid}), found.Created.Add(time.Hour)
+	other.Scope, other.Created = rights.OwnScope(request.Peer{UID: s.cache.uid}), found.Created.Add(time.Hour)
 	other.Files = append([]index.File{}, found.Files...)
 	other.Files[0].Digest = cas.Digest{1}
 	s.builds = append(s.builds, other)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -16,7 +17,7 @@ import (
 
 // twoORT is a bench of two runtimes with equal libraries and another ONNX Runtime each, and a strict request for the second, of
 // a model for which the first holds a claim.
-func twoORT(t *testing.T) (b *bench, first, strict *Request, claim *Answer, put *Put) {
+func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *request.Answer, put *Put) {
 	other := filepath.Join(t.TempDir(), "other")
 	_, err := standin.Library(other, "1.30.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)
@@ -25,9 +26,9 @@ func twoORT(t *testing.T) (b *bench, first, strict *Request, claim *Answer, put 
 	app.spec, err = compilers.Find(b.runtime)
 	require.NoError(t, err)
 	first = b.request(b.model(1))
-	first.OnMiss = ForClaim
+	first.OnMiss = request.ForClaim
 	claim = b.acquire(first)
-	require.Equal(t, Claimed, claim.Outcome)
+	require.Equal(t, request.Claimed, claim.Outcome)
 	strict = b.request(first.Graph)
 	strict.StrictORT, strict.Runtime = true, runtimes.Ref{Directory: other}
 	return b, first, strict, claim, app.compile(first, claim.Claim)
@@ -36,7 +37,7 @@ func twoORT(t *testing.T) (b *bench, first, strict *Request, claim *Answer, put 
 // What an application puts that has another ONNX Runtime is not for who waited for the claim, and is strict about it: that one is given
 // the claim in its turn, or the daemon compiles.
 func TestStrictORTDoesNotTakeWhatWasPut(t *testing.T) {
-	for onMiss, outcome := range map[OnMiss]string{ForClaim: Claimed, Wait: Compiled} {
+	for onMiss, outcome := range map[request.OnMiss]string{request.ForClaim: request.Claimed, request.Wait: request.Compiled} {
 		t.Run(outcome, func(t *testing.T) {
 			b, first, strict, _, put := twoORT(t)
 			strict.OnMiss = onMiss
@@ -54,14 +55,14 @@ func TestStrictORTDoesNotTakeWhatWasPut(t *testing.T) {
 
 func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
 	b, first, strict, _, put := twoORT(t)
-	strict.OnMiss = Background
+	strict.OnMiss = request.Background
 	later := b.acquire(strict)
-	require.Equal(t, Later, later.Outcome)
+	require.Equal(t, request.Later, later.Outcome)
 	a, err := b.cache.Put(context.Background(), first.Peer, put, nil)
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Eventually(t, func() bool {
-		strict.OnMiss = Fail
+		strict.OnMiss = request.Fail
 		got, err := b.cache.Acquire(context.Background(), strict, nil)
 		if err == nil {
 			got.View.Close()
@@ -73,10 +74,10 @@ func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
 // Who claims strictly puts what the runtime's own ONNX Runtime made: a look-up would not give back anything else.
 func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	b, _, strict, claim, put := twoORT(t)
-	strict.OnMiss = ForClaim
+	strict.OnMiss = request.ForClaim
 	require.NoError(t, b.cache.GiveUp(context.Background(), strict.Peer, claim.Claim.ID, "", 0))
 	own := b.acquire(strict)
-	require.Equal(t, Claimed, own.Outcome)
+	require.Equal(t, request.Claimed, own.Outcome)
 	put.Claim = own.Claim.ID
 	_, err := b.cache.Put(context.Background(), strict.Peer, put, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))

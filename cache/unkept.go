@@ -6,6 +6,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/memo"
@@ -26,7 +27,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*jobs.Result, err
 		return nil, err
 	}
 	result.Why = text
-	if storeClass(why) == apierr.NoSpace {
+	if request.StoreClass(why) == apierr.NoSpace {
 		c.index.Counters.Add("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
 	} else {
@@ -54,7 +55,7 @@ func textOf(err error) string {
 func (c *Cache) keepAlone(b *index.Build, out string) (*jobs.Result, error) {
 	v, err := c.views.Alone(b, out)
 	if err != nil {
-		return nil, storeError(err, b.ModelName)
+		return nil, request.StoreError(err, b.ModelName)
 	}
 	return &jobs.Result{Build: b, Alone: v}, nil
 }

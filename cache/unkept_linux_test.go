@@ -7,18 +7,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // fullStore is a store that is above its budget with builds that are all leased.
 type fullStore struct {
 	*bench
-	leased []*Answer
+	leased []*request.Answer
 }
 
 func newFullStore(t *testing.T) *fullStore {
 	b := newBench(t)
-	return &fullStore{b, []*Answer{b.acquire(b.held(100)), b.acquire(b.held(101))}}
+	return &fullStore{b, []*request.Answer{b.acquire(b.held(100)), b.acquire(b.held(101))}}
 }
 
 // bound sets a budget below what the store takes now.
@@ -46,7 +47,7 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 	before, compiles := f.account(), f.compiler.Compiles.Load()
 	for times := int64(1); times <= 2; times++ {
 		a := f.acquire(f.held(1))
-		require.Equal(t, Compiled, a.Outcome)
+		require.Equal(t, request.Compiled, a.Outcome)
 		require.True(t, a.Unkept)
 		require.Len(t, f.read(a), 2)
 		require.Len(t, a.Warnings, 1)
@@ -69,18 +70,18 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 
 	f.free()
 	require.False(t, f.acquire(f.held(1)).Unkept)
-	require.Equal(t, Hit, f.acquire(f.held(1)).Outcome)
+	require.Equal(t, request.Hit, f.acquire(f.held(1)).Outcome)
 }
 
 // A put for which a store full of leased builds has no space is refused with NO_SPACE and the
 // numbers. Its claim stays, so that the same put is stored as soon as a build may be evicted.
 func TestPutsWithoutSpaceAreRefused(t *testing.T) {
 	f := newFullStore(t)
-	claimed := newClaimed(f.bench, func(r *Request) { r.HoldsView = true })
+	claimed := newClaimed(f.bench, func(r *request.Request) { r.HoldsView = true })
 	f.bound()
 	before := f.account()
-	put := func() (*Answer, error) {
-		return f.cache.Put(context.Background(), Peer{UID: stranger}, claimed.put, nil)
+	put := func() (*request.Answer, error) {
+		return f.cache.Put(context.Background(), request.Peer{UID: stranger}, claimed.put, nil)
 	}
 	_, err := put()
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
@@ -92,6 +93,6 @@ func TestPutsWithoutSpaceAreRefused(t *testing.T) {
 	f.free()
 	a, err := put()
 	require.NoError(t, err)
-	require.Equal(t, Taken, a.Outcome)
+	require.Equal(t, request.Taken, a.Outcome)
 	require.NotNil(t, a.View)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
@@ -83,7 +84,7 @@ func TestUnpackedElsewhere(t *testing.T) {
 	require.Equal(t, files[1], b.read(a))
 }
 
-func requireOneDevice(t *testing.T, a *Answer) {
+func requireOneDevice(t *testing.T, a *request.Answer) {
 	dev := uint64(0)
 	require.NoError(t, filepath.WalkDir(a.Path, func(p string, _ os.DirEntry, err error) error {
 		require.NoError(t, err)
@@ -131,14 +132,14 @@ func TestUnpackedFormsMakeRoomForEachOther(t *testing.T) {
 	}
 	for i := range builds[1:] {
 		a := b.acquire(b.variant(i + 2))
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, files[i+1], b.read(a))
 		require.NoError(t, a.View.Close())
 		b.later.Add(int64(time.Hour))
 	}
 	held := b.acquire(b.variant(2))
 	a := b.acquire(b.variant(3))
-	require.Equal(t, Compiled, a.Outcome, "there is no room, and whoever asks has its model all the same")
+	require.Equal(t, request.Compiled, a.Outcome, "there is no room, and whoever asks has its model all the same")
 	require.Equal(t, files[1], b.read(held))
 	require.Equal(t, files[2], b.read(a))
 	require.NoError(t, held.View.Close())
@@ -150,12 +151,12 @@ func TestUnpackedFormsMakeRoomForEachOther(t *testing.T) {
 func TestUnpackedOnceForAll(t *testing.T) {
 	b, _, files := packedPair(t)
 	var wg sync.WaitGroup
-	answers := make([]*Answer, 8)
-	told := make([]Progress, len(answers))
+	answers := make([]*request.Answer, 8)
+	told := make([]request.Progress, len(answers))
 	for i := range answers {
 		r := b.variant(2)
 		wg.Go(func() {
-			a, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
+			a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 				if p.Phase == phaseUnpacking && p.Total > 0 {
 					told[i] = p
 				}
@@ -244,15 +245,15 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 		require.NoError(t, err)
 		return packed.Copies
 	}
-	take := func(batch int) *Answer {
+	take := func(batch int) *request.Answer {
 		most := int64(0)
-		a, err := b.cache.Acquire(context.Background(), b.variant(batch), func(p Progress) {
+		a, err := b.cache.Acquire(context.Background(), b.variant(batch), func(p request.Progress) {
 			if p.Phase == phaseUnpacking && p.Total > 0 {
 				most = max(most, reserved())
 			}
 		})
 		require.NoError(t, err)
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, files[batch-1], b.read(a))
 		require.GreaterOrEqual(t, most, size)
 		require.Zero(t, reserved())

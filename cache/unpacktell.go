@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/views"
@@ -20,7 +21,7 @@ func (c *Cache) viewOf(ctx context.Context, b *index.Build, phase func(string)) 
 
 // noCopy is the answer to who asks for a build of which there is no room for a copy: a compile would have none either.
 func noCopy(b *index.Build, err error) error {
-	return storeError(fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err), b.ModelName)
+	return request.StoreError(fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err), b.ModelName)
 }
 
 type tellingKey struct{}
@@ -39,5 +40,5 @@ func unpackProgress(ctx context.Context) func(done, total int64) {
 	if t == nil {
 		return nil
 	}
-	return func(done, total int64) { t.Tell(Progress{Phase: phaseUnpacking, Done: done, Total: total}) }
+	return func(done, total int64) { t.Tell(request.Progress{Phase: phaseUnpacking, Done: done, Total: total}) }
 }

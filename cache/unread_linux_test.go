@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
@@ -62,7 +63,7 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 
 	a := b.acquire(b.variant(2))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Equal(t, files[1], b.read(a))
 	require.NotEqual(t, index.Damaged, b.cache.index.Journal.StateOf(builds[1].ID).Name)
 
@@ -112,9 +113,9 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
 		if whole {
-			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, request.Hit, a.Outcome)
 		} else {
-			require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, request.Compiled, a.Outcome)
 			require.Contains(t, a.Why, "damaged")
 		}
 		found, err = b.cache.Check(ctx, b.self(), &wire.Check{Deep: true}, nil)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 )
 
@@ -56,7 +57,7 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 			require.Empty(t, b.cache.store.MissingPart())
 			a := b.acquire(b.request(b.model(1)))
 			require.NotContains(t, a.Warnings, "not kept")
-			require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+			require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 		})
 	}
 }
@@ -77,7 +78,7 @@ func TestAFailedStoreLooksAround(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.Rename(b.state, b.state+".away"))
 	a := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Len(t, b.cache.store.Uprooted(), 1)
 	_ = b.cache.Close() // as above
 	b.cache = nil

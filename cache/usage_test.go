@@ -12,13 +12,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *bench) usage(p Peer, entries ...string) *wire.UsageReply {
+func (b *bench) usage(p request.Peer, entries ...string) *wire.UsageReply {
 	b.Helper()
 	u, err := b.cache.query.Usage(context.Background(), p, &wire.Usage{Entries: entries}, nil)
 	require.NoError(b, err)
@@ -29,7 +30,7 @@ func (b *bench) usage(p Peer, entries ...string) *wire.UsageReply {
 // The account is what the file system says, whatever happens.
 func (b *bench) exact() {
 	b.Helper()
-	found, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
+	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
 	require.NoError(b, err)
 	require.Empty(b, found.Findings)
 	for _, l := range found.Space {
@@ -48,7 +49,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	embedded.Embed = true
 	b.acquire(embedded)
 	b.exact()
-	_, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
+	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, b.account().Held)
 	b.exact()
@@ -60,14 +61,14 @@ func TestTheAccountIsExact(t *testing.T) {
 	<-b.cache.tidied // a start removes strangers
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
-	found, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
+	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, found.Space[0].DiskBytes-found.Space[0].GetAccountedBytes(), "%v", found.Space[0])
 	require.Len(t, found.Findings, 1)
 	require.Equal(t, []string{"space", filepath.Base(stranger), "8192 bytes on disk that no build needs; the next start removes them"},
 		[]string{found.Findings[0].Kind, found.Findings[0].Object, found.Findings[0].Detail})
 	require.NoError(t, os.Remove(stranger))
-	_, err = b.cache.Check(context.Background(), Peer{UID: b.cache.uid + 1}, &wire.Check{Space: true}, nil)
+	_, err = b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid + 1}, &wire.Check{Space: true}, nil)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 }
 
@@ -88,7 +89,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	b := newBench(t)
 	one := b.use(1).Build
 	two := b.use(2).Build
-	u := b.usage(Peer{UID: b.cache.uid})
+	u := b.usage(request.Peer{UID: b.cache.uid})
 	require.Len(t, u.Builds, 2)
 	for _, l := range u.Builds {
 		require.EqualValues(t, 2*cas.Block, l.OwnBytes+l.SharedBytes)
@@ -96,17 +97,17 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	}
 	require.Len(t, u.Users, 1)
 	logical := one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size
-	want := &wire.UsageSum{Name: rights.OwnScope(Peer{UID: b.cache.uid}), Builds: 2, LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
+	want := &wire.UsageSum{Name: rights.OwnScope(request.Peer{UID: b.cache.uid}), Builds: 2, LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
 	require.True(t, proto.Equal(want, u.Users[0]), "%v", u.Users[0])
 	require.Len(t, u.Eps, 1)
 
 	// The same model for another user's own: equal bytes, kept once.
 	r := b.held(1)
-	r.Peer, r.Store = Peer{UID: b.cache.uid + 1}, "user"
-	r.OnMiss = Refresh
+	r.Peer, r.Store = request.Peer{UID: b.cache.uid + 1}, "user"
+	r.OnMiss = request.Refresh
 	own := b.acquire(r).Build
 	require.Equal(t, one.Files, own.Files, "the stand-in makes the same bytes of the same model")
-	u = b.usage(Peer{UID: b.cache.uid}, own.ID.String(), one.ID.String())
+	u = b.usage(request.Peer{UID: b.cache.uid}, own.ID.String(), one.ID.String())
 	require.Len(t, u.Builds, 2)
 	for _, l := range u.Builds {
 		require.Zero(t, l.OwnBytes)
@@ -115,7 +116,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	require.Len(t, u.Shared, 2)
 	all := one.Files[0].Size + one.Files[1].Size
 	require.Equal(t, all, u.SharedBytes)
-	require.Less(t, b.usage(Peer{UID: b.cache.uid}, two.ID.String(), one.ID.String()).SharedBytes, all, "another model is another")
+	require.Less(t, b.usage(request.Peer{UID: b.cache.uid}, two.ID.String(), one.ID.String()).SharedBytes, all, "another model is another")
 
 	u = b.usage(r.Peer)
 	require.Len(t, u.Builds, 1, "others' are not told")

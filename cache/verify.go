@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -19,11 +20,11 @@ import (
 // verifyOutput compares what the answer's build computes with what the request's model does, where the request asks for it. It
 // is no part of the identity: a build is compared once for each tolerance, when somebody first asks, and stays what it is for others. An error
 // leaves the answer to its caller.
-func (c *Cache) verifyOutput(ctx context.Context, at *attempt, a *Answer) error {
+func (c *Cache) verifyOutput(ctx context.Context, at *request.Attempt, a *request.Answer) error {
 	switch {
 	case at.VerifyOutput == 0 || a.Build != nil && (a.View == nil || a.Build.VerifiedOutput > 0 && a.Build.VerifiedOutput <= at.VerifyOutput):
 		return nil
-	case a.Outcome == PassThrough || a.Build != nil && adopted(a.Build):
+	case a.Outcome == request.PassThrough || a.Build != nil && request.IsAdopted(a.Build):
 		without := "the model is compiled already, and there is none to compare with"
 		a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: without}))
 		return nil
@@ -34,13 +35,13 @@ func (c *Cache) verifyOutput(ctx context.Context, at *attempt, a *Answer) error 
 	if err != nil {
 		return err
 	}
-	at.phase("comparing")
+	at.Phase("comparing")
 	result, err := c.compareOnce(ctx, at, a)
 	switch {
 	case ctx.Err() != nil:
-		return contextError(ctx, at.Name)
+		return request.ContextError(ctx, at.Name)
 	case err != nil:
-		return workerError(err, "model %q: output not verified", at.Name)
+		return request.WorkerError(err, "model %q: output not verified", at.Name)
 	case result.Outcome == compilers.Failed:
 		return outputDiffers(at, result)
 	case result.Outcome != compilers.Passed:
@@ -50,14 +51,14 @@ func (c *Cache) verifyOutput(ctx context.Context, at *attempt, a *Answer) error 
 }
 
 // withoutVerifying says that an answer was not compared: with libraries that only applications load.
-func withoutVerifying(a *Answer, at *attempt) *Answer {
+func withoutVerifying(a *request.Answer, at *request.Attempt) *request.Answer {
 	if a != nil && a.View != nil && at.VerifyOutput > 0 {
 		a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: "the daemon does not load these libraries"}))
 	}
 	return a
 }
 
-func outputDiffers(at *attempt, result compilers.VerifyResult) error {
+func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
 	return apierr.New(apierr.CompileFailed, nil, "model %q: what is compiled computes something else: %s", at.Name, result.Text).WithFact("reason", "output differs").
 		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
 		WithHint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
@@ -68,7 +69,7 @@ func notVerified(result compilers.VerifyResult) string {
 }
 
 // compareOnce compares, or gives what an earlier comparison of the same build and tolerance with these libraries found.
-func (c *Cache) compareOnce(ctx context.Context, at *attempt, a *Answer) (compilers.VerifyResult, error) {
+func (c *Cache) compareOnce(ctx context.Context, at *request.Attempt, a *request.Answer) (compilers.VerifyResult, error) {
 	v, ok := c.compiler.(compilers.OutputVerifier)
 	switch {
 	case !ok:
@@ -81,19 +82,19 @@ func (c *Cache) compareOnce(ctx context.Context, at *attempt, a *Answer) (compil
 		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(at.VerifyOutput)) // whichever view it is
 	}
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
-	find := func(ctx context.Context, own *Request) (compilers.VerifyResult, error) {
-		return c.compare(ctx, v, at.withRequest(own), a.Build, graph)
+	find := func(ctx context.Context, own *request.Request) (compilers.VerifyResult, error) {
+		return c.compare(ctx, v, at.WithRequest(own), a.Build, graph)
 	}
-	return rememberOwn(ctx, c, at.Request, c.runtimes.Key("output", at.rc, what), compared, find)
+	return rememberOwn(ctx, c, at.Request, c.runtimes.Key("output", at.Content, what), compared, find)
 }
 
 // compared: what could not be compared may be another time.
 func compared(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
 
 // compare runs private copies of both. The build's is copied too: workers of another user reach no views.
-func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, at *attempt, b *index.Build, graph string) (compilers.VerifyResult, error) {
+func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build, graph string) (compilers.VerifyResult, error) {
 	var none compilers.VerifyResult
-	j, remove, err := c.copied(ctx, at.Request, at.plan.canonical)
+	j, remove, err := c.copied(ctx, at.Request, at.Plan.Canonical)
 	defer remove()
 	if err != nil {
 		return none, err
@@ -103,16 +104,10 @@ func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, at *att
 			return none, err
 		}
 	}
-	check := at.plan.against("", at.rc).checkJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(at.plan.canonical.GraphOptimizationLevel)))
-	return runtimes.Still(at.rc, func() (compilers.VerifyResult, error) {
-		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: at.plan.withDimensions(check), Source: j.copies[0].path, Most: at.VerifyOutput})
+	check := at.Plan.Against("", at.Content).CheckJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(at.Plan.Canonical.GraphOptimizationLevel)))
+	return runtimes.Still(at.Content, func() (compilers.VerifyResult, error) {
+		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: j.copies[0].path, Most: at.VerifyOutput})
 	})
-}
-
-// withDimensions adds the sizes that the source model is run with; in the compiled one they are fixed.
-func (p *plan) withDimensions(check compilers.CheckJob) compilers.CheckJob {
-	check.FreeDimensions, check.FreeDimensionsByDenotation = p.canonical.FreeDimensions, p.canonical.FreeDimensionsByDenotation
-	return check
 }
 
 func copyPath(from, to string) error {
@@ -127,11 +122,11 @@ func copyPath(from, to string) error {
 // does not is kept as any other, for the tolerance is one request's: [Cache.verifyOutput] refuses it to that.
 func (j *job) verified(ctx context.Context, out string, b *index.Build) float64 {
 	v, ok := j.c.compiler.(compilers.OutputVerifier)
-	if !ok || j.VerifyOutput == 0 || j.Request.models() > 1 {
+	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
 		return 0
 	}
-	check := j.plan.against("", j.rc).checkJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(j.plan.canonical.GraphOptimizationLevel)))
-	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.plan.withDimensions(check), Source: j.copies[0].path, Most: j.VerifyOutput})
+	check := j.Plan.Against("", j.Content).CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)))
+	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check), Source: j.copies[0].path, Most: j.VerifyOutput})
 	j.spent(result.CPUSeconds)
 	if err != nil || result.Outcome != compilers.Passed {
 		return 0 // whoever asked for it is told why

@@ -7,13 +7,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // verifying is a request that wants its output compared.
-func (b *bench) verifying(most float64) *Request {
+func (b *bench) verifying(most float64) *request.Request {
 	r := b.request(b.model(1))
 	r.VerifyOutput = most
 	return r
@@ -27,12 +28,12 @@ func apart(compilers.VerifyJob) compilers.VerifyResult {
 func TestOutputIsComparedWhereAskedFor(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.verifying(0.01))
-	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, request.Compiled, a.Outcome)
 	require.Equal(t, 0.01, a.Build.VerifiedOutput)
 	require.EqualValues(t, 1, b.compiler.Comparisons.Load())
 	b.reopen()
 	again := b.acquire(b.verifying(0.02))
-	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, 0.01, again.Build.VerifiedOutput, "its record says so")
 	require.EqualValues(t, 1, b.compiler.Comparisons.Load(), "what passed with a smaller tolerance passes")
 	require.Empty(t, again.Warnings)
@@ -59,7 +60,7 @@ func TestHitIsComparedOnce(t *testing.T) {
 	made := b.acquire(b.request(b.model(1)))
 	for range 3 {
 		a := b.acquire(b.verifying(0.01))
-		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, made.Build.ID, a.Build.ID)
 	}
 	require.EqualValues(t, 1, b.compiler.Comparisons.Load())
@@ -81,7 +82,7 @@ func TestOutputThatDiffersIsRefusedToWhoAsked(t *testing.T) {
 	}
 	require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the compile is not lost for that")
 	a := b.acquire(b.request(b.model(1)))
-	require.Equal(t, Hit, a.Outcome, "others did not ask")
+	require.Equal(t, request.Hit, a.Outcome, "others did not ask")
 	require.Zero(t, a.Build.VerifiedOutput)
 }
 
@@ -106,7 +107,7 @@ func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	own := b.request(b.own())
 	own.VerifyOutput = 0.01
 	passed := b.acquire(own)
-	require.Equal(t, PassThrough, passed.Outcome)
+	require.Equal(t, request.PassThrough, passed.Outcome)
 	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is compiled already, and there is none to compare with")
 }
 
@@ -141,7 +142,7 @@ func TestConvertedOutputIsCompared(t *testing.T) {
 	r := b.verifying(0.01)
 	r.Embed = true
 	a := b.acquire(r)
-	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, request.Hit, a.Outcome)
 	require.Zero(t, a.Build.VerifiedOutput)
 	require.EqualValues(t, 2, b.compiler.Comparisons.Load())
 }
@@ -149,7 +150,7 @@ func TestConvertedOutputIsCompared(t *testing.T) {
 func TestManyAskForOneComparison(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
-	requests := make([]*Request, 8)
+	requests := make([]*request.Request, 8)
 	for i := range requests {
 		requests[i] = b.verifying(0.01)
 	}

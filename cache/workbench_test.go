@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
@@ -37,7 +38,7 @@ type bench struct {
 	wrap     compilers.Compiler // nil: compiler itself
 	state    string
 	runtime  string
-	policies map[string]Policy
+	policies map[string]request.Policy
 	drivers  []runtimes.DriverSource
 	later    atomic.Int64 // nanoseconds, added to the cache's clock
 	change   func(*Options)
@@ -91,7 +92,7 @@ func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
 		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
-		Rebuild: upkeep.RebuildOptions{Off: true}, Pack: PackOff, Policies: map[string]Policy{"": {MeasureGain: new(bool)}},
+		Rebuild: upkeep.RebuildOptions{Off: true}, Pack: PackOff, Policies: map[string]request.Policy{"": {MeasureGain: new(bool)}},
 	}
 	for ep, p := range b.policies {
 		p.MeasureGain = new(bool)
@@ -136,7 +137,7 @@ func (b *bench) requireSound() {
 	if b.cache == nil {
 		return
 	}
-	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
+	result, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
 	require.NoError(b, err)
 	for _, f := range result.Findings {
 		for _, key := range f.Builds {
@@ -163,11 +164,11 @@ func (b *bench) openFile(path string) *os.File {
 	return f
 }
 
-func (b *bench) request(graph *os.File) *Request {
-	return &Request{Peer: Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []identity.EP{{Name: standin.EP}}}
+func (b *bench) request(graph *os.File) *request.Request {
+	return &request.Request{Peer: request.Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []identity.EP{{Name: standin.EP}}}
 }
 
-func (b *bench) acquire(r *Request) *Answer {
+func (b *bench) acquire(r *request.Request) *request.Answer {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), r, nil)
 	require.NoError(b, err)
@@ -178,9 +179,9 @@ func (b *bench) acquire(r *Request) *Answer {
 }
 
 // identified is the attempt that Acquire makes of the request, once its model is identified.
-func (b *bench) identified(r *Request) *attempt {
+func (b *bench) identified(r *request.Request) *request.Attempt {
 	b.Helper()
-	at, err := newAttempt(r, jobs.NewTelling(nil, b.cache.now()))
+	at, err := request.NewAttempt(r, jobs.NewTelling(nil, b.cache.now()))
 	require.NoError(b, err)
 	at, err = b.cache.identified(context.Background(), at)
 	require.NoError(b, err)
@@ -188,17 +189,17 @@ func (b *bench) identified(r *Request) *attempt {
 }
 
 // planned is identified with the runtime and the plan.
-func (b *bench) planned(r *Request) *attempt {
+func (b *bench) planned(r *request.Request) *request.Attempt {
 	b.Helper()
 	at := b.identified(r)
-	rt, rc, err := b.cache.runtimes.Resolve(context.Background(), at.wanted(), at.phase)
+	rt, rc, err := b.cache.runtimes.Resolve(context.Background(), at.Wanted(), at.Phase)
 	require.NoError(b, err)
-	at, err = b.cache.planned(context.Background(), at.withRuntime(rt.Name, rc))
+	at, err = b.cache.planned(context.Background(), at.WithRuntime(rt.Name, rc))
 	require.NoError(b, err)
 	return at
 }
 
-func (b *bench) refused(r *Request) *apierr.Error {
+func (b *bench) refused(r *request.Request) *apierr.Error {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), r, nil)
 	require.Nil(b, a)
@@ -215,7 +216,7 @@ type listed struct {
 }
 
 func (b *bench) list() (out []listed) {
-	page, err := b.cache.query.List(context.Background(), Peer{UID: b.cache.uid}, &wire.List{}, nil)
+	page, err := b.cache.query.List(context.Background(), request.Peer{UID: b.cache.uid}, &wire.List{}, nil)
 	require.NoError(b, err)
 	require.Empty(b, page.Next)
 	for _, told := range page.Builds {
@@ -231,7 +232,7 @@ func (b *bench) list() (out []listed) {
 }
 
 // read gives the digest of every file that an answer's view holds, through its descriptor alone.
-func (b *bench) read(a *Answer) map[string]string {
+func (b *bench) read(a *request.Answer) map[string]string {
 	b.Helper()
 	out := make(map[string]string)
 	folder := fmt.Sprintf("/proc/self/fd/%d/%s", a.View.Fd(), filepath.Dir(a.Graph))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
@@ -29,7 +30,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Publishers: s.Publishers, Claims: claimsOf(s.Claims),
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
-		Policies: make(map[string]cache.Policy, len(s.Policies)),
+		Policies: make(map[string]request.Policy, len(s.Policies)),
 		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), UnpackedDir: s.Space.UnpackedDir,
 		Space:    spaceOptions(s.Space),
 		Failures: failureOptions(s.Failures), Conditions: conditions(s),
@@ -38,7 +39,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		o.Drivers = append(o.Drivers, runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
 	}
 	for ep, p := range s.Policies {
-		o.Policies[ep] = cache.Policy{
+		o.Policies[ep] = request.Policy{
 			Unknown: p.Unknown, PreferRecompilation: p.PreferRecompilation, Unsupported: p.Unsupported,
 			MaxAge: p.Age(), MinCompileSeconds: p.MinCompileSeconds, MeasureGain: &p.MeasureGain,
 		}

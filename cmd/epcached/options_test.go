@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
@@ -102,7 +103,7 @@ unpacked_dir = "/unpacked"
 		Drivers:  []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild:  upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
 		Failures: failure.Options{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute, Longest: 48 * time.Hour, Refused: 4 * time.Hour},
-		Policies: map[string]cache.Policy{
+		Policies: map[string]request.Policy{
 			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},
 			"QNNExecutionProvider": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: 48 * time.Hour,
 				MinCompileSeconds: 0.5, MeasureGain: &no},

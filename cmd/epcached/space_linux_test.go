@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cmd/epcached/internal/backend"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -34,7 +35,7 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	_, err := standin.Library(runtime, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)
 	o.Runtimes, o.Log = []compilers.Runtime{{Directory: runtime}}, slog.New(slog.NewTextHandler(io.Discard, nil))
-	o.Policies = map[string]cache.Policy{"": {MeasureGain: new(bool)}}
+	o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}}
 	c, err := cache.Open(state, o)
 	require.NoError(t, err)
 	in := &inside{cache: c, socket: filepath.Join(shortFolder(t), "s")}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 )
 
@@ -49,7 +50,7 @@ type onebuild struct {
 // ortVersion is stated for all: no library is loaded.
 const ortVersion = "1.30.0"
 
-var self = cache.Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
+var self = request.Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
 
 // openStanding opens the store below dir, and writes what its requests need.
 func openStanding(c corpus, dir string, later *atomic.Int64, o cache.Options) (*standing, error) {
@@ -142,7 +143,7 @@ func fields(b []byte, want func(protowire.Number) bool) (out []byte, err error) 
 func (s *standing) put(one onebuild) error {
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
-	a, err := s.ask(ctx, one, cache.ForClaim)
+	a, err := s.ask(ctx, one, request.ForClaim)
 	if err != nil {
 		return err
 	}
@@ -170,7 +171,7 @@ func (s *standing) put(one onebuild) error {
 }
 
 // ask is one request, by a client that holds the view that it gets.
-func (s *standing) ask(ctx context.Context, one onebuild, miss cache.OnMiss) (*cache.Answer, error) {
+func (s *standing) ask(ctx context.Context, one onebuild, miss request.OnMiss) (*request.Answer, error) {
 	model, err := os.Open(one.model)
 	if err != nil {
 		return nil, err
@@ -181,13 +182,13 @@ func (s *standing) ask(ctx context.Context, one onebuild, miss cache.OnMiss) (*c
 		return nil, err
 	}
 	defer lib.Close()
-	return s.cache.Acquire(ctx, &cache.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, EPs: []identity.EP{{Name: one.ep}}, OnMiss: miss, Connection: ctx, HoldsView: true,
+	return s.cache.Acquire(ctx, &request.Request{Peer: self, Name: filepath.Base(one.model), Graph: model, EPs: []identity.EP{{Name: one.ep}}, OnMiss: miss, Connection: ctx, HoldsView: true,
 		Runtime: runtimes.Ref{ORTVersion: ortVersion, EPLibraries: []runtimes.LibraryRef{{EP: one.ep, Path: one.lib, File: lib}}}}, nil)
 }
 
 // served asks for a build, and has use look at its files while the view is held: path gives that of a file of the corpus.
 func (s *standing) served(one onebuild, use func(path func(fileInfo) string) error) error {
-	a, err := s.ask(context.Background(), one, cache.Fail)
+	a, err := s.ask(context.Background(), one, request.Fail)
 	if err != nil {
 		return err
 	}

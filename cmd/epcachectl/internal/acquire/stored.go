@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/internal/apierr"
@@ -49,7 +50,7 @@ func (g *Get) openStore(ctx context.Context) (err error) {
 // find asks the store, once more with the external data that the models turned out to refer to.
 func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
 	progress func(*wire.Progress), out *got) error {
-	request, err := cache.RequestOf(cache.Peer{}, w, files)
+	request, err := request.FromWire(request.Peer{}, w, files)
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, exter
 
 // unpack makes a view in the first folder that will do, for a build that has none in the store.
 func (g *Get) unpack(
-	ctx context.Context, answer *cache.Answer, progress func(*wire.Progress),
+	ctx context.Context, answer *request.Answer, progress func(*wire.Progress),
 ) (err error) {
 	for _, folder := range g.unpackFolders() {
 		err = g.stored.Unpack(ctx, answer, folder, func(done, total int64) {

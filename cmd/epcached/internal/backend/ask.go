@@ -11,17 +11,18 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Ask passes on the requests that carry no descriptors, and tells how far they are.
-func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Message,
+func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Message,
 	progress func(*wire.Progress)) (proto.Message, error) {
 	c, q := b.Cache, peer(p)
-	far := func(pr cache.Progress) { progress(pr.Reply()) }
-	switch w := request.(type) {
+	far := func(pr request.Progress) { progress(pr.Reply()) }
+	switch w := message.(type) {
 	case *wire.Release:
 		return &wire.ReleaseReply{}, nil // the lease is the descriptor
 	case *wire.List:
@@ -63,14 +64,14 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Status:
 		return b.status(ctx)
 	case *wire.Probe:
-		return c.Queries().Probe(ctx, q, cache.RuntimeOf(w.Runtime, nil), w.Refresh)
+		return c.Queries().Probe(ctx, q, request.RuntimeOf(w.Runtime, nil), w.Refresh)
 	case *wire.Check:
 		return c.Check(ctx, q, w, progress)
 	case *wire.Doctor:
 		return c.Queries().Doctor().Examine(ctx, q)
 	case *wire.Report:
 		return c.Report(ctx, q, reports.Report{Build: w.Build, Code: w.Code, Text: w.Text,
-			ORTVersion: w.OrtVersion, Graph: w.Graph}, cache.RuntimeOf(w.Runtime, nil))
+			ORTVersion: w.OrtVersion, Graph: w.Graph}, request.RuntimeOf(w.Runtime, nil))
 	case *wire.Events:
 		var since time.Time
 		if w.SinceMs > 0 {
@@ -113,7 +114,7 @@ func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
 }
 
 // collect makes room, or plans to.
-func (b *Backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
+func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 	progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
 		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
@@ -131,7 +132,7 @@ func (b *Backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
 }
 
 // jobs lists compiles and failures.
-func (b *Backend) jobs(ctx context.Context, p cache.Peer) (*wire.JobsReply, error) {
+func (b *Backend) jobs(ctx context.Context, p request.Peer) (*wire.JobsReply, error) {
 	jobs, err := b.Cache.Jobs(ctx, p)
 	if err != nil {
 		return nil, err

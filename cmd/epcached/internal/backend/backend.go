@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock"
@@ -28,7 +29,7 @@ type Backend struct {
 	End       func(*os.File) // ends the daemon, and keeps the file open until the process has ended
 }
 
-func peer(p unixsock.Peer) cache.Peer { return cache.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
+func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 
 // Hello tells the client who it is here.
 func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
@@ -50,12 +51,12 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(w.DeadlineMs)*time.Millisecond)
 		defer cancel()
 	}
-	r, err := cache.RequestOf(peer(p), w, fds)
+	r, err := request.FromWire(peer(p), w, fds)
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.Cache.Acquire(ctx, r, func(pr cache.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Acquire(ctx, r, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -79,7 +80,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, cache.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}

@@ -8,20 +8,20 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestEveryWishHasItsTranslation(t *testing.T) {
-	seen := make(map[cache.OnMiss]bool)
+	seen := make(map[request.OnMiss]bool)
 	for number, name := range wire.OnMiss_name {
-		r, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{OnMiss: wire.OnMiss(number), Model: &wire.Model{}}, []*os.File{nil})
+		r, err := request.FromWire(request.Peer{}, &wire.Acquire{OnMiss: wire.OnMiss(number), Model: &wire.Model{}}, []*os.File{nil})
 		require.NoError(t, err, name)
 		require.False(t, seen[r.OnMiss], name)
 		seen[r.OnMiss] = true
 	}
-	_, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{OnMiss: 99}, nil)
+	_, err := request.FromWire(request.Peer{}, &wire.Acquire{OnMiss: 99}, nil)
 	require.ErrorIs(t, WireError(err), unixsock.ErrVersion)
 }
 
@@ -34,14 +34,14 @@ func TestTheOutputArrives(t *testing.T) {
 	for i := range fields.Len() {
 		asked.ProtoReflect().Set(fields.Get(i), values[fields.Get(i).Kind()])
 	}
-	r, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked}, []*os.File{nil})
+	r, err := request.FromWire(request.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked}, []*os.File{nil})
 	require.NoError(t, err)
 	got := reflect.ValueOf(r.Output)
 	require.Equal(t, fields.Len(), got.NumField())
 	for i := range got.NumField() {
 		require.False(t, got.Field(i).IsZero(), got.Type().Field(i).Name)
 	}
-	r, err = cache.RequestOf(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}}, []*os.File{nil})
+	r, err = request.FromWire(request.Peer{}, &wire.Acquire{Model: &wire.Model{}}, []*os.File{nil})
 	require.NoError(t, err)
 	require.Zero(t, r.Output)
 }

@@ -1,4 +1,4 @@
-package cache
+package request
 
 import (
 	"os"
@@ -17,7 +17,7 @@ var onMiss = map[wire.OnMiss]OnMiss{
 }
 
 // RequestOf translates a message of the protocol, whose indices are within the descriptors.
-func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
+func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
 		return nil, apierr.New(apierr.Version, nil, "on_miss %s is not supported by this version", w.OnMiss).

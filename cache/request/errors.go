@@ -1,4 +1,4 @@
-package cache
+package request
 
 import (
 	"context"
@@ -11,13 +11,13 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// workerError gives a worker's failure its class, with the compiler's own last words in the text.
-func workerError(err error, format string, args ...any) error {
-	return compileError(err, "", format, args...)
+// WorkerError gives a worker's failure its class, with the compiler's own last words in the text.
+func WorkerError(err error, format string, args ...any) error {
+	return CompileError(err, "", format, args...)
 }
 
-// compileError is workerError for who has what the worker printed.
-func compileError(err error, log string, format string, args ...any) error {
+// CompileError is workerError for who has what the worker printed.
+func CompileError(err error, log string, format string, args ...any) error {
 	switch {
 	case errors.As(err, new(*apierr.Error)):
 		return err
@@ -38,21 +38,21 @@ func compileError(err error, log string, format string, args ...any) error {
 	return apierr.New(apierr.CompileFailed, err, format, args...)
 }
 
-// storeError is for what goes wrong with the daemon's own files.
-func storeError(err error, model string) error {
-	e := apierr.New(storeClass(err), err, "model %q", model)
+// StoreError is for what goes wrong with the daemon's own files.
+func StoreError(err error, model string) error {
+	e := apierr.New(StoreClass(err), err, "model %q", model)
 	if known := (*apierr.Error)(nil); errors.As(err, &known) {
 		e.Hint = known.Hint
 	}
 	return e
 }
 
-// unservable is for a build that was made, as the word says, and then no view of it.
-func unservable(err error, model, made string) error {
-	return apierr.New(storeClass(err), err, "model %q: %s, but cannot be served", model, made)
+// Unservable is for a build that was made, as the word says, and then no view of it.
+func Unservable(err error, model, made string) error {
+	return apierr.New(StoreClass(err), err, "model %q: %s, but cannot be served", model, made)
 }
 
-func storeClass(err error) apierr.Class {
+func StoreClass(err error) apierr.Class {
 	if known := (*apierr.Error)(nil); errors.As(err, &known) {
 		return known.Class
 	}

@@ -1,4 +1,4 @@
-package cache
+package request
 
 import (
 	"context"
@@ -69,24 +69,24 @@ type Request struct {
 	Connection context.Context
 }
 
-// wanted is the runtime that the request asks for.
-func (r *Request) wanted() *runtimes.Wanted {
+// Wanted is the runtime that the request asks for.
+func (r *Request) Wanted() *runtimes.Wanted {
 	return &runtimes.Wanted{Ref: r.Runtime, EPs: r.EPs, UID: r.Peer.UID, StrictORT: r.StrictORT,
 		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
 }
 
 // requestOf is a request with these terms, without its models.
-func requestOf(t *identity.Terms) *Request {
+func FromTerms(t *identity.Terms) *Request {
 	return &Request{EPs: t.EPs, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
 		Embed: t.Embed, Route: t.Route, Output: t.Output}
 }
 
-// models counts the models that are asked for.
-func (r *Request) models() int { return 1 + len(r.Group) }
+// Models counts the models that are asked for.
+func (r *Request) Models() int { return 1 + len(r.Group) }
 
 // model gives the files of one of the models. 0 is the first.
-func (r *Request) model(i int) identity.Files {
+func (r *Request) ModelFiles(i int) identity.Files {
 	if i == 0 {
 		return identity.Files{Name: r.Name, Graph: r.Graph, External: r.External}
 	}
@@ -94,29 +94,31 @@ func (r *Request) model(i int) identity.Files {
 }
 
 // all gives the files of every model.
-func (r *Request) all() []identity.Files { return append([]identity.Files{r.model(0)}, r.Group...) }
+func (r *Request) AllModels() []identity.Files {
+	return append([]identity.Files{r.ModelFiles(0)}, r.Group...)
+}
 
 // files lists every file of the models in a fixed order.
-func (r *Request) files() []*os.File { return identity.All(r.all()...) }
+func (r *Request) AllFiles() []*os.File { return identity.All(r.AllModels()...) }
 
-// descriptors lists the files of the models, each once.
-func (r *Request) descriptors() []*os.File { return identity.Descriptors(r.all()...) }
+// Descriptors lists the files of the models, each once.
+func (r *Request) Descriptors() []*os.File { return identity.Descriptors(r.AllModels()...) }
 
 // with gives the request with other files of its models.
-func (r *Request) with(files []identity.Files) *Request {
+func (r *Request) WithModels(files []identity.Files) *Request {
 	out := *r
 	out.Graph, out.External, out.Group = files[0].Graph, files[0].External, files[1:]
 	return &out
 }
 
-// own gives the request with descriptors of its own, because the caller may leave.
-func (r *Request) own() (*Request, error) {
-	files, err := identity.Own(r.all()...)
+// Own gives the request with descriptors of its own, because the caller may leave.
+func (r *Request) Own() (*Request, error) {
+	files, err := identity.Own(r.AllModels()...)
 	if err != nil {
 		return nil, err
 	}
-	return r.with(files), nil
+	return r.WithModels(files), nil
 }
 
-// close closes the files of a request that is the cache's own.
-func (r *Request) close() { identity.Close(r.all()...) }
+// Close closes the files of a request that is the cache's own.
+func (r *Request) Close() { identity.Close(r.AllModels()...) }

@@ -1,0 +1,159 @@
+package request
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+)
+
+// options lists the provider options that the request gives, "" if it gives none.
+func (r *Request) GivenOptions() string {
+	var given []string
+	for _, ep := range r.EPs {
+		for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
+			given = append(given, name+"="+ep.Options[name])
+		}
+	}
+	return strings.Join(given, ", ")
+}
+
+// MaxGroup bounds a group: its models are compiled one after the other in one worker.
+const MaxGroup = 64
+
+// checkGroup refuses groups that no execution provider compiles.
+func (r *Request) checkGroup() error {
+	if len(r.Group) == 0 {
+		return nil
+	}
+	if r.Models() > MaxGroup {
+		return apierr.New(apierr.BadRequest, nil, "a group of %d models, more than %d", r.Models(), MaxGroup)
+	}
+	if r.Embed {
+		return apierr.New(apierr.BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
+			WithHint("ask for them one by one, or without embedding")
+	}
+	if r.OnMiss == ForClaim {
+		return apierr.New(apierr.BadRequest, nil, "a group is compiled by the daemon, and not under a claim").WithHint("ask with on_miss wait, or claim the models one by one")
+	}
+	if r.Output.InitializersFile != "" || r.Output.InitializersInSource {
+		return apierr.New(apierr.BadRequest, nil, "the initializers of a group's models stay in their graphs").WithHint("ask for the models one by one")
+	}
+	for i, m := range r.Group {
+		if m.Graph == nil {
+			return apierr.New(apierr.BadRequest, nil, "the request has no model %d of the group", i+2)
+		}
+	}
+	return nil
+}
+
+// Sharing is the request with what makes execution providers share: their options, and sessions in which to compile.
+func (r *Request) Sharing() *Request {
+	out := *r
+	if out.Route == "" {
+		out.Route = compilers.RouteSessionOptions
+	}
+	out.EPs = make([]identity.EP, len(r.EPs))
+	for i, ep := range r.EPs {
+		info, _ := compilers.EPByName(ep.Name)
+		ep.Options = info.ForSharing(ep.Options)
+		out.EPs[i] = ep
+	}
+	return &out
+}
+
+// named gives a group's members the names that the request has for them, where it has one for each: not what others call them.
+func (r *Request) NamedMembers(members []index.Member) []index.Member {
+	out := slices.Clone(members)
+	for i := range out {
+		out[i].ModelName = ""
+		if len(r.Group) > 0 && i < r.Models() {
+			out[i].ModelName = r.ModelFiles(i).Name
+		}
+	}
+	return out
+}
+
+// maxEPs and maxOptions bound what one request may carry.
+const (
+	maxEPs     = 16
+	maxOptions = 1024
+)
+
+// check refuses what no request may have.
+func (r *Request) check() error {
+	switch {
+	case r.Graph == nil:
+		return apierr.New(apierr.BadRequest, nil, "the request has no model")
+	case len(r.EPs) == 0:
+		return apierr.New(apierr.BadRequest, nil, "model %q: the request names no execution provider", r.Name).
+			WithHint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
+	case len(r.EPs) > maxEPs:
+		return apierr.New(apierr.BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
+		return apierr.New(apierr.BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
+	}
+	if err := r.checkGroup(); err != nil {
+		return err
+	}
+	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
+		return apierr.New(apierr.BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
+	}
+	switch r.Store {
+	case "", "shared", "user", "none":
+	default:
+		return apierr.New(apierr.BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
+	}
+	seen := make(map[string]bool)
+	for _, ep := range r.EPs {
+		if ep.Name == "" || len(ep.Name) > 200 || strings.ContainsAny(ep.Name, "/\x00\n") {
+			return apierr.New(apierr.BadRequest, nil, "execution provider %q: not a name", ep.Name)
+		}
+		if seen[ep.Name] {
+			return apierr.New(apierr.BadRequest, nil, "execution provider %q is named twice", ep.Name)
+		}
+		seen[ep.Name] = true
+	}
+	for name, v := range r.FreeDimensions {
+		if v <= 0 {
+			return apierr.New(apierr.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
+		}
+	}
+	return nil
+}
+
+// scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
+// A model that every local user can read may be shared; what is private stays its user's. wish is the model's own.
+func (r *Request) scopes(wish string) (store string, look []string) {
+	own := rights.OwnScope(r.Peer)
+	store = "shared"
+	for _, f := range r.AllFiles() {
+		if info, err := f.Stat(); err != nil || info.Mode().Perm()&0o004 == 0 {
+			store = own
+		}
+	}
+	for _, wish := range []string{wish, r.Store} {
+		switch {
+		case wish == "none":
+			store = ""
+		case wish == "user" && store != "":
+			store = own
+		}
+	}
+	if store == own {
+		return store, []string{own, "shared"}
+	}
+	return store, []string{"shared", own}
+}
+
+// ContextError is the error of a caller that went away, or whose time is over.
+func ContextError(ctx context.Context, model string) error {
+	return apierr.OfContext(ctx, "model %q", model)
+}

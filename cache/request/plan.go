@@ -1,0 +1,270 @@
+package request
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"lukechampine.com/blake3"
+
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
+)
+
+// WithDimensions adds the sizes that the source model is run with; in the compiled one they are fixed.
+func (p *Plan) WithDimensions(check compilers.CheckJob) compilers.CheckJob {
+	check.FreeDimensions, check.FreeDimensionsByDenotation = p.Canonical.FreeDimensions, p.Canonical.FreeDimensionsByDenotation
+	return check
+}
+
+func PutText(b *index.Build) string {
+	if IsAdopted(b) {
+		return PutBy(b)
+	}
+	return fmt.Sprintf("%s, with %s, in %.2f s", PutBy(b), Makers(b), b.CompileSeconds)
+}
+
+// PutBy says who made a build that the daemon did not make.
+func PutBy(b *index.Build) string {
+	if IsAdopted(b) {
+		return fmt.Sprintf("adopted: a compiled model of uid %d's", b.UID)
+	}
+	return fmt.Sprintf("made by uid %d with its own libraries", b.UID)
+}
+
+func Makers(b *index.Build) string {
+	names := make([]string, len(b.EPs))
+	for i, ep := range b.EPs {
+		names[i] = strings.TrimSpace(ep.Name + " " + ep.Version)
+		if ep.SDKVersion != "" {
+			names[i] += " (SDK " + ep.SDKVersion + ")"
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func EPNames(eps []identity.EP) string {
+	names := make([]string, len(eps))
+	for i, ep := range eps {
+		names[i] = ep.Name
+	}
+	return strings.Join(names, ", ")
+}
+
+// Plan is a request thought through for one runtime: what it is called, and how it would be compiled.
+type Plan struct {
+	Canonical      identity.Record
+	Record         []byte
+	RecordJSON     string
+	RequestKey     index.RequestKey
+	EPs            []compilers.EP // resolved: library, devices, options as the EP gets them
+	Marks          judge.Marks
+	MarksDigest    [32]byte // digest of the marks and drivers
+	Facts          []index.EPFacts
+	BuildKey       index.BuildKey
+	OnOwnModel     bool                 // an EP takes none of the tiny models: its mark was made with the request's own
+	OnlyProcessors bool                 // the execution providers have no device to keep for themselves
+	Outside        bool                 // for libraries that are not run here
+	Libraries      map[string]cas.Stamp // then: those that were hashed, by EP
+	Fitting        []*index.Build       // in a store that is only read: the builds; no key is known
+}
+
+// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a
+// build of the very same key may have been made with another one, and is judged. So is one that was
+// put and could not be run then. For libraries that are not run here the whole machine is part of it.
+func (p *Plan) MadeExactly(b *index.Build) bool {
+	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !(b.Put && p.Marks.Elsewhere(b))
+	return b.BuildKey == p.BuildKey && here
+}
+
+// own is the judgement of what the plan would make.
+func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
+	reason, source := "made by these libraries, or equal ones, for this hardware", judge.SourceLibrary
+	if b.Put {
+		reason, source = PutBy(b)+", which are equal to these, for this hardware", judge.SourcePut
+	}
+	if from := Origin(b); from != "" {
+		reason += "; " + from
+	}
+	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
+}
+
+// Against is what a build is judged against: a runtime, with the execution providers and options of a request.
+type Against struct {
+	*Plan
+	Runtime string
+	Content *runtimes.Content
+
+	Model    *Request // a request that has its models with it, for controls; nil: there is none
+	Adopting bool     // that is of an artefact
+}
+
+func (p *Plan) Against(rt string, rc *runtimes.Content) *Against {
+	return &Against{Plan: p, Runtime: rt, Content: rc}
+}
+
+// Target is what the builds are judged for.
+func (a *Against) Target() *judge.Target {
+	return &judge.Target{Runtime: a.Runtime, Content: a.Content, EPs: a.EPs, Marks: a.Marks, Facts: a.Facts,
+		BuildKey: a.BuildKey, Seen: a.MarksDigest}
+}
+
+// CheckJob loads a graph as an application would that asked for what is judged.
+func (a *Against) CheckJob(graph, level string) compilers.CheckJob {
+	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph, SessionOptions: a.Canonical.SessionOptions,
+		GraphOptimizationLevel: level}
+}
+
+// Spelled is the request but for its model.
+func (a *Against) Spelled() []byte {
+	r := a.Canonical
+	r.Model = cas.Digest{}
+	return r.Encode()
+}
+
+// LoadLevel is the level at which applications load the graph unless they are told another: a session's default,
+// except for those that asked to have nothing optimised.
+func LoadLevel(compiledAt string) string {
+	if compiledAt == "disable_all" {
+		return compiledAt
+	}
+	return "all"
+}
+
+// Stated is what the execution providers state in the graphs, with the libraries that the plan is
+// for. The class of this machine is the hardware where they state none.
+func (p *Plan) Stated(models []*epmodel.Model) []index.EPFacts {
+	facts := slices.Clone(p.Facts)
+	for i := range facts {
+		// Of a contradiction the first part counts.
+		says, took, _ := compilers.StatedBy(facts[i].Name, p.Writes(i), models...)
+		SetStated(&facts[i], says, took)
+		if took && !p.Outside {
+			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.Marks[i].MachineClass)
+		}
+	}
+	return facts
+}
+
+// Writes tells whether an execution provider writes compatibility strings, as far as is known.
+func (p *Plan) Writes(i int) bool { return p.Outside || p.Marks[i].CompatibilityString != "" }
+
+// state replaces what a one-node compile said by what the graphs of a build do.
+func SetStated(f *index.EPFacts, says compilers.Stated, took bool) {
+	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
+	f.CompatibilityString = says.CompatibilityString
+	f.TookNone = !took
+}
+
+// Untaken tells what of a model the execution providers left.
+func (p *Plan) Untaken(m *epmodel.Model, open []OpenDimension) (warnings []string) {
+	made := make(map[string]bool)
+	for _, n := range m.Contexts {
+		made[n.Source] = true
+	}
+	for _, ep := range p.EPs {
+		if !made[ep.Name] {
+			warnings = append(warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
+		}
+	}
+	if m.Nodes > len(m.Contexts) {
+		warnings = append(warnings, "left out of the compiled parts, for another execution provider: "+m.UncompiledSummary(8))
+		if len(open) > 0 {
+			warnings = append(warnings, DimensionsHint(open))
+		}
+	}
+	return warnings
+}
+
+// FailureKey names what is known of compiles of the plan that failed.
+func (p *Plan) FailureKey(rc *runtimes.Content, scope string) failure.Key {
+	b := append(append([]byte(nil), rc.Machine[:]...), rc.ORT[:]...)
+	for i := range p.Facts {
+		b = append(append(b, 0), p.Facts[i].DriverVersion...)
+	}
+	sum := DigestOf(b)
+	return failure.Key{Build: p.BuildKey, Scope: scope, With: [16]byte(sum[:16])}
+}
+
+// Expected is what would make the build, for comparing it with what made the build. Of the plan's
+// own builds, the graphs may state more than a one-node compile does.
+func (p *Plan) Expected(b *index.Build) []index.EPFacts {
+	if b.BuildKey != p.BuildKey || len(b.EPs) != len(p.Facts) {
+		return p.Facts
+	}
+	facts := slices.Clone(p.Facts)
+	for i := range facts {
+		f, made := &facts[i], &b.EPs[i]
+		f.SDKVersion, f.HardwareArchitecture = made.SDKVersion, made.HardwareArchitecture
+		f.CompatibilityString = made.CompatibilityString
+	}
+	return facts
+}
+
+// Origin says for people what a build was made from, "" if it was compiled.
+func Origin(b *index.Build) string {
+	if b.Converted.ID.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("converted from the %s form, build %s of %s", FormName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
+}
+
+// name is what the files of a build begin with: names are part of what is compiled, so it is made from the key.
+func (p *Plan) ShortKey() string { return hex.EncodeToString(p.BuildKey[:8]) }
+
+func (p *Plan) OutputName() string { return p.ShortKey() + "_ctx.onnx" }
+
+// CheckJobOf loads a build from its view: a group's graphs together, in order.
+func (a *Against) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
+	graph := filepath.Join(view.Path, filepath.FromSlash(view.Graph))
+	job := a.CheckJob(graph, cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
+	for i := range b.Members {
+		job.SessionOptions = SharingOptions(a.Canonical.SessionOptions)
+		if i > 0 {
+			job.Share = append(job.Share, filepath.Join(filepath.Dir(graph), filepath.FromSlash(b.Members[i].Graph)))
+		}
+	}
+	return job
+}
+
+// CheckJobAlone loads a group's graphs as checkJobOf does, but none of them shares anything with
+// the others.
+func (a *Against) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
+	job := a.CheckJobOf(b, view)
+	job.SessionOptions = a.Canonical.SessionOptions
+	return job
+}
+
+// SharingOptions gives session options with those that make the members of a group share.
+func SharingOptions(options map[string]string) map[string]string {
+	all := compilers.ShareOptions()
+	maps.Copy(all, options)
+	return all
+}
+
+func DigestOf(b []byte) [32]byte { return blake3.Sum256(b) }
+
+func FormName(embed bool) string {
+	if embed {
+		return "embedded"
+	}
+	return "sidecar"
+}
+
+// IsAdopted tells whether a build was made of a user's compiled model, so that nothing is known of
+// the libraries that made it.
+func IsAdopted(b *index.Build) bool {
+	return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero()
+}
