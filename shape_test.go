@@ -38,8 +38,7 @@ const (
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
 var larger = map[string]figures{
 	// Most of what a request needs is still in one package, as methods of one type.
-	"cache":          {files: 55, lines: 8_346, methods: 178, circle: 48},
-	"cmd/epcachectl": {circle: 24}, // each verb of the command line is a method of app
+	"cache": {files: 55, lines: 8_346, methods: 178, circle: 48},
 }
 
 func TestPackagesStaySmall(t *testing.T) {

@@ -32,10 +32,11 @@ func unexpected(e *wire.Envelope) error {
 	return violation("the daemon answered with %T", e.GetBody())
 }
 
-// plain is ask for the requests that carry no descriptors either way.
-func plain[R any](ctx context.Context, c *Client, message proto.Message,
+// Ask sends a request that carries no descriptors, and returns its reply, which is an *R: a *wire.List
+// is answered by a wire.ListReply, for example. Progress may be nil; it is called on this goroutine.
+func Ask[R any](ctx context.Context, c *Client, request proto.Message,
 	progress func(*wire.Progress)) (*R, error) {
-	answer, err := c.ask(ctx, message, nil, progress)
+	answer, err := c.ask(ctx, request, nil, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -46,16 +47,11 @@ func plain[R any](ctx context.Context, c *Client, message proto.Message,
 	return nil, unexpected(answer.envelope)
 }
 
-// List gives one page of builds: those that the caller may see. Progress may be nil; it is called on this goroutine.
-func (c *Client) List(ctx context.Context, r *wire.List, progress func(*wire.Progress)) (*wire.ListReply, error) {
-	return plain[wire.ListReply](ctx, c, r, progress)
-}
-
 // ListPages calls fn with the builds of one page after the other, and stops at its first error, which it returns. The
-// request then says with after where it stopped: behind the last page that fn had. Progress is as for List.
+// request then says with after where it stopped: behind the last page that fn had. Progress is as for Ask.
 func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wire.Progress), fn func([]*wire.Build) error) error {
 	for {
-		reply, err := c.List(ctx, r, progress)
+		reply, err := Ask[wire.ListReply](ctx, c, r, progress)
 		if err != nil {
 			return err
 		}
@@ -69,96 +65,10 @@ func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wir
 	}
 }
 
-// Show describes an entry with its builds and history.
-func (c *Client) Show(ctx context.Context, r *wire.Show) (*wire.ShowReply, error) {
-	return plain[wire.ShowReply](ctx, c, r, nil)
-}
-
-// Invalidate withholds builds.
-func (c *Client) Invalidate(ctx context.Context, r *wire.Invalidate) (*wire.ChangeReply, error) {
-	return plain[wire.ChangeReply](ctx, c, r, nil)
-}
-
-// Remove deletes builds.
-func (c *Client) Remove(ctx context.Context, r *wire.Remove) (*wire.ChangeReply, error) {
-	return plain[wire.ChangeReply](ctx, c, r, nil)
-}
-
-// Pin keeps builds whatever space is short.
-func (c *Client) Pin(ctx context.Context, r *wire.Pin) (*wire.ChangeReply, error) {
-	return plain[wire.ChangeReply](ctx, c, r, nil)
-}
-
-// Unpin takes that back.
-func (c *Client) Unpin(ctx context.Context, r *wire.Unpin) (*wire.ChangeReply, error) {
-	return plain[wire.ChangeReply](ctx, c, r, nil)
-}
-
-// Collect removes builds until the store keeps to its bounds, or plans to. Progress may be nil; it is called on this
-// goroutine.
-func (c *Client) Collect(ctx context.Context, r *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
-	return plain[wire.CollectReply](ctx, c, r, progress)
-}
-
-// Pack packs builds or makes them whole again. Progress may be nil; it is called on this goroutine.
-func (c *Client) Pack(ctx context.Context, r *wire.Pack, progress func(*wire.Progress)) (*wire.PackReply, error) {
-	return plain[wire.PackReply](ctx, c, r, progress)
-}
-
-// Layout tells where the bytes of builds' files stand.
-func (c *Client) Layout(ctx context.Context, r *wire.Layout) (*wire.LayoutReply, error) {
-	return plain[wire.LayoutReply](ctx, c, r, nil)
-}
-
-// Usage tells where the space goes, a page at a time. Progress is as for List.
-func (c *Client) Usage(ctx context.Context, r *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
-	return plain[wire.UsageReply](ctx, c, r, progress)
-}
-
-// Status tells how the daemon is.
-func (c *Client) Status(ctx context.Context) (*wire.StatusReply, error) {
-	return plain[wire.StatusReply](ctx, c, &wire.Status{}, nil)
-}
-
-// Probe tells which runtimes, execution providers and devices there are.
-func (c *Client) Probe(ctx context.Context, r *wire.Probe) (*wire.ProbeReply, error) {
-	return plain[wire.ProbeReply](ctx, c, r, nil)
-}
-
-// Check looks for damage in the store. Progress is as for List.
-func (c *Client) Check(ctx context.Context, r *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
-	return plain[wire.CheckReply](ctx, c, r, progress)
-}
-
-// Report tells that ONNX Runtime refused a build. The runtime's libraries are named by path: a report carries no descriptors.
-func (c *Client) Report(ctx context.Context, r *wire.Report) (*wire.ReportReply, error) {
-	return plain[wire.ReportReply](ctx, c, r, nil)
-}
-
-// Why explains an entry. For a request that may have none, call Acquire with EXPLAIN.
-func (c *Client) Why(ctx context.Context, r *wire.Why) (*wire.Explanation, error) {
-	return plain[wire.Explanation](ctx, c, r, nil)
-}
-
-// Events gives what has happened, oldest first.
-func (c *Client) Events(ctx context.Context, r *wire.Events) (*wire.EventsReply, error) {
-	return plain[wire.EventsReply](ctx, c, r, nil)
-}
-
-// Doctor looks for what is wrong on the daemon's machine.
-func (c *Client) Doctor(ctx context.Context) (*wire.DoctorReply, error) {
-	return plain[wire.DoctorReply](ctx, c, &wire.Doctor{}, nil)
-}
-
-// Jobs gives the compiles that wait or run, and the failures that are remembered: those that the caller may see.
-func (c *Client) Jobs(ctx context.Context) (*wire.JobsReply, error) {
-	return plain[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
-}
-
-// Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this call. Progress may be
-// nil; it is called on this goroutine.
+// Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this call. Progress is as
+// for Ask.
 func (c *Client) Follow(ctx context.Context, r *wire.Follow, progress func(*wire.Progress)) (*wire.Job, error) {
-	reply, err := plain[wire.JobsReply](ctx, c, r, progress)
+	reply, err := Ask[wire.JobsReply](ctx, c, r, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -166,21 +76,6 @@ func (c *Client) Follow(ctx context.Context, r *wire.Follow, progress func(*wire
 		return jobs[0], nil
 	}
 	return nil, violation("the daemon answered with %d jobs to Follow", len(reply.GetJobs()))
-}
-
-// CancelJobs ends compiles, and gives those that it ended.
-func (c *Client) CancelJobs(ctx context.Context, r *wire.CancelJobs) (*wire.JobsReply, error) {
-	return plain[wire.JobsReply](ctx, c, r, nil)
-}
-
-// RetryJobs has the daemon forget failures, and gives those that it forgot.
-func (c *Client) RetryJobs(ctx context.Context, r *wire.RetryJobs) (*wire.JobsReply, error) {
-	return plain[wire.JobsReply](ctx, c, r, nil)
-}
-
-// GiveUp ends a claim without a result.
-func (c *Client) GiveUp(ctx context.Context, r *wire.GiveUp) (*wire.GiveUpReply, error) {
-	return plain[wire.GiveUpReply](ctx, c, r, nil)
 }
 
 // Stop has the daemon end. It returns when the process has ended, or with an error of the context.

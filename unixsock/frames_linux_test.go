@@ -78,7 +78,7 @@ func TestBrokenFrames(t *testing.T) {
 				require.Equal(t, wire.ErrorClass_BAD_REQUEST, refusal.GetClass())
 			}
 			require.Zero(t, s.backend.calls.Load())
-			_, err := dial(t, s).Status(context.Background())
+			_, err := Ask[wire.StatusReply](context.Background(), dial(t, s), &wire.Status{}, nil)
 			require.NoError(t, err)
 		})
 	}
@@ -191,6 +191,6 @@ func TestLargestFrame(t *testing.T) {
 	padded.Model.Name = string(make([]byte, MaxFrame))
 	_, _, err = c.Acquire(context.Background(), padded, []*os.File{modelFile(t)}, nil, nil)
 	require.ErrorIs(t, err, ErrBadRequest)
-	_, err = c.Status(context.Background())
+	_, err = Ask[wire.StatusReply](context.Background(), c, &wire.Status{}, nil)
 	require.NoError(t, err, "the connection is as good as before")
 }

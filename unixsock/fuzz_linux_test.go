@@ -154,7 +154,7 @@ func FuzzConnection(f *testing.F) {
 		}
 		_ = c.conn.CloseWrite()
 		c.readEnd()
-		_, err := dial(t, s).Status(background(t))
+		_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 		require.NoError(t, err)
 	})
 }

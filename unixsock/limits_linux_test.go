@@ -145,7 +145,7 @@ func TestClientThatNeverReads(t *testing.T) {
 	require.Eventually(t, func() bool {
 		frame := framed(&wire.Envelope{Request: uint64(time.Now().UnixNano()), Body: &wire.Envelope_List{List: &wire.List{}}})
 		_ = c.conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
-		_, err := dial(t, s).Status(background(t))
+		_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 		require.NoError(t, err, "others are served meanwhile")
 		return c.tryWrite(frame) != nil
 	}, patience, 5*time.Millisecond)

@@ -142,8 +142,8 @@ func (c *Client) reportRefusal(ctx context.Context, request *wire.Acquire, reply
 	}
 	ctx, cancel := context.WithTimeout(ctx, ReportTimeout)
 	defer cancel()
-	decision, err := c.Report(ctx, &wire.Report{Build: reply.GetBuild(), Code: refusal.Code, Text: cut(refusal.Text, MaxReportText),
-		OrtVersion: runtime.GetOrtVersion(), Graph: reply.GetGraph(), Runtime: runtime})
+	decision, err := Ask[wire.ReportReply](ctx, c, &wire.Report{Build: reply.GetBuild(), Code: refusal.Code, Text: cut(refusal.Text, MaxReportText),
+		OrtVersion: runtime.GetOrtVersion(), Graph: reply.GetGraph(), Runtime: runtime}, nil)
 	if err != nil {
 		return nil
 	}

@@ -65,55 +65,55 @@ func TestBackendSeesPeerAndFiles(t *testing.T) {
 func TestOtherRequests(t *testing.T) {
 	c := dial(t, serve(t, &standIn{}, limits{}))
 	ctx := background(t)
-	list, err := c.List(ctx, &wire.List{}, nil)
+	list, err := Ask[wire.ListReply](ctx, c, &wire.List{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "one", list.GetBuilds()[0].GetBuild())
-	show, err := c.Show(ctx, &wire.Show{})
+	show, err := Ask[wire.ShowReply](ctx, c, &wire.Show{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"made"}, show.GetHistory())
-	invalidated, err := c.Invalidate(ctx, &wire.Invalidate{})
+	invalidated, err := Ask[wire.ChangeReply](ctx, c, &wire.Invalidate{}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, invalidated.GetFreedBytes())
-	removed, err := c.Remove(ctx, &wire.Remove{})
+	removed, err := Ask[wire.ChangeReply](ctx, c, &wire.Remove{}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, removed.GetFreedBytes())
-	pinned, err := c.Pin(ctx, &wire.Pin{})
+	pinned, err := Ask[wire.ChangeReply](ctx, c, &wire.Pin{}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, pinned.GetFreedBytes())
-	unpinned, err := c.Unpin(ctx, &wire.Unpin{})
+	unpinned, err := Ask[wire.ChangeReply](ctx, c, &wire.Unpin{}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, unpinned.GetFreedBytes())
 	var phases []string
-	packed, err := c.Pack(ctx, &wire.Pack{Entries: []string{"a", "b"}}, func(p *wire.Progress) { require.Equal(t, "packing", p.GetPhase()) })
+	packed, err := Ask[wire.PackReply](ctx, c, &wire.Pack{Entries: []string{"a", "b"}}, func(p *wire.Progress) { require.Equal(t, "packing", p.GetPhase()) })
 	require.NoError(t, err)
 	require.EqualValues(t, 2, packed.GetChanged())
-	collected, err := c.Collect(ctx, &wire.Collect{}, func(p *wire.Progress) { phases = append(phases, p.GetPhase()) })
+	collected, err := Ask[wire.CollectReply](ctx, c, &wire.Collect{}, func(p *wire.Progress) { phases = append(phases, p.GetPhase()) })
 	require.NoError(t, err)
 	require.EqualValues(t, 5, collected.GetRemoved())
 	require.Equal(t, []string{"collecting"}, phases)
 	saying := func(p *wire.Progress) { phases = append(phases, p.GetPhase()) }
-	layout, err := c.Layout(ctx, &wire.Layout{Most: 4})
+	layout, err := Ask[wire.LayoutReply](ctx, c, &wire.Layout{Most: 4}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, layout.More)
-	usage, err := c.Usage(ctx, &wire.Usage{}, saying)
+	usage, err := Ask[wire.UsageReply](ctx, c, &wire.Usage{}, saying)
 	require.NoError(t, err)
 	require.EqualValues(t, 6, usage.GetSharedBytes())
-	check, err := c.Check(ctx, &wire.Check{}, saying)
+	check, err := Ask[wire.CheckReply](ctx, c, &wire.Check{}, saying)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, check.GetBlobs())
 	require.Equal(t, []string{"collecting", "reading builds", "checking files"}, phases)
-	_, err = c.Probe(ctx, &wire.Probe{})
+	_, err = Ask[wire.ProbeReply](ctx, c, &wire.Probe{}, nil)
 	require.NoError(t, err)
-	report, err := c.Report(ctx, &wire.Report{})
+	report, err := Ask[wire.ReportReply](ctx, c, &wire.Report{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "sound", report.GetDecision())
-	why, err := c.Why(ctx, &wire.Why{})
+	why, err := Ask[wire.Explanation](ctx, c, &wire.Why{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "hit", why.GetDecision())
-	events, err := c.Events(ctx, &wire.Events{})
+	events, err := Ask[wire.EventsReply](ctx, c, &wire.Events{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "compiled", events.GetEvents()[0].GetKind())
-	doctor, err := c.Doctor(ctx)
+	doctor, err := Ask[wire.DoctorReply](ctx, c, &wire.Doctor{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "ok", doctor.GetAdvice()[0].GetSeverity())
 	require.Equal(t, "epcached test", c.Hello().GetServer())
@@ -199,7 +199,7 @@ func TestErrorsAreTheSameOnBothEnds(t *testing.T) {
 		sent := fmt.Errorf("status: %w", &Error{Class: number, Text: "no luck", Hint: "try", Facts: map[string]string{"code": "10"}})
 		require.ErrorIs(t, sent, sentinel)
 		answers <- sent
-		_, err := c.Status(background(t))
+		_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 		require.ErrorIs(t, err, sentinel)
 		for other, not := range sentinels {
 			require.Equal(t, other == number, errors.Is(err, not))
@@ -211,7 +211,7 @@ func TestErrorsAreTheSameOnBothEnds(t *testing.T) {
 		require.Equal(t, map[string]string{"code": "10"}, e.Facts)
 	}
 	answers <- fmt.Errorf("look it up: %w", ErrNotFound)
-	_, err := c.Status(background(t))
+	_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.ErrorIs(t, err, ErrNotFound, "a bare sentinel has a class too")
 	require.EqualError(t, err, "look it up: not found")
 }
@@ -220,7 +220,7 @@ func TestInternalErrorsStayInside(t *testing.T) {
 	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
 		return nil, errors.New("bbolt: page 7 of /secret/index.db")
 	}}, limits{})
-	_, err := dial(t, s).Status(background(t))
+	_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 	require.ErrorIs(t, err, ErrInternal)
 	require.NotContains(t, err.Error(), "secret")
 }
@@ -230,7 +230,7 @@ func TestErrorTextOfACompiler(t *testing.T) {
 	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
 		return nil, &Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "bad \xff byte " + long, Facts: map[string]string{"log": long}}
 	}}, limits{})
-	_, err := dial(t, s).Status(background(t))
+	_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 	require.ErrorIs(t, err, ErrCompileFailed)
 	require.Contains(t, err.Error(), "bad \uFFFD byte")
 }
@@ -240,10 +240,10 @@ func TestAnswerTooLarge(t *testing.T) {
 		return &wire.ListReply{Next: string(make([]byte, MaxFrame))}, nil
 	}}, limits{})
 	c := dial(t, s)
-	_, err := c.List(background(t), &wire.List{}, nil)
+	_, err := Ask[wire.ListReply](background(t), c, &wire.List{}, nil)
 	require.ErrorIs(t, err, ErrInternal)
 	require.Contains(t, err.Error(), "does not fit into a frame")
-	_, err = c.Status(background(t))
+	_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 }
 
@@ -345,7 +345,7 @@ func TestCancelReachesTheBackend(t *testing.T) {
 	_, _, err := c.Acquire(ctx, acquireModel(), []*os.File{modelFile(t)}, nil, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, <-ended, context.Canceled)
-	_, err = c.Status(background(t))
+	_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.NoError(t, err, "the connection goes on")
 }
 
@@ -402,7 +402,7 @@ func TestProgress(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, view.Close())
 	(<-kept)(&wire.Progress{Phase: "too late"})
-	_, err = c.Status(background(t)) // what was sent before has come before this answer
+	_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil) // what was sent before has come before this answer
 	require.NoError(t, err)
 	require.Less(t, len(seen), 100, "each second one of a phase")
 	require.Equal(t, []string{"reading", "compiling", "storing"}, slices.Compact(seen))
@@ -451,7 +451,7 @@ func TestShutdown(t *testing.T) {
 		stopped := make(chan error, 1)
 		go func() { stopped <- s.Shutdown(background(t)) }()
 		require.Eventually(t, func() bool {
-			_, err := c.Status(background(t))
+			_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 			return errors.Is(err, ErrBusy)
 		}, patience, time.Millisecond, "new requests are refused")
 		_, err := Dial(background(t), s.path)
@@ -459,7 +459,7 @@ func TestShutdown(t *testing.T) {
 		close(release)
 		require.NoError(t, <-answered)
 		require.NoError(t, <-stopped)
-		_, err = c.Status(background(t))
+		_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 		require.ErrorIs(t, err, ErrConnectionLost)
 	})
 	t.Run("cancels at the end of its patience", func(t *testing.T) {
@@ -485,7 +485,7 @@ func TestRefusalAnswersEveryRequest(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
 	s.Refuse(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged", Hint: "wait"})
-	status := func() error { _, err := c.Status(background(t)); return err }
+	status := func() error { _, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil); return err }
 	_, newcomer := Dial(background(t), s.path)
 	for name, err := range map[string]error{"under way": <-underWay, "later": status(), "new connection": newcomer} {
 		require.ErrorIs(t, err, ErrUnavailable, name)
@@ -519,7 +519,7 @@ func TestActivatedListener(t *testing.T) {
 	go func() { ended <- s.Serve(ctx, l) }()
 	c, err := Dial(background(t), path)
 	require.NoError(t, err)
-	_, err = c.Status(background(t))
+	_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	cancel()
@@ -577,7 +577,7 @@ func TestLateAnswerEndsItsLease(t *testing.T) {
 	between := map[string]func(*Client) error{
 		"no call follows": func(*Client) error { return nil },
 		"the next call is answered before": func(c *Client) error {
-			_, err := c.Status(background(t))
+			_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 			return err
 		},
 	}
@@ -596,7 +596,7 @@ func TestLateAnswerEndsItsLease(t *testing.T) {
 			require.NoError(t, lease.SetReadDeadline(time.Now().Add(patience)))
 			_, err = lease.Read(make([]byte, 1))
 			require.ErrorIs(t, err, io.EOF, "the last copy of the descriptor is closed")
-			_, err = c.Status(background(t))
+			_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 			require.NoError(t, err, "the connection goes on")
 		})
 	}

@@ -130,7 +130,7 @@ func TestSubscribersFailureCancels(t *testing.T) {
 	b.publish("made")
 	require.ErrorIs(t, <-ended, enough)
 	b.await(t, 0)
-	_, err := c.Status(background(t))
+	_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.NoError(t, err, "the connection goes on")
 }
 
@@ -154,7 +154,7 @@ func TestRequestsGoOnBesideASubscription(t *testing.T) {
 	for range 2 * maxPendingEvents {
 		b.publish("more than the client keeps")
 	}
-	_, err := c.Status(background(t))
+	_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	cancel()
 	require.NoError(t, <-ended)
@@ -274,7 +274,7 @@ func TestStalledSubscriber(t *testing.T) {
 	for range published { // 20 MB
 		b.publish(strings.Repeat("x", 1<<10))
 	}
-	_, err := dial(t, s).Status(background(t))
+	_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 	require.NoError(t, err, "others are served meanwhile")
 	b.await(t, 0) // the write's time limit ends it
 	require.Less(t, b.sent.Load(), int64(published), "what is not read waits with the backend")
@@ -415,7 +415,8 @@ func TestReportsTextIsCut(t *testing.T) {
 		got <- len(r.GetText())
 		return &wire.ReportReply{}, nil
 	}}, limits{})
-	_, err := dial(t, s).Report(background(t), &wire.Report{Text: strings.Repeat("x", 100<<10)})
+	report := &wire.Report{Text: strings.Repeat("x", 100<<10)}
+	_, err := Ask[wire.ReportReply](background(t), dial(t, s), report, nil)
 	require.NoError(t, err)
 	require.Equal(t, MaxReportText, <-got)
 }

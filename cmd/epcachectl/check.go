@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -15,8 +15,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) checkCommand() *cobra.Command {
-	var quick, deep, space, repair bool
+func newCheck(a *cli.Call) *cobra.Command {
+	var quick bool
+	var request wire.Check
 	cmd := &cobra.Command{
 		Use:   "check [--quick|--deep|--space] [--repair]",
 		Short: "look for damage in the store",
@@ -31,36 +32,35 @@ status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsa
 		Example: "  epcachectl check --deep\n  epcachectl check --deep --repair",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if quick && deep || space && (quick || deep) {
+			switch r := &request; {
+			case quick && r.Deep, r.Space && (quick || r.Deep):
 				return exit.Usagef("check: one of --quick, --deep and --space")
-			}
-			if space && repair {
+			case r.Space && r.Repair:
 				return exit.Usagef("check: --repair is for files, and --space compares accounts only")
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				return a.check(ctx, c, &wire.Check{Deep: deep, Repair: repair, Space: space})
+				return check(ctx, a, c, &request)
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
-	cmd.Flags().BoolVar(&space, "space", false, "compare the account of the space with the file system")
-	cmd.Flags().BoolVar(&deep, "deep", false, "read and hash every byte")
-	cmd.Flags().BoolVar(&repair, "repair", false, "quarantine what is damaged, and withhold its builds")
+	f := cmd.Flags()
+	f.BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
+	f.BoolVar(&request.Space, "space", false, "compare the account of the space with the file system")
+	f.BoolVar(&request.Deep, "deep", false, "read and hash every byte")
+	f.BoolVar(&request.Repair, "repair", false, "quarantine what is damaged, and withhold its builds")
 	return cmd
 }
 
-func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check) error {
-	reply, err := cli.Shown(&a.Call, func(progress func(*wire.Progress)) (*wire.CheckReply, error) {
-		return c.Check(ctx, request, progress)
-	})
+func check(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Check) error {
+	reply, err := cli.Shown[wire.CheckReply](ctx, a, c, request)
 	if err != nil {
 		return err
 	}
-	report := a.reportFindings
+	report := reportFindings
 	if request.Space {
-		report = a.reportSpace
+		report = reportSpace
 	}
-	damaged, err := report(reply)
+	damaged, err := report(a, reply)
 	if err == nil && damaged {
 		return exit.Status(exit.Damage)
 	}
@@ -73,7 +73,7 @@ func isDamage(f *wire.Finding) bool {
 }
 
 // reportFindings prints what was found, and reports whether it is damage.
-func (a *app) reportFindings(r *wire.CheckReply) (damaged bool, err error) {
+func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	damaged = slices.ContainsFunc(r.GetFindings(), isDamage)
 	if a.JSON {
 		return damaged, a.Print.JSON(jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more"))
@@ -102,7 +102,7 @@ func printStoreFindings(p *term.Printer, list []*wire.Finding) {
 }
 
 // reportSpace prints the account, and reports whether it differs from what the file system says.
-func (a *app) reportSpace(r *wire.CheckReply) (differs bool, err error) {
+func reportSpace(a *cli.Call, r *wire.CheckReply) (differs bool, err error) {
 	all, verdict := int64(0), "is"
 	rows := [][]string{{"WHAT", "FILES", "ON DISK", "ACCOUNTED"}}
 	for _, l := range r.GetSpace() {
@@ -111,11 +111,11 @@ func (a *app) reportSpace(r *wire.CheckReply) (differs bool, err error) {
 		if l.AccountedBytes != nil {
 			accounted = term.Bytes(l.GetAccountedBytes())
 			if d := l.GetAccountedBytes() - l.GetDiskBytes(); d != 0 {
-				accounted += ", a difference of " + strconv.FormatInt(d, 10) + " bytes"
+				accounted += fmt.Sprintf(", a difference of %d bytes", d)
 				differs, verdict = true, "differs from"
 			}
 		}
-		rows = append(rows, []string{term.Printable(l.GetName()), strconv.FormatUint(l.GetFiles(), 10),
+		rows = append(rows, []string{term.Printable(l.GetName()), fmt.Sprint(l.GetFiles()),
 			term.Bytes(l.GetDiskBytes()), accounted})
 	}
 	if a.JSON {

@@ -16,12 +16,11 @@ func addCompletion(root *cobra.Command) {
 		return // this version of cobra has none
 	}
 	completion.Long = strings.TrimSpace(completion.Long) + exit.Help(exit.Done, exit.BadUsage)
-	completion.Example = `  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl
-  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish`
+	const bash = "  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl"
+	const fish = "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish"
+	completion.Example = bash + "\n" + fish
 	for shell, example := range map[string]string{
-		"bash":       "  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl",
-		"zsh":        `  epcachectl completion zsh > "${fpath[1]}/_epcachectl"`,
-		"fish":       "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish",
+		"bash": bash, "zsh": `  epcachectl completion zsh > "${fpath[1]}/_epcachectl"`, "fish": fish,
 		"powershell": "  epcachectl completion powershell | Out-String | Invoke-Expression",
 	} {
 		if cmd, _, err := completion.Find([]string{shell}); err == nil {

@@ -32,7 +32,7 @@ type configError struct {
 
 var configCodes = []int{exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed}
 
-func (a *app) configCommand() *cobra.Command {
+func newConfig(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config check|show [FILE]",
 		Short: "check or show the daemon's configuration",
@@ -45,11 +45,11 @@ What flags say to a daemon is not known here: epcached --check-config with the s
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.configCheckCommand(), a.configShowCommand())
+	cmd.AddCommand(newConfigCheck(a), newConfigShow(a))
 	return cmd
 }
 
-func (a *app) configCheckCommand() *cobra.Command {
+func newConfigCheck(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "print all that is wrong with a configuration file",
@@ -68,19 +68,19 @@ mistake.` + exit.Help(configCodes...),
 				if _, err = s.LoadRules(); err == nil {
 					err = s.CheckUnpackedDir(mayWrite)
 				}
-			} else if wrong := (config.Errors)(nil); !errors.As(err, &wrong) {
+			} else if _, wrong := errors.AsType[config.Errors](err); !wrong {
 				return withConfigHint(err)
 			}
 			var warnings config.Errors
 			if s != nil {
 				warnings = s.Warnings()
 			}
-			return a.printConfigErrors(file, warnings, err)
+			return printConfigErrors(a, file, warnings, err)
 		},
 	}
 }
 
-func (a *app) configShowCommand() *cobra.Command {
+func newConfigShow(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show [FILE]",
 		Short: "print every value in force, and where it is from",
@@ -102,20 +102,15 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 				return s.Print(a.Print.Out)
 			}
 			fields := s.Fields()
-			for i := range fields {
-				fields[i].Value = emptyList(fields[i].Value)
+			for i, f := range fields {
+				// JSON would have a list that is nil as null.
+				if v := reflect.ValueOf(f.Value); v.Kind() == reflect.Slice && v.IsNil() {
+					fields[i].Value = []string{}
+				}
 			}
 			return a.Print.JSON(fields)
 		},
 	}
-}
-
-// emptyList returns an empty list for a list that is nil, which JSON would have as null.
-func emptyList(value any) any {
-	if v := reflect.ValueOf(value); v.Kind() == reflect.Slice && v.IsNil() {
-		return []string{}
-	}
-	return value
 }
 
 // configFile returns the file that is named, or that a daemon reads by itself, and how that daemon reads it.
@@ -146,33 +141,31 @@ func jsonErrors(all config.Errors) []configError {
 }
 
 // printConfigErrors prints mistakes as a result: to find them is what was asked for.
-func (a *app) printConfigErrors(file string, warnings config.Errors, err error) error {
+func printConfigErrors(a *cli.Call, file string, warnings config.Errors, err error) error {
 	result := configResult{File: file, Errors: []configError{}, Warnings: jsonErrors(warnings)}
-	var wrong config.Errors
-	switch {
-	case errors.As(err, &wrong):
+	if wrong, is := errors.AsType[config.Errors](err); is {
 		result.Errors = jsonErrors(wrong)
-	case err != nil:
+	} else if err != nil {
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			result.Errors = append(result.Errors, configError{Field: "rules", Text: line})
 		}
 	}
-	for _, w := range warnings {
-		if !a.JSON {
+	if a.JSON {
+		if err := a.Print.JSON(result); err != nil {
+			return err
+		}
+	} else {
+		for _, w := range warnings {
 			a.Print.Line("warning: %s", term.Printable(w.Error()))
 		}
 	}
 	switch {
-	case a.JSON:
-		if err := a.Print.JSON(result); err != nil {
-			return err
-		}
-	case err == nil:
-		a.Print.Line("%s: nothing is wrong", term.Printable(file))
-	default:
+	case err != nil && !a.JSON:
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			a.Print.Line("%s", term.Printable(line))
 		}
+	case !a.JSON:
+		a.Print.Line("%s: nothing is wrong", term.Printable(file))
 	}
 	if err != nil {
 		return exit.Status(exit.Failed)

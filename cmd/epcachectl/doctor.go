@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
-func (a *app) doctorCommand() *cobra.Command {
+func newDoctor(a *cli.Call) *cobra.Command {
 	var runtime, python string
 	cmd := &cobra.Command{
 		Use:   "doctor [--runtime DIR] [--python PATH]",
@@ -28,7 +28,7 @@ Failed means that there are problems. Where no daemon answers, and the next prog
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := a.Within(cmd.Context())
 			defer cancel()
-			return doctor.Examine(ctx, &a.Call, runtime, python)
+			return doctor.Examine(ctx, a, runtime, python)
 		},
 	}
 	cmd.Flags().StringVar(&runtime, "runtime", "", "also look at the runtime in `DIR`, which an application loads")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
@@ -39,7 +40,7 @@ func (m *duModel) json() jsonout.Object {
 		"own_bytes": m.own, "shared_bytes": m.shared, "builds": builds}
 }
 
-func (a *app) duCommand() *cobra.Command {
+func newDu(a *cli.Call) *cobra.Command {
 	var request wire.Usage
 	var svg bool
 	cmd := &cobra.Command{
@@ -55,27 +56,26 @@ Users see their own builds and the shared ones that they had.` + exit.Help(exit.
 		Example: `  epcachectl du
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				entries, err := modelfile.Entries(ctx, args)
-				if err != nil {
-					return err
-				}
-				request.Entries = entries
-				if svg {
-					return exit.During("du", modelfile.AsGiven(a.picture(ctx, c, entries), args, entries))
-				}
-				return exit.During("du", modelfile.AsGiven(a.usage(ctx, c, &request), args, entries))
-			})
-		},
+		RunE: a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
+			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
+				return err
+			}
+			entries := request.Entries
+			if svg {
+				err = draw(ctx, a, c, entries)
+			} else {
+				err = usage(ctx, a, c, &request)
+			}
+			return exit.During("du", modelfile.AsGiven(err, args, entries))
+		}),
 	}
 	cmd.Flags().BoolVar(&svg, "svg", false, "print a picture of what files share")
 	return cmd
 }
 
-// picture prints what files share as an SVG, or what would be drawn.
-func (a *app) picture(ctx context.Context, c *unixsock.Client, entries []string) error {
-	reply, err := c.Layout(ctx, &wire.Layout{Entries: entries, Most: picture.MostFiles})
+// draw prints what files share as an SVG, or what would be drawn.
+func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string) error {
+	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: entries, Most: picture.MostFiles}, nil)
 	if err != nil {
 		return err
 	}
@@ -87,26 +87,23 @@ func (a *app) picture(ctx context.Context, c *unixsock.Client, entries []string)
 }
 
 // usage asks for all pages, and prints the models of each as soon as all of their builds are there.
-func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage) error {
+func usage(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Usage) error {
 	out := &usagePrinter{p: a.Print, json: a.JSON, entries: len(request.Entries),
 		array: term.NewArray(a.Print, "  "), table: term.NewColumns(a.Print)}
 	err := a.Showing(func(progress func(*wire.Progress)) error {
 		for first := true; first || request.After != ""; first = false {
-			reply, err := c.Usage(ctx, request, progress)
+			reply, err := unixsock.Ask[wire.UsageReply](ctx, c, request, progress)
 			if err != nil {
 				return err
 			}
 			if first {
 				out.rest = reply
 			}
-			var whole []duModel
 			for _, b := range reply.GetBuilds() {
-				whole = append(whole, out.add(b)...)
+				out.add(b)
 			}
-			if request.After = reply.GetNext(); request.After == "" && out.model != nil {
-				whole = append(whole, *out.model)
-			}
-			if err := out.models(whole); err != nil {
+			request.After = reply.GetNext()
+			if err := out.models(request.After == ""); err != nil {
 				return err
 			}
 			progress(&wire.Progress{Phase: "listing", Detail: term.Counted(out.builds, "build"),
@@ -128,31 +125,33 @@ type usagePrinter struct {
 	array   *term.Array
 	table   *term.Columns
 	rest    *wire.UsageReply // the first page, which alone has what stands below the models
-	model   *duModel         // whose builds are coming
+	coming  []duModel        // that are not printed; the builds of the last one are coming
 	builds  uint64           // that came
 	begun   bool
 }
 
-// add takes a build; those of a model come one after the other. It gives the model before, when another one begins.
-func (u *usagePrinter) add(one *wire.BuildUsage) (whole []duModel) {
-	b := one.GetBuild()
-	if u.model == nil || u.model.digest != b.GetModelDigest() {
-		if u.model != nil {
-			whole = append(whole, *u.model)
-		}
-		u.model = &duModel{name: b.GetModelName(), digest: b.GetModelDigest()}
+// add takes a build; those of a model come one after the other.
+func (u *usagePrinter) add(one *wire.BuildUsage) {
+	b, last := one.GetBuild(), len(u.coming)-1
+	if last < 0 || u.coming[last].digest != b.GetModelDigest() {
+		u.coming = append(u.coming, duModel{name: b.GetModelName(), digest: b.GetModelDigest()})
+		last++
 	}
-	m := u.model
+	m := &u.coming[last]
 	m.logical += one.GetLogicalBytes()
 	m.own += one.GetOwnBytes()
 	m.shared += one.GetOnceBytes()
 	m.builds = append(m.builds, one)
 	u.builds++
-	return whole
 }
 
-// models prints some models.
-func (u *usagePrinter) models(list []duModel) error {
+// models prints the models that are complete: the last one as well when no build comes any more.
+func (u *usagePrinter) models(all bool) error {
+	list := u.coming
+	if !all {
+		list = list[:max(0, len(list)-1)]
+	}
+	u.coming = slices.Clone(u.coming[len(list):])
 	if u.json {
 		if !u.begun {
 			u.begun = true
@@ -303,4 +302,15 @@ func spaceLine(s *wire.Space) string {
 	}
 	return text + fmt.Sprintf(", %s, %s", term.Counted(s.GetEntries(), "entry"),
 		term.Counted(s.GetBuilds(), "build"))
+}
+
+// usedBytes is what counts against the budget.
+func usedBytes(s *wire.Space) int64 {
+	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()
+}
+
+func spaceOf(s *wire.Space) jsonout.Object {
+	out := jsonout.Of(s)
+	out["used_bytes"] = usedBytes(s)
+	return out
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) eventsCommand() *cobra.Command {
+func newEvents(a *cli.Call) *cobra.Command {
 	var since string
 	var limit uint32
 	var follow bool
@@ -49,13 +49,13 @@ misses and repeats nothing. --json prints one object on each line.` + exit.Help(
 				if since == "" {
 					from = time.Now()
 				}
-				return a.follow(cmd.Context(), from, limit)
+				return followEvents(cmd.Context(), a, from, limit)
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				reply, err := c.Events(ctx, &wire.Events{SinceMs: sinceMs(from), Limit: limit})
+				reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(from), Limit: limit}, nil)
 				for _, e := range reply.GetEvents() {
 					if err == nil {
-						err = a.printEvent(e)
+						err = printEvent(a, e)
 					}
 				}
 				return err
@@ -75,7 +75,7 @@ func sinceMs(at time.Time) int64 {
 	return max(1, at.UnixMilli()) // 0 would be all
 }
 
-func (a *app) printEvent(e *wire.Event) error {
+func printEvent(a *cli.Call, e *wire.Event) error {
 	if !a.JSON {
 		a.Print.Line("%s", eventLine(e))
 		return nil
@@ -97,7 +97,7 @@ const settle = 200 * time.Millisecond
 
 // follower prints events as they happen, over restarts of the daemon.
 type follower struct {
-	app   *app
+	call  *cli.Call
 	since time.Time // of the next question for what has happened
 	limit uint32
 	last  uint64           // sequence of the last event of this connection
@@ -111,8 +111,8 @@ func identityOf(e *wire.Event) string {
 }
 
 // follow goes on until the context ends.
-func (a *app) follow(ctx context.Context, since time.Time, limit uint32) error {
-	f := &follower{app: a, since: since, limit: limit, seen: make(map[string]int64)}
+func followEvents(ctx context.Context, a *cli.Call, since time.Time, limit uint32) error {
+	f := &follower{call: a, since: since, limit: limit, seen: make(map[string]int64)}
 	return a.OverRestarts(ctx, f.listen, func() {
 		a.Print.Note("the daemon is back")
 		f.last = 0
@@ -165,7 +165,7 @@ func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *w
 
 // catchUp prints what has happened and was not printed.
 func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
-	reply, err := c.Events(ctx, &wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit})
+	reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit}, nil)
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (f *follower) print(e *wire.Event) error {
 		f.since = at
 		f.forget()
 	}
-	return f.app.printEvent(e)
+	return printEvent(f.call, e)
 }
 
 // forget drops what is not asked for again.

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) gcCommand() *cobra.Command {
+func newGc(a *cli.Call) *cobra.Command {
 	var to string
 	var request wire.Collect
 	cmd := &cobra.Command{
@@ -40,11 +40,9 @@ administrators among all. Where less may go than should, gc does what it may, th
 				request.ToBytes = &bytes
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				reply, err := cli.Shown(&a.Call, func(progress func(*wire.Progress)) (*wire.CollectReply, error) {
-					return c.Collect(ctx, &request, progress)
-				})
+				reply, err := cli.Shown[wire.CollectReply](ctx, a, c, &request)
 				if err == nil {
-					err = a.printCollection(request.DryRun, reply)
+					err = printCollection(a, request.DryRun, reply)
 				}
 				if err == nil && reply.GetShortBytes() > 0 {
 					return exit.Status(exit.Short) // which the last line says
@@ -70,7 +68,7 @@ func parseSize(text string) (int64, error) {
 	return n, nil
 }
 
-func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
+func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	if a.JSON {
 		return a.PrintForScripts(dryRun, r)
 	}
@@ -81,11 +79,11 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 		a.Print.Line("and %d more", n)
 	}
 	for _, k := range r.GetKept() {
-		if k.GetBuilds() == 0 {
-			a.Print.Line("kept, %s: %s", term.Printable(k.GetReason()), term.Bytes(k.GetBytes()))
-			continue
+		of := ""
+		if k.GetBuilds() > 0 {
+			of = term.Counted(k.GetBuilds(), "build") + ", "
 		}
-		a.Print.Line("kept, %s: %s, %s", term.Printable(k.GetReason()), term.Counted(k.GetBuilds(), "build"), term.Bytes(k.GetBytes()))
+		a.Print.Line("kept, %s: %s%s", term.Printable(k.GetReason()), of, term.Bytes(k.GetBytes()))
 	}
 	done := "freed"
 	if dryRun {
@@ -101,17 +99,14 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 
 // stepLine says what is done with one build, or was.
 func stepLine(s *wire.CollectStep) string {
-	what := term.Printable(s.GetOutcome())
+	what, frees := term.Printable(s.GetOutcome()), "frees"
 	if what == "planned" {
-		what = "would " + term.Printable(s.GetAction())
+		what, frees = "would "+term.Printable(s.GetAction()), "would free"
 	}
 	model := term.OrDash(s.GetModelName())
 	if n := s.GetModels(); n > 1 {
 		model += fmt.Sprintf(" +%d", n-1)
 	}
-	frees := "frees " + term.Bytes(s.GetFreesBytes())
-	if s.GetOutcome() == "planned" {
-		frees = "would free " + term.Bytes(s.GetFreesBytes())
-	}
-	return fmt.Sprintf("%s %s: build %s of %s, %s: %s", what, model, term.Short(s.GetBuild()), term.OrDash(s.GetEp()), frees, term.Printable(s.GetReason()))
+	return fmt.Sprintf("%s %s: build %s of %s, %s %s: %s", what, model, term.Short(s.GetBuild()),
+		term.OrDash(s.GetEp()), frees, term.Bytes(s.GetFreesBytes()), term.Printable(s.GetReason()))
 }

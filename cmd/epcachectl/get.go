@@ -4,11 +4,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
-func (a *app) getCommand() *cobra.Command {
-	g := &acquire.Get{Call: &a.Call}
+func newGet(a *cli.Call) *cobra.Command {
+	g := &acquire.Get{Call: a}
 	cmd := &cobra.Command{
 		Use:   "get MODEL... [--ep EP[:DEVICE]...] [flags] [-- PROGRAM ARGS]",
 		Short: "get the compiled form of models",

@@ -72,7 +72,7 @@ type sidecarResult struct {
 	Problem   string `json:"problem,omitempty"`
 }
 
-func (a *app) inspectCommand() *cobra.Command {
+func newInspect(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect FILE",
 		Short: "print what an ONNX file holds",

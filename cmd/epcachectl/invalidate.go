@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) invalidateCommand() *cobra.Command {
+func newInvalidate(a *cli.Call) *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
 		Use:   "invalidate ENTRY|MODEL... [--reason TEXT]",
@@ -25,9 +25,9 @@ withheld.` + exit.Help(exit.AskingCodes...),
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why, for the history")
 	words := changeWords{"withheld", "would withhold", "change nothing, print what would be"}
-	return a.change(cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
+	return change(a, cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
 		dryRun bool) (*wire.ChangeReply, error) {
-		return c.Invalidate(ctx, &wire.Invalidate{Entries: entries, Reason: reason, DryRun: dryRun})
+		return unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Invalidate{Entries: entries, Reason: reason, DryRun: dryRun}, nil)
 	})
 }
 
@@ -35,7 +35,7 @@ withheld.` + exit.Help(exit.AskingCodes...),
 type changeWords struct{ done, would, dryRun string }
 
 // change makes a command one that changes all builds of the entries that it is given.
-func (a *app) change(cmd *cobra.Command, words changeWords, ask func(ctx context.Context,
+func change(a *cli.Call, cmd *cobra.Command, words changeWords, ask func(ctx context.Context,
 	c *unixsock.Client, entries []string, dryRun bool) (*wire.ChangeReply, error)) *cobra.Command {
 	dryRun := cmd.Flags().BoolP("dry-run", "n", false, words.dryRun)
 	cmd.Args = cli.UsageArgs(cobra.MinimumNArgs(1))
@@ -49,13 +49,13 @@ func (a *app) change(cmd *cobra.Command, words changeWords, ask func(ctx context
 			if err != nil {
 				return exit.During(cmd.Name(), modelfile.AsGiven(err, args, entries))
 			}
-			return a.printChange(words.done, words.would, *dryRun, reply)
+			return printChange(a, words.done, words.would, *dryRun, reply)
 		})
 	}
 	return cmd
 }
 
-func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeReply) error {
+func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.ChangeReply) error {
 	if a.JSON {
 		return a.PrintForScripts(dryRun, reply)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) jobsCommand() *cobra.Command {
+func newJobs(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs [follow|cancel|retry]",
 		Short: "list compiles, and remembered failures",
@@ -39,19 +38,19 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				reply, err := c.Jobs(ctx)
+				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				if err != nil {
 					return err
 				}
-				return a.printJobs(reply)
+				return printJobs(a, reply)
 			})
 		},
 	}
-	cmd.AddCommand(a.jobsFollowCommand(), a.jobsCancelCommand(), a.jobsRetryCommand())
+	cmd.AddCommand(newJobsFollow(a), newJobsCancel(a), newJobsRetry(a))
 	return cmd
 }
 
-func (a *app) printJobs(reply *wire.JobsReply) error {
+func printJobs(a *cli.Call, reply *wire.JobsReply) error {
 	if a.JSON {
 		return a.Print.JSON(jsonout.Of(reply))
 	}
@@ -64,19 +63,28 @@ func (a *app) printJobs(reply *wire.JobsReply) error {
 	if len(reply.GetJobs()) > 0 && len(reply.GetFailures()) > 0 {
 		a.Print.Line("")
 	}
-	return printFailures(a.Print, reply.GetFailures(), time.Now())
+	printFailures(a.Print, reply.GetFailures())
+	return nil
 }
 
-// printJobTable prints a table; nothing where there are none.
+// printJobTable prints nothing where there are no jobs.
 func printJobTable(p *term.Printer, jobs []*wire.Job) error {
 	if len(jobs) == 0 {
 		return nil
 	}
 	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
 	for _, j := range jobs {
+		usually, waiting := "-", "-"
+		if ms := j.GetEstimateMs(); ms > 0 {
+			usually = term.Whole(term.Milliseconds(ms))
+		}
+		if n := j.GetWaiting(); n > 0 {
+			waiting = fmt.Sprint(n)
+		}
 		rows = append(rows, []string{
-			term.OrDash(term.Short(j.GetId())), term.OrDash(j.GetState()), term.OrDash(j.GetPhase()), term.Whole(term.Milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
-			waitingOf(j), modelOf(j), term.OrDash(j.GetEp()), term.OrDash(j.GetWhy()),
+			term.OrDash(term.Short(j.GetId())), term.OrDash(j.GetState()), term.OrDash(j.GetPhase()),
+			term.Whole(term.Milliseconds(j.GetElapsedMs())), usually, waiting, modelOf(j),
+			term.OrDash(j.GetEp()), term.OrDash(j.GetWhy()),
 		})
 	}
 	return p.Table(rows)
@@ -102,20 +110,6 @@ func jobID(listed []*wire.Job, name string) (string, error) {
 	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Counted(len(found), "job")), "write more of it: epcachectl jobs --json"))
 }
 
-func usually(estimateMs int64) string {
-	if estimateMs <= 0 {
-		return "-"
-	}
-	return term.Whole(term.Milliseconds(estimateMs))
-}
-
-func waitingOf(j *wire.Job) string {
-	if j.GetWaiting() == 0 {
-		return "-"
-	}
-	return strconv.FormatUint(uint64(j.GetWaiting()), 10)
-}
-
 func modelOf(j *wire.Job) string {
 	name := term.OrDash(cmp.Or(j.GetModelName(), term.Short(j.GetModelDigest())))
 	if n := j.GetModels(); n > 1 {
@@ -125,7 +119,7 @@ func modelOf(j *wire.Job) string {
 }
 
 // printFailures prints a table, each with the compiler's last words in a line below it.
-func printFailures(p *term.Printer, failures []*wire.Failure, now time.Time) error {
+func printFailures(p *term.Printer, failures []*wire.Failure) {
 	for i, f := range failures {
 		if i > 0 {
 			p.Line("")
@@ -135,9 +129,8 @@ func printFailures(p *term.Printer, failures []*wire.Failure, now time.Time) err
 		if f.GetText() != "" {
 			p.Line("  %s", term.Printable(term.Ending(strings.Join(strings.Fields(f.GetText()), " "))))
 		}
-		p.Line("  %s", retryOf(f, now))
+		p.Line("  %s", retryOf(f, time.Now()))
 	}
-	return nil
 }
 
 func times(f *wire.Failure) string {
@@ -149,17 +142,17 @@ func times(f *wire.Failure) string {
 
 func retryOf(f *wire.Failure, now time.Time) string {
 	ways := "epcachectl jobs retry " + term.OrDash(term.Short(f.GetBuild()))
-	at := time.UnixMilli(f.GetRetryMs())
+	left := time.UnixMilli(f.GetRetryMs()).Sub(now)
 	switch {
 	case f.GetRetryMs() == 0:
 		return "tried again when something changes, or after: " + ways
-	case !at.After(now):
+	case left <= 0:
 		return "tried again by the next request"
 	}
-	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.Whole(at.Sub(now)), ways)
+	return fmt.Sprintf("tried again by a request in %s, or after: %s", term.Whole(left), ways)
 }
 
-func (a *app) jobsCancelCommand() *cobra.Command {
+func newJobsCancel(a *cli.Call) *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "cancel JOB... | cancel --all",
@@ -174,7 +167,7 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 				return exit.Usage(exit.Hint(errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"))
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				listed, err := c.Jobs(ctx)
+				listed, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				if err != nil {
 					return exit.During("jobs cancel", err)
 				}
@@ -185,8 +178,8 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 					}
 				}
 				if !dryRun {
-					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: ids, All: all})
-					return a.printEnded(reply, "cancelled", false, exit.During("jobs cancel", err))
+					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.CancelJobs{Jobs: ids, All: all}, nil)
+					return printEnded(a, reply, "cancelled", false, exit.During("jobs cancel", err))
 				}
 				chosen := &wire.JobsReply{}
 				for _, id := range ids {
@@ -199,7 +192,7 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 						chosen.Jobs = append(chosen.Jobs, j)
 					}
 				}
-				return a.printEnded(chosen, "would cancel", true, nil)
+				return printEnded(a, chosen, "would cancel", true, nil)
 			})
 		},
 	}
@@ -208,7 +201,7 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 	return cmd
 }
 
-func (a *app) jobsRetryCommand() *cobra.Command {
+func newJobsRetry(a *cli.Call) *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "retry ENTRY|MODEL... | retry --all",
@@ -228,10 +221,10 @@ forgotten.` + exit.Help(exit.AskingCodes...),
 					return err
 				}
 				if !dryRun {
-					reply, err := c.RetryJobs(ctx, &wire.RetryJobs{Entries: entries, All: all})
-					return a.printEnded(reply, "forgot", false, exit.During("jobs retry", modelfile.AsGiven(err, args, entries)))
+					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.RetryJobs{Entries: entries, All: all}, nil)
+					return printEnded(a, reply, "forgot", false, exit.During("jobs retry", modelfile.AsGiven(err, args, entries)))
 				}
-				reply, err := c.Jobs(ctx)
+				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 				chosen := &wire.JobsReply{}
 				for i, entry := range entries {
 					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return isOf(f, entry) }) {
@@ -243,7 +236,7 @@ forgotten.` + exit.Help(exit.AskingCodes...),
 						chosen.Failures = append(chosen.Failures, f)
 					}
 				}
-				return a.printEnded(chosen, "would forget", true, err)
+				return printEnded(a, chosen, "would forget", true, err)
 			})
 		},
 	}
@@ -263,7 +256,7 @@ func isOf(f *wire.Failure, entry string) bool {
 }
 
 // printEnded prints the jobs and failures that a change was about.
-func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err error) error {
+func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err error) error {
 	if err != nil {
 		return err
 	}
@@ -292,7 +285,7 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 	return nil
 }
 
-func (a *app) jobsFollowCommand() *cobra.Command {
+func newJobsFollow(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "follow JOB",
 		Short: "wait for a compile, and show how far it is",
@@ -302,32 +295,30 @@ who asked for it have gone, unless it runs in the background.` + exit.Help(exit.
 Failed means that the compile did, or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				listed, err := c.Jobs(ctx)
-				if err != nil {
-					return err
-				}
-				id, err := jobID(listed.GetJobs(), args[0])
-				if err != nil {
-					return err
-				}
-				show := term.NewPhases(a.Print, !a.Print.Terminal && !a.JSON, 1)
-				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
-				show.End()
-				if err != nil {
-					return exit.Early(ctx, exit.Failing("follow", args[0], err), a.Timeout, func() (string, string) {
-						return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
-					})
-				}
-				return a.printEnd(job)
-			})
-		},
+		RunE: a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) error {
+			listed, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
+			if err != nil {
+				return err
+			}
+			id, err := jobID(listed.GetJobs(), args[0])
+			if err != nil {
+				return err
+			}
+			show := term.NewPhases(a.Print, !a.Print.Terminal && !a.JSON, 1)
+			job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.Phase(args[0], p) })
+			show.End()
+			if err != nil {
+				return exit.Early(ctx, exit.Failing("follow", args[0], err), a.Timeout, func() (string, string) {
+					return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + term.Printable(args[0])
+				})
+			}
+			return printEnd(a, job)
+		}),
 	}
 }
 
 // printEnd tells how a job ended; a failure is the call's.
-func (a *app) printEnd(job *wire.Job) error {
+func printEnd(a *cli.Call, job *wire.Job) error {
 	failed := acquire.JobError(job)
 	if a.JSON {
 		if err := a.Print.JSON(jsonout.Of(job)); err != nil || failed == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) keyCommand() *cobra.Command {
-	g := &acquire.Get{Call: &a.Call, Verb: "key"}
+func newKey(a *cli.Call) *cobra.Command {
+	g := &acquire.Get{Call: a, Verb: "key"}
 	cmd := &cobra.Command{
 		Use:   "key MODEL --ep EP[:DEVICE]... [flags]",
 		Short: "print the request key, and what it is made of",

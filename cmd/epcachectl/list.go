@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) listCommand() *cobra.Command {
+func newList(a *cli.Call) *cobra.Command {
 	var filter wire.List
 	cmd := &cobra.Command{
 		Use:   "list [--model MODEL] [--ep EP]",
@@ -29,7 +29,7 @@ dropped), and state, with whether it is pinned. A weight-sharing group is one bu
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.list(cmd.Context(), &filter)
+			return list(cmd.Context(), a, &filter)
 		},
 	}
 	cmd.Flags().StringVar(&filter.Model, "model", "", "only of the `MODEL` with this name or digest prefix")
@@ -38,7 +38,7 @@ dropped), and state, with whether it is pinned. A weight-sharing group is one bu
 }
 
 // list prints page after page. Where the daemon goes away in between, the next one is asked for the rest.
-func (a *app) list(ctx context.Context, filter *wire.List) error {
+func list(ctx context.Context, a *cli.Call, filter *wire.List) error {
 	array, table, listed := term.NewArray(a.Print, ""), term.NewColumns(a.Print), 0
 	err := a.Showing(func(progress func(*wire.Progress)) error {
 		return a.WithReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
@@ -105,11 +105,4 @@ func stateColumn(b *wire.Build) string {
 		return term.OrDash(b.GetState()) + ", pinned"
 	}
 	return term.OrDash(b.GetState())
-}
-
-func sizeOf(b *wire.Build) (size int64) {
-	for _, f := range b.GetFiles() {
-		size += f.GetSize()
-	}
-	return size
 }

@@ -32,34 +32,27 @@ func main() {
 	os.Exit(code)
 }
 
-// app has the verbs of one call of the program.
-type app struct {
-	cli.Call
-}
-
 // run is the program without its process, for main and for tests.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{cli.Call{Print: term.NewPrinter(stdout, stderr), Stdin: stdin,
-		Finder: daemon.Finder{Version: version}}}
-	return a.run(ctx, args)
+	return execute(ctx, &cli.Call{Print: term.NewPrinter(stdout, stderr), Stdin: stdin,
+		Finder: daemon.Finder{Version: version}}, args)
 }
 
-func (a *app) run(ctx context.Context, args []string) int {
-	root := a.root()
+func execute(ctx context.Context, a *cli.Call, args []string) int {
+	root := newRoot(a)
 	root.SetArgs(args)
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Print.Out)
 	root.SetErr(a.Print.Err)
 	err := root.ExecuteContext(ctx)
-	var reported exit.Status
-	if err != nil && !errors.As(err, &reported) {
+	if _, reported := errors.AsType[exit.Status](err); err != nil && !reported {
 		a.Print.Failure(err)
 	}
 	a.Print.Clear()
 	return exit.Code(err)
 }
 
-func (a *app) root() *cobra.Command {
+func newRoot(a *cli.Call) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "epcachectl",
 		Short: "ask for compiled ONNX models, and see what is kept",
@@ -89,15 +82,19 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 		return nil
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		var wrong *pflag.InvalidValueError
-		if errors.As(err, &wrong) && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
+		wrong, is := errors.AsType[*pflag.InvalidValueError](err)
+		if is && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
 			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
 		}
 		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
 	})
-	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
-		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.stopCommand(), a.versionCommand())
-	root.AddCommand(a.runCommand())
+	for _, verb := range []func(*cli.Call) *cobra.Command{
+		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck,
+		newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack, newUnpack, newWhy, newEvents,
+		newConfig, newDoctor, newStop, newVersion, newRun,
+	} {
+		root.AddCommand(verb(a))
+	}
 	root.SetOut(a.Print.Out) // which cobra's completion keeps
 	addCompletion(root)
 	return root

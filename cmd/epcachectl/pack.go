@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -16,7 +15,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) packCommand() *cobra.Command {
+func newPack(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pack ENTRY|MODEL...|--all [-n]",
 		Short: "keep builds as what they share with others",
@@ -35,10 +34,10 @@ stay.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pack --all -n
   epcachectl pack mobilenet.onnx`,
 	}
-	return a.changePacked(cmd, &wire.Pack{}, "pack nothing, print what would be freed")
+	return changePacked(a, cmd, &wire.Pack{}, "pack nothing, print what would be freed")
 }
 
-func (a *app) unpackCommand() *cobra.Command {
+func newUnpack(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpack ENTRY|MODEL...|--all [-n]",
 		Short: "keep builds whole again",
@@ -47,45 +46,42 @@ them as well if the daemon shall not pack them when they are not used for a whil
 and --all are as for pack.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpack mobilenet.onnx`,
 	}
-	return a.changePacked(cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much it would take")
+	return changePacked(a, cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much it would take")
 }
 
 // changePacked makes a command one that packs builds, or unpacks them.
-func (a *app) changePacked(cmd *cobra.Command, request *wire.Pack, dryRun string) *cobra.Command {
+func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun string) *cobra.Command {
 	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, dryRun)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		switch {
-		case request.All && len(args) > 0:
-			return exit.Usage(exit.During(cmd.Name(), errors.New("name entries, or give --all, not both")))
-		case !request.All && len(args) == 0:
-			return exit.Usage(exit.During(cmd.Name(), errors.New("name entries, or give --all")))
+		if request.All == (len(args) > 0) {
+			text := "name entries, or give --all"
+			if request.All {
+				text += ", not both"
+			}
+			return exit.Usagef("%s: %s", cmd.Name(), text)
 		}
-		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-			entries, err := modelfile.Entries(ctx, args)
-			if err != nil {
+		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) (err error) {
+			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 				return err
 			}
-			request.Entries = entries
-			reply, err := cli.Shown(&a.Call, func(progress func(*wire.Progress)) (*wire.PackReply, error) {
-				return c.Pack(ctx, request, progress)
-			})
+			reply, err := cli.Shown[wire.PackReply](ctx, a, c, request)
 			if err != nil {
-				return modelfile.AsGiven(err, args, entries)
+				return modelfile.AsGiven(err, args, request.Entries)
 			}
-			return a.printPacked(request.DryRun, reply, cmd.Name()+"ed")
+			return printPacked(a, request.DryRun, reply, cmd.Name()+"ed")
 		})
 	}
 	return cmd
 }
 
-func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
+func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error {
 	if a.JSON {
 		return a.PrintForScripts(dryRun, r)
 	}
 	for _, b := range r.GetBuilds() {
 		outcome := b.GetOutcome()
-		would := dryRun && !strings.HasPrefix(outcome, keptMark)
+		would := dryRun && !strings.HasPrefix(outcome, "kept: ")
 		if would {
 			outcome = "would be " + outcome
 		}
@@ -111,18 +107,16 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 
 // freedText says what a change frees, or takes, or would.
 func freedText(would bool, bytes int64) string {
-	frees, takes := "which frees", "which takes"
-	if would {
-		frees, takes = "which would free", "which would take"
-	}
+	verb := "frees"
 	switch {
-	case bytes > 0:
-		return fmt.Sprintf(", %s %s", frees, term.Bytes(bytes))
+	case bytes == 0:
+		return ""
+	case would && bytes > 0:
+		verb = "would free"
+	case would:
+		verb = "would take"
 	case bytes < 0:
-		return fmt.Sprintf(", %s %s", takes, term.Bytes(-bytes))
+		verb = "takes"
 	}
-	return ""
+	return fmt.Sprintf(", which %s %s", verb, term.Bytes(max(bytes, -bytes)))
 }
-
-// keptMark stands before why a build stays as it is.
-const keptMark = "kept: "

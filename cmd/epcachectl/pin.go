@@ -5,12 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) pinCommand() *cobra.Command {
+func newPin(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pin ENTRY|MODEL...",
 		Short: "keep builds whatever space is short",
@@ -20,13 +21,13 @@ one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints w
 		Example: `  epcachectl pin mobilenet.onnx`,
 	}
 	words := changeWords{"pinned", "would pin", "pin nothing, print what would be"}
-	return a.change(cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
+	return change(a, cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
 		dryRun bool) (*wire.ChangeReply, error) {
-		return c.Pin(ctx, &wire.Pin{Entries: entries, DryRun: dryRun})
+		return unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Pin{Entries: entries, DryRun: dryRun}, nil)
 	})
 }
 
-func (a *app) unpinCommand() *cobra.Command {
+func newUnpin(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpin ENTRY|MODEL...",
 		Short: "let builds go again when space is short",
@@ -35,8 +36,8 @@ would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
 	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be"}
-	return a.change(cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
+	return change(a, cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
 		dryRun bool) (*wire.ChangeReply, error) {
-		return c.Unpin(ctx, &wire.Unpin{Entries: entries, DryRun: dryRun})
+		return unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Unpin{Entries: entries, DryRun: dryRun}, nil)
 	})
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) probeCommand() *cobra.Command {
+func newProbe(a *cli.Call) *cobra.Command {
 	var find, refresh bool
 	var runtime, library string
 	asked := &acquire.Request{}
@@ -54,16 +54,16 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 				if find || refresh {
 					return exit.Usagef("--conformance goes with --runtime, --ep and --option")
 				}
-				return a.conformance(cmd.Context(), library, runtime, asked)
+				return conformance(cmd.Context(), a, library, runtime, asked)
 			}
 			if asked.Given() {
 				return exit.Usagef("--ep and --option go with --conformance")
 			}
 			if find {
-				return a.findRuntimes(cmd.Context(), runtime)
+				return findRuntimes(cmd.Context(), a, runtime)
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				return a.probe(ctx, c, &wire.Probe{Refresh: refresh}, runtime)
+				return probe(ctx, a, c, &wire.Probe{Refresh: refresh}, runtime)
 			})
 		},
 	}
@@ -76,12 +76,12 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 	return cmd
 }
 
-func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runtime string) error {
+func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe, runtime string) error {
 	var err error
 	if p.Runtime, err = acquire.RuntimeAt(runtime); err != nil {
 		return err
 	}
-	reply, err := c.Probe(ctx, p)
+	reply, err := unixsock.Ask[wire.ProbeReply](ctx, c, p, nil)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 	for _, r := range reply.GetRuntimes() {
 		printRuntime(a.Print, r)
 	}
-	if status, err := c.Status(ctx); err == nil && sourcelessLine(status.GetSourceless()) != "" {
+	if status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil); err == nil && sourcelessLine(status.GetSourceless()) != "" {
 		a.Print.Hint(sourcelessLine(status.GetSourceless()))
 	}
 	if len(reply.GetRuntimes()) == 0 {
@@ -112,7 +112,7 @@ func tomlString(path string) (string, error) {
 	return strings.TrimSpace(strings.TrimPrefix(string(text), "directory = ")), err
 }
 
-func (a *app) findRuntimes(ctx context.Context, dir string) error {
+func findRuntimes(ctx context.Context, a *cli.Call, dir string) error {
 	runtimes, err := lookFor(ctx, dir)
 	if err != nil {
 		return err
@@ -247,7 +247,7 @@ var conform = func(ctx context.Context, job compilers.ConformanceJob) (compilers
 }
 
 // conformance holds a plugin library to ONNX Runtime's guidelines, and prints a report.
-func (a *app) conformance(ctx context.Context, library, dir string, asked *acquire.Request) error {
+func conformance(ctx context.Context, a *cli.Call, library, dir string, asked *acquire.Request) error {
 	library, err := filepath.Abs(library)
 	if err != nil {
 		return err
@@ -354,4 +354,17 @@ func printConformance(p *term.Printer, c compilers.Conformance) {
 		term.Printable(c.Library), term.Printable(c.Device), term.Printable(c.ORTVersion), c.Model)
 	p.Line("%d guidelines: %d hold, %d broken (%d of them required), %d not applicable",
 		len(c.Findings), holds, broken, required, len(c.Findings)-holds-broken)
+}
+
+// sourcelessLine says how many builds only a request can have compiled again, and why; "" for none.
+func sourcelessLine(s *wire.Sourceless) string {
+	if s.GetBuilds() == 0 {
+		return ""
+	}
+	var why []string
+	for _, one := range s.GetWhy() {
+		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), term.Printable(one.GetText())))
+	}
+	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(),
+		term.Counted(s.GetLooked(), "build"), strings.Join(why, "; "))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
@@ -16,7 +17,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) rmCommand() *cobra.Command {
+func newRm(a *cli.Call) *cobra.Command {
 	var request wire.Remove
 	var force bool
 	cmd := &cobra.Command{
@@ -38,15 +39,15 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 					return err
 				}
 				if !request.DryRun && !force {
-					if err := a.confirm(ctx, c, &request, args); err != nil {
+					if err := confirm(ctx, a, c, &request, args); err != nil {
 						return err
 					}
 				}
-				reply, err := c.Remove(ctx, &request)
+				reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, &request, nil)
 				if err != nil {
 					return exit.During("rm", modelfile.AsGiven(err, args, request.Entries))
 				}
-				return a.printChange("deleted", "would delete", request.DryRun, reply)
+				return printChange(a, "deleted", "would delete", request.DryRun, reply)
 			})
 		},
 	}
@@ -58,11 +59,11 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 
 // confirm asks a person before more than one build is deleted; a script means what it says. The name of a model means all builds
 // of all models that are called so, which is more than many think of.
-func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Remove, args []string) error {
+func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove, args []string) error {
 	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) {
 		return nil // nobody sits there who could answer
 	}
-	plan, err := c.Remove(ctx, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true})
+	plan, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true}, nil)
 	if err != nil {
 		return exit.During("rm", modelfile.AsGiven(err, args, request.GetEntries()))
 	}

@@ -44,9 +44,9 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 		_, err := person.WriteString(answer)
 		require.NoError(t, err)
 		var stdout, stderr bytes.Buffer
-		a := &app{cli.Call{Print: term.NewPrinter(&stdout, &stderr), Stdin: program}}
+		a := &cli.Call{Print: term.NewPrinter(&stdout, &stderr), Stdin: program}
 		a.Print.Terminal = true
-		code = a.run(context.Background(), args)
+		code = execute(context.Background(), a, args)
 		return code, stdout.String(), stderr.String()
 	}
 	code, out, said := ask("n\n", "rm", "tiny.onnx")

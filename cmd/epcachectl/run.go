@@ -16,7 +16,7 @@ import (
 
 // runCall is one call of run.
 type runCall struct {
-	app     *app
+	*cli.Call
 	request acquire.Request // only --ep, --option and --runtime
 	onMiss  string
 	report  string // where the summary goes; "-": standard error
@@ -29,8 +29,8 @@ const sentTolerance = 0.01
 // toStderr is what --report without a file stands for.
 const toStderr = "-"
 
-func (a *app) runCommand() *cobra.Command {
-	r := &runCall{app: a}
+func newRun(a *cli.Call) *cobra.Command {
+	r := &runCall{Call: a}
 	cmd := &cobra.Command{
 		Use:   "run [--ep EP[:DEVICE]]... [--runtime DIR] [--report[=FILE]] -- PROGRAM ARGS",
 		Short: "run a Python program unchanged, with its ONNX Runtime sessions from the cache",
@@ -92,20 +92,20 @@ func (r *runCall) run(ctx context.Context) error {
 	if err != nil {
 		return exit.Failing("run", name, err)
 	}
-	environment, err := program.Environment(settings, log.Path, r.app.Socket)
+	environment, err := program.Environment(settings, log.Path, r.Socket)
 	if err != nil {
 		return exit.Failing("run", name, err)
 	}
-	r.app.Print.Clear()
+	r.Print.Clear()
 	status, err := program.Run(&exec.Cmd{
 		Path: path, Args: r.program, Env: environment,
-		Stdin: r.app.Stdin, Stdout: r.app.Print.Out, Stderr: r.app.Print.Err,
+		Stdin: r.Stdin, Stdout: r.Print.Out, Stderr: r.Print.Err,
 	})
 	if err != nil {
 		return exit.Failing("run", path, err)
 	}
 	if err := r.summarise(log); err != nil {
-		r.app.Print.Failure(exit.Failing("run", path, err)) // and yet the program's own status counts
+		r.Print.Failure(exit.Failing("run", path, err)) // and yet the program's own status counts
 	}
 	status.Repeat()
 	if status.Code == 0 {
@@ -155,11 +155,11 @@ func (r *runCall) summarise(log *program.Log) error {
 	if err != nil {
 		return err
 	}
-	p := r.app.Print
+	p := r.Print
 	if r.report != "" && r.report != toStderr {
-		return s.WriteFile(r.report, r.app.JSON)
+		return s.WriteFile(r.report, r.JSON)
 	}
-	if r.app.JSON {
+	if r.JSON {
 		return s.WriteJSON(p.Err)
 	}
 	for _, line := range s.Lines(r.report != "") {

@@ -5,10 +5,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 )
 
 func TestRunHandsDevicesOnWithTheirIds(t *testing.T) {
-	r := &runCall{app: &app{}}
+	r := &runCall{Call: &cli.Call{}}
 	require.NoError(t, r.request.AddEP("A:NPU,vendor=0x8086,device=0x643e,is_virtual=1"))
 	settings, err := r.settings()
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) showCommand() *cobra.Command {
+func newShow(a *cli.Call) *cobra.Command {
 	var tensors bool
 	cmd := &cobra.Command{
 		Use:   "show ENTRY|MODEL [--tensors]",
@@ -44,9 +44,9 @@ Builds that are not packed are compared for it with those that they share with.`
 				case err != nil:
 					return exit.Failing("show", args[0], err)
 				case tensors:
-					return a.showTensors(ctx, c, args[0], entry)
+					return showTensors(ctx, a, c, args[0], entry)
 				}
-				return a.show(ctx, c, args[0], entry)
+				return show(ctx, a, c, args[0], entry)
 			})
 		},
 	}
@@ -54,8 +54,8 @@ Builds that are not packed are compared for it with those that they share with.`
 	return cmd
 }
 
-func (a *app) show(ctx context.Context, c *unixsock.Client, arg, entry string) error {
-	reply, err := c.Show(ctx, &wire.Show{Entry: entry})
+func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
+	reply, err := unixsock.Ask[wire.ShowReply](ctx, c, &wire.Show{Entry: entry}, nil)
 	if err != nil {
 		return exit.Failing("show", arg, err)
 	}
@@ -231,8 +231,8 @@ func gainColumn(b *wire.Build) string {
 }
 
 // showTensors prints what the files of an entry are made of.
-func (a *app) showTensors(ctx context.Context, c *unixsock.Client, arg, entry string) error {
-	reply, err := c.Layout(ctx, &wire.Layout{Entries: []string{entry}, Tensors: true})
+func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
+	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
 	if err != nil {
 		return exit.Failing("show", arg, err)
 	}
@@ -398,4 +398,11 @@ func sharersText(f *wire.LaidFile, with []uint32) string {
 		text += fmt.Sprintf(" and %d more", n)
 	}
 	return text
+}
+
+func sizeOf(b *wire.Build) (size int64) {
+	for _, f := range b.GetFiles() {
+		size += f.GetSize()
+	}
+	return size
 }

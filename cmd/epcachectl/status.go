@@ -18,31 +18,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// sourcelessLine says how many builds only a request can have compiled again, and why; "" for none.
-func sourcelessLine(s *wire.Sourceless) string {
-	if s.GetBuilds() == 0 {
-		return ""
-	}
-	var why []string
-	for _, one := range s.GetWhy() {
-		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), term.Printable(one.GetText())))
-	}
-	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(),
-		term.Counted(s.GetLooked(), "build"), strings.Join(why, "; "))
-}
-
-// usedBytes is what counts against the budget.
-func usedBytes(s *wire.Space) int64 {
-	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()
-}
-
-func spaceOf(s *wire.Space) jsonout.Object {
-	out := jsonout.Of(s)
-	out["used_bytes"] = usedBytes(s)
-	return out
-}
-
-func (a *app) statusCommand() *cobra.Command {
+func newStatus(a *cli.Call) *cobra.Command {
 	var watch bool
 	every := 2 * time.Second
 	cmd := &cobra.Command{
@@ -59,11 +35,11 @@ and the space that is used. --watch prints it again and again until it is interr
 				return exit.Usagef("--every %v: it is 100ms or more", every)
 			}
 			if watch {
-				return a.watchStatus(cmd.Context(), every)
+				return watchStatus(cmd.Context(), a, every)
 			}
 			a.Looks = true
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				s, err := c.Status(ctx)
+				s, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 				if err != nil {
 					return err
 				}
@@ -146,14 +122,14 @@ func spaceDetails(s *wire.Space) string {
 }
 
 // watchStatus goes on until the context ends.
-func (a *app) watchStatus(ctx context.Context, every time.Duration) error {
+func watchStatus(ctx context.Context, a *cli.Call, every time.Duration) error {
 	return a.OverRestarts(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for first := true; ; first = false {
-			s, err := c.Status(ctx)
+			s, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 			if err == nil {
-				err = a.printAgain(s, c.Hello(), first)
+				err = printAgain(a, s, c.Hello(), first)
 			}
 			if err != nil {
 				return err
@@ -168,7 +144,7 @@ func (a *app) watchStatus(ctx context.Context, every time.Duration) error {
 }
 
 // printAgain takes a terminal's screen, and puts an empty line between two anywhere else.
-func (a *app) printAgain(s *wire.StatusReply, h *wire.HelloReply, first bool) error {
+func printAgain(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bool) error {
 	if a.JSON {
 		return json.NewEncoder(a.Print.Out).Encode(statusOf(s, h))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // startsAgain says what starts a daemon again, by how it was started.
@@ -23,7 +24,7 @@ var startsAgain = map[string]string{
 		"to prevent that: " + daemon.AutostartVariable + "=0, or autostart = false in epcached.toml",
 }
 
-func (a *app) stopCommand() *cobra.Command {
+func newStop(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "stop the daemon",
@@ -38,13 +39,15 @@ No daemon is started to be stopped, but systemd starts one when stop connects to
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.Looks = true
-			return a.WithDaemon(cmd.Context(), a.stop)
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				return stop(ctx, a, c)
+			})
 		},
 	}
 }
 
-func (a *app) stop(ctx context.Context, c *unixsock.Client) error {
-	s, err := c.Status(ctx)
+func stop(ctx context.Context, a *cli.Call, c *unixsock.Client) error {
+	s, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 	if err != nil {
 		return err
 	}

@@ -253,7 +253,7 @@ func TestNoDaemon(t *testing.T) {
 
 // Every verb has help with an example and its exit codes, and --json.
 func TestHelp(t *testing.T) {
-	root := (&app{cli.Call{Print: term.NewPrinter(os.Stdout, os.Stderr)}}).root()
+	root := newRoot(&cli.Call{Print: term.NewPrinter(os.Stdout, os.Stderr)})
 	for _, cmd := range root.Commands() {
 		r := call(t, cmd.Name(), "--help")
 		require.Equal(t, exit.Done, r.code)

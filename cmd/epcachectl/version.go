@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-func (a *app) versionCommand() *cobra.Command {
+func newVersion(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "print this program's version",
@@ -18,9 +18,9 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if a.JSON {
-				return a.Print.JSON(jsonout.Object{"version": version, "protocol": unixsock.Version})
+				return a.Print.JSON(jsonout.Object{"version": a.Version, "protocol": unixsock.Version})
 			}
-			a.Print.Line("epcachectl %s (protocol %d)", version, unixsock.Version)
+			a.Print.Line("epcachectl %s (protocol %d)", a.Version, unixsock.Version)
 			return nil
 		},
 	}

@@ -4,11 +4,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
-func (a *app) warmCommand() *cobra.Command {
-	g := &acquire.Get{Call: &a.Call, Verb: "warm", OnMiss: "background"}
+func newWarm(a *cli.Call) *cobra.Command {
+	g := &acquire.Get{Call: a, Verb: "warm", OnMiss: "background"}
 	var follow bool
 	var file string
 	cmd := &cobra.Command{

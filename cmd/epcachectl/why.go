@@ -24,8 +24,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (a *app) whyCommand() *cobra.Command {
-	g := &acquire.Get{Call: &a.Call, Verb: "why"}
+func newWhy(a *cli.Call) *cobra.Command {
+	g := &acquire.Get{Call: a, Verb: "why"}
 	r := &g.Request
 	var all bool
 	cmd := &cobra.Command{
@@ -57,7 +57,7 @@ Done means that there is a build which is served, not found that there is none (
 				if err != nil {
 					return err
 				}
-				return a.printWhy(args[0], e, all)
+				return printWhy(a, args[0], e, all)
 			})
 		},
 	}
@@ -73,7 +73,7 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 		if err != nil {
 			return nil, exit.Failing("why", arg, err)
 		}
-		e, err := c.Why(ctx, &wire.Why{Entry: entry})
+		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
 		if err != nil {
 			return nil, exit.Failing("why", arg, withoutEP(arg, err))
 		}
@@ -103,7 +103,7 @@ func withoutEP(arg string, err error) error {
 	return err
 }
 
-func (a *app) printWhy(arg string, e *wire.Explanation, all bool) error {
+func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
 	var err error
 	if a.JSON {
 		err = a.Print.JSON(jsonout.Of(e))

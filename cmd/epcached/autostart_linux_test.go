@@ -53,7 +53,7 @@ func (h *home) log(t *testing.T) string {
 func TestAutostartedDaemonComesAndLeaves(t *testing.T) {
 	h := newHome(t)
 	c := h.begin(t, "300ms")
-	reply, err := c.Status(limited(t))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, h.state, reply.GetStateDirectory())
 	require.NotEqual(t, os.Getpid(), int(reply.GetPid()))
@@ -112,7 +112,7 @@ func TestAutostartedDaemonShedsWhatItsStarterWasLimitedTo(t *testing.T) {
 	}()
 	c := <-done
 	require.NotNil(t, c)
-	reply, err := c.Status(limited(t))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	pid := int(reply.GetPid())
 	defer func() { require.NoError(t, unix.Kill(pid, unix.SIGTERM)) }()
@@ -146,7 +146,7 @@ func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
 		t.Helper()
 		replace(t, file, text)
 		require.Eventually(t, func() bool {
-			reply, err := c.Doctor(limited(t))
+			reply, err := unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil)
 			require.NoError(t, err)
 			return slices.ContainsFunc(reply.GetAdvice(), func(a *wire.Advice) bool {
 				return a.GetSubject() == "configuration" && a.GetSeverity() == severity && strings.Contains(a.GetText(), words)

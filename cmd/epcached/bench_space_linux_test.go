@@ -75,12 +75,18 @@ func (h *hitBench) saveRoom() (end func() (rounds int)) {
 			}
 			return nil
 		},
-		func() error { _, err := c.Pack(context.Background(), &wire.Pack{All: true}, no); return err },
 		func() error {
-			_, err := c.Pack(context.Background(), &wire.Pack{All: true, Unpack: true}, no)
+			_, err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true}, no)
 			return err
 		},
-		func() error { _, err := c.Collect(context.Background(), &wire.Collect{ToBytes: &to}, no); return err },
+		func() error {
+			_, err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true, Unpack: true}, no)
+			return err
+		},
+		func() error {
+			_, err := unixsock.Ask[wire.CollectReply](context.Background(), c, &wire.Collect{ToBytes: &to}, no)
+			return err
+		},
 	}
 	for _, step := range steps {
 		require.NoError(h, step(), "once, so that all of it is under way")

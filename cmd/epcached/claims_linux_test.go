@@ -154,7 +154,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 		waiting <- a
 	}()
 	<-queued
-	jobs, err := c.Jobs(limited(t))
+	jobs, err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.Jobs{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "claimed", jobs.Jobs[0].State)
 
@@ -237,9 +237,9 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 	require.Equal(t, "claim", handed.Outcome)
 	require.NotEqual(t, claim.Claim.Id, handed.Claim.Id)
 	require.Contains(t, handed.Why, "its connection ended")
-	_, err = second.GiveUp(limited(t), &wire.GiveUp{Claim: handed.Claim.Id, Text: "enough", Code: 1})
+	_, err = unixsock.Ask[wire.GiveUpReply](limited(t), second, &wire.GiveUp{Claim: handed.Claim.Id, Text: "enough", Code: 1}, nil)
 	require.NoError(t, err)
-	_, err = second.GiveUp(limited(t), &wire.GiveUp{Claim: handed.Claim.Id})
+	_, err = unixsock.Ask[wire.GiveUpReply](limited(t), second, &wire.GiveUp{Claim: handed.Claim.Id}, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound)
 	put := &wire.Put{Claim: claim.Claim.Id, Files: []*wire.PutFile{{Name: claim.Claim.Output}}}
 	_, _, err = second.Put(limited(t), put, []*os.File{openFile(t, model)}, nil)

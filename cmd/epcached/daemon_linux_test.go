@@ -199,7 +199,7 @@ func (d *epcached) requireSound() {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	reply, err := c.Check(ctx, &wire.Check{Deep: true}, nil)
+	reply, err := unixsock.Ask[wire.CheckReply](ctx, c, &wire.Check{Deep: true}, nil)
 	require.NoError(d, err)
 	for _, f := range reply.Findings {
 		// A blob or view that nothing refers to any more waits for the next sweep.
@@ -230,7 +230,7 @@ func (d *epcached) status() *wire.StatusReply {
 	c, err := d.tryDial()
 	require.NoError(d, err)
 	defer c.Close()
-	reply, err := c.Status(limited(d))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(d), c, &wire.Status{}, nil)
 	require.NoError(d, err)
 	return reply
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -183,7 +184,7 @@ func (p *patient) ask(t *testing.T, change ...func(*wire.Acquire)) lease {
 
 // damagedBuilds gives the build keys of what was found damaged since the last call.
 func (p *patient) damagedBuilds() []string {
-	reply, err := p.dial().Events(limited(p.TB), &wire.Events{})
+	reply, err := unixsock.Ask[wire.EventsReply](limited(p.TB), p.dial(), &wire.Events{}, nil)
 	require.NoError(p.TB, err)
 	var found []string
 	for _, e := range reply.Events[min(p.told, len(reply.Events)):] {

@@ -116,7 +116,7 @@ func TestClientsOfADaemonThatMakesItsIndexGoOnAtOnce(t *testing.T) {
 			require.ErrorIs(t, err, unixsock.ErrUnavailable)
 			return false
 		}
-		_, err = c.Status(limited(t))
+		_, err = unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 		return errors.Join(err, c.Close()) == nil
 	}, patience, pollEvery)
 	require.Empty(t, answers, "it is said once")

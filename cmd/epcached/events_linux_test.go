@@ -77,7 +77,7 @@ func TestStoryOfAModel(t *testing.T) {
 	require.Equal(t, made.GetBuild(), heard.GetBuild())
 	require.NotZero(t, heard.GetSequence())
 
-	past, err := c.Events(limited(t), &wire.Events{})
+	past, err := unixsock.Ask[wire.EventsReply](limited(t), c, &wire.Events{}, nil)
 	require.NoError(t, err)
 	var kept *wire.Event
 	for _, e := range past.GetEvents() {
@@ -92,14 +92,14 @@ func TestStoryOfAModel(t *testing.T) {
 	require.True(t, after.GetCandidates()[0].GetServed())
 	require.Equal(t, made.GetBuild(), after.GetCandidates()[0].GetBuild().GetBuild())
 
-	why, err := c.Why(limited(t), &wire.Why{Entry: filepath.Base(model)})
+	why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: filepath.Base(model)}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "current", why.GetDecision())
 	require.NotEmpty(t, why.GetHistory())
-	advice, err := c.Doctor(limited(t))
+	advice, err := unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil)
 	require.NoError(t, err)
 	require.NotEmpty(t, advice.GetAdvice())
-	_, err = c.Why(limited(t), &wire.Why{Entry: "no such model"})
+	_, err = unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: "no such model"}, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound)
 }
 

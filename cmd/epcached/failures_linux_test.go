@@ -22,7 +22,7 @@ import (
 // failures lists what the daemon remembers.
 func (d *epcached) failures() []*wire.Failure {
 	d.Helper()
-	reply, err := d.dial().Jobs(limited(d))
+	reply, err := unixsock.Ask[wire.JobsReply](limited(d), d.dial(), &wire.Jobs{}, nil)
 	require.NoError(d, err)
 	return reply.Failures
 }
@@ -95,7 +95,7 @@ func TestRealCrashIsRemembered(t *testing.T) {
 	require.Equal(t, "crash", known[0].Reason)
 	require.EqualValues(t, 1, known[0].Count)
 	require.Greater(t, known[0].RetryMs, known[0].LastMs)
-	forgotten, err := d.dial().RetryJobs(limited(t), &wire.RetryJobs{Entries: []string{known[0].Build[:12]}})
+	forgotten, err := unixsock.Ask[wire.JobsReply](limited(t), d.dial(), &wire.RetryJobs{Entries: []string{known[0].Build[:12]}}, nil)
 	require.NoError(t, err)
 	require.Len(t, forgotten.Failures, 1)
 	require.Empty(t, d.failures())

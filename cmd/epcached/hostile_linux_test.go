@@ -19,7 +19,7 @@ func TestVendorCodeGoesForTheDaemon(t *testing.T) {
 	real := runtimeFolder(t, openVINO)
 	s := newSite(t, real)
 	r := newRefusals(t, s)
-	reply, err := r.client.Status(limited(t))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(t), r.client, &wire.Status{}, nil)
 	require.NoError(t, err)
 	for _, line := range reply.Sandbox {
 		if name, _, missing := strings.Cut(line, ": NOT IN FORCE"); missing && slices.Contains([]string{"files", "network", "processes"}, name) {

@@ -34,7 +34,7 @@ func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
 	thaw := d.freeze()
 	require.NoError(t, c.Close())
 	c = d.dial()
-	reply, err := c.Jobs(limited(t))
+	reply, err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.Jobs{}, nil)
 	require.NoError(t, err)
 	require.Len(t, reply.Jobs, 1)
 	got := reply.Jobs[0]
@@ -66,7 +66,7 @@ func TestCancelledJobEndsItsWorker(t *testing.T) {
 	c := d.dial()
 	job := inBackground(t, c, writeStopping(t, dir, 1)).Job
 	d.freeze()
-	reply, err := c.CancelJobs(limited(t), &wire.CancelJobs{Jobs: []string{job}})
+	reply, err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.CancelJobs{Jobs: []string{job}}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "cancelled", reply.Jobs[0].State)
 	require.Empty(t, keepersOf(d.pid()))

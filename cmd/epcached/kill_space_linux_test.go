@@ -65,12 +65,12 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 	defer c.Close()
 	no := func(*wire.Progress) {}
 	pack := func(unpack bool) error {
-		_, err := c.Pack(limited(t), &wire.Pack{All: true, Unpack: unpack}, no)
+		_, err := unixsock.Ask[wire.PackReply](limited(t), c, &wire.Pack{All: true, Unpack: unpack}, no)
 		return err
 	}
 	collect := func(to int64) error {
 		*collecting = true
-		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, no)
+		_, err := unixsock.Ask[wire.CollectReply](limited(t), c, &wire.Collect{ToBytes: &to}, no)
 		return err
 	}
 	// everything collects until there is nothing: what is just being read, in order to pack it, is left alone.
@@ -79,7 +79,7 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 			if err := collect(0); err != nil {
 				return err
 			}
-			left, err := c.List(limited(t), &wire.List{}, nil)
+			left, err := unixsock.Ask[wire.ListReply](limited(t), c, &wire.List{}, nil)
 			if err != nil || len(left.Builds) == 0 {
 				return err
 			}
@@ -125,7 +125,7 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 		a, err := e.ask(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })
 		if errors.Is(err, unixsock.ErrNotFound) {
 			require.True(t, collecting, "%s is gone, and nothing was collected", filepath.Base(e.path))
-			why, err := c.Why(limited(t), &wire.Why{Entry: e.build})
+			why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: e.build}, nil)
 			require.NoError(t, err)
 			require.Contains(t, why.Reason, "evicted on ", filepath.Base(e.path))
 			continue

@@ -75,7 +75,7 @@ func (e *entry) remove(t testing.TB, c *unixsock.Client) error {
 		return nil
 	}
 	e.open = true
-	_, err := c.Remove(limited(t), &wire.Remove{Entries: []string{e.build}})
+	_, err := unixsock.Ask[wire.ChangeReply](limited(t), c, &wire.Remove{Entries: []string{e.build}}, nil)
 	return e.gone(err)
 }
 
@@ -84,7 +84,7 @@ func (e *entry) invalidate(t testing.TB, c *unixsock.Client) error {
 		return nil
 	}
 	e.open = true
-	_, err := c.Invalidate(limited(t), &wire.Invalidate{Entries: []string{e.build}})
+	_, err := unixsock.Ask[wire.ChangeReply](limited(t), c, &wire.Invalidate{Entries: []string{e.build}}, nil)
 	return e.gone(err)
 }
 

@@ -219,7 +219,7 @@ func TestStopWithIdleClients(t *testing.T) {
 	begin := time.Now()
 	d.stop()
 	require.Less(t, time.Since(begin), stopGrace)
-	_, err = c.List(limited(t), &wire.List{}, nil)
+	_, err = unixsock.Ask[wire.ListReply](limited(t), c, &wire.List{}, nil)
 	require.ErrorIs(t, err, unixsock.ErrConnectionLost)
 }
 
@@ -272,7 +272,7 @@ func TestUnderSystemd(t *testing.T) {
 	c, err := unixsock.Dial(limited(t), filepath.Join(dir, "activated"))
 	require.NoError(t, err)
 	defer c.Close()
-	reply, err := c.Status(limited(t))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, d.pid(), reply.Pid)
 	require.Equal(t, filepath.Join(dir, "activated"), reply.Socket)

@@ -39,7 +39,7 @@ func newRefusals(t *testing.T, s *site) *refusals {
 func (d *epcached) idle() {
 	d.Helper()
 	require.Eventually(d, func() bool {
-		facts, err := d.dial().Probe(limited(d.TB), &wire.Probe{})
+		facts, err := unixsock.Ask[wire.ProbeReply](limited(d.TB), d.dial(), &wire.Probe{}, nil)
 		return err == nil && len(facts.Runtimes) > 0 && len(keepersOf(d.pid())) == 0 && len(entriesOf(d, d.state, "staging")) == 0
 	}, patience, 5*time.Millisecond)
 }

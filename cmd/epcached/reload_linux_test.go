@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -47,7 +48,7 @@ func (d *epcached) told(words ...string) {
 	client := d.dial()
 	defer client.Close()
 	require.Eventually(d, func() bool {
-		reply, err := client.Events(limited(d), &wire.Events{})
+		reply, err := unixsock.Ask[wire.EventsReply](limited(d), client, &wire.Events{}, nil)
 		require.NoError(d, err)
 	events:
 		for _, e := range reply.Events {
@@ -68,7 +69,7 @@ func TestWrongRulesLeaveTheEarlierOnesInForce(t *testing.T) {
 	d.told("refused", rules+":3:", `"good"`)
 	require.Contains(t, strings.Join(d.status().Warnings, "\n"), rules+":3:")
 	client := d.dial()
-	reply, err := client.Doctor(limited(t))
+	reply, err := unixsock.Ask[wire.DoctorReply](limited(t), client, &wire.Doctor{}, nil)
 	require.NoError(t, err)
 	doctor := fmt.Sprint(reply)
 	require.Contains(t, doctor, rules+":3:")

@@ -111,9 +111,9 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	no := func(*wire.Progress) {}
 	all := &wire.Pack{All: true}
 	require.Eventually(t, func() bool { // what the daemon is just reading stays whole
-		_, err := c.Pack(limited(t), all, no)
+		_, err := unixsock.Ask[wire.PackReply](limited(t), c, all, no)
 		require.NoError(t, err)
-		layout, err := c.Layout(limited(t), &wire.Layout{})
+		layout, err := unixsock.Ask[wire.LayoutReply](limited(t), c, &wire.Layout{}, nil)
 		require.NoError(t, err)
 		return slices.ContainsFunc(layout.Files, func(f *wire.LaidFile) bool { return f.Packed })
 	}, patience, pollEvery)
@@ -132,13 +132,13 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	}
 	require.Positive(t, refused, "else nothing was packed")
 	require.Less(t, refused, 3, "what lies whole is served")
-	_, err = c.Pack(limited(t), all, no)
+	_, err = unixsock.Ask[wire.PackReply](limited(t), c, all, no)
 	require.NoError(t, err)
-	_, err = c.Pack(limited(t), &wire.Pack{All: true, Unpack: true}, no)
+	_, err = unixsock.Ask[wire.PackReply](limited(t), c, &wire.Pack{All: true, Unpack: true}, no)
 	require.ErrorIs(t, err, unixsock.ErrNoSpace)
 	to := int64(0)
 	require.Eventually(t, func() bool {
-		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, no)
+		_, err := unixsock.Ask[wire.CollectReply](limited(t), c, &wire.Collect{ToBytes: &to}, no)
 		require.NoError(t, err)
 		left, err := listAll(limited(t), c)
 		require.NoError(t, err)
@@ -146,7 +146,7 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	}, patience, pollEvery)
 	require.Positive(t, freeOn(t, disk), "there is room again")
 	for _, build := range builds {
-		why, err := c.Why(limited(t), &wire.Why{Entry: build})
+		why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: build}, nil)
 		require.NoError(t, err)
 		require.Contains(t, why.Reason, "evicted on ")
 	}
@@ -186,13 +186,13 @@ func TestAFullDiskIsStartedOn(t *testing.T) {
 	c := s.start(t).dial()
 	to := int64(0)
 	require.Eventually(t, func() bool { // what was given out lately may still be open for a moment
-		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, func(*wire.Progress) {})
+		_, err := unixsock.Ask[wire.CollectReply](limited(t), c, &wire.Collect{ToBytes: &to}, func(*wire.Progress) {})
 		require.NoError(t, err)
 		left, err := listAll(limited(t), c)
 		require.NoError(t, err)
 		return len(left) == 0
 	}, patience, pollEvery)
-	why, err := c.Why(limited(t), &wire.Why{Entry: e.build})
+	why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: e.build}, nil)
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
 	require.Positive(t, freeOn(t, disk))

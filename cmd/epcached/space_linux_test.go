@@ -85,9 +85,9 @@ func (a lease) short() (err error) {
 func requireNothingFound(t testing.TB, c *unixsock.Client) {
 	t.Helper()
 	check := func() string {
-		deep, err := c.Check(limited(t), &wire.Check{Deep: true}, nil)
+		deep, err := unixsock.Ask[wire.CheckReply](limited(t), c, &wire.Check{Deep: true}, nil)
 		require.NoError(t, err)
-		space, err := c.Check(limited(t), &wire.Check{Space: true}, nil)
+		space, err := unixsock.Ask[wire.CheckReply](limited(t), c, &wire.Check{Space: true}, nil)
 		require.NoError(t, err)
 		text := fmt.Sprint(append(deep.Findings, space.Findings...))
 		for _, l := range space.Space {

@@ -65,7 +65,7 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	require.NoError(t, err)
 	defer root.Close()
 	sizes := func() map[string]int64 {
-		usage, err := root.Usage(limited(t), &wire.Usage{}, nil)
+		usage, err := unixsock.Ask[wire.UsageReply](limited(t), root, &wire.Usage{}, nil)
 		require.NoError(t, err)
 		out := make(map[string]int64)
 		for _, u := range usage.Users {
@@ -85,7 +85,7 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	again := take(second, 100, 24)
 	require.Equal(t, "hit", again.Outcome, "another's greed costs it nothing")
 
-	events, err := root.Events(limited(t), &wire.Events{})
+	events, err := unixsock.Ask[wire.EventsReply](limited(t), root, &wire.Events{}, nil)
 	require.NoError(t, err)
 	told := 0
 	for _, e := range events.Events {

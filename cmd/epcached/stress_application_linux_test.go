@@ -112,7 +112,7 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m 
 		return true, nil
 	case fate == 1:
 		s.tally.givenUp.Add(1)
-		_, err = c.GiveUp(ctx, &wire.GiveUp{Claim: a.Claim.Id, Text: "changed its mind"})
+		_, err = unixsock.Ask[wire.GiveUpReply](ctx, c, &wire.GiveUp{Claim: a.Claim.Id, Text: "changed its mind"}, nil)
 		return false, err
 	}
 	if err := m.compile(ctx, o, a.AcquireReply); err != nil {
@@ -122,7 +122,7 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m 
 	reply, view, err = c.Put(ctx, put, m.files, nil)
 	if errors.Is(err, unixsock.ErrNoSpace) {
 		s.tally.refuse(&s.tally.refused, err)
-		_, err = c.GiveUp(ctx, &wire.GiveUp{Claim: a.Claim.Id, Text: "there is no room"})
+		_, err = unixsock.Ask[wire.GiveUpReply](ctx, c, &wire.GiveUp{Claim: a.Claim.Id, Text: "there is no room"}, nil)
 		return false, err
 	}
 	if err != nil {

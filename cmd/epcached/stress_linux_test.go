@@ -89,7 +89,7 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	var worst, told int64
 	var where, tellsOf string
 	for ctx.Err() == nil {
-		status, err := watcher.Status(limited(t))
+		status, err := unixsock.Ask[wire.StatusReply](limited(t), watcher, &wire.Status{}, nil)
 		require.NoError(t, err)
 		sp := status.Space
 		if now := time.Now(); now.After(end) && (sp.Evicted > 0 || now.After(end.Add(patience))) { // a busy machine takes longer to fill the budget
@@ -107,7 +107,7 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	}
 	require.NoError(t, group.Wait())
 
-	status, err := watcher.Status(limited(t))
+	status, err := unixsock.Ask[wire.StatusReply](limited(t), watcher, &wire.Status{}, nil)
 	require.NoError(t, err)
 	s.requireToldOf(watcher)
 	requireNothingFound(t, watcher)
@@ -164,13 +164,13 @@ func (s *stress) administrator(ctx context.Context, random *rand.Rand, packs boo
 		call, cancel := context.WithTimeout(context.Background(), patience)
 		switch what := random.IntN(4); {
 		case what == 0 || !packs:
-			_, err = c.Collect(call, &wire.Collect{}, no)
+			_, err = unixsock.Ask[wire.CollectReply](call, c, &wire.Collect{}, no)
 		case what == 1:
-			if _, err = c.Pack(call, &wire.Pack{All: true, Unpack: true}, no); errors.Is(err, unixsock.ErrNoSpace) {
+			if _, err = unixsock.Ask[wire.PackReply](call, c, &wire.Pack{All: true, Unpack: true}, no); errors.Is(err, unixsock.ErrNoSpace) {
 				err = nil // within the budget there is no place for all of them
 			}
 		default:
-			_, err = c.Pack(call, &wire.Pack{All: true}, no)
+			_, err = unixsock.Ask[wire.PackReply](call, c, &wire.Pack{All: true}, no)
 		}
 		cancel()
 		if err != nil {
@@ -225,7 +225,7 @@ func (s *stress) requireToldOf(c *unixsock.Client) {
 		if there(key) {
 			return true
 		}
-		why, err := c.Why(limited(s), &wire.Why{Entry: key.(string)})
+		why, err := unixsock.Ask[wire.Explanation](limited(s), c, &wire.Why{Entry: key.(string)}, nil)
 		require.NoError(s, err)
 		if !strings.Contains(why.Reason, "evicted on ") {
 			require.True(s, there(key), "build %s went without a word: %s", key, why.Reason) // of what is put again at last, the room is no longer waited for and it is just being stored

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // underManager runs systemd's manager of user units in namespaces of its own, with the socket started.
@@ -102,7 +103,7 @@ func TestUnitsSurviveAMistakeInTheConfiguration(t *testing.T) {
 	c, err := unixsock.Dial(limited(t), filepath.Join(home, "s"))
 	require.NoError(t, err)
 	defer c.Close()
-	reply, err := c.Status(limited(t))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "socket", reply.GetStartedBy())
 	require.Equal(t, filepath.Join(home, "s"), reply.GetSocket())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // begunAgain waits until the daemon has begun again so often.
@@ -38,7 +39,7 @@ func TestAStateFolderThatIsRemovedIsMadeAnew(t *testing.T) {
 		outcome := get(t, c, model).Outcome
 		require.Contains(t, []string{"compiled", "hit"}, outcome, "what was compiled meanwhile may be kept already")
 		require.Equal(t, "hit", get(t, c, model).Outcome)
-		reply, err := c.Doctor(limited(t))
+		reply, err := unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil)
 		require.NoError(t, err)
 		said := ""
 		for _, one := range reply.GetAdvice() {
@@ -69,12 +70,12 @@ func TestASocketOfSystemdOutlivesTheStateFolder(t *testing.T) {
 	for i := range 2 {
 		c, err := unixsock.Dial(limited(t), path)
 		require.NoError(t, err)
-		reply, err := c.Status(limited(t))
+		reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 		require.NoError(t, err)
 		require.EqualValues(t, d.pid(), reply.GetPid())
 		require.NoError(t, os.RemoveAll(d.state))
-		_, _ = c.Doctor(limited(t)) // it may begin again before it has answered
-		_ = c.Close()               // likewise
+		_, _ = unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil) // it may begin again before it has answered
+		_ = c.Close()                                                             // likewise
 		d.begunAgain(i + 1)
 	}
 	d.stop()
@@ -85,10 +86,10 @@ func TestAnAutostartedDaemonMakesItsFolderAndItsLogAnew(t *testing.T) {
 	h := newHome(t)
 	h.socket = filepath.Join(h.dir, "s")
 	c := h.begin(t, "5s", "--socket", h.socket)
-	before, err := c.Status(limited(t))
+	before, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(h.state))
-	_, _ = c.Doctor(limited(t)) // as above
+	_, _ = unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil) // as above
 	require.NoError(t, c.Close())
 	require.Eventually(t, func() bool {
 		text, err := os.ReadFile(logs.Path(h.state))
@@ -99,7 +100,7 @@ func TestAnAutostartedDaemonMakesItsFolderAndItsLogAnew(t *testing.T) {
 	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
 	c, err = unixsock.Dial(limited(t), h.socket)
 	require.NoError(t, err)
-	after, err := c.Status(limited(t))
+	after, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.Equal(t, before.GetPid(), after.GetPid())
 	require.NoError(t, c.Close())

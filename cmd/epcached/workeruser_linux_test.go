@@ -10,6 +10,8 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // What would fail each compile later is told at the start, with the folder that is in the way.
@@ -79,7 +81,7 @@ func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 64, 1), 0o600))
 	require.Equal(t, "compiled", get(t, c, path).Outcome)
 	require.Equal(t, "hit", get(t, c, path).Outcome)
-	reply, err := c.Status(limited(t))
+	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.Contains(t, reply.Sandbox, "user: workers run as uid 65534")
 }

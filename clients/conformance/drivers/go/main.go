@@ -63,7 +63,7 @@ func answerTo(q question) (a answer) {
 		return a // every question has a connection of its own
 	case "jobs":
 		ask = func(c *unixsock.Client) error {
-			_, err := c.Jobs(ctx)
+			_, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 			a.Outcome = "jobs"
 			return err
 		}

@@ -283,7 +283,7 @@ func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause er
 	if errors.As(cause, &refused) && refused.Code > 0 {
 		told.Code = int32(refused.Code)
 	}
-	_, err := c.GiveUp(ctx, told)
+	_, err := unixsock.Ask[wire.GiveUpReply](ctx, c, told, nil)
 	if errors.Is(err, unixsock.ErrNotFound) || errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, context.DeadlineExceeded) {
 		return nil
 	}

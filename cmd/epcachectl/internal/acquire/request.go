@@ -375,7 +375,7 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 	if err != nil {
 		return err
 	}
-	reply, err := c.Probe(ctx, &wire.Probe{Runtime: at})
+	reply, err := unixsock.Ask[wire.ProbeReply](ctx, c, &wire.Probe{Runtime: at}, nil)
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,17 @@ func (a *Call) WithDaemon(ctx context.Context, do func(context.Context, *unixsoc
 	})
 }
 
+// Asking returns what a command runs that asks the daemon with its arguments: see WithDaemon.
+func (a *Call) Asking(
+	ask func(ctx context.Context, c *unixsock.Client, args []string) error,
+) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return ask(ctx, c, args)
+		})
+	}
+}
+
 // WithTimeout calls with a context that ends at --timeout.
 func (a *Call) WithTimeout(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := a.Within(ctx)
@@ -107,10 +118,10 @@ func (a *Call) Showing(ask func(progress func(*wire.Progress)) error) error {
 	})
 }
 
-// Shown is Showing for one request.
-func Shown[R any](a *Call, ask func(progress func(*wire.Progress)) (R, error)) (reply R, err error) {
+// Shown asks as unixsock.Ask does, and shows how far the daemon is.
+func Shown[R any](ctx context.Context, a *Call, c *unixsock.Client, request proto.Message) (reply *R, err error) {
 	err = a.Showing(func(progress func(*wire.Progress)) (err error) {
-		reply, err = ask(progress)
+		reply, err = unixsock.Ask[R](ctx, c, request, progress)
 		return err
 	})
 	return reply, err

@@ -51,7 +51,7 @@ func (x *Examination) Known(ctx context.Context, subject string, r compilers.Run
 	if x.Client == nil {
 		return
 	}
-	reply, err := x.Client.Probe(ctx, &wire.Probe{})
+	reply, err := unixsock.Ask[wire.ProbeReply](ctx, x.Client, &wire.Probe{}, nil)
 	if err != nil {
 		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see "+daemon.LogOf(unixsock.DefaultSocket()))
 		return

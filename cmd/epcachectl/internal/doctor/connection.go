@@ -23,6 +23,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 const (
@@ -142,7 +143,7 @@ func fileKind(mode fs.FileMode) string {
 func (f *findings) versions(ctx context.Context, a *cli.Call, c *unixsock.Client) {
 	hello := c.Hello()
 	start := time.Now()
-	status, err := c.Status(ctx)
+	status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 	took := time.Since(start)
 	if err != nil {
 		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+daemon.LogOf(a.Sockets()))
@@ -174,7 +175,7 @@ func (f *findings) howFound(ctx context.Context, a *cli.Call, c *unixsock.Client
 	} else if os.Getenv(unixsock.SocketVariable) != "" {
 		how = "named by " + unixsock.SocketVariable
 	}
-	status, err := c.Status(ctx)
+	status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 	if err != nil {
 		return // what is wrong with its status is told with its version
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Finding is one thing that was looked at: what is found, why it matters, and what to do. The names are a contract for scripts.
@@ -133,7 +134,7 @@ func listFindings(p *term.Printer, r *Result) {
 // askDoctor passes on what the daemon sees.
 func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {
 	f := &findings{side: "daemon"}
-	reply, err := c.Doctor(ctx)
+	reply, err := unixsock.Ask[wire.DoctorReply](ctx, c, &wire.Doctor{}, nil)
 	if err != nil {
 		f.warning("daemon", fmt.Sprintf("it gives no advice: %v", err), "if it is older than this program, start the daemon again from the same version")
 		return f.List
