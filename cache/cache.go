@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/change"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
@@ -95,6 +96,8 @@ type Options struct {
 
 // Cache keeps compiled models under one state directory. Make one with Open.
 type Cache struct {
+	*change.Changes // Invalidate, Remove, Pin, Unpin, Pack, Unpack, PlanCollection, CollectReply, Check
+
 	dir      string
 	uid      uint32
 	readOnly bool // of a Stored: what would write, run or compile something is off
@@ -205,6 +208,7 @@ func (c *Cache) open() error {
 	c.backlog = c.openBacklog()
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
+	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 	c.claims = newClaims(c.now)
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },

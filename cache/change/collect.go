@@ -1,4 +1,4 @@
-package cache
+package change
 
 import (
 	"context"
@@ -15,13 +15,14 @@ import (
 // PlanCollection plans to bring the builds that the peer may collect within the configured bounds,
 // or within the goal: all builds for administrators, else the peer's own. progress, which may be
 // nil, is told how far the survey of the store is.
-func (c *Cache) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal, progress func(*wire.Progress)) (*store.Collection, error) {
+func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
+	progress func(*wire.Progress)) (*store.Collection, error) {
 	goal.Told = wire.FarThrough(progress, "reading")
 	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
 }
 
-// CollectReply tells what a plan does, or what became of it.
-func (c *Cache) CollectReply(plan *store.Collection) *wire.CollectReply {
+// CollectReply reports what a plan does, or what became of it.
+func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used,
 		BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
 		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered,
@@ -30,7 +31,8 @@ func (c *Cache) CollectReply(plan *store.Collection) *wire.CollectReply {
 	for i, b := range plan.Told {
 		r := &plan.Steps[i]
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
-			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)), Scope: b.Scope, FreesBytes: r.Frees,
+			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)),
+			Scope: b.Scope, FreesBytes: r.Frees,
 			Reason: wire.Clip(r.Reason()), Outcome: wire.Clip(r.Outcome), CompileSeconds: b.CompileSeconds,
 			LastUsedMs: wire.Milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
 			Action: r.Action.String()})
@@ -49,7 +51,8 @@ func (c *Cache) CollectReply(plan *store.Collection) *wire.CollectReply {
 
 // Check compares the store with what it should be: its files, or with w.Space the account of the
 // disk. progress may be nil.
-func (c *Cache) Check(ctx context.Context, p request.Peer, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+func (c *Changes) Check(ctx context.Context, p request.Peer, w *wire.Check,
+	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	if !c.rights.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "checking the store is for administrators")
 	}

@@ -1,4 +1,4 @@
-package cache
+package change
 
 import (
 	"context"
@@ -14,9 +14,10 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
-// them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
-func (c *Cache) Pack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
+// Pack packs the builds that the names mean, or all that the peer may change, where that saves bytes
+// and no client uses them. With dryRun it looks for what they share, and reports what packing would
+// free. progress, which may be nil, counts builds.
+func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
@@ -25,16 +26,18 @@ func (c *Cache) Pack(ctx context.Context, p request.Peer, names []string, all, d
 	return c.eachPacked(ctx, ids, true, progress, c.store.Packer().PackByHand(ctx, dryRun))
 }
 
-// packLater tells of a build that stays as it is what packing would free of it, if it stays because somebody has it, or may have.
-func (c *Cache) packLater(b *index.Build, outcome string) int64 {
+// packLater returns what packing would free of a build that stays whole because a client uses it,
+// or may use it; else 0.
+func (c *Changes) packLater(b *index.Build, outcome string) int64 {
 	if !strings.HasPrefix(outcome, "kept: ") || c.store.Busy(b) == "" {
 		return 0
 	}
 	return c.store.Packer().PackSaving(b.ID)
 }
 
-// Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
-func (c *Cache) Unpack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
+// Unpack makes such builds whole again, durably, and removes their recipes. They may be packed again
+// when they are cold.
+func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
@@ -43,7 +46,8 @@ func (c *Cache) Unpack(ctx context.Context, p request.Peer, names []string, all,
 	return c.eachPacked(ctx, ids, false, progress, c.store.Packer().UnpackByHand(ctx, dryRun))
 }
 
-func (c *Cache) eachPacked(
+// eachPacked calls do with each build, and reports what became of it.
+func (c *Changes) eachPacked(
 	ctx context.Context, ids []index.BuildID, packs bool, progress func(done, total int64),
 	do func(*index.Build) (string, int64, error),
 ) (*wire.PackReply, error) {
@@ -85,8 +89,8 @@ func (c *Cache) eachPacked(
 	return out, err
 }
 
-// toPack lists the builds.
-func (c *Cache) toPack(ctx context.Context, p request.Peer, names []string, all bool) ([]index.BuildID, error) {
+// toPack lists the builds that Pack or Unpack is for.
+func (c *Changes) toPack(ctx context.Context, p request.Peer, names []string, all bool) ([]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
 		return nil, apierr.New(apierr.BadRequest, nil, "pack: all builds, or those that are named")
@@ -96,7 +100,7 @@ func (c *Cache) toPack(ctx context.Context, p request.Peer, names []string, all 
 	return c.toRemove(ctx, p, names, all)
 }
 
-func (c *Cache) isGone(id index.BuildID) bool {
+func (c *Changes) isGone(id index.BuildID) bool {
 	_, err := c.index.Get(id)
 	return errors.Is(err, index.ErrNotFound)
 }
