@@ -93,7 +93,7 @@ func (c *Cache) adoptNow(ctx context.Context, at *request.Attempt) (*request.Ans
 		return nil, "nothing is to be kept of it", nil
 	}
 	begin := func() (jobs.Work, error) { return c.newAdoption(at, key) }
-	result, _, err := c.jobs.Join(ctx, key, c.caller(at), begin)
+	result, _, err := c.jobs.Join(ctx, key, at.Caller(c.owners.Of), begin)
 	switch {
 	case ctx.Err() != nil:
 		return nil, "", request.ContextError(ctx, at.Name)

@@ -17,9 +17,9 @@ func (c *Cache) compileLater(ctx context.Context, at *request.Attempt, why strin
 		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", at.Name).
 			WithHint("ask with on_miss wait")
 	}
-	f, first, err := c.jobs.Send(key, c.caller(at.Untold()), c.begin(at, key.Scope))
+	f, first, err := c.jobs.Send(key, at.Untold().Caller(c.owners.Of), c.begin(at, key.Scope))
 	if err != nil {
-		return nil, jobError(ctx, at.Name, err)
+		return nil, request.JobError(ctx, at.Name, err)
 	}
 	if !first {
 		why = "it is being compiled already"
@@ -52,10 +52,10 @@ func (c *Cache) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 			return
 		}
 		result, err := f.End()
-		if !errors.As(err, new(*claimEnd)) && (err != nil || !own.OtherORT(result.Build.ORTVersion)) {
+		if !errors.As(err, new(*request.ClaimEnd)) && (err != nil || !own.OtherORT(result.Build.ORTVersion)) {
 			return
 		}
-		next, _, err := c.jobs.Send(key, c.caller(own), c.begin(own, key.Scope))
+		next, _, err := c.jobs.Send(key, own.Caller(c.owners.Of), c.begin(own, key.Scope))
 		switch {
 		case err == nil:
 			c.keepQueued(next, own)
@@ -66,16 +66,4 @@ func (c *Cache) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 		}
 	})
 	return nil
-}
-
-// caller says how the request takes part in a job.
-func (c *Cache) caller(at *request.Attempt) jobs.Caller {
-	who := jobs.Caller{UID: at.Peer.UID, Name: at.Name, Keep: at.KeepGoing && at.OnMiss != request.Bypass && at.Store != "none"} // else nobody would have it
-	if who.Keep || at.OnMiss == request.Background {
-		who.Owner = c.owners.Of(at.Peer.UID)
-	}
-	if at.Told != nil {
-		who.Since, who.Tell = at.Told.Since, at.Told.Tell
-	}
-	return who
 }

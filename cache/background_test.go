@@ -20,7 +20,7 @@ func (e endsClaim) Run(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
 	case <-e.now:
 	case <-ctx.Done():
 	}
-	return nil, &claimEnd{text: "test"}
+	return nil, &request.ClaimEnd{Text: "test"}
 }
 
 func TestBackgroundOutlivesAClaimThatIsYetToBeGiven(t *testing.T) {

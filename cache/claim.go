@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -51,9 +50,9 @@ type claim struct {
 
 	mu     sync.Mutex
 	state  claimState
-	result *jobs.Result // of one whose artefact was put
-	end    *claimEnd    // of any other that is over
-	due    *claimEnd    // what should have ended it while its artefact was stored: it does if that fails
+	result *jobs.Result      // of one whose artefact was put
+	end    *request.ClaimEnd // of any other that is over
+	due    *request.ClaimEnd // what should have ended it while its artefact was stored: it does if that fails
 }
 
 // claimState is how far a claim has come.
@@ -69,20 +68,6 @@ const (
 // putTime is how long a put may take that was begun in time.
 const putTime = 10 * time.Minute
 
-// claimEnd says how a claim ended that brought nothing.
-type claimEnd struct {
-	uid  uint32
-	text string
-	code int32 // ONNX Runtime's, of one that was given up; 0: none
-}
-
-func (e *claimEnd) Error() string {
-	if e.code != 0 {
-		return fmt.Sprintf("the claim of uid %d ended: %s (code %d)", e.uid, e.text, e.code)
-	}
-	return fmt.Sprintf("the claim of uid %d ended: %s", e.uid, e.text)
-}
-
 // finish ends the claim without a result, unless it is over or as good as stored. It tells whether it did.
 func (cl *claim) finish(text string, code int32) bool { return cl.finishUpTo(claimPutting, text, code) }
 
@@ -90,7 +75,7 @@ func (cl *claim) finish(text string, code int32) bool { return cl.finishUpTo(cla
 func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	end := &claimEnd{uid: cl.Peer.UID, text: text, code: code}
+	end := &request.ClaimEnd{UID: cl.Peer.UID, Text: text, Code: code}
 	if cl.state > latest {
 		if cl.due == nil {
 			cl.due = end
@@ -117,7 +102,7 @@ func (cl *claim) overWhy() string {
 	case cl.state != claimOver:
 		return ""
 	case cl.end != nil:
-		return cl.end.text
+		return cl.end.Text
 	}
 	return "it was put already"
 }

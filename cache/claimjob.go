@@ -35,17 +35,17 @@ func (o *outsider) About() jobs.About { return o.first }
 
 // Run gives the claim to one after the other, until one of them puts a result or nobody wants it any more.
 func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
-	var last *claimEnd
+	var last *request.ClaimEnd
 	for {
 		cl := o.c.claims.grant(o.key, func(a *claimer) *claim { return o.give(a, f, last) })
 		if cl == nil && ctx.Err() != nil {
-			last = &claimEnd{uid: o.first.UID, text: jobCancelled}
+			last = &request.ClaimEnd{UID: o.first.UID, Text: jobCancelled}
 		}
 		if cl == nil && last == nil {
-			last = &claimEnd{uid: o.first.UID, text: "who asked for it left"}
+			last = &request.ClaimEnd{UID: o.first.UID, Text: "who asked for it left"}
 		}
 		if cl == nil {
-			return nil, claimFailed(o.first.ModelName, last)
+			return nil, request.ClaimFailed(o.first.ModelName, last)
 		}
 		o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
 			event.Claimed, "by uid %d, until %s", cl.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
@@ -57,7 +57,7 @@ func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 		}
 		last = end
 		if ctx.Err() != nil {
-			return nil, claimFailed(o.first.ModelName, last)
+			return nil, request.ClaimFailed(o.first.ModelName, last)
 		}
 	}
 }
@@ -66,7 +66,7 @@ func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 const jobCancelled = "its job was cancelled"
 
 // give makes the claim; nil: the job is cancelled, and who asks now has another. It is called with claims.mu held.
-func (o *outsider) give(a *claimer, f *jobs.Job, last *claimEnd) *claim {
+func (o *outsider) give(a *claimer, f *jobs.Job, last *request.ClaimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
 	cl := &claim{Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(), Route: a.Plan.Canonical.Route, Deadline: time.Now().Add(most)},
 		outsider: o, job: f, Attempt: a.Attempt, owner: a.owner, began: time.Now(), takes: a.takes}
@@ -86,7 +86,7 @@ func (o *outsider) give(a *claimer, f *jobs.Job, last *claimEnd) *claim {
 	return cl
 }
 
-func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *claimEnd) {
+func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *request.ClaimEnd) {
 	select {
 	case <-cl.lasts.Done():
 	case <-ctx.Done():
@@ -139,7 +139,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *request.Attempt, why string
 	}
 	var result *jobs.Result
 	for range maxHandOvers {
-		result, _, err = c.jobs.Join(waiting, key, c.caller(at), func() (jobs.Work, error) {
+		result, _, err = c.jobs.Join(waiting, key, at.Caller(c.owners.Of), func() (jobs.Work, error) {
 			if m := c.madeMeanwhile(at, key.Scope); m != nil {
 				return m, nil
 			}
@@ -147,10 +147,10 @@ func (c *Cache) claimOrWait(ctx context.Context, at *request.Attempt, why string
 		})
 		if err == nil && at.Content != nil && at.OtherORT(result.Build.ORTVersion) {
 			c.store.Taken(result.Build.ID) // or rather, not taken
-			err = errOtherORT(at, result.Build)
+			err = request.OtherORTError(at, result.Build)
 			continue // for the next claim, which may be its own
 		}
-		if !errors.As(err, new(*claimEnd)) {
+		if !errors.As(err, new(*request.ClaimEnd)) {
 			break // else the last claim ended while this one was about to wait for it
 		}
 	}
@@ -159,7 +159,7 @@ func (c *Cache) claimOrWait(ctx context.Context, at *request.Attempt, why string
 	}
 	closeLibraries(&a.Runtime)
 	if err != nil {
-		return nil, jobError(ctx, at.Name, err)
+		return nil, request.JobError(ctx, at.Name, err)
 	}
 	return c.waited(ctx, at, result)
 }
@@ -173,7 +173,7 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*request.An
 		return nil, request.ContextError(ctx, a.Name)
 	case errors.Is(err, runtimes.ErrGivenUp):
 		cl.finish(jobCancelled, 0)
-		return nil, jobError(ctx, a.Name, err)
+		return nil, request.JobError(ctx, a.Name, err)
 	}
 	if why := cl.overWhy(); why != "" {
 		return nil, apierr.New(apierr.Cancelled, runtimes.ErrGivenUp, "model %q: the claim ended as it was given: %s", a.Name, why)
@@ -256,9 +256,9 @@ func (c *Cache) awaitClaim(ctx context.Context, at *request.Attempt, missing err
 		return nil, missing
 	}
 	nobody := func() (jobs.Work, error) { return nil, missing }
-	result, _, err := c.jobs.Join(ctx, key, c.caller(at), nobody)
+	result, _, err := c.jobs.Join(ctx, key, at.Caller(c.owners.Of), nobody)
 	if err != nil {
-		return nil, jobError(ctx, at.Name, err)
+		return nil, request.JobError(ctx, at.Name, err)
 	}
 	return c.waited(ctx, at, result)
 }
@@ -281,16 +281,6 @@ func (c *Cache) waited(ctx context.Context, at *request.Attempt, result *jobs.Re
 		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
 	}
 	return a, nil
-}
-
-// claimFailed is what those are told who waited for a claim that brought nothing, and cannot have it themselves.
-func claimFailed(model string, end *claimEnd) *apierr.Error {
-	e := apierr.New(apierr.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
-		WithHint("ask with on_miss claim to compile it yourself, or load the model without epcached")
-	if end.code != 0 {
-		e.WithFact("code", fmt.Sprint(end.code))
-	}
-	return e
 }
 
 // cleanText drops what is no text.

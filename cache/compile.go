@@ -5,12 +5,9 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
 )
 
@@ -24,20 +21,20 @@ func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string
 		if own := (jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}); at.OnMiss == request.Wait && key.Scope != "" && c.jobs.Open(own) != nil {
 			key = own // an application of the same user's holds the claim
 		}
-		result, first, err = c.jobs.Join(ctx, key, c.caller(at), c.begin(at, key.Scope))
+		result, first, err = c.jobs.Join(ctx, key, at.Caller(c.owners.Of), c.begin(at, key.Scope))
 		if err == nil && !first && at.OtherORT(result.Build.ORTVersion) {
 			c.store.Taken(result.Build.ID) // or rather, not taken
-			err = errOtherORT(at, result.Build)
+			err = request.OtherORTError(at, result.Build)
 			continue
 		}
-		var end *claimEnd
+		var end *request.ClaimEnd
 		if !errors.As(err, &end) {
 			break // else what was claimed is compiled here after all
 		}
 		why = end.Error()
 	}
 	if err != nil {
-		return nil, jobError(ctx, at.Name, err)
+		return nil, request.JobError(ctx, at.Name, err)
 	}
 	if !first && result.Build.Put {
 		return c.waited(ctx, at, result)
@@ -58,28 +55,6 @@ func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string
 		a.Why = result.Why
 	}
 	return a, nil
-}
-
-// errOtherORT is for who waited for a build, time and again, and may not have what came.
-func errOtherORT(at *request.Attempt, b *index.Build) error {
-	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", at.Name, b.ORTVersion).WithHint("ask again")
-}
-
-// jobError is what a request is told of a job that brought nothing.
-func jobError(ctx context.Context, model string, err error) error {
-	var known *apierr.Error
-	var end *claimEnd
-	switch {
-	case ctx.Err() != nil:
-		return request.ContextError(ctx, model)
-	case errors.As(err, &end):
-		return claimFailed(model, end)
-	case errors.As(err, &known) && failure.In(known) != nil:
-		return failure.Retold(known, model)
-	case known != nil:
-		return err
-	}
-	return apierr.New(apierr.Cancelled, err, "model %q", model)
 }
 
 func (c *Cache) serveCompiled(ctx context.Context, result *jobs.Result, phase func(string)) (*request.Answer, error) {

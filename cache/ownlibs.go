@@ -20,9 +20,6 @@ import (
 // Runtime that it states, and this machine. All of it is in the build key, and only an equal key is a hit: without the
 // libraries nobody could judge what is nearly equal.
 
-// maxVersion bounds what a client says that a version is.
-const maxVersion = 100
-
 // bringsLibraries tells whether the request can be answered though no runtime here is for it.
 func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
 	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
@@ -82,7 +79,7 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 
 // planOwn thinks a request through for libraries that are not run here.
 func (c *Cache) planOwn(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
-	if len(at.Runtime.ORTVersion) > maxVersion {
+	if len(at.Runtime.ORTVersion) > request.MaxVersion {
 		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", at.Runtime.ORTVersion)
 	}
 	p := &request.Plan{Outside: true, Libraries: make(map[string]cas.Stamp)}

@@ -110,8 +110,8 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 		cl.mu.Lock()
 		end := cl.end
 		cl.mu.Unlock()
-		if end != nil && !strings.Contains(end.text, err.Error()) {
-			return apierr.New(apierr.ClassOf(err), err, "claim %s: %s", cl.ID, end.text)
+		if end != nil && !strings.Contains(end.Text, err.Error()) {
+			return apierr.New(apierr.ClassOf(err), err, "claim %s: %s", cl.ID, end.Text)
 		}
 	default:
 	}

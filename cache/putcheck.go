@@ -149,7 +149,7 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 		stated = cmp.Or(stated, cl.Content.Spec.ORTVersion)
 	}
 	said := cmp.Or(put.ORTVersion, stated)
-	if len(said) > maxVersion || cleanText(said) != said || cl.Plan.Outside && said != stated {
+	if len(said) > request.MaxVersion || cleanText(said) != said || cl.Plan.Outside && said != stated {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
 	}
 	if cl.Content != nil && cl.OtherORT(said) {
@@ -220,7 +220,7 @@ func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.
 		request.SetStated(f, stated, took)
 		if cl.Plan.Outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
 			version := put.MadeBy[i].Version
-			f.Version = shownText(version[:min(len(version), maxVersion)])
+			f.Version = shownText(version[:min(len(version), request.MaxVersion)])
 		}
 		if cl.adopts {
 			unknownMaker(f)

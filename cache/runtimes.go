@@ -47,7 +47,7 @@ func inquirer(r *request.Request) runtimes.Asker {
 // givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not what happened.
 func givenUp(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
-		return jobError(ctx, model, err)
+		return request.JobError(ctx, model, err)
 	}
 	return nil
 }

@@ -31,6 +31,9 @@ const (
 	ForClaim                 // let the caller compile it, unless somebody does already: then wait
 )
 
+// MaxVersion bounds what a client says that a version is, in bytes.
+const MaxVersion = 100
+
 // Request is what an application asks for. The files stay the caller's to close.
 type Request struct {
 	Peer     Peer
