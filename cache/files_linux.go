@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/sparse"
 	"github.com/epcached/epcached/store"
 )
 
@@ -32,30 +33,11 @@ func copyPrivate(from *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	err = copyExactly(from, from, path, info.Size())
+	err = sparse.Copy(from, from, path, info.Size())
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil // it changed meanwhile: whoever compares the copy with what was hashed will tell
 	}
 	return err
-}
-
-// nextData finds the next run of data from an offset. It moves the offset that the client shares, which nobody may
-// rely on: clients use pread or mappings.
-func nextData(fd int, at, size int64) (begin, end int64, err error) {
-	begin, err = unix.Seek(fd, at, unix.SEEK_DATA)
-	switch {
-	case err == unix.ENXIO:
-		return size, size, nil // only a hole is left
-	case err == unix.EINVAL:
-		return at, size, nil // a file system that knows of no holes
-	case err != nil:
-		return 0, 0, err
-	}
-	end, err = unix.Seek(fd, begin, unix.SEEK_HOLE)
-	if err != nil {
-		return 0, 0, err
-	}
-	return begin, min(end, size), nil
 }
 
 // room says whether a private copy of the files fits into the folder's file system with something to spare: by

@@ -109,7 +109,7 @@ func TestHostilePuts(t *testing.T) {
 		"folder":             {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) }, "not a regular file"},
 		"FIFO":               {fifo, "not a regular file"},
 		"device":             {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") }, "not a regular file"},
-		"huge":               {func(c *claimed) { sparse(c, 1, 1<<40) }, "all together may have"},
+		"huge":               {func(c *claimed) { hollow(c, 1, 1<<40) }, "all together may have"},
 		"growing":            {grow, "changed while it was read"},
 		"no files":           {func(c *claimed) { c.put.Files = nil }, "0 files"},
 		"too many files":     {many, "files, not 1 to"},
@@ -186,7 +186,7 @@ func fifo(c *claimed) {
 	c.put.Files[1].File = c.file(fd)
 }
 
-func sparse(c *claimed, i int, size int64) {
+func hollow(c *claimed, i int, size int64) {
 	path := filepath.Join(c.TempDir(), "sparse")
 	require.NoError(c, os.WriteFile(path, nil, 0o644))
 	require.NoError(c, os.Truncate(path, size))
