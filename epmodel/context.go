@@ -29,161 +29,128 @@ type attributeValue struct {
 }
 
 // context reads an EPContext node. c has what is not in attributes, and the defaults.
-func (w *walker) context(f field, c Context, label nodeLabel) error {
+func (w *walker) context(f field, c Context, label nodeLabel) {
 	c.Attributes, c.Long = map[string]string{}, map[string]Range{}
-	if err := w.keep(f.at, 512+len(c.Node)+len(c.Domain)); err != nil {
-		return err
-	}
+	w.keep(f.at, 512+len(c.Node)+len(c.Domain))
 	var cache attributeValue
 	seen := map[string]bool{}
-	err := w.submessage(f, "node", func(g field) error {
+	w.submessage(f, "node", func(g field) {
 		if g.num != 5 {
-			return nil
+			return
 		}
-		v, err := w.contextValue(g)
-		if err != nil {
-			return err
-		}
+		v := w.contextValue(g)
 		if seen[v.name] {
-			return w.fail(g.at, "attribute."+v.name, "stands twice in EPContext node %q", c.Node)
+			w.fail(g.at, "attribute."+v.name, "stands twice in EPContext node %q", c.Node)
 		}
 		seen[v.name] = true
 		if v.name == "ep_cache_context" {
 			cache = v // what it means depends on embed_mode, which may come later
-			return nil
+			return
 		}
-		if err := w.contextAttribute(&c, v); err != nil {
-			return err
-		}
-		return w.attribute(g, "attribute", label) // a tensor there could have external data
+		w.contextAttribute(&c, v)
+		w.attribute(g, "attribute", label) // a tensor there could have external data
 	})
-	if err != nil {
-		return err
-	}
-	if cache.present() {
-		if err := w.cacheContext(&c, cache); err != nil {
-			return err
+	switch {
+	case !cache.present():
+	case c.EmbedMode == 0:
+		c.CacheContext = w.attributeText(cache, maxPath)
+	default: // the context itself
+		w.attributeIsString(cache)
+		if cache.s.n > 0 {
+			c.Inline = Range{cache.s.off, cache.s.n}
 		}
 	}
 	w.m.Contexts = append(w.m.Contexts, c)
-	return nil
 }
 
 // contextValue reads an AttributeProto of an EPContext node.
-func (w *walker) contextValue(f field) (attributeValue, error) {
+func (r *reader) contextValue(f field) attributeValue {
 	v := attributeValue{field: f}
-	err := w.submessage(f, "attribute", func(g field) (err error) {
+	r.submessage(f, "attribute", func(g field) {
 		switch g.num {
 		case 1:
-			v.name, err = w.text(g, "name")
+			v.name = r.text(g, "name")
 		case 2:
-			v.f, err = g, w.want(g, "f", protowire.Fixed32Type)
+			v.f = r.want(g, "f", protowire.Fixed32Type)
 		case 3:
-			v.i, err = g, w.want(g, "i", protowire.VarintType)
+			v.i = r.want(g, "i", protowire.VarintType)
 		case 4:
-			v.s, err = g, w.want(g, "s", protowire.BytesType)
+			v.s = r.want(g, "s", protowire.BytesType)
 		case 20:
-			v.typ, err = w.integer(g, "type")
+			v.typ = r.integer(g, "type")
 		case 21:
 			// filled in by the caller of a function: a way to hide a file name
-			err = w.fail(g.at, "ref_attr_name", "an EPContext node may not take attributes from a function's caller")
+			r.fail(g.at, "ref_attr_name", "an EPContext node may not take attributes from a function's caller")
 		}
-		return err
 	})
-	return v, err
+	return v
 }
 
 // contextAttribute files every attribute but ep_cache_context.
-func (w *walker) contextAttribute(c *Context, v attributeValue) error {
+func (w *walker) contextAttribute(c *Context, v attributeValue) {
 	texts := map[string]*string{
 		"source": &c.Source, "partition_name": &c.PartitionName, "ep_sdk_version": &c.SDKVersion,
 		"hardware_architecture": &c.HardwareArchitecture, "onnx_model_filename": &c.ONNXModelFilename, "notes": &c.Notes,
 	}
 	numbers := map[string]*int64{"embed_mode": &c.EmbedMode, "main_context": &c.MainContext, "max_size": &c.MaxSize}
 	if to, ok := texts[v.name]; ok {
-		s, err := w.attributeText(v, maxName)
-		*to = s
-		return err
+		*to = w.attributeText(v, maxName)
+		return
 	}
 	if to, ok := numbers[v.name]; ok {
 		if v.typ != typeInt && (v.typ != 0 || !v.i.present()) {
-			return w.fail(v.at, "attribute."+v.name, "type %d, not INT", v.typ)
+			w.fail(v.at, "attribute."+v.name, "type %d, not INT", v.typ)
 		}
 		*to = int64(v.i.value)
-		return nil
+		return
 	}
 	switch v.name {
 	case "ep_dlc_context":
-		s, err := w.attributeText(v, maxPath)
-		c.DLCContext = s
-		return err
+		c.DLCContext = w.attributeText(v, maxPath)
+		return
 	case "weights_metadata_map":
-		if err := w.attributeIsString(v); err != nil {
-			return err
-		}
-		if err := w.weightLocations(c, v); err != nil {
-			return err
-		}
+		w.attributeIsString(v)
+		w.weightLocations(c, v)
 	}
-	return w.otherAttribute(c, v)
+	w.otherAttribute(c, v)
 }
 
 // otherAttribute keeps numbers and short texts, and the range of everything else.
-func (w *walker) otherAttribute(c *Context, v attributeValue) error {
+func (w *walker) otherAttribute(c *Context, v attributeValue) {
 	switch {
 	case v.typ == typeInt || v.typ == 0 && v.i.present():
 		c.Attributes[v.name] = strconv.FormatInt(int64(v.i.value), 10)
 	case v.typ == typeFloat || v.typ == 0 && v.f.present():
 		c.Attributes[v.name] = strconv.FormatFloat(float64(math.Float32frombits(uint32(v.f.value))), 'g', -1, 32)
+	case v.typ == typeString && !v.s.present():
+		c.Attributes[v.name] = ""
 	case v.typ == typeString || v.typ == 0 && v.s.present():
-		if v.s.present() && !v.s.isText(maxAttribute) {
-			c.Long[v.name] = Range{v.s.off, v.s.n}
-			break
+		if v.s.typ == protowire.BytesType && v.s.n <= maxAttribute {
+			if b := w.bytes(v.s, "attribute.s", maxAttribute); utf8.Valid(b) {
+				c.Attributes[v.name] = string(b)
+				break
+			}
 		}
-		if !v.s.present() {
-			c.Attributes[v.name] = ""
-			break
-		}
-		b, err := w.bytes(v.s, "attribute.s", maxAttribute)
-		if err != nil {
-			return err
-		}
-		if !utf8.Valid(b) {
-			c.Long[v.name] = Range{v.s.off, v.s.n}
-			break
-		}
-		c.Attributes[v.name] = string(b)
+		c.Long[v.name] = Range{v.s.off, v.s.n}
 	default:
 		c.Long[v.name] = Range{v.off, v.n}
 	}
-	return w.keep(v.at, 64)
+	w.keep(v.at, 64)
 }
 
-func (w *walker) attributeIsString(v attributeValue) error {
+func (w *walker) attributeIsString(v attributeValue) {
 	if v.typ != typeString && (v.typ != 0 || !v.s.present()) {
-		return w.fail(v.at, "attribute."+v.name, "type %d, not STRING", v.typ)
+		w.fail(v.at, "attribute."+v.name, "type %d, not STRING", v.typ)
 	}
-	return nil
 }
 
 // attributeText reads a STRING attribute to the letter.
-func (w *walker) attributeText(v attributeValue, limit int) (string, error) {
-	if err := w.attributeIsString(v); err != nil || !v.s.present() {
-		return "", err
+func (w *walker) attributeText(v attributeValue, limit int) string {
+	w.attributeIsString(v)
+	if !v.s.present() {
+		return ""
 	}
 	return w.exact(v.s, "attribute."+v.name, limit)
-}
-
-// cacheContext reads ep_cache_context: the context itself, or the name of the file that holds it.
-func (w *walker) cacheContext(c *Context, v attributeValue) (err error) {
-	if c.EmbedMode == 0 {
-		c.CacheContext, err = w.attributeText(v, maxPath)
-		return err
-	}
-	if v.s.n > 0 {
-		c.Inline = Range{v.s.off, v.s.n}
-	}
-	return w.attributeIsString(v)
 }
 
 // Open gives the embedded context of a model whose file is graph. It is empty for a context in a sidecar. Nothing is read yet.

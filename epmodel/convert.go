@@ -182,76 +182,62 @@ func (s *form) rewrite(none string) (*Splice, error) {
 	if len(s.change) == 0 {
 		return nil, &FormError{s.name, "", none}
 	}
-	out, err := s.around(span{0, s.size}, "", slices.Sorted(maps.Keys(s.change)))
-	if err == nil {
-		out.base = s.src
-	}
-	return out, err
+	out := s.around(span{0, s.size}, "", slices.Sorted(maps.Keys(s.change)))
+	out.base = s.src
+	return out, s.err
 }
 
 // around rewrites a message. at are the offsets of the nodes in it that change, ascending.
-func (s *form) around(in span, name string, at []int64) (*Splice, error) {
+func (s *form) around(in span, name string, at []int64) *Splice {
 	out := new(Splice)
-	err := s.message(in, name, func(f field) error {
+	s.message(in, name, func(f field) {
 		n, _ := slices.BinarySearch(at, f.end())
 		if n == 0 {
 			out.keep(f.at, f.end()-f.at)
-			return nil
+			return
 		}
 		inside := at[:n]
 		at = at[n:]
 		label := fmt.Sprintf("field %d", f.num)
-		if err := s.want(f, label, protowire.BytesType); err != nil {
-			return err
-		}
-		var payload *Splice
-		var err error
+		s.want(f, label, protowire.BytesType)
 		switch change, changes := s.change[f.at]; {
 		case !changes: // some nodes further down do
-			payload, err = s.around(f.span, label, inside)
+			out.addField(f.num, s.around(f.span, label, inside))
 		case n > 1:
-			err = s.fail(f.at, "node", "an EPContext node stands in a subgraph of another")
+			s.fail(f.at, "node", "an EPContext node stands in a subgraph of another")
 		default:
-			payload, err = s.node(f, change)
+			out.addField(f.num, s.node(f, change))
 		}
-		if err == nil {
-			out.addField(f.num, payload)
-		}
-		return err
 	})
-	return out, err
+	return out
 }
 
 // node gives a NodeProto's new payload: two attributes have another value.
-func (s *form) node(f field, c change) (*Splice, error) {
+func (s *form) node(f field, c change) *Splice {
 	out, mode, value, payload := new(Splice), new(Splice), new(Splice), new(Splice)
 	number := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), uint64(c.embedMode))
 	mode.addBytes(number)
 	payload.add(c.value)
 	value.addField(4, payload)
 	var hasMode, hasContext bool
-	err := s.message(f.span, "node", func(g field) error {
+	s.message(f.span, "node", func(g field) {
 		name := ""
 		if g.num == 5 {
-			v, err := (&walker{reader: s.reader}).contextValue(g)
-			if err != nil {
-				return err
-			}
-			name = v.name
+			name = s.contextValue(g).name
 		}
 		switch name {
 		case "embed_mode":
 			hasMode = true
-			return s.attribute(out, g, 3, mode)
+			out.addField(5, s.attribute(g, 3, mode))
 		case "ep_cache_context":
 			hasContext = true
-			return s.attribute(out, g, 4, value)
+			out.addField(5, s.attribute(g, 4, value))
+		default:
+			out.keep(g.at, g.end()-g.at)
 		}
-		out.keep(g.at, g.end()-g.at)
-		return nil
 	})
-	if err == nil && !hasContext {
-		err = s.fail(f.at, "node", "no attribute ep_cache_context any more: the file changed while being read")
+	if !hasContext {
+		s.fail(f.at, "node", "no attribute ep_cache_context any more: the file changed while being read")
 	}
 	if !hasMode { // the default, 1, was meant
 		b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "embed_mode")
@@ -260,27 +246,25 @@ func (s *form) node(f field, c change) (*Splice, error) {
 		attribute.addBytes(protowire.AppendVarint(protowire.AppendTag(b, 20, protowire.VarintType), typeInt))
 		out.addField(5, attribute)
 	}
-	return out, err
+	return out
 }
 
-// attribute appends an AttributeProto whose field num has another value, at the place where it stood, else at the end.
-func (s *form) attribute(to *Splice, f field, num protowire.Number, value *Splice) error {
+// attribute gives an AttributeProto whose field num has another value, at the place where it stood, else at the end.
+func (s *form) attribute(f field, num protowire.Number, value *Splice) *Splice {
 	out, seen := new(Splice), false
-	err := s.message(f.span, "attribute", func(g field) error {
+	s.message(f.span, "attribute", func(g field) {
 		switch {
 		case g.num != num:
 			out.keep(g.at, g.end()-g.at)
 		case seen:
-			return s.fail(g.at, "", "stands twice in an attribute")
+			s.fail(g.at, "", "stands twice in an attribute")
 		default:
 			seen = true
 			out.addSplice(value)
 		}
-		return nil
 	})
 	if !seen {
 		out.addSplice(value)
 	}
-	to.addField(5, out)
-	return err
+	return out
 }

@@ -70,35 +70,28 @@ type externalFile struct {
 // byLocation lists the external files in byte order of their locations.
 func (m *Model) byLocation() (files []externalFile) {
 	at := map[string]int{}
-	file := func(location string) *externalFile {
-		i, ok := at[location]
-		if !ok {
-			i = len(files)
-			at[location] = i
-			files = append(files, externalFile{location: location})
-		}
-		return &files[i]
+	for i, location := range m.Locations() {
+		at[location] = i
+		files = append(files, externalFile{location: location})
 	}
 	for _, location := range m.Whole {
-		file(location).whole = true
+		files[at[location]].whole = true
 	}
 	for i, t := range m.Initializers {
 		if t.Location != "" {
-			f := file(t.Location)
+			f := &files[at[t.Location]]
 			f.tensors = append(f.tensors, i)
 		}
 	}
-	slices.SortFunc(files, func(a, b externalFile) int { return cmp.Compare(a.location, b.location) })
 	return files
 }
 
 // appendFile adds one external file's part to the record.
 func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile,
 	open func(string) (Source, error), sum Sum) ([]byte, error) {
-	location := file.location
-	src, err := open(location)
+	src, err := open(file.location)
 	if err != nil {
-		return nil, fmt.Errorf("%s: external data %q: %w", m.Name, location, err)
+		return nil, fmt.Errorf("%s: external data %q: %w", m.Name, file.location, err)
 	}
 	spans, err := m.joined(file, src.Size())
 	if err != nil {
@@ -108,7 +101,7 @@ func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile,
 	for _, s := range spans {
 		d, err := sum(ctx, src, s.off, s.n)
 		if err != nil {
-			return nil, fmt.Errorf("%s: hash external data %q, %d bytes from %d: %w", m.Name, location, s.n, s.off, err)
+			return nil, fmt.Errorf("%s: hash external data %q, %d bytes from %d: %w", m.Name, file.location, s.n, s.off, err)
 		}
 		rec = binary.LittleEndian.AppendUint64(rec, uint64(s.off))
 		rec = binary.LittleEndian.AppendUint64(rec, uint64(s.n))

@@ -37,14 +37,11 @@ const likenessBytes = 64
 
 // unlike says of a file in which no graph was found that it is no ONNX model, and what it looks like. It is asked after the
 // walk only, for a model may begin with any of these bytes.
-func (r *reader) unlike(err error, began bool) error {
+func (r *reader) unlike(began bool) {
 	var format *FormatError
-	if !errors.As(err, &format) {
-		return err
-	}
-	head, err2 := r.peek(0, int(min(r.size, likenessBytes)))
-	if err2 != nil {
-		return err
+	head := r.peek(0, int(min(r.size, likenessBytes)))
+	if len(head) == 0 && r.size > 0 || !errors.As(r.err, &format) {
+		return
 	}
 	own := *format
 	switch what := likeness(head, r.size); {
@@ -53,7 +50,7 @@ func (r *reader) unlike(err error, began bool) error {
 	case !began:
 		own.Reason = "not an ONNX model: " + own.Reason
 	}
-	return &own
+	r.err = &own
 }
 
 // likeness tells what a file is by its first bytes, "" where they do not tell.

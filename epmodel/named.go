@@ -264,14 +264,11 @@ func attribute(e xml.StartElement, name string) string {
 func shortName(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxRangeName)], "") }
 
 func shapeText(shape []int64) string {
-	var b strings.Builder
-	for i, n := range shape {
-		if i > 0 {
-			b.WriteByte('x')
-		}
-		b.WriteString(strconv.FormatInt(n, 10))
+	var sizes []string
+	for _, n := range shape {
+		sizes = append(sizes, strconv.FormatInt(n, 10))
 	}
-	return b.String()
+	return strings.Join(sizes, "x")
 }
 
 // typeNames are those of TensorProto.DataType, in its order.

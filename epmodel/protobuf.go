@@ -36,7 +36,8 @@ type field struct {
 	value uint64
 }
 
-// reader walks messages through a window over the file. It never holds more than the window.
+// reader walks messages through a window over the file. It never holds more than the window. After
+// the first error, which it keeps, it walks no further, and what it returns means nothing.
 type reader struct {
 	ctx    context.Context
 	src    Source
@@ -47,11 +48,15 @@ type reader struct {
 	path   []string // names of the messages that are open
 	fields uint64   // seen so far; tells when to look at ctx
 	kept   int64
+	err    error
 	buf    [windowSeq]byte
 }
 
-// fail makes the error for a field of the message that is open.
-func (r *reader) fail(at int64, name, format string, args ...any) error {
+// fail keeps the error for a field of the message that is open, unless there is one.
+func (r *reader) fail(at int64, name, format string, args ...any) {
+	if r.err != nil {
+		return
+	}
 	parts := r.path
 	if len(parts) > 12 { // a deep chain says nothing; both ends do
 		parts = append(append(append([]string{}, parts[:4]...), "..."), parts[len(parts)-6:]...)
@@ -59,91 +64,87 @@ func (r *reader) fail(at int64, name, format string, args ...any) error {
 	if name != "" {
 		parts = append(append([]string{}, parts...), name)
 	}
-	return &FormatError{File: r.name, Offset: at, Field: strings.Join(parts, "."), Reason: fmt.Sprintf(format, args...)}
+	r.err = &FormatError{File: r.name, Offset: at, Field: strings.Join(parts, "."), Reason: fmt.Sprintf(format, args...)}
 }
 
 // keep accounts for n bytes (and a little for their container) that stay in memory.
-func (r *reader) keep(at int64, n int) error {
+func (r *reader) keep(at int64, n int) {
 	r.kept += int64(n) + 32
 	if r.kept > maxKept {
-		return r.fail(at, "", "names and tables need more than %d MiB of memory", maxKept>>20)
+		r.fail(at, "", "names and tables need more than %d MiB of memory", maxKept>>20)
 	}
-	return nil
 }
 
-// peek gives up to n bytes from off, fewer only at the end of the file. They hold until the next call.
-func (r *reader) peek(off int64, n int) ([]byte, error) {
+// peek gives up to n bytes from off, fewer only at the end of the file, and none after an error. They
+// hold until the next call.
+func (r *reader) peek(off int64, n int) []byte {
 	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
-		return r.window[rel : rel+int64(n)], nil
+		return r.window[rel : rel+int64(n)]
 	}
 	n = int(min(int64(n), r.size-off))
 	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
-		return r.window[rel : rel+int64(n)], nil
+		return r.window[rel : rel+int64(n)]
 	}
 	want := int64(windowFar)
 	if end := r.start + int64(len(r.window)); len(r.window) > 0 && off <= end && off >= r.start {
 		want = windowSeq
 	}
-	want = max(want, int64(n))
-	want = min(want, r.size-off)
+	want = min(max(want, int64(n)), r.size-off)
 	r.window = nil
-	if err := r.readAt(r.buf[:want], off); err != nil {
-		return nil, err
+	if !r.readAt(r.buf[:want], off) {
+		return nil
 	}
 	r.window, r.start = r.buf[:want], off
-	return r.window[:n], nil
+	return r.window[:n]
 }
 
 // readAt fills p, which lies inside the file's size.
-func (r *reader) readAt(p []byte, off int64) error {
+func (r *reader) readAt(p []byte, off int64) (ok bool) {
 	n, err := r.src.ReadAt(p, off)
-	if n == len(p) {
-		return nil
+	switch {
+	case n == len(p):
+		return true
+	case err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		r.fail(off+int64(n), "", "the file ends here, but its size was %d: it changed while being read", r.size)
+	case r.err == nil:
+		r.err = fmt.Errorf("%s: read at offset %d: %w", r.name, off, err)
 	}
-	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return r.fail(off+int64(n), "", "the file ends here, but its size was %d: it changed while being read", r.size)
-	}
-	return fmt.Errorf("%s: read at offset %d: %w", r.name, off, err)
+	return false
 }
 
 // message calls fn for every field of the message in s. name is the field that holds it, for errors.
-func (r *reader) message(s span, name string, fn func(field) error) error {
+func (r *reader) message(s span, name string, fn func(field)) {
 	if len(r.path) >= maxDepth {
-		return r.fail(s.off, name, "messages are nested more than %d deep", maxDepth)
+		r.fail(s.off, name, "messages are nested more than %d deep", maxDepth)
 	}
 	if name != "" {
 		r.path = append(r.path, name)
 		defer func() { r.path = r.path[:len(r.path)-1] }()
 	}
-	for pos := s.off; pos < s.end(); {
-		f, err := r.field(pos, s.end())
-		if err != nil {
-			return err
-		}
-		if err := fn(f); err != nil {
-			return err
+	for pos := s.off; pos < s.end() && r.err == nil; {
+		f := r.field(pos, s.end())
+		if r.err == nil {
+			fn(f)
 		}
 		pos = f.end()
 	}
-	return nil
 }
 
 // field reads the record at pos of a message that ends at end.
-func (r *reader) field(pos, end int64) (field, error) {
+func (r *reader) field(pos, end int64) (f field) {
 	if r.fields++; r.fields%4096 == 0 {
 		if err := r.ctx.Err(); err != nil {
-			return field{}, fmt.Errorf("%s: %w", r.name, err)
+			r.err = fmt.Errorf("%s: %w", r.name, err)
+			return f
 		}
 	}
-	b, err := r.peek(pos, int(min(headerMax, end-pos)))
-	if err != nil {
-		return field{}, err
-	}
+	b := r.peek(pos, int(min(headerMax, end-pos)))
 	num, typ, n := protowire.ConsumeTag(b)
 	if n < 0 {
-		return field{}, r.fail(pos, "", "no protobuf field tag: %v", protowire.ParseError(n))
+		r.fail(pos, "", "no protobuf field tag: %v", protowire.ParseError(n))
+		return f
 	}
-	f := field{num: num, typ: typ, at: pos, span: span{off: pos + int64(n)}}
+	f = field{num: num, typ: typ, at: pos, span: span{off: pos + int64(n)}}
 	m := 0
 	switch typ {
 	case protowire.VarintType:
@@ -157,20 +158,20 @@ func (r *reader) field(pos, end int64) (field, error) {
 	case protowire.BytesType:
 		f.value, m = protowire.ConsumeVarint(b[n:])
 	default:
-		return field{}, r.fail(pos, fmt.Sprintf("field %d", num), "wire type %d is not used in ONNX", typ)
+		r.fail(pos, fmt.Sprintf("field %d", num), "wire type %d is not used in ONNX", typ)
 	}
 	if m < 0 {
-		return field{}, r.fail(pos, fmt.Sprintf("field %d", num), "bad value: %v", protowire.ParseError(m))
+		r.fail(pos, fmt.Sprintf("field %d", num), "bad value: %v", protowire.ParseError(m))
 	}
 	f.n = int64(m)
 	if typ == protowire.BytesType {
 		f.off += int64(m)
 		if left := end - f.off; f.value > uint64(left) {
-			return field{}, r.fail(pos, fmt.Sprintf("field %d", num), "its length is %d, but %d bytes are left in %s", f.value, left, r.holder(end))
+			r.fail(pos, fmt.Sprintf("field %d", num), "its length is %d, but %d bytes are left in %s", f.value, left, r.holder(end))
 		}
 		f.n = int64(f.value)
 	}
-	return f, nil
+	return f
 }
 
 // holder names what ends at end: a truncated file and a wrong length inside a message call for different measures.
@@ -181,107 +182,93 @@ func (r *reader) holder(end int64) string {
 	return "the message that holds it"
 }
 
-// want checks the wire type of a known field.
-func (r *reader) want(f field, name string, typ protowire.Type) error {
+// want checks the wire type of a known field, and returns the field.
+func (r *reader) want(f field, name string, typ protowire.Type) field {
 	if f.typ != typ {
-		return r.fail(f.at, name, "wire type %d, not %d", f.typ, typ)
+		r.fail(f.at, name, "wire type %d, not %d", f.typ, typ)
 	}
-	return nil
+	return f
 }
 
 // integer gives the value of a varint field.
-func (r *reader) integer(f field, name string) (int64, error) {
-	return int64(f.value), r.want(f, name, protowire.VarintType)
+func (r *reader) integer(f field, name string) int64 {
+	return int64(r.want(f, name, protowire.VarintType).value)
 }
 
 // submessage walks a field that holds a message.
-func (r *reader) submessage(f field, name string, fn func(field) error) error {
-	if err := r.want(f, name, protowire.BytesType); err != nil {
-		return err
-	}
-	return r.message(f.span, name, fn)
+func (r *reader) submessage(f field, name string, fn func(field)) {
+	r.message(r.want(f, name, protowire.BytesType).span, name, fn)
 }
 
 // bytes reads a field's payload of at most limit bytes, and accounts for it.
-func (r *reader) bytes(f field, name string, limit int) ([]byte, error) {
-	if err := r.want(f, name, protowire.BytesType); err != nil {
-		return nil, err
-	}
+func (r *reader) bytes(f field, name string, limit int) []byte {
+	r.want(f, name, protowire.BytesType)
 	if f.n > int64(limit) {
-		return nil, r.fail(f.at, name, "%d bytes long, more than %d", f.n, limit)
+		r.fail(f.at, name, "%d bytes long, more than %d", f.n, limit)
 	}
-	if err := r.keep(f.at, int(f.n)); err != nil {
-		return nil, err
+	if r.keep(f.at, int(f.n)); r.err != nil {
+		return nil
 	}
 	p := make([]byte, f.n)
 	if f.n <= windowFar {
-		b, err := r.peek(f.off, int(f.n))
-		copy(p, b)
-		return p, err
+		copy(p, r.peek(f.off, int(f.n)))
+	} else {
+		r.readAt(p, f.off)
 	}
-	return p, r.readAt(p, f.off)
+	return p
 }
 
 // text reads a name for people. Bytes that are no UTF-8 are replaced: protobuf libraries let them pass, and a name decides nothing.
-func (r *reader) text(f field, name string) (string, error) {
-	b, err := r.bytes(f, name, maxName)
-	return strings.ToValidUTF8(string(b), "\uFFFD"), err
+func (r *reader) text(f field, name string) string {
+	return strings.ToValidUTF8(string(r.bytes(f, name, maxName)), "\uFFFD")
 }
 
 // exact reads a string that must be taken to the letter, such as a file's name.
-func (r *reader) exact(f field, name string, limit int) (string, error) {
-	b, err := r.bytes(f, name, limit)
-	if err == nil && !utf8.Valid(b) {
-		err = r.fail(f.at, name, "not UTF-8")
+func (r *reader) exact(f field, name string, limit int) string {
+	b := r.bytes(f, name, limit)
+	if !utf8.Valid(b) {
+		r.fail(f.at, name, "not UTF-8")
 	}
-	return string(b), err
+	return string(b)
 }
 
 // pair reads a StringStringEntryProto. An absent key or value is an empty one.
-func (r *reader) pair(f field, name string) (key, value field, err error) {
+func (r *reader) pair(f field, name string) (key, value field) {
 	key = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
 	value = key
-	err = r.submessage(f, name, func(g field) error {
+	r.submessage(f, name, func(g field) {
 		switch g.num {
 		case 1:
-			key = g
-			return r.want(g, "key", protowire.BytesType)
+			key = r.want(g, "key", protowire.BytesType)
 		case 2:
-			value = g
-			return r.want(g, "value", protowire.BytesType)
+			value = r.want(g, "value", protowire.BytesType)
 		}
-		return nil
 	})
-	return key, value, err
+	return key, value
 }
 
 // integers appends the values of a repeated varint field, packed or not, at most limit in all.
-func (r *reader) integers(f field, name string, limit int, into []int64) ([]int64, error) {
+func (r *reader) integers(f field, name string, limit int, into []int64) []int64 {
+	add := func(at int64, v uint64) {
+		if len(into) >= limit {
+			r.fail(at, name, "more than %d values", limit)
+		}
+		into = append(into, int64(v))
+		r.keep(at, 8)
+	}
 	if f.typ == protowire.VarintType {
-		if len(into) >= limit {
-			return into, r.fail(f.at, name, "more than %d values", limit)
-		}
-		return append(into, int64(f.value)), r.keep(f.at, 8)
+		add(f.at, f.value)
+		return into
 	}
-	if err := r.want(f, name, protowire.BytesType); err != nil {
-		return into, err
-	}
-	for pos := f.off; pos < f.end(); {
-		b, err := r.peek(pos, int(min(10, f.end()-pos)))
-		if err != nil {
-			return into, err
-		}
-		v, n := protowire.ConsumeVarint(b)
+	r.want(f, name, protowire.BytesType)
+	for pos := f.off; pos < f.end() && r.err == nil; {
+		v, n := protowire.ConsumeVarint(r.peek(pos, int(min(10, f.end()-pos))))
 		if n < 0 {
-			return into, r.fail(pos, name, "bad value: %v", protowire.ParseError(n))
+			r.fail(pos, name, "bad value: %v", protowire.ParseError(n))
+			break
 		}
-		if len(into) >= limit {
-			return into, r.fail(pos, name, "more than %d values", limit)
-		}
-		into, pos = append(into, int64(v)), pos+int64(n)
-		if err := r.keep(pos, 8); err != nil {
-			return into, err
-		}
+		add(pos, v)
+		pos += int64(n)
 	}
-	return into, nil
+	return into
 }

@@ -1,6 +1,7 @@
 package epmodel
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -19,8 +20,8 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	w := &walker{reader: r, m: m, files: map[string]string{}}
-	if err := w.model(); err != nil {
-		return nil, err
+	if w.model(); w.err != nil {
+		return nil, w.err
 	}
 	if m.WrapsIR() {
 		m.Whole = m.filesOfIR()
@@ -38,142 +39,114 @@ type walker struct {
 	files   map[string]string // external locations, so that all tensors of a file share one string
 }
 
-func (w *walker) model() error {
+func (w *walker) model() {
 	var graph, ir bool
-	err := w.message(span{0, w.size}, "", func(f field) (err error) {
+	w.message(span{0, w.size}, "", func(f field) {
 		switch f.num {
 		case 1:
 			ir = true
-			w.m.IRVersion, err = w.integer(f, "ir_version")
+			w.m.IRVersion = w.integer(f, "ir_version")
 		case 2:
-			w.m.Producer, err = w.text(f, "producer_name")
+			w.m.Producer = w.text(f, "producer_name")
 		case 3:
-			w.m.ProducerVersion, err = w.text(f, "producer_version")
+			w.m.ProducerVersion = w.text(f, "producer_version")
 		case 7:
 			if graph {
-				return w.fail(f.at, "graph", "stands twice")
+				w.fail(f.at, "graph", "stands twice")
 			}
 			graph = true
-			err = w.graph(f, "graph", "")
+			w.graph(f, "graph", "")
 		case 8:
-			err = w.opset(f)
+			w.opset(f)
 		case 14:
-			err = w.metadata(f)
+			w.metadata(f)
 		case 20:
-			err = w.training(f)
+			w.training(f)
 		case 25:
-			err = w.function(f)
+			w.function(f)
 		}
-		return err
 	})
 	switch {
-	case err != nil && !graph:
-		return w.unlike(err, ir)
-	case err != nil:
-		return err
+	case w.err != nil && !graph:
+		w.unlike(ir)
+	case w.err != nil:
 	case !graph:
-		return w.unlike(w.fail(-1, "graph", "missing: not an ONNX model"), true)
+		w.fail(-1, "graph", "missing: not an ONNX model")
+		w.unlike(true)
 	case !ir:
-		return w.fail(-1, "ir_version", "missing: not an ONNX model")
+		w.fail(-1, "ir_version", "missing: not an ONNX model")
 	case w.m.IRVersion < 1:
-		return w.fail(-1, "ir_version", "%d is no IR version", w.m.IRVersion)
+		w.fail(-1, "ir_version", "%d is no IR version", w.m.IRVersion)
 	}
-	return nil
 }
 
 // domainName gives the default operator domain the name that it has besides the empty one.
-func domainName(s string) string {
-	if s == "" {
-		return "ai.onnx"
-	}
-	return s
-}
+func domainName(s string) string { return cmp.Or(s, "ai.onnx") }
 
-func (w *walker) opset(f field) error {
+func (w *walker) opset(f field) {
 	var o Opset
-	err := w.submessage(f, "opset_import", func(g field) (err error) {
+	w.submessage(f, "opset_import", func(g field) {
 		switch g.num {
 		case 1:
-			o.Domain, err = w.text(g, "domain")
+			o.Domain = w.text(g, "domain")
 		case 2:
-			o.Version, err = w.integer(g, "version")
+			o.Version = w.integer(g, "version")
 		}
-		return err
 	})
 	o.Domain = domainName(o.Domain)
 	w.m.Opsets = append(w.m.Opsets, o)
-	if err != nil {
-		return err
-	}
-	return w.keep(f.at, 32)
+	w.keep(f.at, 32)
 }
 
 // metadata reads an entry of metadata_props. Of a key that stands twice the last value counts, as in ORT.
-func (w *walker) metadata(f field) error {
-	k, v, err := w.pair(f, "metadata_props")
-	if err != nil {
-		return err
-	}
-	key, err := w.text(k, "metadata_props.key")
-	if err != nil {
-		return err
-	}
+func (w *walker) metadata(f field) {
+	k, v := w.pair(f, "metadata_props")
+	key := w.text(k, "metadata_props.key")
 	delete(w.m.Metadata, key)
-	if v.n > maxText {
-		return nil
+	if v.n <= maxText {
+		w.m.Metadata[key] = string(w.bytes(v, "metadata_props.value", maxText))
 	}
-	value, err := w.bytes(v, "metadata_props.value", maxText)
-	w.m.Metadata[key] = string(value)
-	return err
 }
 
-func (w *walker) training(f field) error {
+func (w *walker) training(f field) {
 	label := "training_info[" + strconv.Itoa(w.trained) + "]"
 	w.trained++
-	return w.submessage(f, "training_info", func(g field) error {
+	w.submessage(f, "training_info", func(g field) {
 		switch g.num {
 		case 1:
-			return w.graph(g, "initialization", label+".initialization")
+			w.graph(g, "initialization", label+".initialization")
 		case 2:
-			return w.graph(g, "algorithm", label+".algorithm")
+			w.graph(g, "algorithm", label+".algorithm")
 		}
-		return nil
 	})
 }
 
 // function reads a model-local function: its body, and the default values of its attributes.
-func (w *walker) function(f field) error {
+func (w *walker) function(f field) {
 	var name, domain, overload string
-	err := w.submessage(f, "functions", func(g field) (err error) {
+	w.submessage(f, "functions", func(g field) {
 		switch g.num {
 		case 1:
-			name, err = w.text(g, "name")
+			name = w.text(g, "name")
 		case 10:
-			domain, err = w.text(g, "domain")
+			domain = w.text(g, "domain")
 		case 13:
-			overload, err = w.text(g, "overload")
+			overload = w.text(g, "overload")
 		}
-		return err
 	})
-	if err != nil {
-		return err
-	}
 	path := "function " + domainName(domain) + "::" + name
 	if overload != "" {
 		path += ":" + overload
 	}
-	if err := w.keep(f.at, len(path)); err != nil {
-		return err
-	}
+	w.keep(f.at, len(path))
 	nodes := 0
-	return w.submessage(f, "functions", func(g field) error {
+	w.submessage(f, "functions", func(g field) {
 		switch g.num {
 		case 7:
 			nodes++
-			return w.node(g, path, nodes-1)
+			w.node(g, path, nodes-1)
 		case 11:
-			return w.attribute(g, "attribute_proto", nodeLabel{graph: path})
+			w.attribute(g, "attribute_proto", nodeLabel{graph: path})
 		}
-		return nil
 	})
 }

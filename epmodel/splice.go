@@ -25,9 +25,6 @@ type piece struct {
 // spliceBuffer is large enough that a copy costs the memory's speed and not the calls'.
 const spliceBuffer = 1 << 20
 
-// Size is the length of the file in bytes.
-func (s *Splice) Size() int64 { return s.size }
-
 // WriteTo writes the file. What ended before its time since the plan was made is an error, as is a cancelled ctx.
 func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 	buf := make([]byte, min(spliceBuffer, max(s.size, 1)))

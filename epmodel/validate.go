@@ -69,16 +69,19 @@ func (m *Model) ArtefactFiles() ([]string, error) {
 // ValidateReferences checks that references of file (a graph, or a context binary) are clean relative names of files.
 func ValidateReferences(file string, refs []Reference, files map[string]int64) error {
 	for _, r := range refs {
-		if why := badArtefactName(r.File()); why != "" {
-			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why)}
+		size, there := files[r.File()]
+		why := badArtefactName(r.File())
+		switch {
+		case why != "":
+			why = ": " + why
+		case !there:
+			why = " is not part of the artefact"
+		case size == 0 && r.Attribute != "external_data":
+			why = " is empty"
+		default:
+			continue
 		}
-		size, ok := files[r.File()]
-		if !ok {
-			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q is not part of the artefact", r.Node, r.Name)}
-		}
-		if size == 0 && r.Attribute != "external_data" {
-			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q is empty", r.Node, r.Name)}
-		}
+		return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q%s", r.Node, r.Name, why)}
 	}
 	return nil
 }

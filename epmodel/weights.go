@@ -17,12 +17,12 @@ const (
 //	{"<tensor>": {"location": "<file>", "data_offset": <n>, "size": <n>}, ...}
 //
 // Every "location" counts, however deep, so that a further level in a later version hides nothing.
-func (w *walker) weightLocations(c *Context, v attributeValue) error {
-	if v.s.n == 0 {
-		return nil
-	}
+func (w *walker) weightLocations(c *Context, v attributeValue) {
 	if v.s.n > maxWeightsMap {
-		return w.fail(v.at, "attribute.weights_metadata_map", "%d bytes long, more than %d", v.s.n, maxWeightsMap)
+		w.fail(v.at, "attribute.weights_metadata_map", "%d bytes long, more than %d", v.s.n, maxWeightsMap)
+	}
+	if v.s.n == 0 || w.err != nil {
+		return
 	}
 	in := &watchedReader{r: io.NewSectionReader(w.src, v.s.off, v.s.n)}
 	d := json.NewDecoder(in)
@@ -37,19 +37,18 @@ func (w *walker) weightLocations(c *Context, v attributeValue) error {
 			return fmt.Errorf("a location of %d bytes", len(s))
 		}
 		c.WeightLocations = append(c.WeightLocations, s)
-		return w.keep(v.at, len(s))
+		w.keep(v.at, len(s))
+		return w.err
 	})
 	if in.err != nil {
-		return fmt.Errorf("%s: read weights_metadata_map at offset %d: %w", w.name, v.s.off, in.err)
+		w.err = fmt.Errorf("%s: read weights_metadata_map at offset %d: %w", w.name, v.s.off, in.err)
 	}
 	if err == nil && d.More() {
 		err = errors.New("something follows the object")
 	}
-	var f *FormatError
-	if err == nil || errors.As(err, &f) {
-		return err
+	if err != nil {
+		w.fail(v.s.off+d.InputOffset(), "attribute.weights_metadata_map", "not the JSON that was expected: %v", err)
 	}
-	return w.fail(v.s.off+d.InputOffset(), "attribute.weights_metadata_map", "not the JSON that was expected: %v", err)
 }
 
 // watchedReader remembers an error of the file, which a parser above would report as one of its own.
