@@ -155,7 +155,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		return nil, err
 	}
 	if at.OnMiss == request.ForClaim {
-		a, err := c.claimOrWait(ctx, at, found.why)
+		a, err := c.claims.claimOrWait(ctx, at, found.why)
 		return c.finish(a, at), err
 	}
 	if at.OnMiss == request.Background {

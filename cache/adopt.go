@@ -82,35 +82,40 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 	if at.OnMiss == request.Fail || at.OnMiss == request.Bypass {
 		return nil, "", nil
 	}
-	return c.adoptNow(ctx, at)
-}
-
-// adoptNow makes the build, in one job for all requests at the same time, and looks it up as the
-// next request will.
-func (c *Cache) adoptNow(ctx context.Context, at *request.Attempt) (*request.Answer, string, error) {
-	key, err := c.claimKey(at)
-	if err != nil {
-		return nil, "nothing is to be kept of it", nil
+	done, why, err := c.claims.Adopt(ctx, at)
+	if done == nil {
+		return nil, why, err
 	}
-	begin := func() (jobs.Work, error) { return c.newAdoption(at, key) }
-	result, _, err := c.jobs.Join(ctx, key, at.Caller(c.owners.Of), begin)
-	switch {
-	case ctx.Err() != nil:
-		return nil, "", request.ContextError(ctx, at.Name)
-	case err != nil:
-		return nil, err.Error(), nil
-	}
-	defer c.store.Taken(result.Build.ID)
-	found, err := c.lookUp(ctx, at)
+	defer done()
+	found, err := c.lookUp(ctx, at) // as the next request will
 	if err != nil {
 		return nil, "", err
 	}
 	if found.answer == nil {
 		return nil, "it is kept, and not served here: " + found.why, nil
 	}
-	a := c.finish(found.answer, at)
+	a = c.finish(found.answer, at)
 	a.Outcome, a.Why = request.Adopted, "your compiled model is kept now"
 	return a, "", nil
+}
+
+// Adopt makes a build of the request's own compiled model, in one job for all requests at the same
+// time. The caller calls done when it has the build. Where done is nil there is none, and err or why
+// says why not.
+func (cs *claims) Adopt(ctx context.Context, at *request.Attempt) (done func(), why string, err error) {
+	key, err := cs.key(at)
+	if err != nil {
+		return nil, "nothing is to be kept of it", nil
+	}
+	begin := func() (jobs.Work, error) { return cs.newAdoption(at, key) }
+	result, _, err := cs.Jobs.Join(ctx, key, at.Caller(cs.Owner), begin)
+	switch {
+	case ctx.Err() != nil:
+		return nil, "", request.ContextError(ctx, at.Name)
+	case err != nil:
+		return nil, err.Error(), nil
+	}
+	return func() { cs.Store.Taken(result.Build.ID) }, "", nil
 }
 
 // embedded tells which form an artefact has.
@@ -124,7 +129,7 @@ func embedded(m *epmodel.Model) bool {
 }
 
 // newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
-func (c *Cache) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
+func (cs *claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
 	files, err := at.Own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
@@ -140,15 +145,15 @@ func (c *Cache) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error
 	for _, name := range slices.Sorted(maps.Keys(files.External)) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
-	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()}, adopts: true, state: claimPutting, outsider: &outsider{c: c, key: key, first: about},
-		Attempt: at, owner: c.owners.Of(at.Peer.UID), began: time.Now(), lasts: context.Background()}
+	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()}, adopts: true, state: claimPutting, of: cs, scope: key.Scope,
+		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), lasts: context.Background()}
 	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()
 		if cl.takes, err = readSignature(ctx, files); err != nil {
 			return nil, err
 		}
 		cl.job = j
-		return c.take(ctx, cl, put, j.Tell)
+		return cs.take(ctx, cl, put, j.Tell)
 	}}, nil
 }
 

@@ -209,7 +209,9 @@ func (c *Cache) open() error {
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
-	c.claims = newClaims(c.now)
+	c.claims = newClaims(claimsOptions{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
+		Limits: func() ClaimOptions { return c.settings.Load().claims }, Now: c.now,
+		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Serve: c.serve, Check: c.believed})
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.jobs.Busy, NewID: jobs.NewID, Now: c.now, Log: c.log}) // before there is anybody who wants something
@@ -314,6 +316,15 @@ func (c *Cache) openQueries() *query.Queries {
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
 			setJudgement(out, c.judges.Standing(b))
 		}})
+}
+
+// Claims has the claims of applications.
+func (c *Cache) Claims() *claims { return c.claims }
+
+// Put takes what was compiled under a claim, and answers with the build.
+func (c *Cache) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, error) {
+	a, at, err := c.claims.Put(ctx, p, put, progress)
+	return c.finish(a, at), err
 }
 
 // Rights decides which user may see and do what.

@@ -7,12 +7,17 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/store"
 )
 
 // ClaimOptions bound what applications compile themselves, with libraries of their own.
@@ -35,7 +40,8 @@ func (o ClaimOptions) orDefault() ClaimOptions {
 // it was given on, or at its deadline, whichever is first; who puts in time may finish that.
 type claim struct {
 	request.Claim
-	outsider         *outsider
+	of               *claims
+	scope            string // of what is put
 	job              *jobs.Job
 	*request.Attempt // whose it is; its files are those of libraries only, and the claim's own
 	owner            uint32
@@ -146,8 +152,32 @@ func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel() }
 }
 
-// claims are those that are held, and who wants one.
+// claimsOptions are what claims use.
+type claimsOptions struct {
+	Store  *store.Store
+	Jobs   *jobs.Jobs
+	Judges *judge.Judge
+	Rights *rights.Rights
+	Owner  func(uid uint32) uint32 // whose the claims of a user are
+	Checks keyed.Slots             // one token for each load check
+	Limits func() ClaimOptions     // those in force
+	Now    func() time.Time
+
+	// Failed returns the failure that a request is answered with instead of compiling; nil: none.
+	Failed func(*request.Attempt) *failure.Failure
+	// Made returns the work that brings a build which was made meanwhile; nil: it is still to be made.
+	Made func(at *request.Attempt, scope string) jobs.Work
+	// Waited answers a request that waited for a job's result.
+	Waited func(context.Context, *request.Attempt, *jobs.Result) (*request.Answer, error)
+	// Serve answers with a build in the store.
+	Serve func(ctx context.Context, b *index.Build, phase func(string)) (*request.Answer, error)
+	// Check loads a graph in a worker. A failure that the machine is to blame for is an error.
+	Check func(context.Context, *request.Against, compilers.CheckJob) (compilers.CheckResult, error)
+}
+
+// claims are those that are held, and the requests that want one.
 type claims struct {
+	claimsOptions
 	limiter rights.Limiter
 	past    memo.Table[string, pastClaim] // that ended, by id
 	puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
@@ -180,8 +210,9 @@ const (
 	claimInterval = time.Second
 )
 
-func newClaims(now func() time.Time) *claims {
-	return &claims{limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: now}, open: make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
+func newClaims(o claimsOptions) *claims {
+	return &claims{claimsOptions: o, limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
+		open: make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
@@ -269,8 +300,8 @@ func (cs *claims) find(p request.Peer, id string) (*claim, error) {
 }
 
 // GiveUp ends a claim without a result. Whoever waits is told text and code; the next who asked for a claim gets it.
-func (c *Cache) GiveUp(ctx context.Context, p request.Peer, id, text string, code int32) error {
-	cl, err := c.claims.find(p, id)
+func (cs *claims) GiveUp(p request.Peer, id, text string, code int32) error {
+	cl, err := cs.find(p, id)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	a := &claimer{Attempt: at.WithPlan(p), owner: stranger, wake: func() {}}
 	key := jobs.Key{Build: p.BuildKey, Scope: rights.OwnScope(r.Peer)}
 	require.NoError(t, b.cache.claims.enter(key, a, 16))
-	o := b.cache.newOutsider(key, a)
+	o := b.cache.claims.newOutsider(key, a)
 	claimed := func() *jobs.Job {
 		j, _, err := b.cache.jobs.Send(jobs.Key{Alone: jobs.NewID()}, jobs.Caller{UID: stranger, Owner: stranger},
 			func() (jobs.Work, error) { return endsClaim{make(chan struct{})}, nil })
@@ -120,7 +120,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 				case err != nil && apierr.ClassOf(err) != apierr.Cancelled:
 					t.Errorf("neither a claim nor cancelled: %v", err)
 				case err == nil:
-					_ = b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "", 0) // cancelled, perhaps
+					_ = b.cache.claims.GiveUp(r.Peer, a.Claim.ID, "", 0) // cancelled, perhaps
 				}
 			}
 		})

@@ -260,7 +260,7 @@ func TestHandOver(t *testing.T) {
 		says string
 	}{
 		"given up": {func(b *bench, first *application, claim *request.Claim) {
-			require.NoError(b, b.cache.GiveUp(context.Background(), request.Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
+			require.NoError(b, b.cache.claims.GiveUp(request.Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
 		}, "the vendor's compiler crashed (code 11)"},
 		"connection gone": {func(_ *bench, first *application, _ *request.Claim) { first.leave() }, "its connection ended"},
 		"bad artefact": {func(b *bench, first *application, claim *request.Claim) {
@@ -311,12 +311,12 @@ func TestNobodyIsLeftToCompile(t *testing.T) {
 	wait := app.ask(r.Graph)
 	wait.OnMiss = request.Wait
 	waits := b.asked(wait)
-	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "out of memory", 6))
+	require.NoError(t, b.cache.claims.GiveUp(r.Peer, claim.Claim.ID, "out of memory", 6))
 	got := <-waits
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(got.err))
 	require.ErrorContains(t, got.err, "out of memory (code 6)")
 	require.Equal(t, apierr.Unavailable, b.refused(wait).Class, "and nobody waits for a claim that there is not")
-	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "", 0)))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.claims.GiveUp(r.Peer, claim.Claim.ID, "", 0)))
 }
 
 // The daemon compiles for those who wait when a claim for libraries that it has brings nothing.
@@ -329,7 +329,7 @@ func TestTheDaemonCompilesAfterAClaim(t *testing.T) {
 	wait := b.request(r.Graph)
 	waits := b.asked(wait)
 	require.Zero(t, b.compiler.Compiles.Load())
-	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claim.Claim.ID, "no time", 0))
+	require.NoError(t, b.cache.claims.GiveUp(r.Peer, claim.Claim.ID, "no time", 0))
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, request.Compiled, got.answer.Outcome)
@@ -496,7 +496,7 @@ func TestEventsOfClaims(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
-	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
+	require.NoError(t, b.cache.claims.GiveUp(r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	app.put(app.compile(r, app.claim(r).Claim))
 	var kinds []string

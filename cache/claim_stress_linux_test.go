@@ -67,7 +67,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			case fate == 1:
 				time.Sleep(350 * time.Millisecond) // the deadline
 			case fate < 5:
-				if err := b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "no", 0); err != nil && time.Now().Before(a.Claim.Deadline) {
+				if err := b.cache.claims.GiveUp(r.Peer, a.Claim.ID, "no", 0); err != nil && time.Now().Before(a.Claim.Deadline) {
 					t.Errorf("asker %d: give up: %v", i, err)
 				}
 			}
@@ -204,7 +204,7 @@ func TestStoredBetweenLookUpAndJob(t *testing.T) {
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)
 	at.OnMiss = request.ForClaim
-	a, err = b.cache.claimOrWait(t.Context(), at, "it was not there")
+	a, err = b.cache.claims.claimOrWait(t.Context(), at, "it was not there")
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)

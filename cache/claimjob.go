@@ -13,20 +13,18 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
-	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/store"
 )
 
 // outsider is the job that applications do which hold the claim, one after the other. Who waits for it waits as for any
 // job.
 type outsider struct {
-	c     *Cache
+	of    *claims
 	key   jobs.Key
 	first jobs.About
 }
@@ -37,7 +35,7 @@ func (o *outsider) About() jobs.About { return o.first }
 func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	var last *request.ClaimEnd
 	for {
-		cl := o.c.claims.grant(o.key, func(a *claimer) *claim { return o.give(a, f, last) })
+		cl := o.of.grant(o.key, func(a *claimer) *claim { return o.give(a, f, last) })
 		if cl == nil && ctx.Err() != nil {
 			last = &request.ClaimEnd{UID: o.first.UID, Text: jobCancelled}
 		}
@@ -47,7 +45,7 @@ func (o *outsider) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 		if cl == nil {
 			return nil, request.ClaimFailed(o.first.ModelName, last)
 		}
-		o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
+		o.of.Store.Happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
 			event.Claimed, "by uid %d, until %s", cl.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
 		f.Tell("claimed")
 		result, end := o.await(ctx, cl)
@@ -67,9 +65,9 @@ const jobCancelled = "its job was cancelled"
 
 // give makes the claim; nil: the job is cancelled, and who asks now has another. It is called with claims.mu held.
 func (o *outsider) give(a *claimer, f *jobs.Job, last *request.ClaimEnd) *claim {
-	most := o.c.settings.Load().claims.Deadline
+	most := o.of.Limits().Deadline
 	cl := &claim{Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(), Route: a.Plan.Canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, job: f, Attempt: a.Attempt, owner: a.owner, began: time.Now(), takes: a.takes}
+		of: o.of, scope: o.key.Scope, job: f, Attempt: a.Attempt, owner: a.owner, began: time.Now(), takes: a.takes}
 	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
@@ -97,12 +95,12 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *request
 	result, end := cl.result, cl.end
 	cl.mu.Unlock()
 	closeLibraries(&cl.Runtime)
-	o.c.claims.remove(cl)
+	o.of.remove(cl)
 	if end == nil {
 		return result, nil
 	}
-	o.c.index.Counters.Add("claims_without_result", 1)
-	o.c.happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
+	o.of.Store.Index().Counters.Add("claims_without_result", 1)
+	o.of.Store.Happened(event.For(event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name},
 		event.ClaimEnded, "%s", end.Error()))
 	return nil, end
 }
@@ -110,43 +108,42 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *request
 // maxHandOvers bounds how often a request waits for yet another claim.
 const maxHandOvers = 16
 
-// claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
-// not run here.
-func (c *Cache) claimOrWait(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
+// claimOrWait gives the caller the claim, or has it wait for the job that compiles already.
+func (cs *claims) claimOrWait(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
 	if compilers.Weightless(at.SessionOptions) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", at.Name).
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if at.Content != nil { // else what is known of failures is of other libraries
-		if f := c.failedBefore(at); f != nil && f.Reason.OfProvider() {
+		if f := cs.Failed(at); f != nil && f.Reason.OfProvider() {
 			return nil, f.FromMemory(at.Name)
 		}
 	}
-	key, err := c.claimKey(at)
+	key, err := cs.key(at)
 	if err != nil {
 		return nil, err
 	}
-	a, err := c.newClaimer(ctx, at, why)
+	a, err := cs.newClaimer(ctx, at, why)
 	if err != nil {
 		return nil, err
 	}
 	waiting, wake := context.WithCancel(ctx)
 	defer wake()
 	a.wake = wake
-	if err := c.claims.enter(key, a, c.settings.Load().claims.Open); err != nil {
+	if err := cs.enter(key, a, cs.Limits().Open); err != nil {
 		closeLibraries(&a.Runtime)
 		return nil, err
 	}
 	var result *jobs.Result
 	for range maxHandOvers {
-		result, _, err = c.jobs.Join(waiting, key, at.Caller(c.owners.Of), func() (jobs.Work, error) {
-			if m := c.madeMeanwhile(at, key.Scope); m != nil {
+		result, _, err = cs.Jobs.Join(waiting, key, at.Caller(cs.Owner), func() (jobs.Work, error) {
+			if m := cs.Made(at, key.Scope); m != nil {
 				return m, nil
 			}
-			return c.newOutsider(key, a), nil
+			return cs.newOutsider(key, a), nil
 		})
 		if err == nil && at.Content != nil && at.OtherORT(result.Build.ORTVersion) {
-			c.store.Taken(result.Build.ID) // or rather, not taken
+			cs.Store.Taken(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
 			continue // for the next claim, which may be its own
 		}
@@ -154,14 +151,14 @@ func (c *Cache) claimOrWait(ctx context.Context, at *request.Attempt, why string
 			break // else the last claim ended while this one was about to wait for it
 		}
 	}
-	if cl := c.claims.withdraw(key, a); cl != nil {
+	if cl := cs.withdraw(key, a); cl != nil {
 		return a.handed(ctx, cl, err)
 	}
 	closeLibraries(&a.Runtime)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return c.waited(ctx, at, result)
+	return cs.Waited(ctx, at, result)
 }
 
 // handed answers a request that was given the claim. err is how its wait ended: who gave the job up at that moment has given the claim
@@ -182,14 +179,14 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*request.An
 	return &request.Answer{Outcome: request.Claimed, Claim: &given, Why: a.why}, nil
 }
 
-// claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
+// key says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
 // but where the daemon compiles for all already they wait for that.
-func (c *Cache) claimKey(at *request.Attempt) (jobs.Key, error) {
+func (cs *claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
 	}
-	if shared := (jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}); at.Scope == "shared" && (c.rights.Publisher(at.Peer) || c.jobs.Open(shared) != nil) {
+	if shared := (jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}); at.Scope == "shared" && (cs.Rights.Publisher(at.Peer) || cs.Jobs.Open(shared) != nil) {
 		return shared, nil
 	}
 	return jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)}, nil
@@ -197,7 +194,7 @@ func (c *Cache) claimKey(at *request.Attempt) (jobs.Key, error) {
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
 // what they are; the model's own are read now.
-func (c *Cache) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
+func (cs *claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
 	takes, err := readSignature(ctx, at.Request)
 	if err != nil {
 		return nil, err
@@ -212,7 +209,7 @@ func (c *Cache) newClaimer(ctx context.Context, at *request.Attempt, why string)
 	if own.Runtime, err = keepLibraries(&at.Runtime, at.Plan.Outside); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	return &claimer{Attempt: at.WithRequest(&own), owner: c.owners.Of(at.Peer.UID), takes: takes, why: why}, nil
+	return &claimer{Attempt: at.WithRequest(&own), owner: cs.Owner(at.Peer.UID), takes: takes, why: why}, nil
 }
 
 // keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing
@@ -243,44 +240,24 @@ func closeLibraries(ref *runtimes.Ref) {
 	}
 }
 
-func (c *Cache) newOutsider(key jobs.Key, a *claimer) *outsider {
-	o := &outsider{c: c, key: key, first: a.JobAbout(key.Scope, "claimed by an application that compiles it itself")}
+func (cs *claims) newOutsider(key jobs.Key, a *claimer) *outsider {
+	o := &outsider{of: cs, key: key, first: a.JobAbout(key.Scope, "claimed by an application that compiles it itself")}
 	o.first.Claim = true
 	return o
 }
 
 // awaitClaim waits for whoever holds the claim. Where nobody does there is nothing to wait for, and missing is the error.
-func (c *Cache) awaitClaim(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
-	key, err := c.claimKey(at)
+func (cs *claims) awaitClaim(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
+	key, err := cs.key(at)
 	if err != nil {
 		return nil, missing
 	}
 	nobody := func() (jobs.Work, error) { return nil, missing }
-	result, _, err := c.jobs.Join(ctx, key, at.Caller(c.owners.Of), nobody)
+	result, _, err := cs.Jobs.Join(ctx, key, at.Caller(cs.Owner), nobody)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return c.waited(ctx, at, result)
-}
-
-// waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (*request.Answer, error) {
-	defer c.store.Taken(result.Build.ID)
-	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
-		// The request begins again: it brings the model with which the build is judged.
-		return nil, store.ErrGone
-	}
-	a, err := c.serveCompiled(ctx, result, at.Phase)
-	if err != nil {
-		return nil, request.Unservable(err, at.Name, "compiled")
-	}
-	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now()}
-	if result.Build.Put {
-		a.Why = request.PutBy(result.Build)
-		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
-	}
-	return a, nil
+	return cs.Waited(ctx, at, result)
 }
 
 // cleanText drops what is no text.

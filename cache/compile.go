@@ -6,8 +6,10 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/store"
 )
 
@@ -86,4 +88,24 @@ func (c *Cache) madeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 		}
 	}
 	return nil
+}
+
+// waited answers with what another brought.
+func (c *Cache) waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (*request.Answer, error) {
+	defer c.store.Taken(result.Build.ID)
+	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
+		// The request begins again: it brings the model with which the build is judged.
+		return nil, store.ErrGone
+	}
+	a, err := c.serveCompiled(ctx, result, at.Phase)
+	if err != nil {
+		return nil, request.Unservable(err, at.Name, "compiled")
+	}
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now()}
+	if result.Build.Put {
+		a.Why = request.PutBy(result.Build)
+		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
+	}
+	return a, nil
 }

@@ -147,7 +147,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	}
 	defer remove()
 	if noRoom == nil && v.from.Put {
-		_, noRoom = c.mayPut(ctx, c.owners.Of(v.from.UID), v.Name, sizesOf(v.from.Files))
+		_, noRoom = c.claims.MayPut(ctx, c.owners.Of(v.from.UID), v.Name, sizesOf(v.from.Files))
 	}
 	view, _, _ := strings.Cut(source.Graph, "/")
 	files, err := v.write(ctx, filepath.Join(source.Path, view))

@@ -317,7 +317,7 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 	a, err := claim(2, standin.Hang)
 	require.NoError(t, err)
 	require.Equal(t, request.Claimed, a.Outcome)
-	require.NoError(t, b.cache.GiveUp(context.Background(), b.self(), a.Claim.ID, "", 0))
+	require.NoError(t, b.cache.claims.GiveUp(b.self(), a.Claim.ID, "", 0))
 }
 
 func TestWhatFailedIsNotQueued(t *testing.T) {

@@ -471,7 +471,7 @@ func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {
 		require.Equal(t, b.jobs(somebody)[0].ID, a.Job)
 		require.Equal(t, jobs.Claimed, b.jobs(somebody)[0].State)
 	}
-	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claimed.Claim.ID, "it crashed", 0))
+	require.NoError(t, b.cache.claims.GiveUp(r.Peer, claimed.Claim.ID, "it crashed", 0))
 	b.begins(g, 1)
 	listed := b.jobs(somebody)
 	require.Len(t, listed, 1)

@@ -70,10 +70,10 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
 	case at.OnMiss == request.ForClaim:
-		a, err := c.claimOrWait(ctx, at, found.why)
+		a, err := c.claims.claimOrWait(ctx, at, found.why)
 		return c.finish(a, at), err
 	}
-	a, err := c.awaitClaim(ctx, at, missing)
+	a, err := c.claims.awaitClaim(ctx, at, missing)
 	return c.finish(a, at), err
 }
 

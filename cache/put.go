@@ -54,46 +54,46 @@ const (
 
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
 // returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
-func (c *Cache) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, error) {
-	t := jobs.NewTelling(progress, c.now())
+func (cs *claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, *request.Attempt, error) {
+	t := jobs.NewTelling(progress, cs.Now())
 	defer t.End()
-	cl, err := c.claims.find(p, put.Claim)
+	cl, err := cs.find(p, put.Claim)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !cl.move(claimHeld, claimPutting) {
-		if _, err := c.claims.find(p, put.Claim); err != nil {
-			return nil, err // it ended just now
+		if _, err := cs.find(p, put.Claim); err != nil {
+			return nil, nil, err // it ended just now
 		}
-		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
+		return nil, nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
-	result, err := c.take(ctx, cl, put, t.Phase)
+	result, err := cs.take(ctx, cl, put, t.Phase)
 	if err != nil {
-		return nil, c.putFailed(ctx, cl, err)
+		return nil, nil, cl.putFailed(ctx, err)
 	}
-	done, err := c.store.Take(result.Build.ID) // or the collector might have it between the end of the job and the answer
+	done, err := cs.Store.Take(result.Build.ID) // or the collector might have it between the end of the job and the answer
 	if err != nil {
-		return nil, request.Unservable(err, cl.Name, "put")
+		return nil, nil, request.Unservable(err, cl.Name, "put")
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
-	a, err := c.serve(context.WithoutCancel(ctx), result.Build, t.Phase)
+	a, err := cs.Serve(context.WithoutCancel(ctx), result.Build, t.Phase)
 	cl.deliver(result)
 	// Requests that come after this find the build: none joins a job that has ended.
 	<-cl.job.Done()
 	if err != nil {
-		return nil, request.Unservable(err, cl.Name, "put")
+		return nil, nil, request.Unservable(err, cl.Name, "put")
 	}
 	if !cl.HoldsView { // said of the answer to the claim's request, which this is
-		c.views.Told(a.LeasedView)
+		cs.Store.Views().Told(a.LeasedView)
 	}
 	a.Outcome, a.Why = request.Taken, "put by you"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: request.PutBy(result.Build), At: c.now()}
-	return c.finish(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: request.PutBy(result.Build), At: cs.Now()}
+	return a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content), nil
 }
 
 // putFailed ends the claim, unless another try may succeed.
-func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
+func (cl *claim) putFailed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = request.ContextError(ctx, cl.Name)
 	}
@@ -119,11 +119,11 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 }
 
 // take copies, checks and stores the artefact.
-func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*jobs.Result, error) {
+func (cs *claims) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*jobs.Result, error) {
 	phase("queued")
 	lasting, end := cl.during(ctx)
 	defer end()
-	leave, err := c.claims.puts.Lock(lasting, cl.owner)
+	leave, err := cs.puts.Lock(lasting, cl.owner)
 	if err != nil && ctx.Err() == nil {
 		return nil, apierr.New(apierr.NotFound, nil, "the claim is over")
 	} else if err != nil {
@@ -134,12 +134,12 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	if err != nil {
 		return nil, err
 	}
-	room, err := c.mayStore(ctx, cl, sizes)
+	room, err := cs.mayStore(ctx, cl, sizes)
 	if err != nil {
 		return nil, err
 	}
 	defer room.Release()
-	folder, remove, err := c.store.Stage("put-")
+	folder, remove, err := cs.Store.Stage("put-")
 	if err != nil {
 		return nil, request.StoreError(err, cl.Name)
 	}
@@ -152,12 +152,12 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	phase("reading")
 	hashed := make(map[string]cas.Hashed, len(put.Files))
 	for i, f := range put.Files {
-		if hashed[f.Name], err = c.copyPut(ctx, lasting, cl, f, sizes[i], filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
+		if hashed[f.Name], err = cs.copyPut(ctx, lasting, cl, f, sizes[i], filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
 			return nil, err
 		}
 	}
 	phase("checking")
-	b, err := c.examinePut(ctx, cl, put, folder, names)
+	b, err := cs.examinePut(ctx, cl, put, folder, names)
 	if err != nil {
 		return nil, err
 	}
@@ -166,9 +166,9 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		return nil, apierr.New(apierr.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
-	hold := c.cas.Hold()
-	defer c.forms.Release(hold)
-	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: cl.Peer.UID, Room: room,
+	hold := cs.Store.Blobs().Hold()
+	defer cs.Store.Forms().Release(hold)
+	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: cl.Peer.UID, Room: room,
 		Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
@@ -178,12 +178,12 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
 // released.
-func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
-	total, err := c.mayPut(ctx, cl.owner, cl.Name, sizes)
+func (cs *claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
+	total, err := cs.MayPut(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
 		return nil, err
 	}
-	room := c.store.Unreserved(cl.Peer.UID)
+	room := cs.Store.Unreserved(cl.Peer.UID)
 	err = room.Resize(ctx, true, sizes...)
 	var e *apierr.Error
 	if errors.As(err, &e) {
@@ -194,7 +194,7 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.
 	if err != nil {
 		return nil, request.StoreError(err, cl.Name)
 	}
-	free, err := cas.FreeBytes(c.dir)
+	free, err := cas.FreeBytes(cs.Store.Directory())
 	if err == nil {
 		err = store.Fits("the artefact", total, free)
 	}
@@ -205,16 +205,16 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.
 	return room, nil
 }
 
-// mayPut bounds all that is kept of what a user put, conversions of it as well, and gives the sum of the sizes.
-func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []int64) (total int64, err error) {
-	most := c.settings.Load().claims.UserBytes
-	users, err := c.index.Users(ctx)
+// MayPut bounds all that is kept of what a user put, conversions of it as well, and gives the sum of the sizes.
+func (cs *claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (total int64, err error) {
+	most := cs.Limits().UserBytes
+	users, err := cs.Store.Index().Users(ctx)
 	if err != nil {
 		return 0, apierr.New(apierr.Internal, err, "what uid %d has put", owner)
 	}
 	var used int64
 	for uid, u := range users {
-		if c.owners.Of(uid) == owner {
+		if cs.Owner(uid) == owner {
 			used += u.PutBytes
 		}
 	}
@@ -234,7 +234,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	bad := func(format string, args ...any) error {
 		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, fmt.Sprintf(format, args...))
 	}
-	most := cl.outsider.c.settings.Load().claims.Bytes
+	most := cl.of.Limits().Bytes
 	switch {
 	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
 		return nil, nil, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
@@ -285,13 +285,13 @@ func badPutName(name string) string {
 
 // copyPut copies what the file held when it was announced with so many bytes, as long as lasting
 // lasts. What a client writes to it meanwhile shows.
-func (c *Cache) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
+func (cs *claims) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
 	before, err := stampSettled(f.File)
 	if err == nil && before.Size != size { // its place was set aside for so many
 		err = io.ErrUnexpectedEOF
 	}
 	if err == nil {
-		hashed, err = c.stagePut(ctx, &patient{lasting, f.File}, f.File, to, before.Size)
+		hashed, err = stagePut(ctx, cs.Store.Blobs(), &patient{lasting, f.File}, f.File, to, before.Size)
 	}
 	var after = before
 	if err == nil {

@@ -50,12 +50,12 @@ func stampSettled(f *os.File) (cas.Stamp, error) {
 }
 
 // stagePut copies so many bytes of what a client sent, through from, into a new file of ours; without holes they are hashed on the way.
-func (c *Cache) stagePut(ctx context.Context, from io.ReaderAt, file *os.File, path string, size int64) (cas.Hashed, error) {
+func stagePut(ctx context.Context, blobs *cas.Store, from io.ReaderAt, file *os.File, path string, size int64) (cas.Hashed, error) {
 	if !sparse.Dense(file, size) {
 		return cas.Hashed{}, sparse.Copy(from, file, path, size)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return cas.Hashed{}, err
 	}
-	return c.cas.CopyAhead(ctx, from, path, size)
+	return blobs.CopyAhead(ctx, from, path, size)
 }

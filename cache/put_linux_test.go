@@ -316,7 +316,7 @@ func TestPutsThatAreNobodys(t *testing.T) {
 		put.Claim = tc.claim
 		_, err := b.cache.Put(context.Background(), request.Peer{UID: tc.uid}, &put, nil)
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
-		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.GiveUp(context.Background(), request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.claims.GiveUp(request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
 	}
 	c.application.put(c.put)
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
@@ -559,7 +559,7 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 		require.NoError(t, err)
 		_, err = f.WriteAt([]byte("the end"), hole)
 		require.NoError(t, err)
-		hashed, err := b.cache.stagePut(context.Background(), f, f, to, hole+7)
+		hashed, err := stagePut(context.Background(), b.cache.cas, f, f, to, hole+7)
 		require.NoError(t, err)
 		require.Equal(t, hole == 0, hashed != cas.Hashed{})
 		blocks, err := cas.DiskBytes(to)

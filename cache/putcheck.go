@@ -75,7 +75,7 @@ func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bo
 }
 
 // examinePut checks the copies in the folder, and writes the build's record.
-func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
+func (cs *claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
 	ort, err := cl.ortVersion(put)
 	if err != nil {
 		return nil, notThis(cl, err)
@@ -107,7 +107,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	case err != nil:
 		return nil, notThis(cl, err)
 	}
-	b := newBuild(cl.Attempt, cl.outsider.key.Scope, models, result, nil, c.now())
+	b := newBuild(cl.Attempt, cl.scope, models, result, nil, cs.Now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
@@ -117,7 +117,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	}
 	b.LoadCheck = compilers.NotCheckable
 	if cl.Content != nil {
-		return b, c.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
+		return b, cs.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
 	}
 	return b, nil
 }
@@ -243,7 +243,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.Plan.Against("", cl.Content)
-		if j, err = cl.outsider.c.judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
+		if j, err = cl.of.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -257,8 +257,8 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 }
 
 // loadPut loads the artefact in a worker, as applications will.
-func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
-	leave, err := c.checks.Take(ctx)
+func (cs *claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
+	leave, err := cs.Checks.Take(ctx)
 	if err != nil {
 		return err
 	}
@@ -268,12 +268,12 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	if a.Marks.Elsewhere(b) {
 		job.Zeros = freeSizes[0]
 	}
-	checked, err := c.believed(ctx, a, job)
+	checked, err := cs.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
 		// Without the model nothing tells whether zeros are to blame: it is tried with that before it
 		// is served again.
 		job.Zeros = 0
-		checked, err = c.believed(ctx, a, job)
+		checked, err = cs.Check(ctx, a, job)
 	}
 	switch {
 	case ctx.Err() != nil:

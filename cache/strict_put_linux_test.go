@@ -75,7 +75,7 @@ func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
 func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	b, _, strict, claim, put := twoORT(t)
 	strict.OnMiss = request.ForClaim
-	require.NoError(t, b.cache.GiveUp(context.Background(), strict.Peer, claim.Claim.ID, "", 0))
+	require.NoError(t, b.cache.claims.GiveUp(strict.Peer, claim.Claim.ID, "", 0))
 	own := b.acquire(strict)
 	require.Equal(t, request.Claimed, own.Outcome)
 	put.Claim = own.Claim.ID

@@ -93,7 +93,7 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		}
 		return cache.JobsReply(nil, gone), nil
 	case *wire.GiveUp:
-		return &wire.GiveUpReply{}, c.GiveUp(ctx, q, w.Claim, w.Text, w.Code)
+		return &wire.GiveUpReply{}, c.Claims().GiveUp(q, w.Claim, w.Text, w.Code)
 	}
 	return nil, nil
 }
