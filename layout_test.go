@@ -57,7 +57,8 @@ var allowed = map[string][]string{
 	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "unixsock/wire", "weights", "cache/failure", "internal/keyed", "cache/runtimes", "compilers", "internal/witness", "store", "store/audit", "internal/memo"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
-	"cache/upkeep":                           {"cas", "index", "internal/memo"},                                                    // index: for keys, builds and their ids
+	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
+	"cache/upkeep":                           {"cache/sources", "cas", "index", "internal/memo"},                                   // index: for keys, builds and their ids
 	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
@@ -71,7 +72,6 @@ var allowed = map[string][]string{
 	"cache/request":                          {"cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "store", "store/views", "unixsock/wire"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"internal/sparse":                        {},
-	"cache":                                  {"internal/bytesize", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "cache/failure", "internal/flock", "store/packing", "index", "internal/keyed", "internal/memo", "cache/jobs", "internal/apierr", "cache/identity", "cache/rules", "store/evict", "unixsock/wire", "store/views", "internal/watch", "internal/witness", "cache/event", "cache/rights", "cache/runtimes", "cache/query", "cache/upkeep", "store", "internal/once", "cache/reports", "store/audit", "cache/judge", "cache/request", "cache/change", "internal/sparse"},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
 	"cmd/epcachectl/internal/acquire":        {"cache", "cache/request", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/cli":            {"cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock", "unixsock/wire"},
@@ -94,6 +94,43 @@ var allowed = map[string][]string{
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},
+	"cache": {
+		"cache/change",
+		"cache/event",
+		"cache/failure",
+		"cache/identity",
+		"cache/jobs",
+		"cache/judge",
+		"cache/query",
+		"cache/reports",
+		"cache/request",
+		"cache/rights",
+		"cache/rules",
+		"cache/runtimes",
+		"cache/sources",
+		"cache/upkeep",
+		"cas",
+		"compilers",
+		"dedupe",
+		"dedupe/match",
+		"epmodel",
+		"index",
+		"internal/apierr",
+		"internal/bytesize",
+		"internal/flock",
+		"internal/keyed",
+		"internal/memo",
+		"internal/once",
+		"internal/sparse",
+		"internal/watch",
+		"internal/witness",
+		"store",
+		"store/audit",
+		"store/evict",
+		"store/packing",
+		"store/views",
+		"unixsock/wire",
+	},
 }
 
 // purego makes a binary dynamic: only the worker may be.

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -121,7 +122,7 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, m *kept, at *request.A
 
 // plan plans the build's request for the runtime that it is compiled for.
 func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
-	at, err := t.c.attemptOf(b)
+	at, err := sources.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}
@@ -239,33 +240,24 @@ func (t rebuild) modelFor(ctx context.Context, b *index.Build, builds []index.Bu
 			return nil, err
 		}
 	}
-	r, first := c.sourceRequest(ctx, b)
+	r, first := c.kept.Request(ctx, b)
 	if first == nil {
-		return &kept{request: r, sources: sourcesOf(b)}, nil
+		return &kept{request: r, sources: sources.Of(b)}, nil
 	}
 	for i := range builds {
 		if builds[i].ID == b.ID || builds[i].Source.Kind == "" || ctx.Err() != nil {
 			continue
 		}
-		if r, err := c.sourceRequest(ctx, &builds[i]); err == nil {
-			return &kept{request: r, sources: sourcesOf(&builds[i])}, nil
+		if r, err := c.kept.Request(ctx, &builds[i]); err == nil {
+			return &kept{request: r, sources: sources.Of(&builds[i])}, nil
 		}
 	}
 	return nil, first
 }
 
-// sourcesOf lists where the models of a build are, one for each.
-func sourcesOf(b *index.Build) []index.Source {
-	list := []index.Source{b.Source}
-	for i := 1; i < len(b.Members); i++ {
-		list = append(list, b.Members[i].Source)
-	}
-	return list
-}
-
 // askedWith gives the build's request with the files of another that means the same, if they are what they were then.
 func (c *Cache) askedWith(ctx context.Context, asked *request.Request, b *index.Build) (*request.Request, error) {
-	at, err := c.attemptOf(b)
+	at, err := sources.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}
@@ -275,16 +267,16 @@ func (c *Cache) askedWith(ctx context.Context, asked *request.Request, b *index.
 		return nil, err
 	}
 	r.Graph, r.External, r.Group = files.Graph, files.External, files.Group
-	return r, c.sameModel(ctx, r, at.Identity)
+	return r, c.kept.Same(ctx, r, at.Identity)
 }
 
 // tellUnmade writes into the history why a build was not made anew, where that is not how things are anyway: a source
 // that was never kept is not worth a line for each of thousands.
 func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
-	if err == nil || ctx.Err() != nil || errors.Is(err, upkeep.ErrSettled) || errors.Is(err, upkeep.ErrNoSource) && b.Source.Kind == "" {
+	if err == nil || ctx.Err() != nil || errors.Is(err, upkeep.ErrSettled) || errors.Is(err, sources.ErrNoSource) && b.Source.Kind == "" {
 		return
 	}
-	if !errors.Is(err, upkeep.ErrNoSource) {
+	if !errors.Is(err, sources.ErrNoSource) {
 		c.index.Counters.Add("failures", 1)
 	}
 	c.log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)

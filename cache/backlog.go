@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/index"
 )
@@ -42,17 +43,17 @@ func (c *Cache) openBacklog() *upkeep.Backlog {
 // queueAgain asks for the model as the client did. It implements upkeep.Backlog.Queue.
 func (c *Cache) queueAgain(ctx context.Context, id string, w *upkeep.QueuedJob) (bool, error) {
 	if w.Source.Kind == "" {
-		return false, noSource("the daemon cannot open the model by itself; ask again")
+		return false, sources.Gone("the daemon cannot open the model by itself; ask again")
 	}
-	at, err := attemptAt(w.UID, w.Name, w.Model, w.Record)
+	at, err := sources.Attempt(w.UID, w.Name, w.Model, w.Record)
 	if err != nil {
 		return false, err
 	}
-	names, sources := []string{w.Name}, []index.Source{w.Source}
+	names, list := []string{w.Name}, []index.Source{w.Source}
 	for _, m := range w.Members {
-		names, sources = append(names, m.Name), append(sources, m.Source)
+		names, list = append(names, m.Name), append(list, m.Source)
 	}
-	r, err := c.reopened(ctx, at, names, sources)
+	r, err := c.kept.Reopen(ctx, at, names, list)
 	if err != nil {
 		return false, err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -117,6 +118,7 @@ type Cache struct {
 	views    *views.Store
 	models   *identity.Models
 	sources  *identity.Sources
+	kept     *sources.Sources
 	compiler compilers.Compiler
 	runtimes *runtimes.Set
 	judges   *judge.Judge
@@ -197,6 +199,7 @@ func (c *Cache) open() error {
 	c.rights = c.openRights()
 	// Nothing fails from here on: what is begun is ended by Close.
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
+	c.kept = sources.New(c.models, c.sources, c.store, c.uid)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
 	c.jobs = jobs.New(jobs.Options{Slots: c.options.Jobs, Memory: c.options.JobsMemory, Costs: jobs.NewCosts(&c.index.Memos, c.log),
@@ -309,7 +312,7 @@ func (c *Cache) openQueries() *query.Queries {
 			}
 			return out
 		},
-		Owner: c.owners.Of, PlanAgain: c.planAgain, Sources: c.sourceModels,
+		Owner: c.owners.Of, PlanAgain: c.planAgain, Sources: c.kept.Models,
 		Failures: func(p request.Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)

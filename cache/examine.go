@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -99,7 +100,7 @@ var errElsewhere = errors.New("the device that it is for is not in this machine"
 
 // planReported thinks the build's request through for the runtime that the reporter used.
 func (c *Cache) planReported(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (*request.Attempt, error) {
-	again, err := c.attemptOf(b)
+	again, err := sources.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}

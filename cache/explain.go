@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -76,7 +77,7 @@ func (c *Cache) planAgain(ctx context.Context, p request.Peer, builds []index.Bu
 
 // replan thinks a build's request through again, for the first runtime that has its execution providers.
 func (c *Cache) replan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
-	at, err := c.attemptOf(b)
+	at, err := sources.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/cache/sources"
 )
 
 // Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
@@ -29,7 +29,7 @@ func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
 	_, err := b.cache.askedWith(context.Background(), b.request(b.model(1)), group.Build)
-	require.ErrorIs(t, err, upkeep.ErrNoSource)
+	require.ErrorIs(t, err, sources.ErrNoSource)
 	whole, err := b.cache.askedWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)
 	whole.Close()

@@ -9,6 +9,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
@@ -23,7 +24,7 @@ func (c *Cache) openJudge() {
 		},
 		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &notesOn(rc).verdicts },
 		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (*judge.Target, error) {
-			at, err := c.attemptOf(b)
+			at, err := sources.AttemptOf(b)
 			if err == nil {
 				at, err = c.planned(ctx, at.WithRuntime(rt.Name, rc))
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -583,7 +584,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		return a
 	}
 	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build, Compile: func(context.Context, upkeep.Task) upkeep.Outcome {
-		return upkeep.Outcome{Err: upkeep.ErrNoSource}
+		return upkeep.Outcome{Err: sources.ErrNoSource}
 	}})
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
 	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)

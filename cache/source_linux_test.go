@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -108,12 +109,12 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			build := b.acquire(b.request(b.model(1))).Build
-			r, err := b.cache.sourceRequest(context.Background(), build)
+			r, err := b.cache.kept.Request(context.Background(), build)
 			require.NoError(t, err)
 			r.Close()
 			c.change(b, build.Source.Path)
-			_, err = b.cache.sourceRequest(context.Background(), build)
-			require.ErrorIs(t, err, upkeep.ErrNoSource)
+			_, err = b.cache.kept.Request(context.Background(), build)
+			require.ErrorIs(t, err, sources.ErrNoSource)
 			require.ErrorContains(t, err, build.Source.Path)
 			require.ErrorContains(t, err, c.says)
 		})
@@ -135,8 +136,8 @@ func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 
 	require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
-	_, err := b.cache.sourceRequest(context.Background(), first)
-	require.ErrorIs(t, err, upkeep.ErrNoSource, "its user took the rights back")
+	_, err := b.cache.kept.Request(context.Background(), first)
+	require.ErrorIs(t, err, sources.ErrNoSource, "its user took the rights back")
 	require.ErrorContains(t, err, "other users may not read it")
 }
 
@@ -191,7 +192,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 			r := b.external(1, nil)
 			weights := r.External["weights.bin"].Name()
 			build := b.acquire(r).Build
-			again, err := b.cache.sourceRequest(context.Background(), build)
+			again, err := b.cache.kept.Request(context.Background(), build)
 			require.NoError(t, err)
 			require.Len(t, again.External, 1)
 			again.Close()
@@ -202,13 +203,13 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 			require.Equal(t, build.Source, b.list()[0].Build.Source)
 
 			require.NoError(t, os.WriteFile(weights, make([]byte, 8*8*4), 0o644))
-			again, err = b.cache.sourceRequest(context.Background(), build)
+			again, err = b.cache.kept.Request(context.Background(), build)
 			if how == KeepCopy {
 				require.NoError(t, err, "the copy is what it was")
 				again.Close()
 				return
 			}
-			require.ErrorIs(t, err, upkeep.ErrNoSource)
+			require.ErrorIs(t, err, sources.ErrNoSource)
 			require.ErrorContains(t, err, "has changed")
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/index"
 )
 
@@ -217,7 +218,7 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	case err == nil || errors.Is(err, ErrSettled):
 		q.release(t)
 		delete(q.tasks, t.key)
-	case errors.Is(err, ErrNoSource):
+	case errors.Is(err, sources.ErrNoSource):
 		q.release(t)
 		t.state, t.text, t.after = Waiting, err.Error(), now.Add(askAgain)
 	case t.tries+1 >= maxTries:
@@ -241,9 +242,6 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 
 // ErrSettled says that there is nothing left to do.
 var ErrSettled = errors.New("settled")
-
-// ErrNoSource says that a build cannot be compiled again before a request brings the model.
-var ErrNoSource = errors.New("the source model is not kept")
 
 // Settled returns an ErrSettled with the reason.
 func Settled(format string, args ...any) error {

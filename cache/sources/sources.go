@@ -1,0 +1,168 @@
+// Package sources opens the source models that are kept for compiling builds again, and makes the
+// requests that these builds answer.
+package sources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
+	"github.com/epcached/epcached/store/packing"
+)
+
+// ErrNoSource says that a build cannot be compiled again before a request brings the model.
+var ErrNoSource = errors.New("the source model is not kept")
+
+// goneError is ErrNoSource with what became of the source.
+type goneError struct{ text string }
+
+func (e *goneError) Error() string        { return e.text }
+func (e *goneError) Is(target error) bool { return target == ErrNoSource }
+
+// Gone returns an ErrNoSource with the reason.
+func Gone(format string, args ...any) error { return &goneError{fmt.Sprintf(format, args...)} }
+
+// Sources opens kept models. Its methods may be called by several goroutines.
+type Sources struct {
+	models     *identity.Models
+	references *identity.Sources
+	store      *store.Store
+	uid        uint32 // of the daemon
+}
+
+// New returns the sources of the builds of a store.
+func New(m *identity.Models, references *identity.Sources, s *store.Store, uid uint32) *Sources {
+	return &Sources{models: m, references: references, store: s, uid: uid}
+}
+
+// Request returns the request that the build answers, with the model's files open, which the caller
+// closes. The error wraps ErrNoSource if there is no model, or another one than the build was made
+// from.
+func (s *Sources) Request(ctx context.Context, b *index.Build) (*request.Request, error) {
+	at, err := AttemptOf(b)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{b.ModelName}
+	for i := 1; i < len(b.Members); i++ {
+		names = append(names, b.Members[i].ModelName)
+	}
+	return s.Reopen(ctx, at, names, Of(b))
+}
+
+// Reopen returns the attempt's request with its models open, which have these names and sources.
+func (s *Sources) Reopen(ctx context.Context, at *request.Attempt, names []string,
+	list []index.Source) (*request.Request, error) {
+	var open []identity.Files
+	for i := range list {
+		f, err := s.open(ctx, &list[i], at.Peer.UID == s.uid)
+		if err != nil {
+			identity.Close(open...)
+			return nil, err
+		}
+		f.Name = names[i]
+		open = append(open, f)
+	}
+	r := at.Request.WithModels(open)
+	return r, s.Same(ctx, r, at.Identity)
+}
+
+// Models opens the models that the build was made from.
+func (s *Sources) Models(ctx context.Context, b *index.Build) ([]identity.Files, error) {
+	r, err := s.Request(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	return r.AllModels(), nil
+}
+
+// Same compares the models of the request with those that it was made for. It closes them if they
+// differ.
+func (s *Sources) Same(ctx context.Context, r *request.Request, made identity.Model) error {
+	id, err := s.models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(),
+		Phase: func(string) {}})
+	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
+		return nil
+	}
+	where := r.Graph.Name()
+	r.Close()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return Gone("the source model at %q has changed: %v", where, err)
+	}
+	return Gone("the source model at %q has changed", where)
+}
+
+// open opens one of the models that a build was made from. own: for the daemon's own user.
+func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (identity.Files, error) {
+	switch from.Kind {
+	case index.SourceReference:
+		f, err := s.references.Open(ctx, from, own)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = Gone("the source model is gone: %v", err)
+		case err != nil:
+			err = Gone("the source model cannot be opened: %v", err)
+		}
+		return f, err
+	case index.SourceCopy:
+		out := identity.Files{External: make(map[string]*os.File)}
+		for i, f := range from.Files {
+			open, err := s.store.Forms().Open(ctx, f.Digest)
+			if packing.Lost(err) {
+				s.store.QuarantineAll(s.store.Forms().DamageOf(ctx, f.Digest))
+			}
+			if err != nil {
+				identity.Close(out)
+				return out, Gone("the copy of the source model: %v", err)
+			}
+			if i == 0 {
+				out.Graph = open
+				continue
+			}
+			out.External[f.Name] = open
+		}
+		return out, nil
+	}
+	return identity.Files{}, ErrNoSource
+}
+
+// Of lists where the models of a build are, one for each.
+func Of(b *index.Build) []index.Source {
+	list := []index.Source{b.Source}
+	for i := 1; i < len(b.Members); i++ {
+		list = append(list, b.Members[i].Source)
+	}
+	return list
+}
+
+// AttemptOf returns an attempt at the request that the build answers, without the files of its models.
+func AttemptOf(b *index.Build) (*request.Attempt, error) {
+	return Attempt(b.UID, b.ModelName, b.ModelDigest, b.Record)
+}
+
+// Attempt returns an attempt at the request of the record.
+func Attempt(uid uint32, name string, model cas.Digest, record []byte) (*request.Attempt, error) {
+	decoded, err := identity.Decode(record)
+	if err != nil {
+		return nil, err
+	}
+	terms, err := decoded.Terms()
+	if err != nil {
+		return nil, Gone("the request cannot be made again: %v", err)
+	}
+	r := request.FromTerms(&terms)
+	r.Peer, r.Name, r.OnMiss = request.Peer{UID: uid}, name, request.Refresh
+	return &request.Attempt{Request: r, Identity: identity.Model{Digest: model, Group: terms.Group},
+		Unserved: new([]index.BuildID), Phase: func(string) {}}, nil
+}
