@@ -70,6 +70,7 @@ var allowed = map[string][]string{
 	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store"},
 	"cache/change":                           {"cache/query", "cache/request", "cache/rights", "index", "internal/apierr", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"},
 	"cache/request":                          {"cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "store", "store/views", "unixsock/wire"},
+	"cache/lookup":                           {"cache/jobs", "cache/judge", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "index", "internal/apierr", "store", "store/packing", "store/views"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"internal/sparse":                        {},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
@@ -101,6 +102,7 @@ var allowed = map[string][]string{
 		"cache/identity",
 		"cache/jobs",
 		"cache/judge",
+		"cache/lookup",
 		"cache/query",
 		"cache/reports",
 		"cache/request",

@@ -38,7 +38,7 @@ const (
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
 var larger = map[string]figures{
 	// Most of what a request needs is still in one package, as methods of one type.
-	"cache": {files: 51, lines: 7_737, methods: 136, circle: 46},
+	"cache": {files: 48, lines: 7_314, methods: 121, circle: 40},
 }
 
 func TestPackagesStaySmall(t *testing.T) {

@@ -1,18 +1,13 @@
 package cache
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -34,7 +29,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	t := jobs.NewTelling(progress, c.now())
 	defer t.End()
 	defer c.store.Packer().Asking()()
-	ctx = withTelling(ctx, t)
+	ctx = lookup.WithTelling(ctx, t)
 	at, err := request.NewAttempt(r, t)
 	if err != nil {
 		return nil, err
@@ -120,66 +115,67 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if at.OnMiss == request.Explain {
 		return c.explain(ctx, at)
 	}
-	var found search
+	var found lookup.Found
+	var running *jobs.Job // compiles it at this moment
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
-		if found, err = c.lookUp(ctx, at); found.answer != nil || err != nil {
-			return c.finish(found.answer, at), err
+		if found, err = c.lookup.Find(ctx, at); found.Answer != nil || err != nil {
+			return c.lookup.Finish(found.Answer, at), err
 		}
-		if a, err := c.lookUpMember(ctx, at); a != nil || err != nil {
+		if a, err := c.lookup.FindMember(ctx, at); a != nil || err != nil {
 			return a, err
 		}
-		if found.doubted == 0 {
+		if found.Doubted == 0 {
 			if a, err := c.otherForm(ctx, at); a != nil || err != nil {
-				return c.finish(a, at), err
+				return c.lookup.Finish(a, at), err
 			}
 		}
 		c.index.Counters.Add("misses", 1)
 	}
-	if at.OnMiss == request.Fail && !found.stale {
+	if at.OnMiss == request.Fail && !found.Stale {
 		if f := c.failedBefore(at); f != nil {
 			return nil, f.Missing(at.Name)
 		}
 	}
 	if at.OnMiss == request.Fail {
-		if found.running = c.underWay(at); found.running != nil && found.stale {
-			found.why += "; it is being compiled now"
+		if running = c.underWay(at); running != nil && found.Stale {
+			found.Why += "; it is being compiled now"
 		}
 	}
-	if err := c.mayCompile(at, &found); err != nil {
+	if err := c.mayCompile(at, &found, running); err != nil {
 		return nil, err
 	}
-	if found.doubted > 0 {
+	if found.Doubted > 0 {
 		at = at.Apart()
 	}
 	if err := c.mayReplace(at); err != nil {
 		return nil, err
 	}
 	if at.OnMiss == request.ForClaim {
-		a, err := c.claims.claimOrWait(ctx, at, found.why)
-		return c.finish(a, at), err
+		a, err := c.claims.claimOrWait(ctx, at, found.Why)
+		return c.lookup.Finish(a, at), err
 	}
 	if at.OnMiss == request.Background {
-		return c.compileLater(ctx, at, found.why)
+		return c.compileLater(ctx, at, found.Why)
 	}
-	a, err := c.compileOnce(ctx, at, found.why)
+	a, err := c.compileOnce(ctx, at, found.Why)
 	if a != nil && a.Compatibility.Source == "" {
 		a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now(), Runtime: at.RuntimeName}
 	}
-	return c.finish(a, at), err
+	return c.lookup.Finish(a, at), err
 }
 
 // mayCompile says why a miss is not made good by compiling, if it is not.
-func (c *Cache) mayCompile(at *request.Attempt, found *search) error {
+func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found, running *jobs.Job) error {
 	switch {
-	case found.doubted >= reports.MaxRounds:
+	case found.Doubted >= reports.MaxRounds:
 		return errDoubted(at)
-	case found.stale && (at.OnMiss == request.Fail || c.policyOf(at.Plan.EPs).Unsupported == request.PolicyFail && at.OnMiss != request.Refresh):
-		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.why).WithFact("request_key", at.Plan.RequestKey.String()).
+	case found.Stale && (at.OnMiss == request.Fail || c.policyOf(at.Plan.EPs).Unsupported == request.PolicyFail && at.OnMiss != request.Refresh):
+		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
 			WithHint("compile it for what is here now: ask with on_miss refresh")
-	case at.OnMiss == request.Fail && found.running != nil:
-		return c.notYet(at, found)
+	case at.OnMiss == request.Fail && running != nil:
+		return c.notYet(at, running)
 	case at.OnMiss == request.Fail:
-		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", at.Plan.RequestKey.String()).
+		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
 			WithHint("compile it: ask again with on_miss wait")
 	}
 	return nil
@@ -190,7 +186,7 @@ func (c *Cache) mayReplace(at *request.Attempt) error {
 	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.rights.Administrator(at.Peer) {
 		return nil
 	}
-	for b, err := range c.stored(at.Plan, []string{at.Scope}) {
+	for b, err := range c.lookup.Stored(at.Plan, []string{at.Scope}) {
 		if err != nil {
 			return err
 		}
@@ -200,45 +196,4 @@ func (c *Cache) mayReplace(at *request.Attempt) error {
 		}
 	}
 	return nil
-}
-
-// finish fills in what every answer with a build says.
-func (c *Cache) finish(a *request.Answer, at *request.Attempt) *request.Answer {
-	if a == nil {
-		return nil
-	}
-	a.RequestKey, a.ModelDigest, a.Record = at.Plan.RequestKey, at.Plan.Canonical.Model, at.Plan.RecordJSON
-	a.Runtime = at.RuntimeName
-	a.SessionOptions, a.GraphOptimizationLevel = at.SessionOptions, at.Plan.Canonical.GraphOptimizationLevel // of a claim: to compile with
-	if a.Build != nil {
-		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.Level, a.Build.GraphOptimizationLevel)
-		a.Warnings = append(a.Warnings, a.Build.Warnings...)
-		if !c.readOnly {
-			a.Warnings = append(a.Warnings, c.gains.Of(a.Build.ID).Warnings()...)
-		}
-		a.TellMembers(at.Request, at.Plan.Canonical.Model)
-		c.rights.Saw(at.Peer, a.Build)
-	}
-	for _, name := range slices.Sorted(maps.Keys(at.FreeDimensions)) {
-		if !slices.Contains(at.Identity.FreeDims, name) {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s", name, namedDimensions(at.Identity.FreeDims)))
-		}
-	}
-	a.ProviderOptions = make(map[string]map[string]string, len(at.EPs))
-	for _, ep := range at.Plan.EPs {
-		a.ProviderOptions[ep.Name] = ep.Options
-	}
-	return a
-}
-
-// namedDimensions lists the free dimensions of a model's inputs, for people.
-func namedDimensions(names []string) string {
-	if len(names) == 0 {
-		return "none of them is free"
-	}
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = strconv.Quote(name)
-	}
-	return "they have " + strings.Join(quoted, ", ")
 }

@@ -70,12 +70,12 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 		return a, "", err
 	}
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
-		found, err := c.lookUp(ctx, at)
-		if found.answer != nil || err != nil {
-			return c.finish(found.answer, at), "", err
+		found, err := c.lookup.Find(ctx, at)
+		if found.Answer != nil || err != nil {
+			return c.lookup.Finish(found.Answer, at), "", err
 		}
-		if found.stale {
-			return nil, found.why, nil
+		if found.Stale {
+			return nil, found.Why, nil
 		}
 		c.index.Counters.Add("misses", 1)
 	}
@@ -87,14 +87,14 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 		return nil, why, err
 	}
 	defer done()
-	found, err := c.lookUp(ctx, at) // as the next request will
+	found, err := c.lookup.Find(ctx, at) // as the next request will
 	if err != nil {
 		return nil, "", err
 	}
-	if found.answer == nil {
-		return nil, "it is kept, and not served here: " + found.why, nil
+	if found.Answer == nil {
+		return nil, "it is kept, and not served here: " + found.Why, nil
 	}
-	a = c.finish(found.answer, at)
+	a = c.lookup.Finish(found.Answer, at)
 	a.Outcome, a.Why = request.Adopted, "your compiled model is kept now"
 	return a, "", nil
 }

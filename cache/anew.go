@@ -10,10 +10,12 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -291,4 +293,22 @@ func (c *Cache) wantAnew(b *index.Build, runtime, why string, r *request.Request
 	w := t.wish(b, why)
 	w.Refresh, w.Files = true, t.files(r)
 	c.rebuilds.Want(w)
+}
+
+// freshen wants a build compiled again that is served and is not the best there could be.
+func (c *Cache) freshen(at *request.Attempt, b *index.Build, j judge.Judgement) {
+	if at.Plan.Outside || at.Adopting {
+		return // with libraries that are not run here, or from an artefact
+	}
+	r := at.Request
+	if at.AsMember {
+		r = nil // it brings one of the group's models
+	}
+	policy := c.policyOf(at.Plan.EPs)
+	switch {
+	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, request.PolicyServeAndRefresh) == request.PolicyServeAndRefresh:
+		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, r)
+	case policy.MaxAge > 0 && c.now().Sub(b.Compiled()) > policy.MaxAge:
+		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), r)
+	}
 }

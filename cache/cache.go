@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
@@ -126,6 +127,7 @@ type Cache struct {
 	owners   rights.Owners
 	events   query.Stream
 	query    *query.Queries
+	lookup   *lookup.Lookup
 
 	jobs     *jobs.Jobs
 	rebuilds upkeep.Rebuilds
@@ -211,10 +213,11 @@ func (c *Cache) open() error {
 	c.backlog = c.openBacklog()
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
+	c.lookup = c.openLookup()
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 	c.claims = newClaims(claimsOptions{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
 		Limits: func() ClaimOptions { return c.settings.Load().claims }, Now: c.now,
-		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Serve: c.serve, Check: c.believed})
+		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Check: c.believed})
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.jobs.Busy, NewID: jobs.NewID, Now: c.now, Log: c.log}) // before there is anybody who wants something
@@ -321,13 +324,19 @@ func (c *Cache) openQueries() *query.Queries {
 		}})
 }
 
+func (c *Cache) openLookup() *lookup.Lookup {
+	return lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
+		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Member: c.planMember,
+		Served: c.freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
+}
+
 // Claims has the claims of applications.
 func (c *Cache) Claims() *claims { return c.claims }
 
 // Put takes what was compiled under a claim, and answers with the build.
 func (c *Cache) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, error) {
 	a, at, err := c.claims.Put(ctx, p, put, progress)
-	return c.finish(a, at), err
+	return c.lookup.Finish(a, at), err
 }
 
 // Rights decides which user may see and do what.

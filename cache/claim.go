@@ -13,7 +13,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
@@ -169,8 +168,6 @@ type claimsOptions struct {
 	Made func(at *request.Attempt, scope string) jobs.Work
 	// Waited answers a request that waited for a job's result.
 	Waited func(context.Context, *request.Attempt, *jobs.Result) (*request.Answer, error)
-	// Serve answers with a build in the store.
-	Serve func(ctx context.Context, b *index.Build, phase func(string)) (*request.Answer, error)
 	// Check loads a graph in a worker. A failure that the machine is to blame for is an error.
 	Check func(context.Context, *request.Against, compilers.CheckJob) (compilers.CheckResult, error)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -71,7 +72,7 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, proven.Holds(now), "it need not be hashed when it is unpacked")
 	_, phases := b.phases(b.variant(2))
-	require.NotContains(t, phases, phaseUnpacking)
+	require.NotContains(t, phases, lookup.Unpacking)
 	b.askFor(1, files[0])
 	b.askFor(3, files[2])
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())

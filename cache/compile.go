@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
@@ -61,9 +62,9 @@ func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string
 
 func (c *Cache) serveCompiled(ctx context.Context, result *jobs.Result, phase func(string)) (*request.Answer, error) {
 	if result.Alone == nil {
-		return c.serve(ctx, result.Build, phase)
+		return lookup.Lease(ctx, c.store, result.Build, phase)
 	}
-	a, err := leased(result.Build, result.Alone)
+	a, err := lookup.Leased(result.Build, result.Alone)
 	if err == nil {
 		a.Unkept = true
 	}
@@ -77,11 +78,11 @@ func (c *Cache) madeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
 		return nil
 	}
-	for b, err := range c.stored(at.Plan, []string{scope}) {
+	for b, err := range c.lookup.Stored(at.Plan, []string{scope}) {
 		if err != nil {
 			return nil // whoever makes it will say so
 		}
-		if at.Plan.MadeExactly(b) && !slices.Contains(*at.Unserved, b.ID) && c.barred(at, b) == "" {
+		if at.Plan.MadeExactly(b) && !slices.Contains(*at.Unserved, b.ID) && c.lookup.Barred(at, b) == "" {
 			return jobs.Func{Is: at.JobAbout(scope, "asked for"), Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
 				return &jobs.Result{Build: b, Found: true}, nil
 			}}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -67,7 +68,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	for range 2 {
 		a, phases := b.phases(b.worded(512, 512, 2))
 		require.Equal(t, request.Hit, a.Outcome)
-		require.Contains(t, phases, phaseUnpacking)
+		require.Contains(t, phases, lookup.Unpacking)
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
 		b.exact()

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -27,15 +28,15 @@ func (c *Cache) otherForm(ctx context.Context, at *request.Attempt) (*request.An
 	if len(at.Group) > 0 || at.AsMember {
 		return nil, nil // a group's context is all its members'
 	}
-	found, err := c.lookUp(ctx, c.inOtherForm(at))
-	if err != nil || found.answer == nil {
+	found, err := c.lookup.Find(ctx, c.inOtherForm(at))
+	if err != nil || found.Answer == nil {
 		return nil, err
 	}
-	if len(found.answer.Build.Members) > 0 || c.withheldWith(at, found.answer.Build) {
-		return nil, found.answer.View.Close()
+	if len(found.Answer.Build.Members) > 0 || c.withheldWith(at, found.Answer.Build) {
+		return nil, found.Answer.View.Close()
 	}
-	from, judgement := found.answer.Build, found.answer.Compatibility
-	defer found.answer.View.Close()
+	from, judgement := found.Answer.Build, found.Answer.Compatibility
+	defer found.Answer.View.Close()
 	at.Phase("converting")
 	result, err := c.convertOnce(ctx, at, from)
 	var large *epmodel.TooLargeError
@@ -61,7 +62,7 @@ func (c *Cache) otherForm(ctx context.Context, at *request.Attempt) (*request.An
 // withheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
 // form: a conversion would bring back the very context that is withheld.
 func (c *Cache) withheldWith(at *request.Attempt, from *index.Build) bool {
-	for b, err := range c.stored(at.Plan, at.Scopes) {
+	for b, err := range c.lookup.Stored(at.Plan, at.Scopes) {
 		if err != nil { // whoever compiles will say so
 			return true
 		}
@@ -93,9 +94,9 @@ func (c *Cache) explainOtherForm(ctx context.Context, at *request.Attempt) (stri
 		return "", err
 	}
 	for _, o := range order {
-		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(at, o.build) && c.query.Unsound(ctx, o.build) == "" {
+		if o.Refused == "" && len(o.Build.Members) == 0 && !c.withheldWith(at, o.Build) && c.query.Unsound(ctx, o.Build) == "" {
 			return fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
-				request.FormName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339)), nil
+				request.FormName(o.Build.Embed), o.Build.BuildKey, o.Build.Created.Format(time.RFC3339)), nil
 		}
 	}
 	return "", nil
@@ -134,7 +135,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	if b, err := v.made(); b != nil || err != nil {
 		return &jobs.Result{Build: b}, err // between the caller's look-up and here
 	}
-	source, err := c.serve(ctx, v.from, func(string) {}) // with a lease of its own: who asked may leave
+	source, err := lookup.Lease(ctx, c.store, v.from, func(string) {}) // with a lease of its own: who asked may leave
 	if err != nil {
 		return nil, err
 	}

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
 	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -81,7 +81,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 			t.Helper()
 			served := 0
 			require.NoError(t, b.cache.index.Each(ctx, func(build index.Build) error {
-				v, err := b.cache.viewOf(ctx, &build, func(string) {})
+				v, err := lookup.View(ctx, b.cache.store, &build, func(string) {})
 				require.NoError(t, err)
 				for _, f := range build.Files {
 					content, err := os.ReadFile(filepath.Join(v.Path(), v.ID(), f.Name))

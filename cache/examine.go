@@ -9,6 +9,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
@@ -157,7 +158,7 @@ type trial struct {
 func (c *Cache) tryReported(ctx context.Context, a *request.Against, b *index.Build) (trial, error) {
 	key := c.runtimes.Key("report", a.Content, b.ID[:])
 	return once.Do(ctx, c.facts, key, func(ctx context.Context) (trial, error) {
-		answer, err := c.serve(ctx, b, func(string) {})
+		answer, err := lookup.Lease(ctx, c.store, b, func(string) {})
 		if err != nil {
 			return trial{}, err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -35,18 +36,18 @@ func (c *Cache) explain(ctx context.Context, at *request.Attempt) (*request.Answ
 }
 
 // candidates are builds as an explanation tells of them.
-func candidates(at *request.Attempt, order []considered) []query.Candidate {
+func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate {
 	out := make([]query.Candidate, len(order))
 	for i, o := range order {
-		differences := identity.MakerDifferences(at.Plan.Expected(o.build), at.ORTVersion(), o.build)
+		differences := identity.MakerDifferences(at.Plan.Expected(o.Build), at.ORTVersion(), o.Build)
 		if at.Plan.Outside { // of libraries that are not run here little is known
 			differences = slices.DeleteFunc(differences,
 				func(d identity.Difference) bool { return d.Asked == "" })
 		}
-		out[i] = query.Candidate{Build: o.build, Refused: o.refused, Together: o.together,
-			Fits: o.judgement.Reason, Members: at.NamedMembers(o.build.Members), Differences: differences}
-		if o.judgement.Runtime != "" {
-			out[i].Judge = func(b *wire.Build) { setJudgement(b, o.judgement) }
+		out[i] = query.Candidate{Build: o.Build, Refused: o.Refused, Together: o.Together,
+			Fits: o.Judgement.Reason, Members: at.NamedMembers(o.Build.Members), Differences: differences}
+		if o.Judgement.Runtime != "" {
+			out[i].Judge = func(b *wire.Build) { setJudgement(b, o.Judgement) }
 		}
 	}
 	return out
@@ -64,7 +65,7 @@ func (c *Cache) planAgain(ctx context.Context, p request.Peer, builds []index.Bu
 	at = at.WithRequest(&r)
 	return &query.Question{Runtime: at.RuntimeName,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
-			order, err := c.arrange(ctx, at, func(yield func(*index.Build, error) bool) {
+			order, err := c.lookup.Order(ctx, at, func(yield func(*index.Build, error) bool) {
 				for i := range builds {
 					if !yield(&builds[i], nil) {
 						return
@@ -96,9 +97,9 @@ func (c *Cache) replan(ctx context.Context, b *index.Build) (*request.Attempt, e
 }
 
 // order gives the entry's builds as a look-up goes through them.
-func (c *Cache) order(ctx context.Context, at *request.Attempt) ([]considered, error) {
-	out, err := c.arrange(ctx, at, c.stored(at.Plan, at.Scopes))
-	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
+func (c *Cache) order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
+	out, err := c.lookup.Order(ctx, at, c.lookup.Stored(at.Plan, at.Scopes))
+	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, func(o lookup.Candidate) bool { return o.Refused == "" }) {
 		return out, err
 	}
 	groups, err := c.orderGroups(ctx, at)
@@ -106,13 +107,13 @@ func (c *Cache) order(ctx context.Context, at *request.Attempt) ([]considered, e
 }
 
 // orderGroups is order for the groups that have the request's model among their members.
-func (c *Cache) orderGroups(ctx context.Context, at *request.Attempt) ([]considered, error) {
+func (c *Cache) orderGroups(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
 	member, err := c.planMember(ctx, at.WithPhase(func(string) {}))
 	if member == nil || err != nil {
 		return nil, err
 	}
-	return c.arrange(ctx, member, func(yield func(*index.Build, error) bool) {
-		for b, err := range c.stored(member.Plan, at.Scopes) {
+	return c.lookup.Order(ctx, member, func(yield func(*index.Build, error) bool) {
+		for b, err := range c.lookup.Stored(member.Plan, at.Scopes) {
 			if (err != nil || c.rights.MaySee(at.Peer, b.ID, b.Scope)) && !yield(b, err) { // of the others one does not hear
 				return
 			}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/upkeep"
@@ -50,7 +51,7 @@ func (j *job) loadBoth(ctx context.Context, own *request.Request, b *index.Build
 		if err != nil {
 			return g, err
 		}
-		answer, err := c.serve(ctx, b, func(string) {})
+		answer, err := lookup.Lease(ctx, c.store, b, func(string) {})
 		if err != nil {
 			return g, err
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -72,7 +73,7 @@ func (j *job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	j.succeeded()
 	if !waits(j.urgent) && result.Alone == nil {
 		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
-		_, _ = c.viewOf(ctx, result.Build, f.Tell)
+		_, _ = lookup.View(ctx, c.store, result.Build, f.Tell)
 	}
 	c.index.Counters.Add("compiles", 1)
 	return result, nil

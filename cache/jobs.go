@@ -46,8 +46,7 @@ func (c *Cache) underWay(at *request.Attempt) *jobs.Job {
 }
 
 // notYet is the error of a request that does not wait for the compile that is under way.
-func (c *Cache) notYet(at *request.Attempt, found *search) *apierr.Error {
-	f := found.running
+func (c *Cache) notYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
 	j := f.Info()
 	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", at.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
 	if j.Estimate > 0 {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -37,11 +38,12 @@ func (c *Cache) openJudge() {
 	})
 }
 
-// judge says how the build suits. It loads the build where that could change what becomes of it.
-func (c *Cache) judge(ctx context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
-	if c.readOnly {
-		return recorded(a, b), nil
-	}
+// trials judge builds for look-ups, and load them for that.
+type trials struct{ c *Cache }
+
+// Judge says how the build suits. It loads the build where that could change what becomes of it.
+func (x trials) Judge(ctx context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
+	c := x.c
 	return c.judges.Build(ctx, a.Target(), b, func(ctx context.Context, j judge.Judgement) (compilers.CheckResult, bool, error) {
 		if !c.worthTrying(a, b, j) {
 			return compilers.CheckResult{}, false, nil
@@ -49,6 +51,16 @@ func (c *Cache) judge(ctx context.Context, a *request.Against, b *index.Build) (
 		checked, err := c.loadCheck(ctx, a, b)
 		return checked, true, err
 	})
+}
+
+// Knows reports whether Judge need not work anything out.
+func (x trials) Knows(a *request.Against, b *index.Build) bool {
+	return x.c.judges.Knows(a.Target(), b)
+}
+
+// LoadsAlone loads the models of a group without sharing.
+func (x trials) LoadsAlone(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
+	return x.c.loadCheckAs(ctx, a, b, "load alone", a.CheckJobAlone)
 }
 
 // worthTrying tells whether a load check could change what becomes of the build. Who refuses what is unknown does so
@@ -86,7 +98,7 @@ func (c *Cache) loadCheckAs(ctx context.Context, a *request.Against, b *index.Bu
 
 func (c *Cache) tryView(ctx context.Context, a *request.Against, b *index.Build,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
-	answer, err := c.serve(ctx, b, func(string) {})
+	answer, err := lookup.Lease(ctx, c.store, b, func(string) {})
 	if err != nil {
 		return compilers.CheckResult{}, err
 	}

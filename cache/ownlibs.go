@@ -54,27 +54,27 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case request.Explain:
 		return c.explain(ctx, at)
 	}
-	found, err := c.lookUp(ctx, at)
-	if found.answer != nil || err != nil {
-		return c.finish(found.answer, at), err
+	found, err := c.lookup.Find(ctx, at)
+	if found.Answer != nil || err != nil {
+		return c.lookup.Finish(found.Answer, at), err
 	}
 	if at.Wanted().Shows() || at.OnMiss != request.Wait && at.OnMiss != request.Background {
 		c.index.Counters.Add("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
-	case found.doubted >= reports.MaxRounds:
+	case found.Doubted >= reports.MaxRounds:
 		return nil, errDoubted(at)
 	case at.OnMiss == request.Fail:
-		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.why).WithFact("request_key", p.RequestKey.String()).
+		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).WithFact("request_key", p.RequestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")
 	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
 	case at.OnMiss == request.ForClaim:
-		a, err := c.claims.claimOrWait(ctx, at, found.why)
-		return c.finish(a, at), err
+		a, err := c.claims.claimOrWait(ctx, at, found.Why)
+		return c.lookup.Finish(a, at), err
 	}
 	a, err := c.claims.awaitClaim(ctx, at, missing)
-	return c.finish(a, at), err
+	return c.lookup.Finish(a, at), err
 }
 
 // planOwn thinks a request through for libraries that are not run here.

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
 	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -150,7 +150,7 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 		require.NoError(b, err)
 		for i, total := range []*time.Duration{&hit, &again} {
 			began := time.Now()
-			a, err := bench.cache.serve(context.Background(), builds[1], func(string) {})
+			a, err := lookup.Lease(context.Background(), bench.cache.store, builds[1], func(string) {})
 			*total += time.Since(began)
 			require.NoError(b, err, i)
 			require.NoError(b, a.View.Close())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
@@ -182,7 +183,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		}, 3},
 		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 7},
 		{"unpack", alike, pack, func(b *crashBench) error {
-			a, err := b.cache.serve(ctx, b.builds[1], func(string) {})
+			a, err := lookup.Lease(ctx, b.cache.store, b.builds[1], func(string) {})
 			if err == nil {
 				err = a.View.Close()
 			}
@@ -196,7 +197,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			pack(b, builds)
 			require.True(b, b.compressed(large(builds[1])))
 		}, func(b *crashBench) error {
-			a, err := b.cache.serve(ctx, b.builds[1], func(string) {})
+			a, err := lookup.Lease(ctx, b.cache.store, b.builds[1], func(string) {})
 			if err == nil {
 				err = a.View.Close()
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -122,11 +123,11 @@ func TestAPackedBuildIsAHit(t *testing.T) {
 
 	a, phases := b.phases(b.variant(2))
 	require.Equal(t, request.Hit, a.Outcome)
-	require.Contains(t, phases, phaseUnpacking)
+	require.Contains(t, phases, lookup.Unpacking)
 	require.Equal(t, files[1], b.read(a))
 	again, phases := b.phases(b.variant(2))
 	require.Equal(t, a.Graph, again.Graph)
-	require.NotContains(t, phases, phaseUnpacking, "unpacked once")
+	require.NotContains(t, phases, lookup.Unpacking, "unpacked once")
 	container := b.acquire(b.variant(1))
 	require.Equal(t, request.Hit, container.Outcome)
 	require.Equal(t, files[0], b.read(container))
@@ -139,12 +140,12 @@ func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
 	require.NoError(t, a.View.Close())
 	b.reopen()
 	again, phases := b.phases(b.variant(2))
-	require.NotContains(t, phases, phaseUnpacking)
+	require.NotContains(t, phases, lookup.Unpacking)
 	require.Equal(t, a.Graph, again.Graph)
 	require.NoError(t, again.View.Close())
 	require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
 	after, phases := b.phases(b.variant(2))
-	require.Contains(t, phases, phaseUnpacking)
+	require.Contains(t, phases, lookup.Unpacking)
 	require.Equal(t, files[1], b.read(after))
 	require.NoError(t, after.View.Close())
 
@@ -527,8 +528,8 @@ func TestWhatBecomesWholeWhileItIsUnpackedIsServed(t *testing.T) {
 	builds, files := b.similar(2)
 	require.Positive(t, b.pack(builds[1]))
 	d := large(builds[1])
-	a, err := b.cache.serve(context.Background(), builds[1], func(phase string) {
-		if phase == phaseUnpacking {
+	a, err := lookup.Lease(context.Background(), b.cache.store, builds[1], func(phase string) {
+		if phase == lookup.Unpacking {
 			require.NoError(t, b.cache.forms.MakeWhole(context.Background(), d))
 		}
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -56,7 +57,7 @@ func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	require.Zero(t, b.packable())
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
 	a, phases := b.phases(b.repeated(3))
-	require.Contains(t, phases, phaseUnpacking)
+	require.Contains(t, phases, lookup.Unpacking)
 	require.Equal(t, files[0], b.read(a))
 
 	// One that has the same takes from what is left of it.
@@ -115,7 +116,7 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	b.requireSound()
 	for i, r := range asks() {
 		a, phases := b.phases(r)
-		require.Contains(t, phases, phaseUnpacking)
+		require.Contains(t, phases, lookup.Unpacking)
 		require.Equal(t, files[i], b.read(a))
 		require.NoError(t, a.View.Close())
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -77,7 +78,7 @@ func (cs *claims) Put(ctx context.Context, p request.Peer, put *Put, progress fu
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
-	a, err := cs.Serve(context.WithoutCancel(ctx), result.Build, t.Phase)
+	a, err := lookup.Lease(context.WithoutCancel(ctx), cs.Store, result.Build, t.Phase)
 	cl.deliver(result)
 	// Requests that come after this find the build: none joins a job that has ended.
 	<-cl.job.Done()

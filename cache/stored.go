@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -72,7 +73,6 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	c.settings.Store(settings)
-	c.query = c.openQueries()
 	return s, nil
 }
 
@@ -121,14 +121,17 @@ func (s *Stored) Find(ctx context.Context, r *request.Request, build string) (*r
 		return nil, err
 	}
 	at = at.WithRuntime(rc.Spec.Directory, rc)
-	at.Reading = f
+	at.Reading, at.Scopes = f, nil // no keys are known
 	if at, err = c.planned(ctx, at); err != nil {
 		return nil, err
 	}
-	found, err := c.lookUp(ctx, at)
-	a := c.finish(found.answer, at)
+	builds := lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
+		Judge: recorded{}, Policy: c.policyOf, Now: c.now, Member: c.planMember, Lease: c.serveAsItLies, Pass: f.Pass,
+		WhyNone: func(rights.Peer, index.RequestKey) string { return "" }})
+	found, err := builds.Find(ctx, at)
+	a := builds.Finish(found.Answer, at)
 	if a == nil && err == nil && f.several == nil {
-		a, err = c.lookUpMember(ctx, at)
+		a, err = builds.FindMember(ctx, at)
 	}
 	if err != nil {
 		return nil, err
@@ -159,8 +162,19 @@ func (s *Stored) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
 	}{io.NewSectionReader(from, 0, from.Size()), from}, nil
 }
 
-// recorded judges by what the build's manifest says.
-func recorded(a *request.Against, b *index.Build) judge.Judgement {
+// recorded judges by what the builds' manifests say.
+type recorded struct{}
+
+// Knows reports false: there is nothing to remember.
+func (recorded) Knows(*request.Against, *index.Build) bool { return false }
+
+// LoadsAlone lets each group pass, because nothing is loaded here.
+func (recorded) LoadsAlone(context.Context, *request.Against, *index.Build) (compilers.CheckResult, error) {
+	return compilers.CheckResult{Outcome: compilers.Passed}, nil
+}
+
+// Judge judges a build by what its manifest says.
+func (recorded) Judge(_ context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
 	j := judge.Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.Runtime,
 		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
 	switch known := a.Runtime != ""; {
@@ -170,7 +184,7 @@ func recorded(a *request.Against, b *index.Build) judge.Judgement {
 	case known:
 		j.Reason = "other libraries made it, and none was asked whether it suits: that takes a daemon"
 	}
-	return j
+	return j, nil
 }
 
 // cannotServe says of an error of one file that the build cannot be served, and who can do what

@@ -25,7 +25,7 @@ import (
 // one the blobs, whole or packed, and then the answer has no view. Which view is a build's only the
 // database knows, so views are found by the graph's name, which is made of the build key. Where this
 // user may not list the views there are none.
-func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*request.Answer, error) {
+func (c *Cache) serveAsItLies(ctx context.Context, _ *store.Store, b *index.Build, _ func(string)) (*request.Answer, error) {
 	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)

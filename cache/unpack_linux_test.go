@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
@@ -42,13 +43,13 @@ func TestUnpackedElsewhere(t *testing.T) {
 	builds, files := b.similar(2)
 	require.Positive(t, b.pack(builds[1]))
 	a, phases := b.phases(b.variant(2))
-	require.Contains(t, phases, phaseUnpacking)
+	require.Contains(t, phases, lookup.Unpacking)
 	require.Equal(t, files[1], b.read(a))
 	require.True(t, strings.HasPrefix(a.Path, elsewhere), a.Path)
 	requireOneDevice(t, a)
 	again, phases := b.phases(b.variant(2))
 	require.Equal(t, a.Graph, again.Graph)
-	require.NotContains(t, phases, phaseUnpacking)
+	require.NotContains(t, phases, lookup.Unpacking)
 	require.NoError(t, again.View.Close())
 	whole := b.acquire(b.variant(1))
 	require.True(t, strings.HasPrefix(whole.Path, b.state), whole.Path)
@@ -56,7 +57,7 @@ func TestUnpackedElsewhere(t *testing.T) {
 
 	b.reopen()
 	a, phases = b.phases(b.variant(2))
-	require.NotContains(t, phases, phaseUnpacking, "the same boot")
+	require.NotContains(t, phases, lookup.Unpacking, "the same boot")
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())
 	found, err := filepath.Glob(filepath.Join(elsewhere, "*", "views", "*", "*"))
@@ -71,7 +72,7 @@ func TestUnpackedElsewhere(t *testing.T) {
 	require.NoError(t, os.Mkdir(elsewhere, 0o700)) // as after a boot, where it is in memory
 	b.open()
 	a, phases = b.phases(b.variant(2))
-	require.Contains(t, phases, phaseUnpacking)
+	require.Contains(t, phases, lookup.Unpacking)
 	require.Equal(t, files[1], b.read(a))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 	require.NoError(t, a.View.Close())
@@ -157,7 +158,7 @@ func TestUnpackedOnceForAll(t *testing.T) {
 		r := b.variant(2)
 		wg.Go(func() {
 			a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
-				if p.Phase == phaseUnpacking && p.Total > 0 {
+				if p.Phase == lookup.Unpacking && p.Total > 0 {
 					told[i] = p
 				}
 			})
@@ -211,7 +212,7 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 		}
 	})
 	for range 60 {
-		a, err := b.cache.serve(context.Background(), builds[1], func(string) {})
+		a, err := lookup.Lease(context.Background(), b.cache.store, builds[1], func(string) {})
 		require.NoError(t, err)
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
@@ -248,7 +249,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	take := func(batch int) *request.Answer {
 		most := int64(0)
 		a, err := b.cache.Acquire(context.Background(), b.variant(batch), func(p request.Progress) {
-			if p.Phase == phaseUnpacking && p.Total > 0 {
+			if p.Phase == lookup.Unpacking && p.Total > 0 {
 				most = max(most, reserved())
 			}
 		})

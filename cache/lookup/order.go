@@ -1,0 +1,179 @@
+package lookup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store/packing"
+)
+
+// Candidate is a build in the order in which builds are considered for a request.
+type Candidate struct {
+	Build     *index.Build
+	Judgement judge.Judgement // how it suits the runtime
+	Together  bool            // it is a group's, and refused only for the request of one model alone
+	Refused   string          // why it is not served, "" if it may be
+	barred    bool            // whatever the runtime: it was not judged
+	untried   error           // why it could not be judged; nil: it was
+}
+
+// Stored goes through the builds of the plan's entry, scope by scope, the newest first.
+func (l *Lookup) Stored(p *request.Plan, scopes []string) iter.Seq2[*index.Build, error] {
+	return func(yield func(*index.Build, error) bool) {
+		for _, b := range p.Fitting {
+			if !yield(b, nil) {
+				return
+			}
+		}
+		for _, scope := range scopes {
+			builds, err := l.o.Index.Lookup(p.RequestKey, scope)
+			if err != nil {
+				yield(nil, apierr.New(apierr.Internal, err, "look-up of %s", p.RequestKey))
+				return
+			}
+			for i := range builds {
+				if !yield(&builds[i], nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// inOrder is the one order in which builds are considered, both by a look-up and by its explanation:
+// those of the plan's own build key as they come, with those that are barred among them, then the
+// others by how they suit the runtime. These are judged last, so that a hit does not wait for that.
+func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds iter.Seq2[*index.Build, error]) iter.Seq2[Candidate, error] {
+	return func(yield func(Candidate, error) bool) {
+		offer := func(one Candidate) bool {
+			if one.Refused == "" {
+				var err error
+				if one.Refused, err = l.notAlone(ctx, at, &one); err != nil {
+					return yield(Candidate{}, err)
+				}
+				one.Together = one.Refused != ""
+			}
+			return yield(one, nil)
+		}
+		var others []*index.Build
+		for b, err := range builds {
+			if err != nil {
+				yield(Candidate{}, err)
+				return
+			}
+			one := Candidate{Build: b, Refused: l.Barred(at, b)}
+			switch {
+			case one.Refused != "":
+				one.barred = true
+			case at.Plan.MadeExactly(b):
+				one.Judgement = at.Plan.OwnJudgement(b, at.RuntimeName)
+			case at.Plan.Outside:
+				one.Refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
+			default:
+				others = append(others, b)
+				continue
+			}
+			if !offer(one) {
+				return
+			}
+		}
+		if len(others) == 0 {
+			return
+		}
+		ranked, err := l.rank(ctx, at.Against(), others, at.Phase)
+		if err != nil {
+			yield(Candidate{}, request.WorkerError(err, "model %q", at.Name))
+			return
+		}
+		for _, one := range ranked {
+			one.Refused = l.refused(at, one.Judgement)
+			if !offer(one) {
+				return
+			}
+		}
+	}
+}
+
+// Order returns the builds in the order in which a look-up considers them.
+func (l *Lookup) Order(ctx context.Context, at *request.Attempt, builds iter.Seq2[*index.Build, error]) (out []Candidate, err error) {
+	for one, err := range l.inOrder(ctx, at.WithPhase(func(string) {}), builds) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// rank judges builds, and puts the best first, and the newest of equals. A build that cannot be
+// judged, because its files are damaged or its load check does not end, is unknown.
+func (l *Lookup) rank(ctx context.Context, a *request.Against, builds []*index.Build, phase func(string)) ([]Candidate, error) {
+	var out []Candidate
+	for _, b := range builds {
+		if !l.o.Judge.Knows(a, b) {
+			phase("judging")
+		}
+		j, err := l.o.Judge.Judge(ctx, a, b)
+		switch {
+		case err == nil:
+		case runtimes.Unsettled(ctx, err):
+			return nil, err
+		case errors.Is(err, packing.ErrNoRoom):
+			return nil, noCopy(b, err)
+		default:
+			j = judge.Judgement{Verdict: compilers.Unknown, At: l.o.Now(), Runtime: a.Runtime,
+				Reason: "whether it loads could not be tried: " + err.Error()}
+		}
+		out = append(out, Candidate{Build: b, Judgement: j, untried: err})
+	}
+	slices.SortStableFunc(out, func(a, b Candidate) int {
+		return cmp.Or(judge.Badness(a.Judgement.Verdict)-judge.Badness(b.Judgement.Verdict),
+			b.Build.Created.Compare(a.Build.Created))
+	})
+	return out, nil
+}
+
+// refused returns why a build with this judgement is not served, "" if it is.
+func (l *Lookup) refused(at *request.Attempt, j judge.Judgement) string {
+	policy := l.o.Policy(at.Plan.EPs)
+	switch {
+	case j.Verdict == compilers.Optimal:
+	case j.Verdict == compilers.PreferRecompilation && at.OnlyOptimal:
+		return "refused by session.fail_on_suboptimal_compiled_model: " + j.Reason
+	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != request.PolicyRefuse:
+	case j.Verdict == compilers.Unknown && policy.Unknown == request.PolicyServe:
+	case j.Verdict == compilers.PreferRecompilation:
+		return "refused by policy: " + j.Reason
+	default:
+		return cmp.Or(j.Reason, j.Verdict.String())
+	}
+	return ""
+}
+
+// Barred returns why a build is served to no caller, or not to this one, whatever its runtime; "" if
+// it may be.
+func (l *Lookup) Barred(at *request.Attempt, b *index.Build) string {
+	state, doubt := l.o.Index.Journal.StateOf(b.ID), l.o.Reports.Doubt(b.ID, at.Peer.UID)
+	switch {
+	case at.AsMember && !l.o.Rights.MaySee(at.Peer, b.ID, b.Scope):
+		return "it is of models that you have not asked for"
+	case state.Name == index.Withheld || state.Name == index.Damaged:
+		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+	case doubt != "":
+		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
+	case at.OtherORT(b.ORTVersion):
+		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, at.ORTVersion())
+	}
+	return ""
+}
