@@ -60,7 +60,7 @@ const (
 )
 
 func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
-	at, err := c.identified(ctx, at)
+	at, err := c.planner.Identified(ctx, at)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if at.Identity.Compiled {
 		return c.answerCompiled(ctx, at)
 	}
-	at, err := c.planned(ctx, at)
+	at, err := c.planner.Planned(ctx, at)
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 	for _, name := range names {
 		own.External[name] = at.External[name] // and nothing else that its user sent
 	}
-	if at, err = c.planned(ctx, at.AsAdoption(&own)); err != nil {
+	if at, err = c.planner.Planned(ctx, at.AsAdoption(&own)); err != nil {
 		return nil, "", err
 	}
 	switch at.OnMiss {

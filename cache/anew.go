@@ -132,7 +132,7 @@ func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, er
 	if err != nil {
 		return nil, err
 	}
-	if at, err = t.c.planned(ctx, at.WithRuntime("", rc)); err != nil {
+	if at, err = t.c.planner.Planned(ctx, at.WithRuntime("", rc)); err != nil {
 		return nil, err
 	}
 	if now := at.Plan.RequestKey; now != b.RequestKey {

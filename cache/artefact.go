@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
@@ -43,10 +44,10 @@ func readArtefacts(ctx context.Context, out string, result compilers.Result) (mo
 		note(refs)
 		return epmodel.ValidateReferences(name, refs, sizes)
 	}
-	opened := openFiles{}
-	defer opened.close()
+	opened := workspace.OpenFiles{}
+	defer opened.Close()
 	for _, name := range graphs {
-		graph, err := opened.source(filepath.Join(out, name))
+		graph, err := opened.Source(filepath.Join(out, name))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -72,7 +73,7 @@ func readArtefacts(ctx context.Context, out string, result compilers.Result) (mo
 		if slices.Contains(graphs, name) {
 			continue
 		}
-		bin, err := opened.source(filepath.Join(out, filepath.FromSlash(name)))
+		bin, err := opened.Source(filepath.Join(out, filepath.FromSlash(name)))
 		if err == nil {
 			err = binary(name, bin)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
@@ -27,6 +28,7 @@ import (
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -112,22 +114,24 @@ type Cache struct {
 	reloading  sync.Mutex               // held while settings are replaced
 	configured atomic.Pointer[query.Configured]
 
-	store    *store.Store // what is on the disk; the next four are its parts
-	cas      *cas.Store
-	index    *index.Index
-	forms    *packing.Store
-	views    *views.Store
-	models   *identity.Models
-	sources  *identity.Sources
-	kept     *sources.Sources
-	compiler compilers.Compiler
-	runtimes *runtimes.Set
-	judges   *judge.Judge
-	rights   *rights.Rights
-	owners   rights.Owners
-	events   query.Stream
-	query    *query.Queries
-	lookup   *lookup.Lookup
+	store      *store.Store // what is on the disk; the next four are its parts
+	cas        *cas.Store
+	index      *index.Index
+	forms      *packing.Store
+	views      *views.Store
+	models     *identity.Models
+	sources    *identity.Sources
+	kept       *sources.Sources
+	compiler   compilers.Compiler
+	runtimes   *runtimes.Set
+	judges     *judge.Judge
+	planner    *plan.Planner
+	workspaces *workspace.Maker
+	rights     *rights.Rights
+	owners     rights.Owners
+	events     query.Stream
+	query      *query.Queries
+	lookup     *lookup.Lookup
 
 	jobs     *jobs.Jobs
 	rebuilds upkeep.Rebuilds
@@ -207,6 +211,7 @@ func (c *Cache) open() error {
 	c.jobs = jobs.New(jobs.Options{Slots: c.options.Jobs, Memory: c.options.JobsMemory, Costs: jobs.NewCosts(&c.index.Memos, c.log),
 		Now: c.now, GivenUp: runtimes.ErrGivenUp, Expect: c.store.Expect, Taken: c.store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
 	c.openRuntimes()
+	c.openPlanner()
 	c.openJudge()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = c.openReports()
@@ -326,7 +331,7 @@ func (c *Cache) openQueries() *query.Queries {
 
 func (c *Cache) openLookup() *lookup.Lookup {
 	return lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
-		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Member: c.planMember,
+		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Member: c.planner.Member,
 		Served: c.freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 }
 
@@ -337,6 +342,15 @@ func (c *Cache) Claims() *claims { return c.claims }
 func (c *Cache) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, error) {
 	a, at, err := c.claims.Put(ctx, p, put, progress)
 	return c.lookup.Finish(a, at), err
+}
+
+func (c *Cache) openPlanner() {
+	c.workspaces = &workspace.Maker{Store: c.store, Runtimes: c.runtimes, Checks: c.checks}
+	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.workspaces,
+		Allowed: func() (identity.Allowed, uint64) {
+			s := c.settings.Load()
+			return s.allowed, s.planning
+		}, TooLarge: c.tooLargeToAdopt}
 }
 
 // Rights decides which user may see and do what.

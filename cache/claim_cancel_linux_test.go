@@ -23,7 +23,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	at := b.identified(r)
-	p, err := b.cache.planOwn(t.Context(), at)
+	p, err := b.cache.planner.Own(t.Context(), at)
 	require.NoError(t, err)
 	a := &claimer{Attempt: at.WithPlan(p), owner: stranger, wake: func() {}}
 	key := jobs.Key{Build: p.BuildKey, Scope: rights.OwnScope(r.Peer)}

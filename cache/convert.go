@@ -80,7 +80,7 @@ func (c *Cache) inOtherForm(at *request.Attempt) *request.Attempt {
 	out.Canonical.Embed = !at.Plan.Canonical.Embed
 	out.RequestKey, out.Record = out.Canonical.Key()
 	out.RecordJSON = out.Canonical.JSON()
-	c.name(&out, at.Content)
+	c.planner.Name(&out, at.Content)
 	return at.WithRequest(&r).WithPlan(&out)
 }
 

@@ -32,7 +32,7 @@ func (b *bench) form(embed bool) *request.Request {
 func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 	b.Helper()
 	in := opened{folder: filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))}
-	defer in.close()
+	defer in.Close()
 	graph, err := in.source(filepath.Base(a.Graph))
 	require.NoError(b, err)
 	m, err := epmodel.Read(context.Background(), a.Graph, graph)

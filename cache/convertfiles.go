@@ -10,13 +10,14 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/epmodel"
 )
 
 // write makes the files from those in the folder, and gives their names, the graph first.
 func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
 	in := opened{folder: from}
-	defer in.close()
+	defer in.Close()
 	graph, err := in.source(v.from.Graph)
 	if err != nil {
 		return nil, err
@@ -33,7 +34,7 @@ func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := room(v.folder, in.open); err != nil {
+	if err := workspace.Room(v.folder, in.Open); err != nil {
 		return nil, err
 	}
 	files := []string{v.Plan.OutputName()}
@@ -102,7 +103,7 @@ func (v *conversion) writeFile(name string, write func(io.Writer) error) error {
 
 // opened are files of a view, open for reading.
 type opened struct {
-	openFiles
+	workspace.OpenFiles
 	folder string
 }
 
@@ -110,7 +111,7 @@ func (o *opened) source(name string) (epmodel.Source, error) {
 	if name == "" || !filepath.IsLocal(filepath.FromSlash(name)) || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not the name of a file of a build", name)
 	}
-	return o.openFiles.source(filepath.Join(o.folder, filepath.FromSlash(name)))
+	return o.OpenFiles.Source(filepath.Join(o.folder, filepath.FromSlash(name)))
 }
 
 // copyAll copies in large pieces, and ends with its context.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/witness"
@@ -90,7 +91,7 @@ func allocated(t *testing.T, dir string) (n int64) {
 
 func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	b := newBench(t)
-	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
+	require.NoError(t, workspace.Room(b.state, []*os.File{b.model(1)}))
 	require.NoError(t, store.Fits("a copy", 1000, 1000+store.Spare))
 	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.Spare), "a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own files")
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(request.StoreError(store.Fits("a copy", 1, 0), "m")))

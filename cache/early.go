@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -27,7 +28,7 @@ type early struct {
 // compilesFor is how long a compile has to go on before a worker is started that will load what it makes: many that fail do so at once.
 const compilesFor = 20 * time.Millisecond
 
-func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *early {
+func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.Original) *early {
 	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
 	e.tell = sync.OnceFunc(func() { close(e.made) })
 	if j.Request.Models() > 1 {

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
@@ -123,7 +124,7 @@ func (c *Cache) planReported(ctx context.Context, p request.Peer, from runtimes.
 			}
 		}
 	}
-	return c.planned(ctx, again.WithRuntime(rt.Name, rc))
+	return c.planner.Planned(ctx, again.WithRuntime(rt.Name, rc))
 }
 
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
@@ -203,12 +204,12 @@ func (c *Cache) control(ctx context.Context, a *request.Against) (string, error)
 		if a.Model == nil {
 			return "", nil // there is nothing to try it with, so what happened is believed
 		}
-		j, remove, err := c.copied(ctx, a.Model, a.Canonical)
+		j, remove, err := c.workspaces.Copy(ctx, a.Model, a.Canonical)
 		defer remove()
 		if err != nil {
 			return "", err
 		}
-		own = ownJob(a.Canonical, j.copies[0].path)
+		own = plan.OwnJob(a.Canonical, j.Copies[0].Path)
 	}
 	folder, remove, err := c.store.Stage("control-")
 	if err != nil {

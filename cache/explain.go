@@ -89,7 +89,7 @@ func (c *Cache) replan(ctx context.Context, b *index.Build) (*request.Attempt, e
 			continue // another one may do
 		}
 		var planned *request.Attempt
-		if planned, last = c.planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
+		if planned, last = c.planner.Planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
 			return planned, nil
 		}
 	}
@@ -108,7 +108,7 @@ func (c *Cache) order(ctx context.Context, at *request.Attempt) ([]lookup.Candid
 
 // orderGroups is order for the groups that have the request's model among their members.
 func (c *Cache) orderGroups(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
-	member, err := c.planMember(ctx, at.WithPhase(func(string) {}))
+	member, err := c.planner.Member(ctx, at.WithPhase(func(string) {}))
 	if member == nil || err != nil {
 		return nil, err
 	}

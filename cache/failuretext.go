@@ -18,21 +18,21 @@ import (
 // neutral takes out of a failure what is the job's own: the names of the private copy and of the folder that it lies in.
 func (j *job) neutral(f *failure.Failure) {
 	var pairs []string
-	out := filepath.Join(j.folder, outFolder)
+	out := filepath.Join(j.Folder, outFolder)
 	for i := range j.Request.Models() {
 		name := failure.ItsModel
 		if j.Request.Models() > 1 {
 			name = fmt.Sprintf("model %d of the group", i+1)
 		}
-		if i < len(j.copies) {
-			pairs = append(pairs, j.copies[i].path, name, compilers.Spelling(out, j.copies[i].path), name)
+		if i < len(j.Copies) {
+			pairs = append(pairs, j.Copies[i].Path, name, compilers.Spelling(out, j.Copies[i].Path), name)
 		}
 		made := "what " + name + " became"
-		pairs = append(pairs, j.modelPath(i), name, filepath.Join(out, j.memberOutput(i)), made,
-			filepath.Base(j.modelPath(i)), name, j.memberOutput(i), made)
+		pairs = append(pairs, j.ModelPath(i), name, filepath.Join(out, j.MemberOutput(i)), made,
+			filepath.Base(j.ModelPath(i)), name, j.MemberOutput(i), made)
 	}
-	models := j.modelFolder()
-	for _, folder := range []string{out, models, compilers.Spelling(out, models), j.folder} {
+	models := j.ModelFolder()
+	for _, folder := range []string{out, models, compilers.Spelling(out, models), j.Folder} {
 		pairs = append(pairs, folder+"/", "")
 	}
 	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does

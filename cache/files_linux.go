@@ -2,61 +2,9 @@ package cache
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"syscall"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/internal/sparse"
-	"github.com/epcached/epcached/store"
 )
-
-// openAgain opens an open file again, for reading only, if the daemon may. It does not wait for a
-// lease that another process holds on the file.
-func openAgain(f *os.File) (*os.File, error) {
-	const flags = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
-	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
-	again, err := os.OpenFile(path, flags, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open again", Path: f.Name(), Err: err}
-	}
-	return again, nil
-}
-
-// copyPrivate copies a client's file to a new file of ours, through the descriptor alone. Where the file system can,
-// the bytes are cloned.
-func copyPrivate(from *os.File, path string) error {
-	info, err := from.Stat()
-	if err != nil {
-		return err
-	}
-	err = sparse.Copy(from, from, path, info.Size())
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil // it changed meanwhile: whoever compares the copy with what was hashed will tell
-	}
-	return err
-}
-
-// room says whether a private copy of the files fits into the folder's file system with something to spare: by
-// their blocks, for holes cost nothing.
-func room(folder string, files []*os.File) error {
-	var need int64
-	for _, f := range files {
-		var st unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			return err
-		}
-		need += st.Blocks * 512
-	}
-	free, err := cas.FreeBytes(folder)
-	if err != nil {
-		return err
-	}
-	return store.Fits("a copy of the model", need, free)
-}
 
 // ownerOf returns the user that a file belongs to.
 func ownerOf(path string) (uint32, error) {

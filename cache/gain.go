@@ -46,7 +46,7 @@ func (j *job) loadBoth(ctx context.Context, own *request.Request, b *index.Build
 		if err := c.fitsAboveFloor(own.AllFiles()); err != nil {
 			return g, err
 		}
-		source, remove, err := c.copied(ctx, own, j.Plan.Canonical)
+		source, remove, err := c.workspaces.Copy(ctx, own, j.Plan.Canonical)
 		defer remove()
 		if err != nil {
 			return g, err
@@ -60,7 +60,7 @@ func (j *job) loadBoth(ctx context.Context, own *request.Request, b *index.Build
 			c.views.Sweep()         // the build may have been removed meanwhile
 		}()
 		check := j.Plan.WithDimensions(j.Plan.Against("", j.Content).CheckJobOf(b, answer))
-		check.Against, check.Pace = source.copies[0].path, compilers.Pace{Idle: make(chan struct{})}
+		check.Against, check.Pace = source.Copies[0].Path, compilers.Pace{Idle: make(chan struct{})}
 		checked, err := c.compiler.Check(ctx, check)
 		if err == nil && checked.LoadCPU <= 0 {
 			err = errors.New(cmp.Or(checked.Text, "the worker reported no processor time"))

@@ -118,11 +118,11 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			require.NoError(t, err)
 			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(), func(string) {})
 			require.NoError(t, err)
-			p, err := b.cache.plan(context.Background(), again.WithRuntime("", rc))
+			planned, err := b.cache.planner.Planned(context.Background(), again.WithRuntime("", rc))
 			require.NoError(t, err)
-			require.Equal(t, build.RequestKey, p.RequestKey)
-			require.Equal(t, build.BuildKey, p.BuildKey)
-			require.Equal(t, build.Record, p.Record)
+			require.Equal(t, build.RequestKey, planned.Plan.RequestKey)
+			require.Equal(t, build.BuildKey, planned.Plan.BuildKey)
+			require.Equal(t, build.Record, planned.Plan.Record)
 		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -29,7 +30,7 @@ import (
 type job struct {
 	c *Cache
 	*request.Attempt
-	workspace
+	*workspace.Workspace
 	scope string // "" to keep nothing
 	id    string // that users know it by already; "": they do not
 
@@ -56,7 +57,7 @@ func (c *Cache) newJob(at *request.Attempt, scope string) (*job, error) {
 	}
 	at = at.WithRequest(own)
 	return &job{c: c, id: at.Resumed.ID, Attempt: at, scope: scope,
-		workspace: workspace{of: own, keyed: &at.Plan.Canonical, name: at.Plan.ShortKey()}}, nil
+		Workspace: workspace.New(own, &at.Plan.Canonical, at.Plan.ShortKey())}, nil
 }
 
 func (j *job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
@@ -113,7 +114,7 @@ func waits(urgent <-chan struct{}) bool {
 // staged compiles the model where it is, if it can, or else a private copy.
 func (j *job) staged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.stagedOnce(ctx, phase)
-	if errors.Is(err, errOriginal) && ctx.Err() == nil {
+	if errors.Is(err, workspace.ErrOriginal) && ctx.Err() == nil {
 		j.c.log.Info("a compile begins again with a private copy of its model", "model", j.Request.Name, "why", err)
 		j.copied = true
 		return j.stagedOnce(ctx, phase)
@@ -125,9 +126,9 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*jobs.Result, err
 func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	remove, err := j.stage("job-")
 	defer remove()
-	for _, name := range []string{outFolder, modelsFolder} {
+	for _, folder := range []string{filepath.Join(j.Folder, outFolder), j.ModelFolder()} {
 		if err == nil {
-			err = os.Mkdir(filepath.Join(j.folder, name), 0o700)
+			err = os.Mkdir(folder, 0o700)
 		}
 	}
 	if err != nil {
@@ -137,15 +138,12 @@ func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result,
 }
 
 func (j *job) stage(prefix string) (remove func(), err error) {
-	j.folder, remove, err = j.c.store.Stage(prefix)
+	j.Folder, remove, err = j.c.store.Stage(prefix)
 	return remove, err
 }
 
-// The folders of a job.
-const (
-	outFolder    = "out"   // what is compiled
-	modelsFolder = "model" // what it is compiled from
-)
+// outFolder is the folder of a job that has what is compiled.
+const outFolder = "out"
 
 func (j *job) About() jobs.About {
 	files := j.Descriptors()
@@ -175,9 +173,9 @@ func (j *job) spent(seconds float64) {
 // compile makes the artefact in the staging folder and publishes it.
 func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	phase("reading")
-	out := filepath.Join(j.folder, outFolder)
+	out := filepath.Join(j.Folder, outFolder)
 	spec := compilers.Job{
-		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
+		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Model: j.ModelPath(0), Folder: out, Output: j.MemberOutput(0),
 		SessionOptions: j.SessionOptions, FreeDimensions: j.FreeDimensions,
 		FreeDimensionsByDenotation: j.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.Plan.Canonical.GraphOptimizationLevel, Embed: j.Embed, Route: j.Plan.Canonical.Route,
@@ -185,10 +183,10 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		Pace:         compilers.Pace{Idle: j.urgent},
 	}
 	o := j.original(ctx, spec)
-	defer o.close()
+	defer o.Close()
 	if o != nil {
-		spec.ModelFile = o.file
-	} else if err := room(j.folder, j.AllFiles()); err != nil {
+		spec.ModelFile = o.File
+	} else if err := workspace.Room(j.Folder, j.AllFiles()); err != nil {
 		return nil, request.StoreError(err, j.Request.Name)
 	}
 	workers := j.startEarly(ctx, spec, o)
@@ -208,8 +206,8 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if err := proven(); err != nil {
 		return nil, err
 	}
-	if err != nil && ctx.Err() == nil && !j.c.leaving.Load() && o.mayBeToBlame(err, spec.Model) {
-		return nil, fmt.Errorf("%w: %w", errOriginal, err)
+	if err != nil && ctx.Err() == nil && !j.c.leaving.Load() && o.MayBeToBlame(err, spec.Model) {
+		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginal, err)
 	}
 	if err != nil {
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
@@ -260,11 +258,11 @@ func (j *job) advised(err error) error {
 // given has the model ready for the worker. It returns a function that waits for the proof that the
 // worker read the bytes that were keyed: for an original, call it only after the compile. Where it
 // fails the output must not be used.
-func (j *job) given(ctx context.Context, o *original, workers *early) (proven func() error, err error) {
+func (j *job) given(ctx context.Context, o *workspace.Original, workers *early) (proven func() error, err error) {
 	if o != nil {
-		return o.proof, nil
+		return o.Proof, nil
 	}
-	proof, err := j.copyModel(ctx)
+	proof, err := j.CopyModel(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -319,7 +317,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 	if err != nil {
 		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
 	}
-	b := newBuild(j.Attempt, j.scope, models, result, j.open, j.c.now())
+	b := newBuild(j.Attempt, j.scope, models, result, j.Open, j.c.now())
 	options := j.SessionOptions
 	if len(b.Members) > 0 {
 		options = request.SharingOptions(options)

@@ -15,8 +15,8 @@ import (
 // share lists the further models of a group as the compiler gets them.
 func (j *job) share() []compilers.ShareMember {
 	var out []compilers.ShareMember
-	for i := 1; i < len(j.copies); i++ {
-		out = append(out, compilers.ShareMember{Model: j.copies[i].path, Output: j.memberOutput(i)})
+	for i := 1; i < len(j.Copies); i++ {
+		out = append(out, compilers.ShareMember{Model: j.Copies[i].Path, Output: j.MemberOutput(i)})
 	}
 	return out
 }

@@ -3,14 +3,15 @@ package cache
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
@@ -23,11 +24,11 @@ func (c *Cache) openJudge() {
 			s := c.settings.Load()
 			return s.rules, s.judging
 		},
-		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &notesOn(rc).verdicts },
+		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &plan.NotesOn(rc).Verdicts },
 		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (*judge.Target, error) {
 			at, err := sources.AttemptOf(b)
 			if err == nil {
-				at, err = c.planned(ctx, at.WithRuntime(rt.Name, rc))
+				at, err = c.planner.Planned(ctx, at.WithRuntime(rt.Name, rc))
 			}
 			if err != nil {
 				return nil, err
@@ -141,7 +142,7 @@ func (c *Cache) runCheck(ctx context.Context, a *request.Against, b *index.Build
 		}
 		return checked, nil
 	}
-	return rememberOwn(ctx, c, a.Model, key, proven, try)
+	return workspace.Remember(ctx, c.workspaces, a.Model, key, proven, try)
 }
 
 // freeSizes are the sizes of free dimensions with which a build is run. The second is for models
@@ -167,12 +168,12 @@ func (c *Cache) blame(ctx context.Context, a *request.Against, b *index.Build, f
 		}
 		member = 0
 	}
-	j, remove, err := c.copied(ctx, a.Model, a.Canonical)
+	j, remove, err := c.workspaces.Copy(ctx, a.Model, a.Canonical)
 	defer remove()
 	if err != nil {
 		return failed, err
 	}
-	source := a.CheckJob(j.copies[member].path, request.LoadLevel(a.Canonical.GraphOptimizationLevel))
+	source := a.CheckJob(j.Copies[member].Path, request.LoadLevel(a.Canonical.GraphOptimizationLevel))
 	source.Zeros = free
 	source.FreeDimensions = a.Canonical.FreeDimensions
 	source.FreeDimensionsByDenotation = a.Canonical.FreeDimensionsByDenotation
@@ -183,37 +184,4 @@ func (c *Cache) blame(ctx context.Context, a *request.Against, b *index.Build, f
 	}
 	why := "it does not run on zeros (%s), and neither does its source model (%s)"
 	return notRun(fmt.Sprintf(why, failed.Text, ran.Text)), nil
-}
-
-// rememberOwn is remember for what needs the request's models: find gets them with descriptors of
-// its own, because the caller may leave before the end, and is bounded as load checks are.
-func rememberOwn[T any](ctx context.Context, c *Cache, r *request.Request, key string, lasts func(T) bool,
-	find func(context.Context, *request.Request) (T, error)) (T, error) {
-	none, known := runtimes.Recall[T](c.runtimes, key)
-	if known {
-		return none, nil
-	}
-	own, err := r.Own()
-	if err != nil {
-		return none, err
-	}
-	var taken atomic.Bool // own, by whichever closes it
-	defer func() {
-		if taken.CompareAndSwap(false, true) {
-			own.Close()
-		}
-	}()
-	try := func(ctx context.Context) (T, error) {
-		if !taken.CompareAndSwap(false, true) {
-			return none, context.Canceled
-		}
-		defer own.Close()
-		leave, err := c.checks.Take(ctx) // after an update many may be asked for at a time
-		if err != nil {
-			return none, err
-		}
-		defer leave()
-		return find(ctx, own)
-	}
-	return runtimes.Remember(ctx, c.runtimes, runtimes.Question{Key: key}, lasts, try)
 }

@@ -7,10 +7,10 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
@@ -60,7 +60,7 @@ func (c *Cache) passThrough(ctx context.Context, at *request.Attempt) (*request.
 	}
 	a := &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest, Runtime: at.RuntimeName, Compatibility: judge.Judgement{Runtime: at.RuntimeName},
 		Why: compiledAlready + madeOf(len(m.Contexts), sources)}
-	if at, err = c.planned(ctx, at); err != nil {
+	if at, err = c.planner.Planned(ctx, at); err != nil {
 		return nil, err
 	}
 	if a.Compatibility, err = c.judgeOwn(ctx, at, m); err != nil {
@@ -153,30 +153,5 @@ func (c *Cache) checkOwn(ctx context.Context, r *request.Request, a *request.Aga
 	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.CheckJob(graph, request.LoadLevel("")))
 	}
-	return rememberOwn(ctx, c, r, key, proven, onCopy(c, a.Canonical, check))
-}
-
-// onCopy returns a function for rememberOwn that calls find with a private copy of the request's
-// model. find goes on when the request that it was begun for leaves.
-func onCopy[T any](
-	c *Cache, record identity.Record, find func(ctx context.Context, graph string) (T, error),
-) func(context.Context, *request.Request) (T, error) {
-	return func(ctx context.Context, r *request.Request) (out T, err error) {
-		j, remove, err := c.copied(ctx, r, record)
-		defer remove()
-		if err != nil {
-			return out, err
-		}
-		return find(ctx, j.copies[0].path)
-	}
-}
-
-// copied makes private copies of the request's models, proven to be what its key was made of.
-// remove may be called in any case.
-func (c *Cache) copied(ctx context.Context, r *request.Request, record identity.Record) (w *workspace, remove func(), err error) {
-	w = &workspace{of: r, keyed: &record, name: jobs.NewID()[:16]}
-	if w.folder, remove, err = c.store.Stage("own-"); err != nil {
-		return nil, remove, request.StoreError(err, r.Name)
-	}
-	return w, remove, w.copyProven(ctx)
+	return workspace.Remember(ctx, c.workspaces, r, key, proven, workspace.OnCopy(c.workspaces, a.Canonical, check))
 }

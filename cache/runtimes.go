@@ -2,11 +2,9 @@ package cache
 
 import (
 	"context"
-	"errors"
 
 	"github.com/epcached/epcached/cache/jobs"
-	"github.com/epcached/epcached/cache/judge"
-	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/runtimes"
 )
 
@@ -18,7 +16,7 @@ func (c *Cache) openRuntimes() {
 		Book: &c.index.Memos, Now: c.now, Log: c.log,
 		Event: c.happened, Inquire: c.inquire, Assessed: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, former map[string]string, told bool) bool {
 			return c.judges.All(ctx, rt, rc, former, told)
-		}, Attach: func() any { return &notes{} },
+		}, Attach: func() any { return &plan.Notes{} },
 		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
 			return c.reading.Lock(ctx, c.owners.Of(uid))
 		},
@@ -29,25 +27,4 @@ func (c *Cache) openRuntimes() {
 func (c *Cache) inquire(ctx context.Context, q runtimes.Question, find func(context.Context) (any, error)) (any, error) {
 	who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
 	return c.jobs.Inquire(ctx, q.Key, who, q.EP, find)
-}
-
-// notes are what is remembered of one runtime for as long as its libraries are what they are.
-type notes struct {
-	plans    plans
-	verdicts judge.Verdicts // of builds that others made
-}
-
-func notesOn(rc *runtimes.Content) *notes { return rc.Attached.(*notes) }
-
-// inquirer is the request as it asks about a runtime.
-func inquirer(r *request.Request) runtimes.Asker {
-	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
-}
-
-// givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not what happened.
-func givenUp(ctx context.Context, model string, err error) error {
-	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
-		return request.JobError(ctx, model, err)
-	}
-	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -46,7 +47,7 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	switch how {
 	case KeepReference:
 		f, external := j.Request.ModelFiles(member), make(map[string]*os.File)
-		for _, location := range j.copies[member].locations {
+		for _, location := range j.Copies[member].Locations {
 			external[location] = f.External[location]
 		}
 		f.External = external
@@ -102,7 +103,7 @@ func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if err != nil {
 			return err
 		}
-		if err = room(j.folder, []*os.File{from}); err == nil {
+		if err = workspace.Room(j.Folder, []*os.File{from}); err == nil {
 			f.Digest, f.Size, err = hold.PutFile(ctx, from)
 		}
 		if err == nil {
@@ -111,17 +112,17 @@ func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		s.Files = append(s.Files, f)
 		return errors.Join(err, from.Close())
 	}
-	model := j.copies[member]
-	if err := add("", model.path, model.openGraph); err != nil {
+	model := j.Copies[member]
+	if err := add("", model.Path, model.OpenGraph); err != nil {
 		return index.Source{}, err
 	}
-	if model.original != nil {
-		if err := model.original.proof(); err != nil {
+	if model.Original != nil {
+		if err := model.Original.Proof(); err != nil {
 			return index.Source{}, err // what was copied may be something else
 		}
 	}
-	for _, location := range model.locations {
-		path := filepath.Join(filepath.Dir(model.path), filepath.FromSlash(location))
+	for _, location := range model.Locations {
+		path := filepath.Join(filepath.Dir(model.Path), filepath.FromSlash(location))
 		if err := add(location, path, func() (*os.File, error) { return os.Open(path) }); err != nil {
 			return index.Source{}, err
 		}

@@ -66,8 +66,10 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
 	c.rights = c.openRights()
 	c.runtimes = &runtimes.Set{} // none
+	c.models = identity.NewModels(&c.index.Memos, c.now)
+	c.openPlanner()
 	c.openJudge()
-	c.models, c.reports = identity.NewModels(&c.index.Memos, c.now), c.openReports()
+	c.reports = c.openReports()
 	settings, err := newSettings(&Options{Policies: map[string]request.Policy{"": {Unknown: request.PolicyServe}}})
 	if err != nil {
 		return nil, err
@@ -106,7 +108,7 @@ func (s *Stored) Find(ctx context.Context, r *request.Request, build string) (*r
 		return nil, err
 	}
 	at.Peer = request.Peer{UID: c.uid}
-	if at, err = c.identified(ctx, at); err != nil {
+	if at, err = c.planner.Identified(ctx, at); err != nil {
 		return nil, err
 	}
 	if at.Identity.Compiled {
@@ -122,11 +124,11 @@ func (s *Stored) Find(ctx context.Context, r *request.Request, build string) (*r
 	}
 	at = at.WithRuntime(rc.Spec.Directory, rc)
 	at.Reading, at.Scopes = f, nil // no keys are known
-	if at, err = c.planned(ctx, at); err != nil {
+	if at, err = c.planner.Planned(ctx, at); err != nil {
 		return nil, err
 	}
 	builds := lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
-		Judge: recorded{}, Policy: c.policyOf, Now: c.now, Member: c.planMember, Lease: c.serveAsItLies, Pass: f.Pass,
+		Judge: recorded{}, Policy: c.policyOf, Now: c.now, Member: c.planner.Member, Lease: c.serveAsItLies, Pass: f.Pass,
 		WhyNone: func(rights.Peer, index.RequestKey) string { return "" }})
 	found, err := builds.Find(ctx, at)
 	a := builds.Finish(found.Answer, at)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -32,7 +33,7 @@ type finding struct {
 // libraries hashes the libraries of the runtime that the request names, without loading them. It
 // returns contents without a directory where the request names none.
 func (f *finding) libraries(ctx context.Context, r *request.Request) (*runtimes.Content, error) {
-	rc := &runtimes.Content{Digests: make(map[string]cas.Digest), Attached: &notes{}}
+	rc := &runtimes.Content{Digests: make(map[string]cas.Digest), Attached: &plan.Notes{}}
 	if r.Runtime.Directory == "" {
 		return rc, nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -31,7 +32,7 @@ func (c *Cache) verifyOutput(ctx context.Context, at *request.Attempt, a *reques
 	case a.Build == nil:
 		return nil
 	}
-	at, err := c.planned(ctx, at)
+	at, err := c.planner.Planned(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -85,7 +86,7 @@ func (c *Cache) compareOnce(ctx context.Context, at *request.Attempt, a *request
 	find := func(ctx context.Context, own *request.Request) (compilers.VerifyResult, error) {
 		return c.compare(ctx, v, at.WithRequest(own), a.Build, graph)
 	}
-	return rememberOwn(ctx, c, at.Request, c.runtimes.Key("output", at.Content, what), compared, find)
+	return workspace.Remember(ctx, c.workspaces, at.Request, c.runtimes.Key("output", at.Content, what), compared, find)
 }
 
 // compared: what could not be compared may be another time.
@@ -94,19 +95,19 @@ func compared(r compilers.VerifyResult) bool { return r.Outcome != compilers.Not
 // compare runs private copies of both. The build's is copied too: workers of another user reach no views.
 func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build, graph string) (compilers.VerifyResult, error) {
 	var none compilers.VerifyResult
-	j, remove, err := c.copied(ctx, at.Request, at.Plan.Canonical)
+	j, remove, err := c.workspaces.Copy(ctx, at.Request, at.Plan.Canonical)
 	defer remove()
 	if err != nil {
 		return none, err
 	}
 	for _, f := range b.Files {
-		if err := copyPath(filepath.Join(filepath.Dir(graph), filepath.FromSlash(f.Name)), filepath.Join(j.folder, "built", filepath.FromSlash(f.Name))); err != nil {
+		if err := copyPath(filepath.Join(filepath.Dir(graph), filepath.FromSlash(f.Name)), filepath.Join(j.Folder, "built", filepath.FromSlash(f.Name))); err != nil {
 			return none, err
 		}
 	}
-	check := at.Plan.Against("", at.Content).CheckJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(at.Plan.Canonical.GraphOptimizationLevel)))
+	check := at.Plan.Against("", at.Content).CheckJob(filepath.Join(j.Folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(at.Plan.Canonical.GraphOptimizationLevel)))
 	return runtimes.Still(at.Content, func() (compilers.VerifyResult, error) {
-		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: j.copies[0].path, Most: at.VerifyOutput})
+		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: j.Copies[0].Path, Most: at.VerifyOutput})
 	})
 }
 
@@ -115,7 +116,7 @@ func copyPath(from, to string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(copyPrivate(f, to), f.Close())
+	return errors.Join(workspace.CopyPrivate(f, to), f.Close())
 }
 
 // verified gives the tolerance at which what the job made computes the same as its model, where that is asked for; else 0. One that
@@ -126,7 +127,7 @@ func (j *job) verified(ctx context.Context, out string, b *index.Build) float64 
 		return 0
 	}
 	check := j.Plan.Against("", j.Content).CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)))
-	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check), Source: j.copies[0].path, Most: j.VerifyOutput})
+	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check), Source: j.Copies[0].Path, Most: j.VerifyOutput})
 	j.spent(result.CPUSeconds)
 	if err != nil || result.Outcome != compilers.Passed {
 		return 0 // whoever asked for it is told why

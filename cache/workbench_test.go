@@ -183,7 +183,7 @@ func (b *bench) identified(r *request.Request) *request.Attempt {
 	b.Helper()
 	at, err := request.NewAttempt(r, jobs.NewTelling(nil, b.cache.now()))
 	require.NoError(b, err)
-	at, err = b.cache.identified(context.Background(), at)
+	at, err = b.cache.planner.Identified(context.Background(), at)
 	require.NoError(b, err)
 	return at
 }
@@ -194,7 +194,7 @@ func (b *bench) planned(r *request.Request) *request.Attempt {
 	at := b.identified(r)
 	rt, rc, err := b.cache.runtimes.Resolve(context.Background(), at.Wanted(), at.Phase)
 	require.NoError(b, err)
-	at, err = b.cache.planned(context.Background(), at.WithRuntime(rt.Name, rc))
+	at, err = b.cache.planner.Planned(context.Background(), at.WithRuntime(rt.Name, rc))
 	require.NoError(b, err)
 	return at
 }

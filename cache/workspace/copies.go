@@ -1,11 +1,13 @@
-package cache
+package workspace
 
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,35 +19,49 @@ import (
 
 // modelCopy is the private copy of one of a job's models, or what stands for it.
 type modelCopy struct {
-	path      string
-	locations []string  // of external data, beside it
+	Path      string
+	Locations []string  // of external data, beside it
 	respelled [2]string // two locations that are one file by their spelling, if there are
-	original  *original // not nil: there is no copy, and at path only a worker finds the model
+	Original  *Original // not nil: there is no copy, and at path only a worker finds the model
 }
 
-func (c modelCopy) openGraph() (*os.File, error) {
-	if c.original == nil {
-		return os.Open(c.path)
+// OpenGraph opens the graph for reading.
+func (c modelCopy) OpenGraph() (*os.File, error) {
+	if c.Original == nil {
+		return os.Open(c.Path)
 	}
-	return openAgain(c.original.file)
+	return OpenAgain(c.Original.File)
 }
 
-// workspace is a folder with private copies of a request's models.
-type workspace struct {
+// Workspace is a folder with private copies of a request's models.
+type Workspace struct {
 	of     *request.Request
 	keyed  *identity.Record // that the copies have to be the models of
 	name   string           // what the models are called: EPs write file names into what they make
-	folder string
+	Folder string
 
-	copies     []modelCopy             // once they are made
-	open       []request.OpenDimension // likewise: those of the inputs that the request does not fix
+	Copies     []modelCopy             // once they are made
+	Open       []request.OpenDimension // likewise: those of the inputs that the request does not fix
 	dimensions []string                // likewise: names that dimensions of the inputs have
 }
 
-// copyModel makes the private copies that are compiled. It gives the proof, which takes as long as hashing them, that they have
-// the bytes that the key is made of: without it nothing that came of them may be used.
-func (w *workspace) copyModel(ctx context.Context) (proof func(context.Context) error, err error) {
-	w.copies, w.open, w.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
+// New returns a workspace without a directory yet. keyed is what the copies have to be the models of,
+// and EPs write name into the files that they make.
+func New(of *request.Request, keyed *identity.Record, name string) *Workspace {
+	return &Workspace{of: of, keyed: keyed, name: name}
+}
+
+// UseOriginal has the model at the path stand for a copy, where a worker finds the original.
+func (w *Workspace) UseOriginal(path string, o *Original, m *epmodel.Model) {
+	w.Copies, w.Open, w.dimensions = []modelCopy{{Path: path, Original: o}}, nil, nil
+	w.addDimensions(m)
+}
+
+// CopyModel makes the private copies that are compiled. It returns the proof, which takes as long as
+// hashing them, that they have the bytes that the key is made of: without it nothing that came of
+// them may be used.
+func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) error, err error) {
+	w.Copies, w.Open, w.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
 	made := make(copied)
 	var models []*epmodel.Model
 	for i := range w.of.Models() {
@@ -59,27 +75,27 @@ func (w *workspace) copyModel(ctx context.Context) (proof func(context.Context) 
 }
 
 // copyProven is copyModel with its proof.
-func (w *workspace) copyProven(ctx context.Context) error {
-	if err := room(w.folder, w.of.AllFiles()); err != nil {
+func (w *Workspace) copyProven(ctx context.Context) error {
+	if err := Room(w.Folder, w.of.AllFiles()); err != nil {
 		return request.StoreError(err, w.of.Name)
 	}
-	proof, err := w.copyModel(ctx)
+	proof, err := w.CopyModel(ctx)
 	if err != nil {
 		return err
 	}
 	return proof(ctx)
 }
 
-// modelPath is where a model is copied to at first, and the first one stays.
-func (w *workspace) modelPath(i int) string {
-	return filepath.Join(w.modelFolder(), w.memberName(i)+".onnx")
+// ModelPath is where a model is copied to at first, and the first one stays.
+func (w *Workspace) ModelPath(i int) string {
+	return filepath.Join(w.ModelFolder(), w.memberName(i)+".onnx")
 }
 
 // prove compares the copies with the digests that the key is made of.
-func (w *workspace) prove(ctx context.Context, models []*epmodel.Model) error {
+func (w *Workspace) prove(ctx context.Context, models []*epmodel.Model) error {
 	var seen identity.Sums
 	for i, m := range models {
-		got, err := seen.DigestAt(ctx, m, w.copies[i].path)
+		got, err := seen.DigestAt(ctx, m, w.Copies[i].Path)
 		if err != nil {
 			return w.of.ModelFiles(i).Refused(err)
 		}
@@ -92,21 +108,22 @@ func (w *workspace) prove(ctx context.Context, models []*epmodel.Model) error {
 
 // memberName is what the files of one of the job's models are called: the first by the build key alone, as EPs name after it
 // what all share.
-func (w *workspace) memberName(i int) string {
+func (w *Workspace) memberName(i int) string {
 	if i == 0 {
 		return w.name
 	}
 	return fmt.Sprintf("%s_%d", w.name, i+1)
 }
 
-// memberOutput names the graph that is written for one of the job's models.
-func (w *workspace) memberOutput(i int) string { return w.memberName(i) + "_ctx.onnx" }
+// MemberOutput names the graph that is written for one of the job's models.
+func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.onnx" }
 
-func (w *workspace) modelFolder() string { return filepath.Join(w.folder, modelsFolder) }
+// ModelFolder is the directory of the copies.
+func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model") }
 
 // otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
-func (w *workspace) otherThanHashed(member int) error {
-	if two := w.copies[member].respelled; two[0] != two[1] {
+func (w *Workspace) otherThanHashed(member int) error {
+	if two := w.Copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
 			w.of.ModelFiles(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
@@ -134,15 +151,15 @@ func (c copied) taken(location string, f *os.File) (there, same bool) {
 // copyMember copies one of the models with its external data, and gives the former. Only what the graph refers to is
 // copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
 // copied once; where they call different files the same, a model gets a folder of its own.
-func (w *workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
+func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
 	r := w.of.ModelFiles(i)
-	model := w.modelPath(i)
-	if err := copyPrivate(r.Graph, model); err != nil {
+	model := w.ModelPath(i)
+	if err := CopyPrivate(r.Graph, model); err != nil {
 		return nil, request.StoreError(err, r.Name)
 	}
-	opened := &openFiles{}
-	defer opened.close()
-	graph, err := opened.source(model)
+	opened := &OpenFiles{}
+	defer opened.Close()
+	graph, err := opened.Source(model)
 	if err != nil {
 		return nil, request.StoreError(err, r.Name)
 	}
@@ -163,20 +180,20 @@ func (w *workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 		}
 		model, made = moved, make(copied)
 	}
-	one := modelCopy{path: model, locations: locations}
+	one := modelCopy{Path: model, Locations: locations}
 	for _, location := range locations {
 		if err := one.copyExternal(location, r.External[location], made); err != nil {
 			return nil, request.StoreError(err, r.Name)
 		}
 	}
-	w.copies = append(w.copies, one)
+	w.Copies = append(w.Copies, one)
 	return m, nil
 }
 
 // copyExternal copies the external data at one location. A file that is there under another spelling is not copied again:
 // the proof reads it under both, so that a difference is found.
 func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error {
-	folder, at := filepath.Dir(c.path), path.Clean(location)
+	folder, at := filepath.Dir(c.Path), path.Clean(location)
 	if err := makeSteps(folder, location); err != nil {
 		return err
 	}
@@ -187,7 +204,7 @@ func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error
 		return nil
 	}
 	made[at] = f
-	return copyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
+	return CopyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
 }
 
 // makeSteps makes the directories that a location steps into and leaves again, such as "s" of "s/../w.bin", because the
@@ -206,37 +223,61 @@ func makeSteps(folder, location string) error {
 }
 
 // folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.
-func (w *workspace) folderFor(i int, r identity.Files, locations []string, made copied) (string, error) {
+func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copied) (string, error) {
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {
 			return "", r.Changed(nil)
 		}
 		if there, same := made.taken(location, f); there && !same {
-			folder := filepath.Join(w.modelFolder(), strconv.Itoa(i+1))
+			folder := filepath.Join(w.ModelFolder(), strconv.Itoa(i+1))
 			if err := os.MkdirAll(folder, 0o700); err != nil {
 				return "", request.StoreError(err, r.Name)
 			}
 			return folder, nil
 		}
 	}
-	return w.modelFolder(), nil
+	return w.ModelFolder(), nil
 }
 
-// openFiles are files that are read, and closed together.
-type openFiles struct{ open []*os.File }
+// OpenFiles are files that are read, and closed together.
+type OpenFiles struct{ Open []*os.File }
 
-func (o *openFiles) source(path string) (epmodel.Source, error) {
+// Source opens the file at the path.
+func (o *OpenFiles) Source(path string) (epmodel.Source, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	o.open = append(o.open, f)
+	o.Open = append(o.Open, f)
 	return epmodel.FileSource(f)
 }
 
-func (o *openFiles) close() {
-	for _, f := range o.open {
+// Close closes all that Source opened.
+func (o *OpenFiles) Close() {
+	for _, f := range o.Open {
 		_ = f.Close() // opened for reading only: nothing can be lost
 	}
+}
+
+// addDimensions notes the dimensions of one model's inputs. One that several models leave open counts
+// once.
+func (w *Workspace) addDimensions(m *epmodel.Model) {
+	for _, d := range w.of.OpenDimensions(m) {
+		if !slices.ContainsFunc(w.Open, func(o request.OpenDimension) bool { return o.Name == d.Name && o.Denotation == d.Denotation }) {
+			w.Open = append(w.Open, d)
+		}
+	}
+	w.dimensions = append(w.dimensions, identity.FreeDimensions(m)...)
+}
+
+// FixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime
+// says nothing of them.
+func (w *Workspace) FixedInVain() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(w.of.FreeDimensions)) {
+		if !slices.Contains(w.dimensions, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }

@@ -1,0 +1,221 @@
+// Package plan thinks requests through: the model, the request key, what would compile it, and the
+// build key.
+package plan
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/workspace"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/memo"
+)
+
+// plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
+// nor asks what devices there are.
+type plans = memo.Table[memo.Under[[32]byte], *request.Plan]
+
+// maxPlans bounds the memory that remembered plans take.
+const maxPlans = 1 << 12
+
+// Planner makes plans of requests: their keys, and what would compile them.
+type Planner struct {
+	Runtimes   *runtimes.Set
+	Models     *identity.Models
+	Workspaces *workspace.Maker
+
+	// Allowed returns the options that are passed on though nothing is known of them. Plans of
+	// another generation do not count.
+	Allowed func() (names identity.Allowed, generation uint64)
+	// TooLarge says why the request's files are not adopted, "" if they may be.
+	TooLarge func(*request.Request) (why string, err error)
+}
+
+// Planned is the attempt with its plan.
+func (pl *Planner) Planned(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+	p, err := pl.plan(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	return at.WithPlan(p), nil
+}
+
+// plan gives the attempt's plan for its runtime.
+func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
+	if at.Reading != nil {
+		return at.Reading.Plan(ctx, at)
+	}
+	spelled, keep := at.Terms().Spelling()
+	_, generation := pl.Allowed()
+	key := memo.Under[[32]byte]{Generation: generation, Key: spelled}
+	if keep {
+		// A plan that was only made for its key lacks the rest, and is not kept.
+		if p, ok := NotesOn(at.Content).plans.Load(key); ok {
+			return p, nil
+		}
+	}
+	p, err := pl.newPlan(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if keep && at.OnMiss != request.KeyOnly {
+		NotesOn(at.Content).plans.Save(key, p, maxPlans)
+	}
+	return p, nil
+}
+
+func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
+	at.Phase("probing")
+	facts, err := pl.Runtimes.Devices(ctx, inquirer(at.Request), at.Content, false)
+	if err := givenUp(ctx, at.Name, err); err != nil {
+		return nil, err
+	}
+	if err != nil {
+		if errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced) {
+			return nil, request.WorkerError(err, "runtime %q", at.Content.Spec.ORTLibrary)
+		}
+		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", at.Content.Spec.ORTLibrary)
+	}
+	p := &request.Plan{}
+	devicesOf := func(ep identity.EP) ([]compilers.Device, error) { return runtimes.ResolveDevices(facts, ep) }
+	allowed, _ := pl.Allowed()
+	if p.Canonical, err = at.Terms().Record(ctx, allowed, devicesOf); err != nil {
+		return nil, err
+	}
+	p.RequestKey, p.Record = p.Canonical.Key()
+	p.RecordJSON = p.Canonical.JSON()
+	if p.EPs, err = runtimes.ResolveEPs(at.EPs, p.Canonical.EPs, at.Content); err != nil {
+		return nil, err
+	}
+	p.OnlyProcessors = runtimes.OnlyProcessors(facts, p.EPs)
+	if at.OnMiss == request.KeyOnly {
+		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
+	}
+	if err := pl.marks(ctx, at, p); err != nil {
+		if left := givenUp(ctx, at.Name, err); left != nil {
+			return nil, left
+		}
+		return nil, cannotCompile(at, p, err)
+	}
+	pl.Name(p, at.Content)
+	return p, nil
+}
+
+// cannotCompile says why the request's execution providers have no fingerprint. Options that were not given are not blamed.
+func cannotCompile(at *request.Attempt, p *request.Plan, err error) error {
+	names := request.EPNames(at.EPs)
+	switch {
+	case p.OnOwnModel:
+		var none *compilers.NoNodesError
+		if errors.As(err, &none) {
+			err = none
+		}
+		err = request.WorkerError(err, "model %q does not compile, nor do the smallest models that %s may take", at.Name, names)
+	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
+		return apierr.New(apierr.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
+			WithHint("its files may be damaged, or being replaced")
+	default:
+		err = request.WorkerError(err, "execution provider %s cannot compile here", names)
+	}
+	var told *apierr.Error
+	f := failure.In(err)
+	if given := at.GivenOptions(); given != "" && f != nil && errors.As(err, &told) &&
+		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
+		told.Hint = strings.TrimPrefix(told.Hint+"; or an option may not suit the execution provider: "+given, "; or ")
+	}
+	return err
+}
+
+// Name fills in what a build would be called, and what is known of what would make it.
+func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
+	p.Facts = rc.EPFacts(p.EPs, p.Marks)
+	for i := range p.Facts {
+		p.Facts[i].DriverVersion, _ = pl.Runtimes.Machine().Driver(p.Facts[i].Name, p.Marks[i])
+	}
+	p.BuildKey = identity.BuildKey(p.RequestKey, p.Facts, p.Canonical.Route)
+	p.MarksDigest = p.Marks.Digest(p.Facts)
+}
+
+// marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
+func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Plan) error {
+	var err error
+	if p.Marks, err = pl.Runtimes.Fingerprints(ctx, inquirer(at.Request), at.Content, p.EPs, false); err == nil || at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
+		return err
+	}
+	p.OnOwnModel = true
+	key := pl.Runtimes.Key("fingerprint", at.Content, p.RequestKey[:])
+	onModel := func(ctx context.Context, model string) (runtimes.Prints, error) {
+		return pl.Runtimes.Print(ctx, at.Content, p.EPs, OwnJob(p.Canonical, model))
+	}
+	made, err := workspace.Remember(ctx, pl.Workspaces, at.Request, key, runtimes.Prints.Last,
+		workspace.OnCopy(pl.Workspaces, p.Canonical, onModel))
+	p.Marks, err = made.Of(p.EPs, err)
+	return err
+}
+
+// OwnJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
+func OwnJob(r identity.Record, model string) *compilers.Job {
+	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel}
+}
+
+// Notes are what is remembered of one runtime for as long as its libraries are what they are.
+type Notes struct {
+	plans    plans
+	Verdicts judge.Verdicts // of builds that others made
+}
+
+// NotesOn returns the notes of the runtime.
+func NotesOn(rc *runtimes.Content) *Notes { return rc.Attached.(*Notes) }
+
+// inquirer is the request as it asks about a runtime.
+func inquirer(r *request.Request) runtimes.Asker {
+	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
+}
+
+// givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not what happened.
+func givenUp(ctx context.Context, model string, err error) error {
+	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
+		return request.JobError(ctx, model, err)
+	}
+	return nil
+}
+
+// Identified is the attempt with the identity of every model of the request. That for a group asks for what makes
+// execution providers share.
+func (pl *Planner) Identified(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
+	known, r := *at, at.Request
+	if known.TooLarge, err = pl.TooLarge(r); err != nil {
+		return nil, err
+	}
+	id, err := pl.Models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(), Adopt: known.Adopts(), Phase: at.Phase})
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Group) > 0 {
+		r = r.Sharing()
+	}
+	return known.WithModel(id, r), nil
+}
+
+// Member thinks the request through as one for a group that has its model among its members. It
+// returns nil where there is no such group.
+func (pl *Planner) Member(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+	if len(at.Identity.Group) > 0 || at.Embed {
+		return nil, nil
+	}
+	member := at.WithRequest(at.Sharing())
+	member.AsMember = true
+	member, err := pl.Planned(ctx, member)
+	if err != nil && ctx.Err() == nil {
+		return nil, nil // the request itself is answered as if nobody had looked
+	}
+	return member, err
+}

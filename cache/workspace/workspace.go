@@ -1,0 +1,81 @@
+// Package workspace makes private copies of the models of a request in a directory of their own, and
+// proves that they have the bytes that the request key is made of.
+package workspace
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/store"
+)
+
+// Maker makes workspaces in the store's directory for staging.
+type Maker struct {
+	Store    *store.Store
+	Runtimes *runtimes.Set // remember the results of Remember
+	Checks   keyed.Slots   // bounds the calls of Remember that run at a time
+}
+
+// OnCopy returns a function for Remember that calls find with a private copy of the request's
+// model. find goes on when the request that it was begun for leaves.
+func OnCopy[T any](
+	in *Maker, record identity.Record, find func(ctx context.Context, graph string) (T, error),
+) func(context.Context, *request.Request) (T, error) {
+	return func(ctx context.Context, r *request.Request) (out T, err error) {
+		j, remove, err := in.Copy(ctx, r, record)
+		defer remove()
+		if err != nil {
+			return out, err
+		}
+		return find(ctx, j.Copies[0].Path)
+	}
+}
+
+// Copy makes private copies of the request's models, proven to be what its key was made of. remove
+// may be called in any case.
+func (in *Maker) Copy(ctx context.Context, r *request.Request, record identity.Record) (
+	w *Workspace, remove func(), err error) {
+	w = New(r, &record, jobs.NewID()[:16])
+	if w.Folder, remove, err = in.Store.Stage("own-"); err != nil {
+		return nil, remove, request.StoreError(err, r.Name)
+	}
+	return w, remove, w.copyProven(ctx)
+}
+
+// Remember is runtimes.Remember for results that need the request's models: find gets them with
+// descriptors of its own, because the caller may leave before the end.
+func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key string,
+	lasts func(T) bool, find func(context.Context, *request.Request) (T, error)) (T, error) {
+	none, known := runtimes.Recall[T](in.Runtimes, key)
+	if known {
+		return none, nil
+	}
+	own, err := r.Own()
+	if err != nil {
+		return none, err
+	}
+	var taken atomic.Bool // own, by whichever closes it
+	defer func() {
+		if taken.CompareAndSwap(false, true) {
+			own.Close()
+		}
+	}()
+	try := func(ctx context.Context) (T, error) {
+		if !taken.CompareAndSwap(false, true) {
+			return none, context.Canceled
+		}
+		defer own.Close()
+		leave, err := in.Checks.Take(ctx) // after an update many may be asked for at a time
+		if err != nil {
+			return none, err
+		}
+		defer leave()
+		return find(ctx, own)
+	}
+	return runtimes.Remember(ctx, in.Runtimes, runtimes.Question{Key: key}, lasts, try)
+}
