@@ -93,7 +93,6 @@ func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
 	return r, view, nil
 }
 
-// withBuild are the outcomes that come with a build.
 var withBuild = []string{"hit", "compiled", "waited", "put"}
 
 // checkBuild looks whether an answer has what it says, and leads nowhere but into the view: a graph is loaded by its name.

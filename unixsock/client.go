@@ -105,7 +105,6 @@ func (c *Client) end(err error) {
 	_ = c.stream.conn.Close()
 }
 
-// receive takes what was read.
 func (c *Client) receive(envelope *wire.Envelope, fds []int, _ int, err error) error {
 	if err != nil {
 		return err
@@ -297,7 +296,6 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 	}
 }
 
-// tell passes on the phases that came with the answer.
 func (waiting *call) tell(progress func(*wire.Progress)) {
 	for len(waiting.progress) > 0 {
 		progress(<-waiting.progress)

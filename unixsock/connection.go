@@ -95,7 +95,6 @@ func (c *connection) read() {
 	c.readOn()
 }
 
-// readOn reads until the connection ends, or until the reading is passed on to another goroutine.
 func (c *connection) readOn() {
 	// The context is looked at each time: the end of a frame takes its deadline away, and with it the one that
 	// would have woken the reader.
@@ -120,8 +119,7 @@ func (c *connection) endReading(err error) {
 
 // farewell tells the client which rule it broke. There is no more to do for it.
 func (c *connection) farewell(err error) error {
-	var e *Error
-	if errors.As(err, &e) && c.ctx.Err() == nil {
+	if e, is := errors.AsType[*Error](err); is && c.ctx.Err() == nil {
 		return errors.Join(err, c.send(c.ctx, envelopeOf(0, toWire(e)), nil))
 	}
 	return err

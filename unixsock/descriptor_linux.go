@@ -35,7 +35,6 @@ func checkFD(fd int) error {
 	return nil
 }
 
-// kindOf names what is not a regular file.
 func kindOf(mode uint32) string {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFREG:

@@ -91,8 +91,7 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 
 // noDaemon keeps one path's failure to one line.
 func noDaemon(path string, cause error) error {
-	var errno *os.SyscallError
-	if errors.As(cause, &errno) {
+	if errno, is := errors.AsType[*os.SyscallError](cause); is {
 		cause = errno.Err
 	}
 	return fmt.Errorf("%w at %s: %w", ErrNoDaemon, path, cause)

@@ -10,7 +10,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// handle answers one request.
 func (c *connection) handle(r *request, message proto.Message) {
 	defer c.handlers.Done()
 	reply, view := c.perform(r, message)
@@ -43,7 +42,6 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 	return reply, nil
 }
 
-// build is what Acquire and Put are answered with.
 func (c *connection) build(r *request, answer Answer, err error) (proto.Message, *os.File) {
 	if err != nil && answer.View != nil {
 		closeFiles([]*os.File{answer.View})
@@ -64,7 +62,6 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	return answer.Reply, answer.View
 }
 
-// withFiles asks the backend for what comes with descriptors.
 func withFiles[M any](c *connection, r *request, message M, check func(M, []int) error,
 	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (Answer, error)) (Answer, error) {
 	if err := check(message, r.fds); err != nil {

@@ -55,7 +55,6 @@ type overseer struct {
 	wake  chan struct{}
 }
 
-// rouse is called after an inline answer is marked as under way.
 func (o *overseer) rouse() {
 	if !o.awake.Load() {
 		select {

@@ -22,7 +22,6 @@ const (
 	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
 )
 
-// limits bound what clients can take.
 type limits struct {
 	Connections         int // in all
 	ConnectionsPerUID   int // of one user

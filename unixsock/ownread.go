@@ -24,7 +24,6 @@ func (c *Client) takeReading() bool {
 	return !was
 }
 
-// readOn starts the reader where nobody reads.
 func (c *Client) readOn() {
 	if c.takeReading() {
 		go c.read()

@@ -67,7 +67,6 @@ func (c *connection) cancelRequest(number uint64) {
 	}
 }
 
-// cancelRequests cancels what is being answered.
 func (c *connection) cancelRequests() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

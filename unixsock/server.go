@@ -40,7 +40,6 @@ type Server struct {
 	leaving   bool
 }
 
-// user is what one uid takes of the daemon.
 type user struct {
 	requestBytes, descriptors, unread, subscriptions atomic.Int64
 
@@ -186,7 +185,6 @@ func (s *Server) busy() bool {
 	return false
 }
 
-// draining tells whether nothing new is taken any more.
 func (s *Server) draining() bool { return s.serving.Err() != nil }
 
 // Connections counts the clients.

@@ -90,7 +90,6 @@ func (s *stream) blockFor(limit time.Duration) (err error) {
 	return errors.Join(controlErr, err)
 }
 
-// buffered consumes a frame that has arrived completely.
 func (s *stream) buffered() ([]byte, int64, error) {
 	have := s.end - s.start
 	if have < 4 {
@@ -221,7 +220,6 @@ func (s *stream) take(at int64, n int) ([]int, error) {
 	return fds, nil
 }
 
-// closeDescriptors closes those that no frame took.
 func (s *stream) closeDescriptors() {
 	for _, b := range s.batches {
 		closeAll(b.fds)

@@ -67,8 +67,7 @@ func (s *subscription) send(e *wire.Event) error {
 	c := s.connection
 	// Until the connection ends, not the request: a frame that is cut off would be the end of the connection.
 	err := c.send(c.ctx, envelopeOf(s.number, bounded(e)), nil)
-	var refused *Error
-	if err != nil && !errors.As(err, &refused) {
+	if _, is := errors.AsType[*Error](err); err != nil && !is {
 		c.cancel() // nothing else could be sent either
 	}
 	return err

@@ -12,7 +12,6 @@ import (
 // errPartial says that a frame was cut off by a timeout: nothing that follows could be understood.
 var errPartial = errors.New("a frame was sent in part")
 
-// lock waits for the right to write.
 func (s *stream) lock(ctx context.Context) error {
 	select {
 	case s.writing <- struct{}{}:

@@ -16,7 +16,6 @@ import (
 	"github.com/epcached/epcached/internal/config"
 )
 
-// configResult is what config check prints with --json.
 type configResult struct {
 	File     string        `json:"file"`
 	Errors   []configError `json:"errors"`

@@ -19,7 +19,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// duModel is a model with its builds.
 type duModel struct {
 	name, digest string
 	logical, own int64
@@ -73,7 +72,6 @@ Users see their own builds and the shared ones that they had.` + exit.Help(exit.
 	return cmd
 }
 
-// draw prints what files share as an SVG, or what would be drawn.
 func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string) error {
 	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: entries, Most: picture.MostFiles}, nil)
 	if err != nil {
@@ -117,7 +115,6 @@ func usage(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.U
 	return out.end()
 }
 
-// usagePrinter prints what du tells while it comes.
 type usagePrinter struct {
 	p       *term.Printer
 	json    bool
@@ -176,7 +173,6 @@ func (u *usagePrinter) models(all bool) error {
 	return u.table.Print(rows)
 }
 
-// end prints what stands below the models.
 func (u *usagePrinter) end() error {
 	if u.json {
 		rest := jsonout.Of(u.rest, "users", "eps", "shared", "shared_bytes", "packable_bytes")
@@ -216,7 +212,6 @@ func (u *usagePrinter) end() error {
 	return nil
 }
 
-// rows are a model and its builds.
 func (m *duModel) rows() [][]string {
 	rows := [][]string{{term.Bytes(m.own), term.Bytes(m.shared), term.Bytes(m.logical),
 		term.OrDash(m.name) + " " + term.Short(m.digest)}}
@@ -290,7 +285,6 @@ func packableLine(bytes int64, unknown uint64) string {
 // fewBytes is what two files have in common that is not worth a line: graphs of one execution provider are alike.
 const fewBytes = 4 << 10
 
-// spaceLine says in one line how much is used, of how much, and for what.
 func spaceLine(s *wire.Space) string {
 	text := fmt.Sprintf("%s on disk", term.Bytes(usedBytes(s)))
 	if s.GetBudgetBytes() > 0 {
@@ -304,7 +298,6 @@ func spaceLine(s *wire.Space) string {
 		term.Counted(s.GetBuilds(), "build"))
 }
 
-// usedBytes is what counts against the budget.
 func usedBytes(s *wire.Space) int64 {
 	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()
 }

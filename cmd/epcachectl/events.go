@@ -163,7 +163,6 @@ func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *w
 	}
 }
 
-// catchUp prints what has happened and was not printed.
 func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
 	reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit}, nil)
 	if err != nil {
@@ -205,7 +204,6 @@ func (f *follower) print(e *wire.Event) error {
 	return printEvent(f.call, e)
 }
 
-// forget drops what is not asked for again.
 func (f *follower) forget() {
 	if len(f.seen) < 4096 {
 		return

@@ -56,7 +56,6 @@ administrators among all. Where less may go than should, gc does what it may, th
 	return cmd
 }
 
-// parseSize reads a number of bytes, or one with KiB, MiB and so on behind it.
 func parseSize(text string) (int64, error) {
 	if text == "" {
 		return 0, errors.New("say how much is to stay, such as 20GiB")
@@ -97,7 +96,6 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	return nil
 }
 
-// stepLine says what is done with one build, or was.
 func stepLine(s *wire.CollectStep) string {
 	what, frees := term.Printable(s.GetOutcome()), "frees"
 	if what == "planned" {

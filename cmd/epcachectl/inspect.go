@@ -18,7 +18,6 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// inspected is what inspect --json prints.
 type inspected struct {
 	File            string            `json:"file"`
 	Size            int64             `json:"size"`

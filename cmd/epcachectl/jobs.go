@@ -67,7 +67,6 @@ func printJobs(a *cli.Call, reply *wire.JobsReply) error {
 	return nil
 }
 
-// printJobTable prints nothing where there are no jobs.
 func printJobTable(p *term.Printer, jobs []*wire.Job) error {
 	if len(jobs) == 0 {
 		return nil
@@ -255,7 +254,6 @@ func isOf(f *wire.Failure, entry string) bool {
 	return entry == f.GetModelName()
 }
 
-// printEnded prints the jobs and failures that a change was about.
 func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err error) error {
 	if err != nil {
 		return err

@@ -63,7 +63,6 @@ func list(ctx context.Context, a *cli.Call, filter *wire.List) error {
 	return nil
 }
 
-// nothingListed says what there is none of.
 func nothingListed(filter *wire.List) string {
 	text := "no builds"
 	if filter.GetModel() != "" {
@@ -92,7 +91,6 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 	return rows
 }
 
-// modelColumn names the model, and says how many others are in its group.
 func modelColumn(b *wire.Build) string {
 	if n := len(b.GetMembers()); n > 1 {
 		return fmt.Sprintf("%s +%d", term.OrDash(b.GetModelName()), n-1)

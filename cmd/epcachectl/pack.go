@@ -49,7 +49,6 @@ and --all are as for pack.` + exit.Help(exit.AskingCodes...),
 	return changePacked(a, cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much it would take")
 }
 
-// changePacked makes a command one that packs builds, or unpacks them.
 func changePacked(a *cli.Call, cmd *cobra.Command, request *wire.Pack, dryRun string) *cobra.Command {
 	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, dryRun)
@@ -105,7 +104,6 @@ func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error
 	return nil
 }
 
-// freedText says what a change frees, or takes, or would.
 func freedText(would bool, bytes int64) string {
 	verb := "frees"
 	switch {

@@ -189,7 +189,6 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 	}
 }
 
-// printSandbox lists what keeps the workers from doing harm.
 func printSandbox(p *term.Printer, lines []string) {
 	for i, line := range lines {
 		if i == 0 {
@@ -202,7 +201,6 @@ func printSandbox(p *term.Printer, lines []string) {
 // notInForce is in the line of a measure that this system has no means for.
 const notInForce = ": NOT IN FORCE: "
 
-// sandboxSummary names what is not in force.
 func sandboxSummary(lines []string) string {
 	var missing []string
 	for _, line := range lines {
@@ -229,7 +227,6 @@ func fingerprint(d *wire.DeviceFacts) string {
 	return ""
 }
 
-// condition is a runtime's state and how changes of it are noticed.
 func condition(r *wire.RuntimeFacts) string {
 	text := term.After(", ", r.GetState()) + term.After(", watched: ", r.GetWatched())
 	if r.GetProbedMs() != 0 {
@@ -246,7 +243,6 @@ var conform = func(ctx context.Context, job compilers.ConformanceJob) (compilers
 	return worker.Conformance(ctx, job)
 }
 
-// conformance holds a plugin library to ONNX Runtime's guidelines, and prints a report.
 func conformance(ctx context.Context, a *cli.Call, library, dir string, asked *acquire.Request) error {
 	library, err := filepath.Abs(library)
 	if err != nil {
@@ -314,7 +310,6 @@ func allMayWrite(dir string) bool {
 	return err != nil || info.Mode().Perm()&0o002 != 0
 }
 
-// printGuideline prints a line on a guideline, and of a broken one the calls.
 func printGuideline(p *term.Printer, f compilers.Finding) {
 	text := term.Printable(f.Name)
 	if f.Level != compilers.Required {
@@ -336,7 +331,6 @@ func printGuideline(p *term.Printer, f compilers.Finding) {
 	p.Line("      see %s", f.Page)
 }
 
-// printConformance prints what was tried, and how many guidelines hold.
 func printConformance(p *term.Printer, c compilers.Conformance) {
 	var holds, broken, required int
 	for _, f := range c.Findings {

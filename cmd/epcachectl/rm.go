@@ -95,5 +95,4 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 	return nil
 }
 
-// mostNamed bounds the builds that a question lists.
 const mostNamed = 10

@@ -14,7 +14,6 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/program"
 )
 
-// runCall is one call of run.
 type runCall struct {
 	*cli.Call
 	request acquire.Request // only --ep, --option and --runtime
@@ -114,7 +113,6 @@ func (r *runCall) run(ctx context.Context) error {
 	return exit.Status(status.Code)
 }
 
-// settings are those for the Python side.
 func (r *runCall) settings() (s program.Settings, err error) {
 	s.OnMiss, s.VerifyOutput = r.onMiss, r.request.Verify
 	for _, ep := range r.request.EPs {
@@ -149,7 +147,6 @@ func (r *runCall) check() error {
 	return nil
 }
 
-// summarise says at the end what is to be said.
 func (r *runCall) summarise(log *program.Log) error {
 	s, err := log.Summary()
 	if err != nil {

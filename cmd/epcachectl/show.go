@@ -85,7 +85,6 @@ func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry strin
 	return nil
 }
 
-// printBuild prints one build, a fact a line.
 func printBuild(p *term.Printer, b *wire.Build, record string) error {
 	rows := [][]string{
 		{"build", b.GetBuild()},
@@ -134,7 +133,6 @@ func printBuild(p *term.Printer, b *wire.Build, record string) error {
 	return nil
 }
 
-// keptText says how a build is kept, in as many words as there are of it.
 func keptText(b *wire.Build) string {
 	return cmp.Or(term.Printable(b.GetKeptText()), term.OrDash(b.GetKeptAs()))
 }
@@ -184,7 +182,6 @@ func verdict(word string) string {
 	return term.Printable(word)
 }
 
-// sourceName makes a source the subject of a sentence.
 func sourceName(source string) string {
 	switch source {
 	case "same library", "execution provider", "fingerprint":
@@ -218,7 +215,6 @@ func loadTime(s float64) string {
 	return fmt.Sprintf("%.2f s", s)
 }
 
-// gainColumn is the gain in a table: how many times faster the compiled form loads.
 func gainColumn(b *wire.Build) string {
 	load, source := b.GetLoadSeconds(), b.GetSourceLoadSeconds()
 	if load <= 0 || source <= 0 {
@@ -230,7 +226,6 @@ func gainColumn(b *wire.Build) string {
 	return fmt.Sprintf("%.1fx", source/load)
 }
 
-// showTensors prints what the files of an entry are made of.
 func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
 	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c, &wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
 	if err != nil {

@@ -89,14 +89,12 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 	return p.Table(rows)
 }
 
-// startedBy says in words what started the daemon.
 var startedBy = map[string]string{
 	"socket":  ", systemd's: it starts the daemon when a program connects",
 	"service": ", started as a service",
 	"client":  ", started by a program that needed it",
 }
 
-// spaceDetails says what else there is to know of the space.
 func spaceDetails(s *wire.Space) string {
 	parts := []string{term.Bytes(s.GetFreeBytes()) + " free"}
 	for _, one := range []struct {

@@ -66,7 +66,6 @@ Done means that there is a build which is served, not found that there is none (
 	return cmd
 }
 
-// explanation asks for a request's decision, or for an entry's state.
 func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire.Get, asked bool) (*wire.Explanation, error) {
 	if !asked {
 		entry, err := modelfile.Entry(ctx, arg)
@@ -141,7 +140,6 @@ func decided(arg string, e *wire.Explanation) string {
 	return fmt.Sprintf(sentence, term.Printable(term.Brief(arg))) + term.After(": ", e.GetReason())
 }
 
-// printExplanation prints an explanation for people: the decision, the builds, the nearest entries, the history.
 func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool) error {
 	p.Line("%s", decided(arg, e))
 	rows := [][]string{}
@@ -208,7 +206,6 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) error {
 	return printDifferences(p, "  ", "now", "made with", c.GetDifferences())
 }
 
-// madeBy is what made a build, as far as it is known.
 func madeBy(b *wire.Build) string {
 	return term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion()) +
 		term.After(", SDK ", b.GetSdkVersion()) + term.After(", hardware ", b.GetHardwareArchitecture()) +
@@ -234,7 +231,6 @@ func printDifferences(p *term.Printer, indent, asked, found string, list []*wire
 
 func fieldValue(v string) string { return cmp.Or(term.Printable(term.Brief(v)), "(not there)") }
 
-// printRecord prints every field of a request's record.
 func printRecord(p *term.Printer, record string) error {
 	var tree any
 	if record == "" {

@@ -10,7 +10,6 @@ import (
 	"github.com/epcached/epcached/compilers/ort"
 )
 
-// models lists the request's models in order.
 func (j *job) models() []dialogue.Member {
 	return append([]dialogue.Member{{Model: j.req.Model, Output: j.req.Output}}, j.req.Share...)
 }

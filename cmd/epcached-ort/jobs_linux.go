@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/compilers/ort"
 )
 
-// job is the state of one request.
 type job struct {
 	req     dialogue.Request
 	in      *bufio.Reader // that the request came from
@@ -40,14 +39,12 @@ func (j *job) failed(text string) {
 	}
 }
 
-// logged gives what failed has kept.
 func (j *job) logged() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.errors)
 }
 
-// do does the request.
 func (j *job) do() error {
 	switch j.req.Do {
 	case dialogue.Try:
@@ -95,7 +92,6 @@ func (j *job) do() error {
 	return fmt.Errorf("unknown request %q", j.req.Do)
 }
 
-// awaitModel returns when the model is there.
 func (j *job) awaitModel() error {
 	if !j.req.Waits {
 		return nil
@@ -133,7 +129,6 @@ func (j *job) probe() error {
 	return nil
 }
 
-// register registers all EPs and chooses their devices.
 func (j *job) register() error {
 	for _, ep := range j.req.EPs {
 		if err := j.env.Register(registration(ep), ep.Library); err != nil {
@@ -172,7 +167,6 @@ func (j *job) modelPhase(name string, member int) error {
 	return j.tell(dialogue.Event{Phase: name, Member: member + 1})
 }
 
-// options makes session options with the EPs of the request in their order.
 func (j *job) options() (*ort.SessionOptions, error) {
 	o, err := j.env.NewSessionOptions()
 	if err != nil {

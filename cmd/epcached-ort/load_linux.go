@@ -81,7 +81,6 @@ func (j *job) compareLoads() error {
 	return nil
 }
 
-// processorTime is what this process has taken so far, in all its threads.
 func processorTime() time.Duration {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {

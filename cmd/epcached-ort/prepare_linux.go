@@ -55,7 +55,6 @@ func prepareThread(p dialogue.Preparation) (int, error) {
 	return supervise(p.First, model)
 }
 
-// limit sets limits and priority.
 func limit(p dialogue.Preparation) error {
 	if err := setLimits(p); err != nil {
 		return err

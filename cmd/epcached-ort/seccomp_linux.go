@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// denial is the error that a system call gives.
 type denial struct {
 	call  uint32
 	errno unix.Errno

@@ -109,7 +109,6 @@ func endChildren() {
 	}
 }
 
-// children lists the processes whose parent this one is.
 func children() []int {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

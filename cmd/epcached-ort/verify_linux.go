@@ -10,7 +10,6 @@ import (
 	"github.com/epcached/epcached/compilers/ort"
 )
 
-// maxInput bounds the memory of an input, in bytes.
 const maxInput = 1 << 30
 
 // compareOutputs runs the graph with the request's EPs, and the source model with ONNX Runtime's own

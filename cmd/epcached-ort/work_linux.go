@@ -21,7 +21,6 @@ import (
 
 const requestFD, answerFD = 3, 4
 
-// work does one request.
 func work() int {
 	runtime.LockOSThread() // some vendors' code keeps state per thread
 	if err := takeOver(); err != nil {
@@ -76,7 +75,6 @@ func defaultSignals() error {
 	return nil
 }
 
-// answer does the request and gives its last event.
 func (j *job) answer() (dialogue.Event, int) {
 	if err := j.do(); err != nil {
 		return dialogue.Event{Refusal: refusal(j.req.Do, err)}, dialogue.ExitRefused

@@ -30,7 +30,6 @@ import (
 // startLimit bounds the wait for a daemon that neither answers nor fails.
 const startLimit = 30 * time.Second
 
-// isReady is what the process that stays says to the one that started it.
 const isReady = "ready"
 
 // addOwnRuntime registers what stands in the environment that this program was installed into, if it has execution providers: then
@@ -50,7 +49,6 @@ func addOwnRuntime(s *config.Settings) {
 	s.Runtimes = append(s.Runtimes, config.Runtime{Directory: prefix})
 }
 
-// switchedOff tells by which file autostart is switched off, if it is.
 func switchedOff(s *config.Settings) error {
 	if !s.Autostart {
 		return fmt.Errorf("autostart is switched off in %s", s.File)
@@ -62,7 +60,6 @@ func switchedOff(s *config.Settings) error {
 	return nil
 }
 
-// launch starts the process that stays, and waits until it answers.
 func (c *call) launch(ctx context.Context, s *config.Settings) error {
 	if err := switchedOff(s); err != nil {
 		return err
@@ -93,7 +90,6 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 	return heard(ctx, answers, s)
 }
 
-// heard waits for what the process that stays has to say.
 func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
 	defer context.AfterFunc(ctx, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })() // fails only if it is closed
 	if err := answers.SetReadDeadline(time.Now().Add(startLimit)); err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/epcached/epcached/internal/config"
 )
 
-// call is what the command line says.
 type call struct {
 	config   string
 	check    bool
@@ -72,7 +71,6 @@ func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) 
 	return s, set, nil
 }
 
-// settings reads the configuration file, and puts the flags that were given over it.
 func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	load := config.Load
 	if c.autostart {

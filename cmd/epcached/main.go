@@ -106,12 +106,11 @@ be damaged: start it again, and it makes the index again from its manifests befo
 	if err == nil {
 		return 0
 	}
-	var usage usageError
-	if errors.As(err, &usage) {
+	if _, usage := errors.AsType[usageError](err); usage {
 		logs.Complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
 		return exitUsage
 	}
-	if errors.As(err, new(damagedError)) {
+	if _, damaged := errors.AsType[damagedError](err); damaged {
 		logs.Complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
 			"it makes the index from the manifests before it serves", err))
 		return exitDamage

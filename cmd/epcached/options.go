@@ -21,7 +21,6 @@ import (
 	"github.com/epcached/epcached/internal/config"
 )
 
-// optionsOf says in the cache's terms what the configuration says in an administrator's.
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
@@ -69,7 +68,6 @@ func claimsOf(c config.Claims) cache.ClaimOptions {
 	return cache.ClaimOptions{Deadline: config.Seconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
 }
 
-// toolsOf gives the vendors' own compilers.
 func toolsOf(s *config.Settings) []compilers.Tool {
 	var out []compilers.Tool
 	for i := range s.Compilers {
@@ -90,7 +88,6 @@ func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
 }
 
-// failureOptions says in the cache's terms how long failures are remembered.
 func failureOptions(f config.Failures) failure.Options {
 	return failure.Options{Off: !f.Remember, Crash: pause(f.Crash), Limit: pause(f.Limit), Longest: pause(f.Longest), Refused: pause(f.Refused)}
 }

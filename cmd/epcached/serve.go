@@ -34,7 +34,6 @@ import (
 // stopGrace is how long requests under way may take after SIGTERM; systemd kills after 90 s by default.
 const stopGrace = 20 * time.Second
 
-// process is one run of the daemon.
 type process struct {
 	read   reload.Reader
 	stderr io.Writer
@@ -241,7 +240,6 @@ func (p *process) answer(
 	return gone, <-e.ended
 }
 
-// entrance is the socket, with what answers there.
 type entrance struct {
 	server  *unixsock.Server
 	backend *backend.Backend
@@ -281,7 +279,6 @@ func (e *entrance) turnAway(what string) {
 	}
 }
 
-// open has clients answered from the cache.
 func (e *entrance) open(c *cache.Cache) error {
 	e.backend.Cache = c
 	e.server.Refuse(nil)

@@ -58,7 +58,6 @@ func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
 // leastBudget is less than any compiled model that is worth keeping: who asks for less has left out the unit.
 const leastBudget = 64 << 10
 
-// checkBudget finds what is wrong with what may be taken, by all or by one user.
 func checkBudget(text string) error {
 	a, err := ParseAmount(text)
 	if err == nil && a.Bytes > 0 && a.Bytes < leastBudget {
@@ -67,7 +66,6 @@ func checkBudget(text string) error {
 	return err
 }
 
-// checkFloor finds what is wrong with what is to stay free.
 func checkFloor(text string) error {
 	a, err := ParseAmount(text)
 	if err == nil && a.Percent == 100 {

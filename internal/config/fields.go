@@ -7,7 +7,6 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// fromDefault is where a value is from that no file has.
 const fromDefault = "default"
 
 // Field is one value in force. In JSON it is a contract for scripts.
@@ -36,7 +35,6 @@ func (s *Settings) Fields() []Field {
 	return out
 }
 
-// positionOf tells where the file has a field, the zero Position if it does not.
 func (s *Settings) positionOf(name string) Position {
 	for _, f := range s.fields {
 		if tomlfile.Spell(f.path) == name {

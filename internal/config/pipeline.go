@@ -27,7 +27,6 @@ type PipelineRequest struct {
 	from []tomlfile.Value // the tables that it was read from, the top of the file first
 }
 
-// terms are what the top of the file may say, and each model and group.
 type terms struct {
 	EPs            []string          `toml:"ep" is:"some"`
 	Options        map[string]string `toml:"options" loose:"true"`

@@ -52,7 +52,6 @@ func duration(text string) time.Duration {
 	return d
 }
 
-// checkDuration finds what is wrong with a duration; none at all is fine.
 func checkDuration(text string) error {
 	if text == "" {
 		return nil
@@ -70,7 +69,6 @@ func checkPause(text string) error {
 	return err
 }
 
-// checkWindow finds what is wrong with a daily span of time, "22:00-06:00", in local time.
 func checkWindow(text string) error {
 	if text == "" {
 		return nil
@@ -100,7 +98,6 @@ func notEmpty(text string) error {
 	return nil
 }
 
-// checkOption finds what is wrong with an option that is passed on: "EP/option" or "session/key".
 func checkOption(text string) error {
 	scope, option, ok := strings.Cut(text, "/")
 	if !ok || scope == "" || option == "" {
@@ -119,7 +116,6 @@ func checkUser(text string) error {
 	return nil
 }
 
-// checkModule takes the name of a kernel module, which becomes part of a path.
 func checkModule(text string) error {
 	if text == "" || strings.ContainsAny(text, "/\x00") || strings.HasPrefix(text, ".") {
 		return fmt.Errorf("%q is no name of a kernel module", text)

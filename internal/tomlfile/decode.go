@@ -231,7 +231,6 @@ func (v Value) unknown(known map[string]bool) {
 	v.Add(&Error{File: v.File, Position: v.At(), Text: text})
 }
 
-// key is the last of the path.
 func (v Value) key() string { return v.Path[len(v.Path)-1] }
 
 func (v Value) text(to reflect.Value, tag reflect.StructTag) {

@@ -58,8 +58,7 @@ func Read(file string) (*Document, error) {
 
 // WithoutPath leaves the path out, because the message names it already.
 func WithoutPath(err error) error {
-	var path *os.PathError
-	if errors.As(err, &path) {
+	if path, is := errors.AsType[*os.PathError](err); is {
 		return path.Err
 	}
 	return err
@@ -123,7 +122,6 @@ func (d *Document) Err() error {
 	return all
 }
 
-// place is the key of a position.
 func place(path []string) string { return strings.Join(path, "\x00") }
 
 // Spell writes a path as people do: elements of arrays are counted from 1.

@@ -100,7 +100,6 @@ func split(path string) (root string, names []string) {
 	return root, names
 }
 
-// hear has the subject hear of a name in a folder, of all names if that is "".
 func (k *walker) hear(at, name string) fsKind {
 	s := k.lstat(at)
 	kind, ok := k.kinds[s.dev]
@@ -172,7 +171,6 @@ func (k *walker) folder(at string) {
 
 var seed = maphash.MakeSeed()
 
-// note keeps the stamp of a step.
 func (k *walker) note(path string, s stamp, kind fsKind) {
 	if kind.timeless {
 		s = s.timeless()

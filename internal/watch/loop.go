@@ -31,7 +31,6 @@ type subject struct {
 	sign     time.Time // the last sign
 }
 
-// result is a look that has ended.
 type result struct {
 	subject *subject
 	look    *look
@@ -103,10 +102,8 @@ func (w *Watcher) forget(name string) {
 	}
 }
 
-// release ends the watches of a subject that was forgotten.
 func (w *Watcher) release(s *subject) { w.wg.Go(func() { w.folders.keep(s, nil) }) }
 
-// start begins every look that is due, and tells when the next is.
 func (w *Watcher) start(now time.Time) (next time.Time, any bool) {
 	for _, s := range w.subjects {
 		if s.looking {
@@ -124,7 +121,6 @@ func (w *Watcher) start(now time.Time) (next time.Time, any bool) {
 	return next, any
 }
 
-// due tells when the subject is to be looked at next.
 func (w *Watcher) due(s *subject) time.Time {
 	switch {
 	case s.renewed:
@@ -163,7 +159,6 @@ func (w *Watcher) begin(s *subject, now time.Time) {
 	})
 }
 
-// end takes a look's result.
 func (w *Watcher) end(r result) {
 	s := r.subject
 	s.looking = false
@@ -212,7 +207,6 @@ func (w *Watcher) mode(s *subject, why string) {
 	s.polled = why
 }
 
-// hear takes signs that the system gave.
 func (w *Watcher) hear(n news) {
 	now := time.Now()
 	if n.all != nil {
@@ -229,7 +223,6 @@ func (w *Watcher) hear(n news) {
 	}
 }
 
-// tell passes on signs to the loop.
 func (w *Watcher) tell(told news) {
 	select {
 	case w.news <- told:
@@ -237,7 +230,6 @@ func (w *Watcher) tell(told news) {
 	}
 }
 
-// noticed records a sign of a change.
 func (w *Watcher) noticed(s *subject, now time.Time) {
 	s.signs++
 	s.sign = now

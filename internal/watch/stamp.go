@@ -40,8 +40,7 @@ func lstat(path string) stamp {
 }
 
 func failedStamp(err error) stamp {
-	var no syscall.Errno
-	if errors.As(err, &no) {
+	if no, is := errors.AsType[syscall.Errno](err); is {
 		err = no // the same words for the same reason, whatever the path
 	}
 	return stamp{says: err.Error(), failed: true}

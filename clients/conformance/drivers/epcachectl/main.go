@@ -126,8 +126,7 @@ func call(q question, args ...string) (ended, error) {
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	if _, is := errors.AsType[*exec.ExitError](err); err != nil && !is {
 		return ended{}, err
 	}
 	return ended{cmd.ProcessState.ExitCode(), out.Bytes(), said.Bytes()}, nil

@@ -53,10 +53,8 @@ type Get struct {
 	stored   *cache.Stored // with state: the store
 }
 
-// copies tells whether nothing is done with what comes but to copy it.
 func (g *Get) copies() bool { return g.out != "" && len(g.Program) == 0 }
 
-// name is the verb's, for messages.
 func (g *Get) name() string { return cmp.Or(g.Verb, "get") }
 
 // AddFlags adds the flags of get.
@@ -131,13 +129,11 @@ func (g *Get) acquireAndUse(
 	return err
 }
 
-// mistake is one that a call may have.
 type mistake struct {
 	made       bool
 	text, hint string
 }
 
-// firstOf returns the first mistake that was made.
 func firstOf(all ...mistake) error {
 	for _, m := range all {
 		err := errors.New("get: " + m.text)
@@ -289,7 +285,6 @@ func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
 }
 
-// compilesAnyway tells whether the call compiles a model that has a build as well.
 func (g *Get) compilesAnyway() bool { return g.OnMiss == "refresh" || g.OnMiss == "bypass" }
 
 // wouldCompile tells whether the call would compile the model that a dry run ended for with err: there
@@ -312,7 +307,6 @@ func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
 // once guards what the models of a call share and the first one makes that needs it.
 var once sync.Mutex
 
-// claiming gives what compiles under claims.
 func (g *Get) claiming() (*claimant, error) {
 	once.Lock()
 	defer once.Unlock()

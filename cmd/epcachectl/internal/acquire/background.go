@@ -87,7 +87,6 @@ func modelsBelow(args []string) ([]string, error) {
 	return models, nil
 }
 
-// isStore tells whether a directory looks like a daemon's state directory.
 func isStore(dir string) bool {
 	for _, name := range []string{"CACHEDIR.TAG", "manifests", "objects"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {

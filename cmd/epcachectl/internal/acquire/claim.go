@@ -182,14 +182,12 @@ func describeFile(ctx context.Context, f *os.File) (*wire.File, error) {
 	return &wire.File{Size: info.Size(), Digest: digest.String()}, err
 }
 
-// reply is what the daemon would have answered, without a view.
 func (o *ownFiles) reply(claimed *wire.AcquireReply, eps []*wire.ExecutionProvider, why string) *wire.AcquireReply {
 	return &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: eps[0].GetName(),
 		Graph: filepath.ToSlash(o.made.Graph), Files: o.files, ProviderOptions: claimed.GetProviderOptions(), SessionOptions: claimed.GetSessionOptions(),
 		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: o.made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}
 }
 
-// openers open the files, by their names.
 func (o *ownFiles) openers() map[string]func() (io.ReadCloser, error) {
 	open := make(map[string]func() (io.ReadCloser, error))
 	for _, f := range o.files {
@@ -231,7 +229,6 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Mod
 	return result, err
 }
 
-// job is what was asked for, as the daemon would compile it.
 func (cl *claimant) job(folder, model string, r *Request, claimed *wire.AcquireReply) compilers.Job {
 	claim := claimed.GetClaim()
 	job := compilers.Job{
@@ -247,7 +244,6 @@ func (cl *claimant) job(folder, model string, r *Request, claimed *wire.AcquireR
 	return job
 }
 
-// selectors gives devices as compilers select them.
 func selectors(devices []*wire.Device) (list []compilers.Device) {
 	for _, d := range devices {
 		list = append(list, compilers.Device{Type: d.GetType(), VendorID: d.GetVendorId(), DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
@@ -279,8 +275,7 @@ func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause er
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTime)
 	defer cancel()
 	told := &wire.GiveUp{Claim: claim.GetId(), Text: cause.Error()}
-	var refused *compilers.RefusedError
-	if errors.As(cause, &refused) && refused.Code > 0 {
+	if refused, is := errors.AsType[*compilers.RefusedError](cause); is && refused.Code > 0 {
 		told.Code = int32(refused.Code)
 	}
 	_, err := unixsock.Ask[wire.GiveUpReply](ctx, c, told, nil)

@@ -17,7 +17,6 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
-// copied is one file of a view on its way to the folder that --out names.
 type copied struct {
 	from   func() (io.ReadCloser, error)
 	to     string
@@ -86,7 +85,6 @@ func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 	return plan, nil
 }
 
-// planModel plans the copy of a model that is compiled already, with all files that it refers to.
 func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err error) {
 	m, err := modelfile.Open(path)
 	if err != nil {
@@ -115,7 +113,6 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err er
 	return plan, nil
 }
 
-// add adds a file to the plan, unless what is there already is in its way.
 func (g *Get) add(plan []copied, c copied) (_ []copied, err error) {
 	if c.same, err = c.isThere(); err != nil {
 		return nil, err

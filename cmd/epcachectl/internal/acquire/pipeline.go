@@ -85,7 +85,6 @@ func (w *warming) needsEP() string {
 	return ""
 }
 
-// lists reports whether the pipeline file lists the model.
 func (w *warming) lists(path string) bool {
 	abs, err := filepath.Abs(path)
 	has := func(r config.PipelineRequest) bool { return slices.Contains(r.Models, abs) }
@@ -111,7 +110,6 @@ func (w *warming) asks() ([]ask, error) {
 	return asks, nil
 }
 
-// asksFor returns a request for each model by itself.
 func (g *Get) asksFor(models []string) []ask {
 	asks := make([]ask, len(models))
 	for i, path := range models {
@@ -120,7 +118,6 @@ func (g *Get) asksFor(models []string) []ask {
 	return asks
 }
 
-// acquireEach asks for everything at once, and returns the answers in order.
 func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
 	show *term.Phases) []got {
 	results := make([]got, len(asks))
@@ -206,7 +203,6 @@ func (r *Request) replaceOption(key, value string) error {
 	return fmt.Errorf("there is no execution provider %q", term.Brief(name))
 }
 
-// merged returns a table with what over has in the place of what below has.
 func merged[V any](below, over map[string]V) map[string]V {
 	out := make(map[string]V, len(below)+len(over))
 	maps.Copy(out, below)

@@ -211,7 +211,6 @@ func (r *Request) CompleteOrEP() error {
 	return r.Complete()
 }
 
-// checkValues checks flags whose values are words of a few.
 func (r *Request) checkValues() error {
 	oneOf := func(flag, value string, words ...string) error {
 		if value == "" {
@@ -394,7 +393,6 @@ func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printe
 		"name one, such as --ep "+term.Printable(able[0])))
 }
 
-// ableEPs lists the devices that models can be compiled for, as --ep names them.
 func ableEPs(runtimes []*wire.RuntimeFacts) []string {
 	var able []string
 	for _, rt := range runtimes {

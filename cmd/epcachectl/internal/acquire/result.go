@@ -19,7 +19,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// objects are the elements of what get --json prints.
 func objects(results []got, dryRun bool) []any {
 	list := make([]any, len(results))
 	for i := range results {
@@ -71,7 +70,6 @@ func (r *got) json(dryRun bool) jsonout.Object {
 	return out
 }
 
-// got is what one model came to.
 type got struct {
 	path    string
 	reply   *wire.AcquireReply
@@ -94,7 +92,6 @@ type got struct {
 // asked returns the connection to the daemon that answered, where the call asked with c.
 func (r *got) asked(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
 
-// queued tells whether it is being compiled and was not waited for.
 func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
@@ -139,13 +136,11 @@ func (r *got) line(dryRun bool) string {
 	return text
 }
 
-// wouldAdopt tells of a dry run whether the model would be adopted.
 func (r *got) wouldAdopt() bool {
 	refused := func(warning string) bool { return strings.HasPrefix(warning, "not adopted") }
 	return r.adopts && r.passedThrough() && !slices.ContainsFunc(r.reply.GetWarnings(), refused)
 }
 
-// passThroughLine says what is known of a model that is compiled already.
 func passThroughLine(path string, a *wire.AcquireReply) string {
 	compatibility := term.OrDash(a.GetCompatibility())
 	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, compatibility)
@@ -208,7 +203,6 @@ func (r *got) filePath(name string) (string, error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", r.view.Fd(), name), nil
 }
 
-// opener opens a file of the result, as often as it is called.
 func (r *got) opener(name string) (func() (io.ReadCloser, error), error) {
 	if open, ok := r.blobs[name]; ok {
 		return open, nil
@@ -252,7 +246,6 @@ func eachOfGroup(all got, models []string) []got {
 	return results
 }
 
-// addGroup adds the further models of a group to a request, with their files.
 func addGroup(a *wire.Acquire, files []*os.File, models []*modelfile.Model) []*os.File {
 	for _, m := range models {
 		a.Group = append(a.Group, &wire.Model{Fd: uint32(len(files)), Name: strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD")})
@@ -264,7 +257,6 @@ func addGroup(a *wire.Acquire, files []*os.File, models []*modelfile.Model) []*o
 // told tells whether what there is to say of the result stands with another one.
 func (r *got) told() bool { return r.member > 0 }
 
-// name is what the result is about: a model, or all of a group.
 func (r *got) name() string {
 	if len(r.group) == 0 {
 		return term.Printable(r.path)

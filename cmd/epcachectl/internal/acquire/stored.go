@@ -36,7 +36,6 @@ func (g *Get) checkStored() error {
 	)
 }
 
-// openStore opens the store that --state names.
 func (g *Get) openStore(ctx context.Context) (err error) {
 	if g.stored, err = cache.ReadStore(ctx, g.state, uint32(os.Getuid())); err != nil {
 		return exit.Failing("read", g.state, storedError(err))

@@ -56,8 +56,7 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 		return nil, &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("none can be started: %v", err), Cause: none}
 	}
 	c, err = f.Connect(ctx)
-	var none *exit.NoDaemonError
-	if errors.As(err, &none) && os.Getenv(ProgramVariable) != "" {
+	if none, is := errors.AsType[*exit.NoDaemonError](err); is && os.Getenv(ProgramVariable) != "" {
 		err = &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("%s --autostart ended as if it had started one%s", program, NamedBy()), Cause: none}
 	}
 	return c, err

@@ -103,7 +103,6 @@ type holder struct {
 	stopped bool // by a signal, or by a debugger
 }
 
-// holderOf asks who listens at the first of the paths where anybody does.
 func holderOf(paths []string) (h holder, ok bool) {
 	for _, path := range paths {
 		conn, err := net.DialTimeout("unix", path, 50*time.Millisecond) // a full queue would have it wait

@@ -121,7 +121,6 @@ func packageVersion(ep compilers.EPLibrary) string {
 	return ""
 }
 
-// python looks at a Python as an application sees it.
 func (x *Examination) python(ctx context.Context, path string) {
 	subject := "python " + path
 	facts := &pythonFacts{}
@@ -164,7 +163,6 @@ func (x *Examination) python(ctx context.Context, path string) {
 	x.Known(ctx, subject, r)
 }
 
-// starts has the execution provider started as the application would.
 func (x *Examination) starts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
 	version := packageVersion(ep)
 	started, err := startPlugin(ctx, python, ep)

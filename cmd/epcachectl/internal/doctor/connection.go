@@ -241,14 +241,12 @@ func ownConfiguration() (*config.Settings, error) {
 	if err == nil {
 		_, err = s.LoadRules()
 	}
-	var mistakes config.Errors
-	if errors.As(err, &mistakes) && len(mistakes) > 1 {
+	if mistakes, is := errors.AsType[config.Errors](err); is && len(mistakes) > 1 {
 		err = fmt.Errorf("%w, and %d more", mistakes[0], len(mistakes)-1)
 	}
 	return s, err
 }
 
-// notTheDaemon says why a program is not epcached.
 func notTheDaemon(ctx context.Context, program string) string {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

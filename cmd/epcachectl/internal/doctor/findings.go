@@ -36,7 +36,6 @@ type Result struct {
 	Findings []Finding `json:"findings"`
 }
 
-// findings collects what one side found.
 type findings struct {
 	side string
 	List []Finding
@@ -110,7 +109,6 @@ func keepsFromStarting(f Finding) bool { return f.Side == "client" && f.Severity
 // refusesUs tells a daemon that is there and that this client cannot talk to from one that is not there.
 func refusesUs(f Finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
 
-// listFindings prints the worst first.
 func listFindings(p *term.Printer, r *Result) {
 	for _, severity := range []string{severityProblem, severityWarning, severityOK} {
 		for _, f := range r.Findings {
@@ -131,7 +129,6 @@ func listFindings(p *term.Printer, r *Result) {
 	}
 }
 
-// askDoctor passes on what the daemon sees.
 func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {
 	f := &findings{side: "daemon"}
 	reply, err := unixsock.Ask[wire.DoctorReply](ctx, c, &wire.Doctor{}, nil)

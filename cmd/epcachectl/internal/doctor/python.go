@@ -24,7 +24,6 @@ const (
 	pythonOutput  = 1 << 20 // bytes that are kept of what it prints
 )
 
-// pythonFacts is what doctor.py says of a Python.
 type pythonFacts struct {
 	Cores      []string `json:"cores"` // packages that bring onnxruntime itself
 	Epcache    bool     `json:"epcache"`
@@ -35,7 +34,6 @@ type pythonFacts struct {
 	Error      string   `json:"error"`
 }
 
-// pluginFacts is what doctor.py says of an execution provider that it started.
 type pluginFacts struct {
 	Devices []string `json:"devices"`
 	Error   string   `json:"error"`

@@ -60,7 +60,6 @@ func Help(codes ...int) string {
 // AskingCodes are those of a verb that asks the daemon for something.
 var AskingCodes = []int{Done, Failed, BadUsage, NotFound, NoDaemon, NotAllowed}
 
-// usageError is a mistake in the call.
 type usageError struct{ error }
 
 // Usage makes an error a mistake in the call.
@@ -85,7 +84,6 @@ type Status int
 
 func (e Status) Error() string { return meaning[int(e)] }
 
-// damageError is about something stored that is not what it should be.
 type damageError struct{ error }
 
 // Damaged makes an error one about something stored that is not what it should be.
@@ -179,14 +177,12 @@ func Hints(err error) []string {
 	if errors.As(err, &e) && e.Hint != "" {
 		list = append(list, e.Hint)
 	}
-	var none *NoDaemonError
-	if errors.As(err, &none) {
+	if none, is := errors.AsType[*NoDaemonError](err); is {
 		list = append(list, none.Hint)
 	}
 	return list
 }
 
-// hintedError adds a hint of this program's own.
 type hintedError struct {
 	error
 	hint string
@@ -242,7 +238,6 @@ func Interruptible() (ctx context.Context, stop func()) {
 	}
 }
 
-// lateError is the time after which a call was given up.
 type lateError time.Duration
 
 func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
@@ -281,8 +276,7 @@ func Early(ctx context.Context, err error, timeout time.Duration,
 	if hint != "" {
 		over = Hint(over, hint)
 	}
-	var failed verbError
-	if errors.As(err, &failed) {
+	if failed, is := errors.AsType[verbError](err); is {
 		return Failing(failed.verb, failed.object, over)
 	}
 	return over

@@ -62,7 +62,6 @@ func Of(m proto.Message, names ...string) Object {
 	return out
 }
 
-// jsonValue returns one value of a field.
 func jsonValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	switch {
 	case f.Message() != nil && f.Message().Name() == "StringMap": // a map as the value of a map

@@ -65,8 +65,7 @@ func OpenRegular(path string) (*os.File, error) {
 
 // PlainPathError leaves the path out: the message names it already.
 func PlainPathError(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, is := errors.AsType[*fs.PathError](err); is {
 		return path.Err
 	}
 	return err
@@ -163,7 +162,6 @@ func (m *Model) binaryReferences(name string) (refs []epmodel.Reference, err err
 	return epmodel.BinaryReferences(name, source)
 }
 
-// note remembers what an opened file was.
 func (m *Model) note(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err == nil {

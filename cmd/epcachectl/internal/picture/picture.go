@@ -38,7 +38,6 @@ const (
 	svgAlone = "#d9dce0"
 )
 
-// picture is what is drawn.
 type picture struct {
 	layout  *wire.LayoutReply
 	files   []*wire.LaidFile // in the order of rows
@@ -67,7 +66,6 @@ func Draw(l *wire.LayoutReply) []byte {
 `, svgWidth, high, svgWidth, high, svgWidth, high, p.out.Bytes())
 }
 
-// relate finds out who takes from whom.
 func (p *picture) relate() {
 	for _, f := range p.layout.GetFiles() {
 		if p.byName[f.Digest] != nil {
@@ -141,7 +139,6 @@ func shortened(name string, most int) string {
 	return string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
 }
 
-// cutOff cuts a text at its end.
 func cutOff(text string, most int) string {
 	r := []rune(text)
 	if len(r) <= most {
@@ -169,7 +166,6 @@ func (p *picture) variant(f *wire.LaidFile) string {
 	return strings.Join(append(append(first, term.Short(f.Build)), last...), ", ")
 }
 
-// variantParts are the facts of a build, by which those of one model differ.
 func variantParts(f *wire.LaidFile) (parts []string) {
 	if f.Shapes != "" {
 		parts = strings.Split(f.Shapes, ", ")
@@ -183,7 +179,6 @@ func (p *picture) text(x, y int, class, text string) {
 	p.add(`<text x="%d" y="%d" class="%s">%s</text>`, x, y, class, escaped(text))
 }
 
-// draw writes everything but the frame, and says how high it is.
 func (p *picture) draw() int {
 	y := p.head()
 	longest := int64(1)
@@ -208,7 +203,6 @@ func (p *picture) draw() int {
 	return y + svgMargin/2
 }
 
-// head writes the title and the legend, and says where the rows begin.
 func (p *picture) head() int {
 	size, own := int64(0), int64(0)
 	for _, f := range p.files {

@@ -35,8 +35,7 @@ func Run(cmd *exec.Cmd) (Status, error) {
 				cmd.Process.Signal(s) // it may have ended this moment, which Wait tells
 			}
 		case err := <-ended:
-			var failed *exec.ExitError
-			if err != nil && !errors.As(err, &failed) {
+			if _, is := errors.AsType[*exec.ExitError](err); err != nil && !is {
 				return Status{}, err
 			}
 			return childStatusOf(cmd.ProcessState), nil

@@ -78,7 +78,6 @@ func CheckPlaces(program []string, models int) error {
 	return nil
 }
 
-// numbered is a place for the path of one of several graphs.
 var numbered = regexp.MustCompile(`\{[0-9]+\}`)
 
 func place(i int) string { return "{" + strconv.Itoa(i+1) + "}" }

@@ -19,7 +19,6 @@ type Settings struct {
 	VerifyOutput float64 `json:"verify_output,omitempty"`
 }
 
-// ep is an execution provider that sessions are sent to.
 type ep struct {
 	Name    string            `json:"name"`
 	Devices []device          `json:"devices,omitempty"`
@@ -68,10 +67,8 @@ func Environment(settings Settings, report, socket string) ([]string, error) {
 	return environment, nil
 }
 
-// hookFolder is what goes to the front of PYTHONPATH, in the Python package.
 var hookFolder = filepath.Join("epcache", "_run", "hook")
 
-// findHook returns the hook's folder in the Python package that belongs to this program.
 func findHook() (string, error) {
 	program, err := os.Executable()
 	if err != nil {

@@ -26,7 +26,6 @@ type Summary struct {
 
 type counts map[string]int
 
-// cachedOutcomes are those of a session that was made from the cache.
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
 // inPlace tells whether a session is as it should be: from the cache, or compiled already.
@@ -82,7 +81,6 @@ func (l *Log) Summary() (*Summary, error) {
 	return summaryOf(events, more), nil
 }
 
-// note adds what is worth saying once.
 func (s *Summary) note(text string) {
 	if text != "" && !slices.Contains(s.Notes, text) {
 		s.Notes = append(s.Notes, text)

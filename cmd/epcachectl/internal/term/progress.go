@@ -25,7 +25,6 @@ type Phases struct {
 	stopped  sync.WaitGroup
 }
 
-// running is a model that is not done.
 type running struct {
 	name string
 	last *wire.Progress
@@ -117,7 +116,6 @@ func (s *Phases) Done(name string) {
 	}
 }
 
-// lines is what stands on the terminal.
 func (s *Phases) lines(now time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +139,6 @@ func (s *Phases) End() {
 	s.print.Clear()
 }
 
-// barCells is how many characters a bar has.
 const barCells = 20
 
 // bar tells in a line how far one model is, age after it was last reported: a bar where there is something to measure

@@ -102,7 +102,6 @@ func badRequest(format string, args ...any) error {
 	return &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf(format, args...)}
 }
 
-// status adds to the cache's own what the process and the socket are.
 func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
 	s, err := b.Cache.Queries().Status(ctx)
 	if err != nil {
@@ -113,7 +112,6 @@ func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
 	return s, nil
 }
 
-// collect makes room, or plans to.
 func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 	progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
@@ -131,7 +129,6 @@ func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 	return b.Cache.CollectReply(plan), nil
 }
 
-// jobs lists compiles and failures.
 func (b *Backend) jobs(ctx context.Context, p request.Peer) (*wire.JobsReply, error) {
 	jobs, err := b.Cache.Jobs(ctx, p)
 	if err != nil {

@@ -112,16 +112,14 @@ func (b *Backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscr
 
 // WireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
 func WireError(err error) error {
-	var need *identity.NeedFilesError
-	if errors.As(err, &need) {
+	if need, is := errors.AsType[*identity.NeedFilesError](err); is {
 		out := &unixsock.NeedError{Locations: need.Locations}
 		for _, i := range need.Members {
 			out.Members = append(out.Members, uint32(i))
 		}
 		return out
 	}
-	var e *apierr.Error
-	if errors.As(err, &e) {
+	if e, is := errors.AsType[*apierr.Error](err); is {
 		return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
 	}
 	return err

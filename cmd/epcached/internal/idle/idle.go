@@ -45,7 +45,6 @@ func Watch(after time.Duration, places []Place, server *unixsock.Server,
 	return told, sync.OnceFunc(func() { close(ended); <-done })
 }
 
-// idler tells when nobody needs the daemon any more.
 type idler struct {
 	after   time.Duration
 	clients func() int
@@ -57,7 +56,6 @@ type idler struct {
 	last  uint64
 }
 
-// look gives the reason to leave, "" for none.
 func (i *idler) look(now time.Time) string {
 	if came := i.came(); i.clients() > 0 || came != i.last {
 		i.last, i.since = came, now

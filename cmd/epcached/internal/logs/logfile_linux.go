@@ -62,7 +62,6 @@ func (l *File) Begin() error {
 	return errors.Join(putInPlace(fresh, l.Out), fresh.Close())
 }
 
-// putInPlace makes an open file's number stand for another file.
 func putInPlace(fresh, old *os.File) error {
 	for _, number := range []int{int(old.Fd()), int(os.Stdout.Fd())} {
 		if err := unix.Dup3(int(fresh.Fd()), number, 0); err != nil {

@@ -43,7 +43,6 @@ type Reloader struct {
 	refused string   // what was last told to be wrong; "": nothing is
 }
 
-// configuration is the subject that is watched.
 const configuration = "configuration"
 
 // Follow begins to watch, and works until stop is called, which waits for its end.
@@ -145,7 +144,6 @@ func (r *Reloader) reload(tell bool) {
 // maxRounds bounds how often a configuration that names other files each time is read.
 const maxRounds = 3
 
-// accept notes what is in force now.
 func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	changed, _ := differences(r.InForce, s)
 	if !set.Equal(r.Rules) && !slices.Contains(changed, "rules") {
@@ -165,7 +163,6 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	r.Cache.TellConfiguration(accepted(changed, r.waiting))
 }
 
-// accepted says what has become of a change.
 func accepted(changed, waiting []string) string {
 	text := "read again; nothing of what is in force is different"
 	if len(changed) > 0 {
@@ -177,7 +174,6 @@ func accepted(changed, waiting []string) string {
 	return text
 }
 
-// maxRefused bounds the mistakes that are told one by one.
 const maxRefused = 20
 
 // refuse tells what is wrong. What was in force stays in force.
