@@ -79,9 +79,7 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 		return damaged, a.Print.JSON(jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more"))
 	}
 	printStoreFindings(a.Print, r.GetFindings())
-	if n := r.GetMore(); n > 0 {
-		a.Print.Line("and %d more", n)
-	}
+	a.Print.More(r.GetMore())
 	verdict := "no damage"
 	if damaged {
 		verdict = "damage found"
@@ -123,9 +121,7 @@ func reportSpace(a *cli.Call, r *wire.CheckReply) (differs bool, err error) {
 		out["disk_bytes"] = all
 		return differs, a.Print.JSON(out)
 	}
-	if err := a.Print.Table(append(rows, []string{"all", "", term.Bytes(all), ""})); err != nil {
-		return differs, err
-	}
+	a.Print.Table(append(rows, []string{"all", "", term.Bytes(all), ""}))
 	printStoreFindings(a.Print, r.GetFindings())
 	a.Print.Line("the account %s what the file system says", verdict)
 	return differs, nil

@@ -205,7 +205,7 @@ func (u *usagePrinter) end() error {
 		}
 		u.p.Line("the second has %s in common with the first", term.Bytes(u.rest.GetSharedBytes()))
 	case u.entries == 0:
-		return printUsageSums(u.p, u.rest)
+		printUsageSums(u.p, u.rest)
 	case u.entries > 2:
 		u.p.Note("nothing is compared: for what entries have in common name two")
 	}
@@ -227,14 +227,14 @@ func (m *duModel) rows() [][]string {
 		if n := len(b.GetMembers()); n > 1 {
 			what += fmt.Sprintf(", a group of %d", n)
 		}
-		if b.GetState() != "" && b.GetState() != "current" {
-			what += ", " + term.Printable(b.GetState())
+		if b.GetState() != "current" {
+			what += term.After(", ", b.GetState())
 		}
 		if b.GetPinned() {
 			what += ", pinned"
 		}
-		if b.GetKeptAs() != "" && b.GetKeptAs() != "whole" {
-			what += ", " + term.Printable(b.GetKeptAs())
+		if b.GetKeptAs() != "whole" {
+			what += term.After(", ", b.GetKeptAs())
 		}
 		rows = append(rows, []string{term.Bytes(one.GetOwnBytes()), term.Bytes(one.GetSharedBytes()),
 			term.Bytes(one.GetLogicalBytes()), what})
@@ -242,7 +242,7 @@ func (m *duModel) rows() [][]string {
 	return rows
 }
 
-func printUsageSums(p *term.Printer, r *wire.UsageReply) error {
+func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 	rows := [][]string{{"OF", "OWN", "ON DISK", "LOGICAL", "BUILDS", "QUOTA"}}
 	for _, s := range slices.Concat(r.GetUsers(), r.GetEps()) {
 		quota := "-"
@@ -254,48 +254,45 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) error {
 			term.Counted(s.GetBuilds(), "build"), quota})
 	}
 	if len(rows) > 1 {
-		if err := p.Table(rows); err != nil {
-			return err
-		}
+		p.Table(rows)
 	}
 	p.Line("%s", spaceLine(r.GetSpace()))
 	p.Line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
-	return nil
 }
 
 // packableLine says what packing would free, as far as that is known.
 func packableLine(bytes int64, unknown uint64) string {
-	verb := "are"
+	left := term.Counted(unknown, "file") + " are still to be compared with others"
 	if unknown == 1 {
-		verb = "is"
+		left = "1 file is still to be compared with others"
+	}
+	text := "packing would free nothing"
+	if bytes > 0 {
+		text = fmt.Sprintf("packing would free some %s of it: epcachectl pack --all -n tells of which, and when",
+			term.Bytes(bytes))
 	}
 	switch {
-	case bytes == 0 && unknown > 0:
-		return fmt.Sprintf("what packing would free is not known yet: %s %s still to be compared with others", term.Counted(unknown, "file"), verb)
+	case unknown == 0:
+		return text
 	case bytes == 0:
-		return "packing would free nothing"
+		return "what packing would free is not known yet: " + left
 	}
-	text := fmt.Sprintf("packing would free some %s of it: epcachectl pack --all -n tells of which, and when", term.Bytes(bytes))
-	if unknown > 0 {
-		text += fmt.Sprintf("; %s %s still to be compared with others", term.Counted(unknown, "file"), verb)
-	}
-	return text
+	return text + "; " + left
 }
 
 // fewBytes is what two files have in common that is not worth a line: graphs of one execution provider are alike.
 const fewBytes = 4 << 10
 
 func spaceLine(s *wire.Space) string {
-	text := fmt.Sprintf("%s on disk", term.Bytes(usedBytes(s)))
+	text := term.Bytes(usedBytes(s)) + " on disk"
 	if s.GetBudgetBytes() > 0 {
 		text += " of " + term.Bytes(s.GetBudgetBytes())
 	}
-	text += fmt.Sprintf(", for files of %s", term.Bytes(s.GetLogicalBytes()))
+	text += ", for files of " + term.Bytes(s.GetLogicalBytes())
 	if s.GetUniqueBytes() != s.GetLogicalBytes() {
 		text += fmt.Sprintf(" (%s, equal ones once)", term.Bytes(s.GetUniqueBytes()))
 	}
-	return text + fmt.Sprintf(", %s, %s", term.Counted(s.GetEntries(), "entry"),
-		term.Counted(s.GetBuilds(), "build"))
+	return text + ", " + term.Counted(s.GetEntries(), "entry") + ", " + term.Counted(s.GetBuilds(), "build")
 }
 
 func usedBytes(s *wire.Space) int64 {

@@ -57,11 +57,11 @@ administrators among all. Where less may go than should, gc does what it may, th
 }
 
 func parseSize(text string) (int64, error) {
-	if text == "" {
-		return 0, errors.New("say how much is to stay, such as 20GiB")
-	}
 	n, ok := bytesize.Parse(text)
-	if !ok {
+	switch {
+	case text == "":
+		return 0, errors.New("say how much is to stay, such as 20GiB")
+	case !ok:
 		return 0, fmt.Errorf("%q is no size, such as 500MiB or 20GiB", text)
 	}
 	return n, nil
@@ -74,9 +74,7 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	for _, one := range r.GetSteps() {
 		a.Print.Line("%s", stepLine(one))
 	}
-	if n := r.GetMore(); n > 0 {
-		a.Print.Line("and %d more", n)
-	}
+	a.Print.More(uint64(r.GetMore()))
 	for _, k := range r.GetKept() {
 		of := ""
 		if k.GetBuilds() > 0 {

@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -88,7 +86,7 @@ model from loading is printed as its problem, and gives exit status 4.` + exit.H
 			if a.JSON {
 				err = a.Print.JSON(out)
 			} else {
-				err = printInspected(a.Print, out)
+				a.Print.Table(out.rows())
 			}
 			if err == nil && out.Problem != "" {
 				return exit.Status(exit.Damage)
@@ -177,17 +175,9 @@ func sidecarsOf(m *modelfile.Model, model *epmodel.Model, files map[string]int64
 	out := []sidecarResult{}
 	for _, ref := range model.Sidecars() {
 		s := sidecarResult{Name: ref.Name, Node: ref.Node, Attribute: ref.Attribute}
-		f, err := m.External(ref.Name)
-		if err == nil {
-			var info os.FileInfo
-			info, err = f.Stat()
-			if err == nil {
-				s.Present, s.Size = true, info.Size()
-				files[ref.Name] = info.Size()
-			}
-			err = errors.Join(err, f.Close())
-		}
-		if err != nil {
+		if size, err := m.ExternalSize(ref.Name); err == nil {
+			s.Present, s.Size, files[ref.Name] = true, size, size
+		} else {
 			s.Problem = err.Error()
 		}
 		out = append(out, s)
@@ -195,7 +185,7 @@ func sidecarsOf(m *modelfile.Model, model *epmodel.Model, files map[string]int64
 	return out
 }
 
-func printInspected(p *term.Printer, i *inspected) error {
+func (i *inspected) rows() [][]string {
 	rows := [][]string{
 		{"file", term.Printable(i.File) + "  " + term.Bytes(i.Size)},
 		{"model digest", term.OrDash(i.ModelDigest)},
@@ -206,8 +196,12 @@ func printInspected(p *term.Printer, i *inspected) error {
 	}
 	rows = append(rows, []string{"producer", term.OrDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
 		[]string{"graph", fmt.Sprintf("%s, %d nodes", term.OrDash(i.GraphName), i.Nodes)})
-	rows = appendValues(rows, "input", i.Inputs)
-	rows = appendValues(rows, "output", i.Outputs)
+	for _, v := range i.Inputs {
+		rows = append(rows, v.row("input"))
+	}
+	for _, v := range i.Outputs {
+		rows = append(rows, v.row("output"))
+	}
 	for _, key := range slices.Sorted(maps.Keys(i.Metadata)) {
 		rows = append(rows, []string{"metadata", term.Printable(key) + " = " + term.Printable(i.Metadata[key])})
 	}
@@ -227,14 +221,11 @@ func printInspected(p *term.Printer, i *inspected) error {
 	if i.Problem != "" {
 		rows = append(rows, []string{"problem", term.Printable(i.Problem)})
 	}
-	return p.Table(rows)
+	return rows
 }
 
-func appendValues(rows [][]string, what string, values []valueResult) [][]string {
-	for _, v := range values {
-		rows = append(rows, []string{what, fmt.Sprintf("%s %s", term.Printable(v.Name), term.Printable(fmt.Sprint(v.Shape)))})
-	}
-	return rows
+func (v valueResult) row(what string) []string {
+	return []string{what, term.Printable(v.Name) + " " + term.Printable(fmt.Sprint(v.Shape))}
 }
 
 func (c *contextResult) line() string {

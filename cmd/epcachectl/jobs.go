@@ -57,9 +57,7 @@ func printJobs(a *cli.Call, reply *wire.JobsReply) error {
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
 		a.Print.Note("no jobs, and no failures are remembered")
 	}
-	if err := printJobTable(a.Print, reply.GetJobs()); err != nil {
-		return err
-	}
+	printJobTable(a.Print, reply.GetJobs())
 	if len(reply.GetJobs()) > 0 && len(reply.GetFailures()) > 0 {
 		a.Print.Line("")
 	}
@@ -67,10 +65,7 @@ func printJobs(a *cli.Call, reply *wire.JobsReply) error {
 	return nil
 }
 
-func printJobTable(p *term.Printer, jobs []*wire.Job) error {
-	if len(jobs) == 0 {
-		return nil
-	}
+func printJobTable(p *term.Printer, jobs []*wire.Job) {
 	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
 	for _, j := range jobs {
 		usually, waiting := "-", "-"
@@ -86,7 +81,9 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) error {
 			term.OrDash(j.GetEp()), term.OrDash(j.GetWhy()),
 		})
 	}
-	return p.Table(rows)
+	if len(jobs) > 0 {
+		p.Table(rows)
+	}
 }
 
 // jobID finds the job whose name begins so, as short as the table has it. One that is not listed is left to the daemon.

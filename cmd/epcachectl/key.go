@@ -42,11 +42,12 @@ looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes
 				case a.JSON:
 					return a.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
 				}
-				return a.Print.Table([][]string{
+				a.Print.Table([][]string{
 					{"request key", reply.GetRequestKey()},
 					{"model digest", reply.GetModelDigest()},
 					{"record", compactRecord(reply.GetRecord())},
 				})
+				return nil
 			})
 		},
 	}

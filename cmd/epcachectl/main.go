@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,7 @@ func execute(ctx context.Context, a *cli.Call, args []string) int {
 	root.SetOut(a.Print.Out)
 	root.SetErr(a.Print.Err)
 	err := root.ExecuteContext(ctx)
+	err = cmp.Or(a.Print.Failed(), err)
 	if _, reported := errors.AsType[exit.Status](err); err != nil && !reported {
 		a.Print.Failure(err)
 	}

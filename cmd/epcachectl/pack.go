@@ -90,9 +90,7 @@ func printPacked(a *cli.Call, dryRun bool, r *wire.PackReply, done string) error
 		}
 		a.Print.Line("%s: build %s of %s: %s", term.OrDash(b.GetModelName()), term.Short(b.GetBuild()), term.OrDash(b.GetEp()), text)
 	}
-	if n := r.GetMore(); n > 0 {
-		a.Print.Line("and %d more", n)
-	}
+	a.Print.More(uint64(r.GetMore()))
 	if dryRun {
 		done = "would be " + done
 	}

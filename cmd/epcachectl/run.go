@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os/exec"
@@ -24,9 +25,6 @@ type runCall struct {
 
 // sentTolerance tells rounding from another result, such as quantised models have on processors that their kernels saturate on.
 const sentTolerance = 0.01
-
-// toStderr is what --report without a file stands for.
-const toStderr = "-"
 
 func newRun(a *cli.Call) *cobra.Command {
 	r := &runCall{Call: a}
@@ -69,7 +67,7 @@ Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.Ba
 	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
 	f.Float64Var(&r.request.Verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
 	f.StringVar(&r.report, "report", "", "at the end tell of every session, on standard error or into `FILE`")
-	f.Lookup("report").NoOptDefVal = toStderr
+	f.Lookup("report").NoOptDefVal = "-"
 	return cmd
 }
 
@@ -77,29 +75,18 @@ func (r *runCall) run(ctx context.Context) error {
 	if err := r.check(); err != nil {
 		return err
 	}
-	name := r.program[0]
-	path, err := program.Find(name)
-	if err != nil {
-		return exit.Failing("run", name, err)
-	}
 	log, err := program.NewLog()
 	if err != nil {
-		return exit.Failing("run", name, err)
+		return exit.Failing("run", r.program[0], err)
 	}
 	defer log.Remove()
-	settings, err := r.settings()
+	cmd, err := r.command(log)
 	if err != nil {
-		return exit.Failing("run", name, err)
-	}
-	environment, err := program.Environment(settings, log.Path, r.Socket)
-	if err != nil {
-		return exit.Failing("run", name, err)
+		return exit.Failing("run", r.program[0], err)
 	}
 	r.Print.Clear()
-	status, err := program.Run(&exec.Cmd{
-		Path: path, Args: r.program, Env: environment,
-		Stdin: r.Stdin, Stdout: r.Print.Out, Stderr: r.Print.Err,
-	})
+	path := cmd.Path
+	status, err := program.Run(cmd)
 	if err != nil {
 		return exit.Failing("run", path, err)
 	}
@@ -113,11 +100,22 @@ func (r *runCall) run(ctx context.Context) error {
 	return exit.Status(status.Code)
 }
 
-func (r *runCall) settings() (s program.Settings, err error) {
-	s.OnMiss, s.VerifyOutput = r.onMiss, r.request.Verify
-	for _, ep := range r.request.EPs {
-		s.Send(ep)
+func (r *runCall) command(log *program.Log) (*exec.Cmd, error) {
+	path, err := program.Find(r.program[0])
+	if err != nil {
+		return nil, err
 	}
+	settings, err := r.settings()
+	if err != nil {
+		return nil, err
+	}
+	environment, err := program.Environment(settings, log.Path, r.Socket)
+	return &exec.Cmd{Path: path, Args: r.program, Env: environment,
+		Stdin: r.Stdin, Stdout: r.Print.Out, Stderr: r.Print.Err}, err
+}
+
+func (r *runCall) settings() (s program.Settings, err error) {
+	s.OnMiss, s.VerifyOutput, s.EPs = r.onMiss, r.request.Verify, r.request.EPs
 	if r.request.Runtime != "" {
 		s.Runtime, err = filepath.Abs(r.request.Runtime)
 	}
@@ -128,18 +126,15 @@ func (r *runCall) check() error {
 	if len(r.program) == 0 {
 		return exit.Usage(exit.Hint(errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"))
 	}
+	var err error
 	if len(r.request.EPs) > 0 {
-		if err := r.request.Complete(); err != nil {
-			return err
-		}
+		err = r.request.Complete()
 	} else if r.request.Given() {
-		return exit.Usagef("run: --option is for an --ep, and there is none")
+		err = exit.Usagef("run: --option is for an --ep, and there is none")
 	}
-	if err := exit.OneOf("run: --on-miss", r.onMiss, "wait", "background", "claim", "fail"); err != nil {
+	err = cmp.Or(err, exit.OneOf("run: --on-miss", r.onMiss, "wait", "background", "claim", "fail"))
+	if err != nil || r.request.Runtime == "" {
 		return err
-	}
-	if r.request.Runtime == "" {
-		return nil
 	}
 	if found, err := filepath.Glob(filepath.Join(r.request.Runtime, "onnxruntime*")); err != nil || len(found) == 0 {
 		return exit.Usagef("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.Runtime)
@@ -153,7 +148,7 @@ func (r *runCall) summarise(log *program.Log) error {
 		return err
 	}
 	p := r.Print
-	if r.report != "" && r.report != toStderr {
+	if r.report != "" && r.report != "-" {
 		return s.WriteFile(r.report, r.JSON)
 	}
 	if r.JSON {

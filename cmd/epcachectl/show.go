@@ -72,9 +72,7 @@ func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry strin
 		if i < len(reply.GetRecords()) {
 			record = reply.GetRecords()[i]
 		}
-		if err := printBuild(a.Print, b, record); err != nil {
-			return err
-		}
+		printBuild(a.Print, b, record)
 	}
 	if n := reply.GetMore(); n > 0 {
 		a.Print.Line("%s more: epcachectl list --model %s", term.Counted(n, "build"), term.Printable(term.Brief(entry)))
@@ -85,7 +83,7 @@ func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry strin
 	return nil
 }
 
-func printBuild(p *term.Printer, b *wire.Build, record string) error {
+func printBuild(p *term.Printer, b *wire.Build, record string) {
 	rows := [][]string{
 		{"build", b.GetBuild()},
 		{"request key", b.GetRequestKey()},
@@ -126,11 +124,8 @@ func printBuild(p *term.Printer, b *wire.Build, record string) error {
 	if record != "" {
 		rows = append(rows, []string{"request", compactRecord(record)})
 	}
-	if err := p.Table(rows); err != nil {
-		return err
-	}
+	p.Table(rows)
 	p.Line("")
-	return nil
 }
 
 func keptText(b *wire.Build) string {
@@ -162,34 +157,25 @@ func judgement(b *wire.Build) string {
 		return "not judged yet"
 	}
 	text := verdict(b.GetCompatibility())
-	if b.GetCompatibilitySource() != "" {
-		text += ", says " + sourceName(b.GetCompatibilitySource())
+	switch source := b.GetCompatibilitySource(); source {
+	case "":
+	case "same library", "execution provider", "fingerprint":
+		text += ", says the " + source
+	case "load check":
+		text += ", says a load check"
+	default:
+		text += ", says " + term.Printable(source) // "rule NAME"
 	}
 	text += term.After(", for ", b.GetCompatibilityRuntime())
 	if b.GetJudgedMs() != 0 {
 		text += ", " + term.Time(b.GetJudgedMs())
 	}
-	text += term.After(": ", b.GetCompatibilityReason())
-	return text
+	return text + term.After(": ", b.GetCompatibilityReason())
 }
 
 // verdict spells ONNX Runtime's words as people do.
 func verdict(word string) string {
-	switch word {
-	case "prefer_recompilation":
-		return "prefer recompilation"
-	}
-	return term.Printable(word)
-}
-
-func sourceName(source string) string {
-	switch source {
-	case "same library", "execution provider", "fingerprint":
-		return "the " + source
-	case "load check":
-		return "a load check"
-	}
-	return term.Printable(source) // "rule NAME"
+	return term.Printable(strings.ReplaceAll(word, "_", " "))
 }
 
 // gain compares the processor time of loading the compiled form with that of its source. A loss is
@@ -200,11 +186,10 @@ func gain(b *wire.Build) string {
 	case load <= 0 || source <= 0:
 		return "not measured"
 	case load > source:
-		return fmt.Sprintf("the compiled form loads slower than the source: "+
-			"%s of processor time, the source %s", loadTime(load), loadTime(source))
+		return "the compiled form loads slower than the source: " + loadTime(load) +
+			" of processor time, the source " + loadTime(source)
 	}
-	return fmt.Sprintf("loads in %s of processor time, the source in %s", loadTime(load),
-		loadTime(source))
+	return "loads in " + loadTime(load) + " of processor time, the source in " + loadTime(source)
 }
 
 // loadTime has the same unit for both sides, so that they compare at a glance.
@@ -217,10 +202,10 @@ func loadTime(s float64) string {
 
 func gainColumn(b *wire.Build) string {
 	load, source := b.GetLoadSeconds(), b.GetSourceLoadSeconds()
-	if load <= 0 || source <= 0 {
+	switch {
+	case load <= 0 || source <= 0:
 		return "-"
-	}
-	if load > source {
+	case load > source:
 		return fmt.Sprintf("%.1fx slower", load/source)
 	}
 	return fmt.Sprintf("%.1fx", source/load)
@@ -235,9 +220,7 @@ func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entr
 		return a.Print.JSON(jsonout.Of(reply))
 	}
 	for _, f := range reply.GetFiles() {
-		if err := printTensors(a.Print, reply, f); err != nil {
-			return err
-		}
+		printTensors(a.Print, reply, f)
 	}
 	if n := reply.GetMore(); n > 0 {
 		a.Print.Line("and %s more, %s", term.Counted(n, "file"), term.Bytes(reply.GetMoreBytes()))
@@ -245,7 +228,7 @@ func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entr
 	return nil
 }
 
-func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) error {
+func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	form := ""
 	if f.GetPacked() {
 		form = ", packed" + picture.CompressedText(f)
@@ -266,26 +249,19 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) error 
 	case f.GetNamedBytes() > 0:
 		p.Line("  %s of it are tensors that it names itself", named)
 	}
-	rows := [][]string{}
-	if len(f.GetTensors()) > 0 {
-		rows = append(rows, []string{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"})
-	}
+	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"}}
 	for _, t := range together(f.GetTensors()) {
 		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), t.sizeText(),
-			t.typeText(),
-			percent(t.shared, t.length), term.OrDash(t.first.GetName()), t.holderText(r, f),
-			sharersText(f, t.with)})
+			t.typeText(), percent(t.shared, t.length), term.OrDash(t.first.GetName()),
+			t.holderText(r, f), sharersText(f, t.with)})
 	}
-	if len(rows) > 0 {
-		if err := p.Table(rows); err != nil {
-			return err
-		}
+	if len(rows) > 1 {
+		p.Table(rows)
 	}
 	if f.GetMoreTensors() > 0 {
 		p.Line("  and %d smaller ones", f.GetMoreTensors())
 	}
 	p.Line("")
-	return nil
 }
 
 // placedRow is a named range, or all ranges of a tensor that was looked for.

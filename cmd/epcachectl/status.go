@@ -49,7 +49,8 @@ and the space that is used. --watch prints it again and again until it is interr
 				if a.JSON {
 					return a.Print.JSON(statusOf(s, c.Hello()))
 				}
-				return printStatusTable(a.Print, s, c.Hello())
+				printStatusTable(a.Print, s, c.Hello())
+				return nil
 			})
 		},
 	}
@@ -65,7 +66,7 @@ func statusOf(s *wire.StatusReply, h *wire.HelloReply) jsonout.Object {
 	return out
 }
 
-func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) error {
+func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) {
 	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), term.OrDash(h.GetScope()))
 	if rights := h.GetRights(); len(rights) > 0 {
 		you += ", " + term.Printable(strings.Join(rights, ", "))
@@ -86,7 +87,7 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
 		rows = append(rows, []string{"rebuilds", line})
 	}
-	return p.Table(rows)
+	p.Table(rows)
 }
 
 var startedBy = map[string]string{
@@ -154,5 +155,6 @@ func printAgain(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bool
 	for _, warning := range s.GetWarnings() {
 		a.Print.Line("warning: %s", term.Printable(warning))
 	}
-	return printStatusTable(a.Print, s, h)
+	printStatusTable(a.Print, s, h)
+	return nil
 }

@@ -103,20 +103,21 @@ func withoutEP(arg string, err error) error {
 }
 
 func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
-	var err error
 	if a.JSON {
-		err = a.Print.JSON(jsonout.Of(e))
-	} else {
-		err = printExplanation(a.Print, arg, e, all)
+		if err := a.Print.JSON(jsonout.Of(e)); err != nil {
+			return err
+		}
+	} else if err := printExplanation(a.Print, arg, e, all); err != nil {
+		return err
 	}
-	code := exit.Failed // of a daemon that knows more
-	if decision, known := decisions[e.GetDecision()]; known {
-		code = decision.code
+	decision, known := decisions[e.GetDecision()]
+	switch {
+	case !known: // by this program, and by a daemon that knows more
+		return exit.Status(exit.Failed)
+	case decision.code != exit.Done:
+		return exit.Status(decision.code)
 	}
-	if err == nil && code != exit.Done {
-		return exit.Status(code)
-	}
-	return err
+	return nil
 }
 
 // decisions are the sentence that says it all, and an exit code that scripts can branch on.
@@ -149,26 +150,20 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 	if e.GetRuntime() != "" {
 		rows = append(rows, []string{"  runtime", term.Printable(e.GetRuntime())})
 	}
-	if err := p.Table(rows); err != nil {
-		return err
-	}
+	p.Table(rows)
 	if all {
 		if err := printRecord(p, e.GetRecord()); err != nil {
 			return err
 		}
 	}
 	for _, c := range e.GetCandidates() {
-		if err := printCandidate(p, c, all); err != nil {
-			return err
-		}
+		printCandidate(p, c, all)
 	}
 	for i, n := range e.GetNeighbours() {
 		if i == 0 {
 			p.Line("\nnearest entries:")
 		}
-		if err := printNeighbour(p, n); err != nil {
-			return err
-		}
+		printNeighbour(p, n)
 	}
 	for i, event := range e.GetHistory() {
 		if i == 0 {
@@ -179,7 +174,7 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 	return nil
 }
 
-func printCandidate(p *term.Printer, c *wire.Candidate, all bool) error {
+func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 	b := c.GetBuild()
 	verb := "not served"
 	if c.GetServed() {
@@ -187,23 +182,18 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) error {
 	}
 	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb, term.OrDash(c.GetReason()))
 	if all {
-		if err := printBuild(p, b, ""); err != nil {
-			return err
-		}
-		return printDifferences(p, "  ", "now", "made with", c.GetDifferences())
+		printBuild(p, b, "")
+	} else {
+		p.Table([][]string{
+			{"  compatibility", judgement(b)},
+			{"  made by", madeBy(b)},
+			{"  compiled", term.Time(b.GetCreatedMs()) + " in " + term.Seconds(b.GetCompileSeconds())},
+			{"  state", stateOf(b)},
+			{"  kept", keptText(b)},
+			{"  gain", gain(b)},
+		})
 	}
-	rows := [][]string{
-		{"  compatibility", judgement(b)},
-		{"  made by", madeBy(b)},
-		{"  compiled", term.Time(b.GetCreatedMs()) + " in " + term.Seconds(b.GetCompileSeconds())},
-		{"  state", stateOf(b)},
-		{"  kept", keptText(b)},
-		{"  gain", gain(b)},
-	}
-	if err := p.Table(rows); err != nil {
-		return err
-	}
-	return printDifferences(p, "  ", "now", "made with", c.GetDifferences())
+	printDifferences(p, "  ", "now", "made with", c.GetDifferences())
 }
 
 func madeBy(b *wire.Build) string {
@@ -212,21 +202,21 @@ func madeBy(b *wire.Build) string {
 		term.After(", driver ", b.GetDriverVersion()) + term.After(", ONNX Runtime ", b.GetOrtVersion())
 }
 
-func printNeighbour(p *term.Printer, n *wire.Neighbour) error {
+func printNeighbour(p *term.Printer, n *wire.Neighbour) {
 	builds, fields := term.Counted(int(n.GetBuilds()), "build"), term.Counted(len(n.GetDifferences()), "field")
 	p.Line("  %s, request key %s, %s, differs in %s", term.OrDash(n.GetModelName()), term.Printable(term.Short(n.GetRequestKey())), builds, fields)
-	return printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
+	printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
 }
 
-func printDifferences(p *term.Printer, indent, asked, found string, list []*wire.Difference) error {
+func printDifferences(p *term.Printer, indent, asked, found string, list []*wire.Difference) {
 	if len(list) == 0 {
-		return nil
+		return
 	}
 	rows := [][]string{{indent + "FIELD", strings.ToUpper(asked), strings.ToUpper(found)}}
 	for _, d := range list {
 		rows = append(rows, []string{indent + term.Printable(d.GetField()), fieldValue(d.GetAsked()), fieldValue(d.GetFound())})
 	}
-	return p.Table(rows)
+	p.Table(rows)
 }
 
 func fieldValue(v string) string { return cmp.Or(term.Printable(term.Brief(v)), "(not there)") }
@@ -244,7 +234,8 @@ func printRecord(p *term.Printer, record string) error {
 		rows = append(rows, []string{"  " + term.Printable(field), fieldValue(value)})
 	})
 	p.Line("")
-	return p.Table(rows)
+	p.Table(rows)
+	return nil
 }
 
 // flatten names the leaves of a record as differences do: "execution_providers[0].options.precision".
@@ -252,14 +243,10 @@ func flatten(path string, v any, leaf func(field, value string)) {
 	switch v := v.(type) {
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			inner := key
-			if path != "" {
-				inner = path + "." + key
-			}
-			flatten(inner, v[key], leaf)
+			flatten(strings.TrimPrefix(path+"."+key, "."), v[key], leaf)
 		}
 	case []any:
-		for i, one := range slices.All(v) {
+		for i, one := range v {
 			flatten(fmt.Sprintf("%s[%d]", path, i), one, leaf)
 		}
 	case string:

@@ -129,65 +129,42 @@ func (g *Get) acquireAndUse(
 	return err
 }
 
-type mistake struct {
-	made       bool
-	text, hint string
-}
-
-func firstOf(all ...mistake) error {
-	for _, m := range all {
-		err := errors.New("get: " + m.text)
-		switch {
-		case m.made && m.hint != "":
-			return exit.Usage(exit.Hint(err, m.hint))
-		case m.made:
-			return exit.Usage(err)
-		}
+func mistake(made bool, text, hint string) error {
+	if !made {
+		return nil
 	}
-	return nil
+	return exit.Hint(exit.Usagef("get: %s", text), hint)
 }
 
 func (g *Get) check(models []string) (wire.OnMiss, error) {
 	claims := g.OnMiss == "claim"
-	if err := firstOf(
-		mistake{len(models) == 0, "no model", "epcachectl get MODEL --ep EP"},
-		mistake{g.share && len(models) < 2, "--share: a group has two models or more",
-			"epcachectl get --share MODEL MODEL... --ep EP"},
-		mistake{g.share && g.Request.embed,
-			"--share: what the models share stands in a file of its own, so --embed cannot go with it", ""},
-		mistake{len(g.Program) > 0 && g.JSON,
-			"--json cannot go with a program, whose output standard output is", ""},
-	); err != nil {
-		return 0, err
-	}
-	if err := program.CheckPlaces(g.Program, len(models)); err != nil {
-		return 0, err
-	}
 	complete := g.Request.CompleteOrEP
 	if claims { // the daemon may know nothing of those libraries
 		complete = g.Request.Complete
 	}
-	if err := complete(); err != nil {
-		return 0, err
-	}
-	if err := cmp.Or(g.checkStored(), firstOf(
-		mistake{g.adopt && (g.state != "" || g.share), "--adopt keeps single models in a daemon's store, " +
-			"and cannot go with --state or --share", ""},
-		mistake{claims && g.share,
-			"--on-miss claim is for one model at a time, and --share for several at once", ""},
-		mistake{claims && g.Request.Runtime == "", "--on-miss claim compiles with libraries of your own, " +
-			"and there is no --runtime", "name their folder: --runtime DIR"},
-	)); err != nil {
-		return 0, err
-	}
-	if err := exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "refresh",
-		"bypass"); err != nil {
-		return 0, err
-	}
+	err := cmp.Or(
+		mistake(len(models) == 0, "no model", "epcachectl get MODEL --ep EP"),
+		mistake(g.share && len(models) < 2, "--share: a group has two models or more",
+			"epcachectl get --share MODEL MODEL... --ep EP"),
+		mistake(g.share && g.Request.embed,
+			"--share: what the models share stands in a file of its own, so --embed cannot go with it", ""),
+		mistake(len(g.Program) > 0 && g.JSON,
+			"--json cannot go with a program, whose output standard output is", ""),
+		program.CheckPlaces(g.Program, len(models)),
+		complete(),
+		g.checkStored(),
+		mistake(g.adopt && (g.state != "" || g.share), "--adopt keeps single models in a daemon's store, "+
+			"and cannot go with --state or --share", ""),
+		mistake(claims && g.share,
+			"--on-miss claim is for one model at a time, and --share for several at once", ""),
+		mistake(claims && g.Request.Runtime == "", "--on-miss claim compiles with libraries of your own, "+
+			"and there is no --runtime", "name their folder: --runtime DIR"),
+		exit.OneOf("get: --on-miss", g.OnMiss, "wait", "background", "claim", "fail", "refresh", "bypass"),
+	)
 	if g.DryRun {
-		return wire.OnMiss_FAIL, nil
+		return wire.OnMiss_FAIL, err
 	}
-	return onMissNames[g.OnMiss], nil
+	return onMissNames[g.OnMiss], err
 }
 
 var onMissNames = map[string]wire.OnMiss{
@@ -319,8 +296,8 @@ func (g *Get) claiming() (*claimant, error) {
 
 // withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
 func (g *Get) withHint(err error, paths []string) error {
-	var e *unixsock.Error
-	if !errors.Is(err, unixsock.ErrNotFound) || !errors.As(err, &e) || failedBefore(err) {
+	e, is := errors.AsType[*unixsock.Error](err)
+	if !is || !errors.Is(err, unixsock.ErrNotFound) || failedBefore(err) {
 		return err
 	}
 	plain := *e
@@ -341,16 +318,18 @@ func (g *Get) withHint(err error, paths []string) error {
 }
 
 // underWay tells whether there is no build yet because it is being compiled.
-func underWay(err error) bool {
-	var e *unixsock.Error
-	return errors.As(err, &e) && e.Facts["phase"] != ""
+func underWay(err error) bool { return factOf(err, "phase") != "" }
+
+// factOf returns a fact that the daemon's error has; "": it has none of that name.
+func factOf(err error, name string) string {
+	if e, is := errors.AsType[*unixsock.Error](err); is {
+		return e.Facts[name]
+	}
+	return ""
 }
 
 // failedBefore tells whether there is no build because the daemon remembers that the model does not compile.
-func failedBefore(err error) bool {
-	var e *unixsock.Error
-	return errors.As(err, &e) && e.Facts["reason"] != ""
-}
+func failedBefore(err error) bool { return factOf(err, "reason") != "" }
 
 // report prints every model's result, and gives the exit code of the first that failed.
 func (g *Get) report(results []got) error {
@@ -361,9 +340,7 @@ func (g *Get) report(results []got) error {
 		}
 		if r.err != nil {
 			g.Print.Failure(r.err)
-			if failed == nil {
-				failed = exit.Status(exit.Code(r.err))
-			}
+			failed = cmp.Or(failed, error(exit.Status(exit.Code(r.err))))
 			continue
 		}
 		for _, warning := range r.reply.GetWarnings() {
@@ -396,10 +373,7 @@ func checkReferences(ctx context.Context, path string) error {
 	names, err := m.References(ctx)
 	for _, name := range names {
 		if err == nil {
-			var f *os.File
-			if f, err = m.External(name); err == nil {
-				f.Close() // only whether it opens was asked
-			}
+			_, err = m.ExternalSize(name)
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {

@@ -106,11 +106,10 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 // instead lists what the daemon proposes where it does not have the libraries, the best first:
 // "show", "claim", "own".
 func instead(err error) []string {
-	var e *unixsock.Error
-	if !errors.Is(err, unixsock.ErrUnavailable) || !errors.As(err, &e) {
+	if !errors.Is(err, unixsock.ErrUnavailable) {
 		return nil
 	}
-	return strings.Fields(e.Facts["instead"])
+	return strings.Fields(factOf(err, "instead"))
 }
 
 // work compiles what a claim is for, and puts it. It tells the daemon of a failure, so that the next

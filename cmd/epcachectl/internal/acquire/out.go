@@ -39,20 +39,18 @@ func (g *Get) copyOut(ctx context.Context, results []got) error {
 		plan = append(plan, files...)
 	}
 	for _, c := range plan {
-		if g.DryRun {
-			if !c.same && !g.JSON {
-				g.Print.Line("would write %s", term.Printable(c.to))
-			}
-			continue
-		}
-		did := "is there already:"
-		if !c.same {
-			did = "wrote"
+		did, told := "wrote", !g.JSON && len(g.Program) == 0
+		switch {
+		case g.DryRun:
+			did, told = "would write", !g.JSON && !c.same
+		case c.same:
+			did = "is there already:"
+		default:
 			if err := c.write(ctx); err != nil {
 				return exit.Failing("write", c.to, err)
 			}
 		}
-		if !g.JSON && len(g.Program) == 0 {
+		if told {
 			g.Print.Line("%s %s", did, term.Printable(c.to))
 		}
 	}
@@ -96,15 +94,11 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err er
 		return nil, err
 	}
 	for _, name := range append([]string{filepath.Base(path)}, names...) {
-		f, err := m.External(name)
+		size, err := m.ExternalSize(name)
 		if err != nil {
 			return nil, err
 		}
-		info, err := f.Stat()
-		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, err
-		}
-		c := copied{to: filepath.Join(g.out, filepath.FromSlash(name)), size: info.Size()}
+		c := copied{to: filepath.Join(g.out, filepath.FromSlash(name)), size: size}
 		c.from = func() (io.ReadCloser, error) { return m.External(name) }
 		if plan, err = g.add(plan, c); err != nil {
 			return nil, err

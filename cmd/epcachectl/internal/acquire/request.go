@@ -140,13 +140,10 @@ func (r *Request) AddOption(v string) error {
 }
 
 func setOption(ep *wire.ExecutionProvider, key, value string) error {
-	if ep.Options == nil {
-		ep.Options = make(map[string]string)
-	}
 	if old, twice := ep.Options[key]; twice && old != value {
 		return fmt.Errorf("option %q of %s is given twice, as %q and %q", term.Brief(key), ep.Name, term.Brief(old), term.Brief(value))
 	}
-	ep.Options[key] = value
+	ep.Options = merged(ep.Options, map[string]string{key: value})
 	return nil
 }
 
@@ -156,10 +153,7 @@ func keyValue(to *map[string]string) func(string) error {
 		if !ok || key == "" {
 			return fmt.Errorf("%q is not K=V", term.Brief(v))
 		}
-		if *to == nil {
-			*to = make(map[string]string)
-		}
-		(*to)[key] = value
+		*to = merged(*to, map[string]string{key: value})
 		return nil
 	}
 }
@@ -171,10 +165,7 @@ func dimension(to *map[string]int64) func(string) error {
 		if !ok || name == "" || err != nil || n < 1 {
 			return fmt.Errorf("%q is not NAME=N with N of 1 or more", term.Brief(v))
 		}
-		if *to == nil {
-			*to = make(map[string]int64)
-		}
-		(*to)[name] = n
+		*to = merged(*to, map[string]int64{name: n})
 		return nil
 	}
 }
@@ -218,13 +209,15 @@ func (r *Request) checkValues() error {
 		}
 		return exit.OneOf(flag, value, words...)
 	}
-	err := cmp.Or(
-		oneOf("--optimization-level", r.level, "disable_all", "basic", "extended", "layout", "all"),
-		oneOf("--route", r.route, "compile_api", "session_options"))
-	if err == nil && !(r.Verify >= 0 && r.Verify <= math.MaxFloat64) { // nor NaN
-		err = exit.Usagef("--verify-output %v: a tolerance is 0 or more", r.Verify)
+	tolerance := error(nil)
+	if !(r.Verify >= 0 && r.Verify <= math.MaxFloat64) { // nor NaN
+		tolerance = exit.Usagef("--verify-output %v: a tolerance is 0 or more", r.Verify)
 	}
-	return cmp.Or(err, oneOf("--store", r.store, "shared", "user", "none"))
+	return cmp.Or(
+		oneOf("--optimization-level", r.level, "disable_all", "basic", "extended", "layout", "all"),
+		oneOf("--route", r.route, "compile_api", "session_options"),
+		tolerance,
+		oneOf("--store", r.store, "shared", "user", "none"))
 }
 
 func (r *Request) setNamed(o pair) error {
@@ -233,6 +226,10 @@ func (r *Request) setNamed(o pair) error {
 			return setOption(ep, o.key, o.value)
 		}
 	}
+	return errNoEP(o)
+}
+
+func errNoEP(o pair) error {
 	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
 }
 
@@ -266,10 +263,11 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 		}
 	}
 	if a.Runtime != nil {
-		if files, err = showLibraries(a, files); err != nil {
-			closeExtra(files)
-			return nil, nil, err
-		}
+		files, err = showLibraries(a, files)
+	}
+	if err != nil {
+		closeExtra(files)
+		return nil, nil, err
 	}
 	return a, files, nil
 }
@@ -296,10 +294,7 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 		if err != nil {
 			return files, fmt.Errorf("option %s: file %q: %w", option, term.Brief(value), err)
 		}
-		if ep.OptionFds == nil {
-			ep.OptionFds = make(map[string]uint32)
-		}
-		ep.OptionFds[option] = uint32(len(files))
+		ep.OptionFds = merged(ep.OptionFds, map[string]uint32{option: uint32(len(files))})
 		files = append(files, f)
 		delete(ep.Options, option)
 	}
@@ -351,16 +346,15 @@ func (r *Request) flags() string {
 	if r.Verify != 0 {
 		add("--verify-output", strconv.FormatFloat(r.Verify, 'g', -1, 64))
 	}
-	for _, s := range []struct {
-		on   bool
-		flag string
-	}{
-		{r.embed, "--embed "}, {r.strictORT, "--strict-ort "}, {r.output.GetKeepInitializersInSource(), "--keep-initializers "}, {r.output.GetComplete(), "--complete "},
-	} {
-		if s.on {
-			text += s.flag
+	on := func(on bool, flag string) {
+		if on {
+			text += flag + " "
 		}
 	}
+	on(r.embed, "--embed")
+	on(r.strictORT, "--strict-ort")
+	on(r.output.GetKeepInitializersInSource(), "--keep-initializers")
+	on(r.output.GetComplete(), "--complete")
 	return text
 }
 
@@ -414,20 +408,16 @@ func (r *Request) OneEP() (compilers.EP, error) {
 	if len(r.EPs) > 1 {
 		return compilers.EP{}, exit.Usagef("one --ep at a time")
 	}
-	ep := compilers.EP{Options: map[string]string{}}
+	var ep compilers.EP
 	if len(r.EPs) == 1 {
 		ep.Name, ep.Options = r.EPs[0].GetName(), r.EPs[0].GetOptions()
 		ep.Devices = selectors(r.EPs[0].GetDevices())
 	}
 	for _, o := range append(r.early, r.named...) {
 		if o.ep != "" && o.ep != ep.Name {
-			return compilers.EP{}, exit.Usagef("--option %s/%s: there is no --ep %s",
-				term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
+			return compilers.EP{}, exit.Usage(errNoEP(o))
 		}
-		if ep.Options == nil {
-			ep.Options = map[string]string{}
-		}
-		ep.Options[o.key] = o.value
+		ep.Options = merged(ep.Options, map[string]string{o.key: o.value})
 	}
 	return ep, nil
 }

@@ -1,6 +1,7 @@
 package acquire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,16 +24,16 @@ import (
 func (g *Get) checkStored() error {
 	const none = " is for the daemon, and --state asks none"
 	with := g.state != ""
-	return firstOf(
-		mistake{!with && g.build != "", "--build is for --state: a daemon finds the build that suits", ""},
-		mistake{!with && g.unpackTo != "",
-			"--unpack-to is for --state: a daemon unpacks where its configuration says", ""},
-		mistake{with && g.Socket != "", "--socket" + none, ""},
-		mistake{with && g.keep, "--keep-going" + none, ""},
-		mistake{with && g.Request.strictORT, "--strict-ort" + none, ""},
-		mistake{with && g.Request.Verify != 0, "--verify-output" + none, ""},
-		mistake{with && g.Request.store != "", "--store" + none, ""},
-		mistake{with && g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss " + g.OnMiss + none, ""},
+	return cmp.Or(
+		mistake(!with && g.build != "", "--build is for --state: a daemon finds the build that suits", ""),
+		mistake(!with && g.unpackTo != "",
+			"--unpack-to is for --state: a daemon unpacks where its configuration says", ""),
+		mistake(with && g.Socket != "", "--socket"+none, ""),
+		mistake(with && g.keep, "--keep-going"+none, ""),
+		mistake(with && g.Request.strictORT, "--strict-ort"+none, ""),
+		mistake(with && g.Request.Verify != 0, "--verify-output"+none, ""),
+		mistake(with && g.Request.store != "", "--store"+none, ""),
+		mistake(with && g.OnMiss != "wait" && g.OnMiss != "fail", "--on-miss "+g.OnMiss+none, ""),
 	)
 }
 
@@ -54,7 +55,7 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, exter
 		return err
 	}
 	answer, err := g.stored.Find(ctx, request, g.build)
-	if need := (*identity.NeedFilesError)(nil); errors.As(err, &need) {
+	if need, is := errors.AsType[*identity.NeedFilesError](err); is {
 		for i, location := range need.Locations {
 			member := 0
 			if len(need.Members) > 0 {
@@ -125,15 +126,11 @@ func (g *Get) unpackFolders() (folders []string) {
 
 // storedError gives the cache's errors the classes that scripts know from the daemon's.
 func storedError(err error) error {
-	if err == nil {
-		return nil
-	}
-	var e *apierr.Error
+	e, is := errors.AsType[*apierr.Error](err)
 	switch {
-	case errors.As(err, &e):
-	case packing.Lost(err):
+	case !is && packing.Lost(err):
 		return exit.Damaged(err)
-	default:
+	case !is:
 		return modelfile.PlainPathError(err)
 	}
 	return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}

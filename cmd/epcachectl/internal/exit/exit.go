@@ -188,8 +188,13 @@ type hintedError struct {
 	hint string
 }
 
-// Hint adds a hint of this program's own to an error.
-func Hint(err error, hint string) error { return &hintedError{err, hint} }
+// Hint adds a hint of this program's own to an error, unless it is "".
+func Hint(err error, hint string) error {
+	if hint == "" {
+		return err
+	}
+	return &hintedError{err, hint}
+}
 
 func (e *hintedError) Unwrap() error { return e.error }
 
@@ -273,9 +278,7 @@ func Early(ctx context.Context, err error, timeout time.Duration,
 		}
 		hint += more
 	}
-	if hint != "" {
-		over = Hint(over, hint)
-	}
+	over = Hint(over, hint)
 	if failed, is := errors.AsType[verbError](err); is {
 		return Failing(failed.verb, failed.object, over)
 	}

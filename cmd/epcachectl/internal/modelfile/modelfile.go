@@ -107,6 +107,20 @@ func (m *Model) External(location string) (*os.File, error) {
 	return nil, failed
 }
 
+// ExternalSize returns the size of external data, which it opens.
+func (m *Model) ExternalSize(location string) (int64, error) {
+	f, err := m.External(location)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() // nothing was read
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
 // Read reads the graph.
 func (m *Model) Read(ctx context.Context) (*epmodel.Model, epmodel.Source, error) {
 	source, err := epmodel.FileSource(m.File)

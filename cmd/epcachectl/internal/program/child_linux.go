@@ -14,8 +14,8 @@ import (
 
 // Status is how a program ended.
 type Status struct {
-	Code   int       // what a shell would say: 128 and more after a signal
-	signal os.Signal // what it died by, or nil
+	Code   int            // what a shell would say: 128 and more after a signal
+	signal syscall.Signal // what it died by, or 0
 }
 
 // Run runs a program to its end, and passes the signals on to it that this process gets meanwhile.
@@ -38,7 +38,10 @@ func Run(cmd *exec.Cmd) (Status, error) {
 			if _, is := errors.AsType[*exec.ExitError](err); err != nil && !is {
 				return Status{}, err
 			}
-			return childStatusOf(cmd.ProcessState), nil
+			if s := cmd.ProcessState.Sys().(syscall.WaitStatus); s.Signaled() {
+				return Status{128 + int(s.Signal()), s.Signal()}, nil
+			}
+			return Status{Code: cmd.ProcessState.ExitCode()}, nil
 		}
 	}
 }
@@ -65,27 +68,16 @@ func sentToBoth(s os.Signal) bool {
 	return err == nil && foreground == unix.Getpgrp()
 }
 
-func childStatusOf(state *os.ProcessState) Status {
-	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return Status{128 + int(status.Signal()), status.Signal()}
-	}
-	return Status{Code: state.ExitCode()}
-}
-
 // Repeat ends this process by the signal that the program died by, so that whoever waits for it sees the same. It returns
 // where there was none.
 func (s Status) Repeat() {
-	number, ok := s.signal.(syscall.Signal)
-	if !ok {
-		return
-	}
 	// The program has left a core where one was wanted.
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+	if s.signal == 0 || unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) != nil {
 		return
 	}
 	// Go's own handlers print goroutines, and do not end by the signal. This is the kernel's struct, all zero: the default.
 	var plain [4]uint64
-	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(number), uintptr(unsafe.Pointer(&plain)), 0, 8, 0, 0)
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s.signal), uintptr(unsafe.Pointer(&plain)), 0, 8, 0, 0)
 	// Should it not end by it, the exit status does.
-	unix.Kill(unix.Getpid(), number)
+	unix.Kill(unix.Getpid(), s.signal)
 }

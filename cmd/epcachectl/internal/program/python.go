@@ -13,32 +13,11 @@ import (
 
 // Settings is what the Python side reads; clients/python/epcache/_run/_settings.py is its twin.
 type Settings struct {
-	EPs          []ep    `json:"eps,omitempty"`
-	Runtime      string  `json:"runtime,omitempty"`
-	OnMiss       string  `json:"on_miss"`
-	VerifyOutput float64 `json:"verify_output,omitempty"`
-}
-
-type ep struct {
-	Name    string            `json:"name"`
-	Devices []device          `json:"devices,omitempty"`
-	Options map[string]string `json:"options,omitempty"`
-}
-
-type device struct {
-	Type     string            `json:"type,omitempty"`
-	VendorID uint32            `json:"vendor_id,omitempty"`
-	DeviceID uint32            `json:"device_id,omitempty"`
-	Metadata map[string]string `json:"metadata,omitempty"`
-}
-
-// Send has sessions that ask for the CPU sent to an execution provider.
-func (s *Settings) Send(to *wire.ExecutionProvider) {
-	one := ep{Name: to.GetName(), Options: to.GetOptions()}
-	for _, d := range to.GetDevices() {
-		one.Devices = append(one.Devices, device{d.GetType(), d.GetVendorId(), d.GetDeviceId(), d.GetMetadata()})
-	}
-	s.EPs = append(s.EPs, one)
+	// EPs are the execution providers that sessions which ask for the CPU are sent to.
+	EPs          []*wire.ExecutionProvider `json:"eps,omitempty"`
+	Runtime      string                    `json:"runtime,omitempty"`
+	OnMiss       string                    `json:"on_miss"`
+	VerifyOutput float64                   `json:"verify_output,omitempty"`
 }
 
 // Environment is that of a program which makes its sessions from the cache: report is the file that
@@ -67,8 +46,6 @@ func Environment(settings Settings, report, socket string) ([]string, error) {
 	return environment, nil
 }
 
-var hookFolder = filepath.Join("epcache", "_run", "hook")
-
 func findHook() (string, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -78,7 +55,7 @@ func findHook() (string, error) {
 		program = real
 	}
 	for _, place := range hookPlaces(filepath.Dir(program)) {
-		found, err := filepath.Glob(filepath.Join(place, hookFolder, "sitecustomize.py"))
+		found, err := filepath.Glob(filepath.Join(place, "epcache", "_run", "hook", "sitecustomize.py"))
 		if err == nil && len(found) > 0 {
 			return filepath.Dir(found[len(found)-1]), nil
 		}

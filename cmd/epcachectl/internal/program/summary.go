@@ -16,15 +16,13 @@ import (
 
 // Summary is what run --json prints. The names are a contract for scripts.
 type Summary struct {
-	Sessions []Event  `json:"sessions"`
-	Notes    []string `json:"notes"`    // what was not reached, and why
-	Outcomes counts   `json:"outcomes"` // sessions by outcome
-	Pythons  int      `json:"pythons"`  // Python processes that were reached
+	Sessions []Event        `json:"sessions"`
+	Notes    []string       `json:"notes"`    // what was not reached, and why
+	Outcomes map[string]int `json:"outcomes"` // sessions by outcome
+	Pythons  int            `json:"pythons"`  // Python processes that were reached
 	// What the compiles of the hits took when they were made, less what the hits took.
 	SavedSeconds float64 `json:"saved_seconds"`
 }
-
-type counts map[string]int
 
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
@@ -34,7 +32,7 @@ func (e *Event) inPlace() bool {
 }
 
 func summaryOf(events []Event, more bool) *Summary {
-	s := &Summary{Sessions: []Event{}, Notes: []string{}, Outcomes: counts{}}
+	s := &Summary{Sessions: []Event{}, Notes: []string{}, Outcomes: map[string]int{}}
 	var imported bool
 	for _, e := range events {
 		switch e.Kind {
@@ -43,10 +41,7 @@ func summaryOf(events []Event, more bool) *Summary {
 			if e.Old {
 				s.note("Python " + e.Version + " is older than 3.10, and epcache is for that and later")
 			}
-		case "onnxruntime":
-			imported = true
-			s.note(e.Why)
-		case "failed":
+		case "onnxruntime", "failed":
 			imported = true
 			s.note(e.Why)
 		case "raised":
@@ -55,7 +50,11 @@ func summaryOf(events []Event, more bool) *Summary {
 		case "other":
 			s.note(fmt.Sprintf("%s was used: %s; what it does is not seen here", e.What, e.Why))
 		case "session":
-			s.add(e)
+			s.Sessions = append(s.Sessions, e)
+			s.Outcomes[e.Outcome]++
+			if e.Outcome == "hit" {
+				s.SavedSeconds += max(0, e.CompileSeconds-e.AcquireSeconds)
+			}
 		}
 	}
 	switch {
@@ -84,14 +83,6 @@ func (l *Log) Summary() (*Summary, error) {
 func (s *Summary) note(text string) {
 	if text != "" && !slices.Contains(s.Notes, text) {
 		s.Notes = append(s.Notes, text)
-	}
-}
-
-func (s *Summary) add(e Event) {
-	s.Sessions = append(s.Sessions, e)
-	s.Outcomes[e.Outcome]++
-	if e.Outcome == "hit" {
-		s.SavedSeconds += max(0, e.CompileSeconds-e.AcquireSeconds)
 	}
 }
 
@@ -167,7 +158,11 @@ func grouped(sessions []Event) []*sameSessions {
 }
 
 func (g *sameSessions) line() string {
-	text := fmt.Sprintf("%s %s on %s", term.Printable(g.Outcome), term.Printable(filepath.Base(g.Model)), term.Printable(firstOf(g.Providers)))
+	provider := "-"
+	if len(g.Providers) > 0 {
+		provider = term.Printable(g.Providers[0])
+	}
+	text := fmt.Sprintf("%s %s on %s", term.Printable(g.Outcome), term.Printable(filepath.Base(g.Model)), provider)
 	if g.count > 1 {
 		text += fmt.Sprintf(" (%d sessions)", g.count)
 	}
@@ -179,13 +174,6 @@ func (g *sameSessions) line() string {
 		text += fmt.Sprintf(", compiling took %s", term.Seconds(g.CompileSeconds))
 	}
 	return text
-}
-
-func firstOf(names []string) string {
-	if len(names) == 0 {
-		return "-"
-	}
-	return names[0]
 }
 
 // inShort gives the line of a reason that says most. A compiler's words run over many lines, of which the last sums them up; --json has all of them.

@@ -30,6 +30,7 @@ type Printer struct {
 	Terminal bool
 	width    func() int // of the terminal, in characters
 	shown    int        // progress lines that stand on the terminal
+	failed   error      // of a table
 }
 
 // NewPrinter returns a printer of results to out and of messages to err.
@@ -101,8 +102,18 @@ func (p *Printer) JSON(v any) error {
 	return p.Result(text)
 }
 
-// Table prints rows in columns.
-func (p *Printer) Table(rows [][]string) error { return NewColumns(p).Print(rows) }
+// Table prints rows in columns. Failed returns the error if that fails.
+func (p *Printer) Table(rows [][]string) { p.failed = cmp.Or(p.failed, NewColumns(p).Print(rows)) }
+
+// Failed returns the first error of a table.
+func (p *Printer) Failed() error { return p.failed }
+
+// More prints how many there are beyond what was printed, if there are.
+func (p *Printer) More(n uint64) {
+	if n > 0 {
+		p.Line("and %d more", n)
+	}
+}
 
 // progress replaces the lines that tell a person what is going on. Scripts see nothing.
 func (p *Printer) progress(lines []string) {
