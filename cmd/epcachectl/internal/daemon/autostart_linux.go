@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -48,16 +47,14 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 		c, err := at.Connect(ctx)
 		return err == nil && c.Close() == nil
 	}
-	if err := startDaemon(ctx, program, there); err != nil {
-		var none *exit.NoDaemonError
-		if c, again := f.Connect(ctx); again == nil || !errors.As(again, &none) {
-			return c, again // another process was faster
-		}
-		return nil, &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("none can be started: %v", err), Cause: none}
-	}
-	c, err = f.Connect(ctx)
-	if none, is := errors.AsType[*exit.NoDaemonError](err); is && os.Getenv(ProgramVariable) != "" {
-		err = &exit.NoDaemonError{Text: none.Text, Hint: fmt.Sprintf("%s --autostart ended as if it had started one%s", program, NamedBy()), Cause: none}
+	failed := startDaemon(ctx, program, there)
+	c, err = f.Connect(ctx) // which succeeds as well where another process was faster
+	none, is := errors.AsType[*exit.NoDaemonError](err)
+	switch {
+	case is && failed != nil:
+		err = none.WithHint(fmt.Sprintf("none can be started: %v", failed))
+	case is && os.Getenv(ProgramVariable) != "":
+		err = none.WithHint(fmt.Sprintf("%s --autostart ended as if it had started one%s", program, NamedBy()))
 	}
 	return c, err
 }
@@ -77,10 +74,7 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	if program == "" {
 		return nil, errors.New("no daemon of this user's can be started")
 	}
-	dial := func() (*unixsock.Client, error) {
-		return unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}.Dial(ctx,
-			unixsock.UserSockets()...)
-	}
+	dial := func() (*unixsock.Client, error) { return f.dialer().Dial(ctx, unixsock.UserSockets()...) }
 	err := startDaemon(ctx, program, func() bool {
 		c, err := dial()
 		return err == nil && c.Close() == nil
@@ -108,11 +102,10 @@ func (f *Finder) DaemonProgram() string {
 			return beside
 		}
 	}
-	path, err := exec.LookPath("epcached")
-	if err != nil {
-		return ""
+	if path, err := exec.LookPath("epcached"); err == nil {
+		return path
 	}
-	return path
+	return ""
 }
 
 // AutostartOff reports whether clients are told to start no daemon.
@@ -135,11 +128,10 @@ func startDaemon(ctx context.Context, program string, there func() bool) error {
 		if reason == "" {
 			reason = start(ctx, program, socket)
 		}
-		lock.end(reason)
-		if reason != "" {
-			return errors.New(reason)
+		if lock.end(reason); reason != "" {
+			err = errors.New(reason)
 		}
-		return nil
+		return err
 	}
 	return failed
 }
@@ -209,14 +201,12 @@ func lockStart(ctx context.Context, socket string, meanwhile func() bool) (*star
 // before is tried again, for this is a person's command, who may just have mended it.
 func (l *startLock) failed() string {
 	info, err := l.file.Stat()
-	if err != nil || info.Size() == 0 || info.ModTime().Before(l.asked) {
+	if err != nil || info.ModTime().Before(l.asked) {
 		return ""
 	}
-	reason, err := io.ReadAll(io.NewSectionReader(l.file, 0, maxStartReason))
-	if err != nil {
-		return ""
-	}
-	return string(reason)
+	reason := make([]byte, maxStartReason)
+	n, _ := l.file.ReadAt(reason, 0) // what cannot be read is tried again
+	return string(reason[:n])
 }
 
 // end gives the lock back, and leaves to the others why there is no daemon; "" where there is one.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/unixsock"
@@ -49,8 +50,9 @@ func (f *Finder) Sockets() []string {
 // Connect connects to the first daemon that answers.
 func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 	paths := f.Sockets()
-	d := unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}
-	if f.WaitSet || len(paths) == 1 || anyExists(paths) {
+	d := f.dialer()
+	// Without a sign that there is, or was, a daemon nobody wants to wait for it.
+	if f.WaitSet || len(paths) == 1 || slices.ContainsFunc(paths, exists) {
 		d.Wait = f.Wait
 	}
 	c, err := d.Dial(ctx, paths...)
@@ -60,31 +62,33 @@ func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 // Again asks once more after the connection broke: a daemon that is restarted in the middle of a call is no failure
 // of the call. Only for requests that may be asked twice.
 func (f *Finder) Again(ctx context.Context, ask func(*unixsock.Client) error) error {
-	patient := *f
-	patient.Wait, patient.WaitSet = MaxWait, true
-	c, err := patient.Connect(ctx)
+	c, err := f.patient().Connect(ctx)
 	if err != nil {
 		return err
 	}
 	return errors.Join(ask(c), c.Close())
 }
 
-// anyExists tells whether there is, or was, a daemon: without a sign of one nobody wants to wait for it.
-func anyExists(paths []string) bool {
-	for _, path := range paths {
-		if _, err := os.Lstat(path); err == nil {
-			return true
-		}
-	}
-	return false
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func (f *Finder) dialer() unixsock.Dialer {
+	return unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}
+}
+
+// patient returns a finder that waits for a daemon as long as may be.
+func (f *Finder) patient() *Finder {
+	patient := *f
+	patient.Wait, patient.WaitSet = MaxWait, true
+	return &patient
 }
 
 // Reconnect waits for a daemon as long as the context lasts.
 func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
-	patient := *f
-	patient.Wait, patient.WaitSet = MaxWait, true
 	for {
-		c, err := patient.Connect(ctx)
+		c, err := f.patient().Connect(ctx)
 		if err == nil || !Interrupted(err) || ctx.Err() != nil {
 			return c, err
 		}

@@ -28,15 +28,15 @@ func noDaemon(paths []string, err error) error {
 	if !errors.Is(err, unixsock.ErrNoDaemon) {
 		return err
 	}
-	where := strings.Join(paths, " or ")
-	text := "no daemon answers at " + where
+	why := "there is no such socket"
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return &exit.NoDaemonError{Text: text + ": the socket was left by one that ended", Hint: startOne, Cause: err}
-	case errors.Is(err, fs.ErrNotExist):
-		return &exit.NoDaemonError{Text: text + ": there is no such socket", Hint: startOne, Cause: err}
+		why = "the socket was left by one that ended"
+	case !errors.Is(err, fs.ErrNotExist):
+		return silent(paths, err)
 	}
-	return silent(paths, err)
+	text := "no daemon answers at " + strings.Join(paths, " or ") + ": " + why
+	return &exit.NoDaemonError{Text: text, Hint: startOne, Cause: err}
 }
 
 const startOne = "start one with: epcached --runtime DIR, or name its socket with --socket or " +
@@ -44,8 +44,8 @@ const startOne = "start one with: epcached --runtime DIR, or name its socket wit
 
 // howToStart replaces the hint startOne by one that suits how the socket was found.
 func (f *Finder) howToStart(err error) error {
-	var none *exit.NoDaemonError
-	if !errors.As(err, &none) || none.Hint != startOne {
+	none, is := errors.AsType[*exit.NoDaemonError](err)
+	if !is || none.Hint != startOne {
 		return err
 	}
 	switch named := cmp.Or(f.Socket, os.Getenv(unixsock.SocketVariable)); {
@@ -61,18 +61,22 @@ func (f *Finder) howToStart(err error) error {
 // silent tells of a daemon that has a socket and says nothing.
 func silent(paths []string, err error) error {
 	h, known := holderOf(paths)
-	if !known {
-		return &exit.NoDaemonError{Text: fmt.Sprintf("the daemon at %s does not answer within %v: it is suspended, or the machine is overloaded", strings.Join(paths, " or "), helloTimeout),
-			Hint: "look at its process, and at " + LogOf(paths), Cause: err}
+	where, log := strings.Join(paths, " or "), LogOf(paths)
+	if known {
+		where, log = h.path, LogOf([]string{h.path})
 	}
-	text := fmt.Sprintf("the daemon at %s does not answer within %v", h.path, helloTimeout)
 	if h.pid > 0 {
-		text = fmt.Sprintf("the daemon at %s, process %d, does not answer within %v", h.path, h.pid, helloTimeout)
+		where += fmt.Sprintf(", process %d,", h.pid)
 	}
-	if h.stopped {
-		return &exit.NoDaemonError{Text: text + ": it was stopped by a signal", Hint: fmt.Sprintf("let it go on: kill -CONT %d", h.pid), Cause: err}
+	why, hint := ": it, or the machine, is overloaded", "look at its process, and at "+log
+	switch {
+	case !known:
+		why = ": it is suspended, or the machine is overloaded"
+	case h.stopped:
+		why, hint = ": it was stopped by a signal", fmt.Sprintf("let it go on: kill -CONT %d", h.pid)
 	}
-	return &exit.NoDaemonError{Text: text + ": it, or the machine, is overloaded", Hint: "look at its process, and at " + LogOf([]string{h.path}), Cause: err}
+	text := fmt.Sprintf("the daemon at %s does not answer within %v", where, helloTimeout)
+	return &exit.NoDaemonError{Text: text + why, Hint: hint, Cause: err}
 }
 
 // LogOf says where the log is of the daemon that listens at the first of the paths where there is a socket.

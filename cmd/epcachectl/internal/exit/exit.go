@@ -100,23 +100,21 @@ func (m Missing) Is(target error) bool { return target == fs.ErrNotExist }
 
 // Code returns the exit code that an error of a call leads to.
 func Code(err error) int {
-	var usage usageError
-	var done Status
-	var corrupt *cas.CorruptError
-	var damaged damageError
-	var stopped interruption
-	switch {
-	case err == nil:
+	if err == nil {
 		return Done
-	case errors.As(err, &done):
+	}
+	if done, is := errors.AsType[Status](err); is {
 		return int(done)
-	case errors.As(err, &stopped):
-		return stopped.status()
+	}
+	if stopped, is := errors.AsType[interruption](err); is {
+		return signaled + int(stopped.signal) // as a shell has it
+	}
+	switch {
 	case errors.Is(err, unixsock.ErrConnectionLost): // with what the two could not agree on, perhaps
 		return NoDaemon
-	case errors.As(err, &usage), errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
+	case isA[usageError](err), errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
 		return BadUsage
-	case errors.As(err, &corrupt), errors.As(err, &damaged):
+	case isA[*cas.CorruptError](err), isA[damageError](err):
 		return Damage
 	case errors.Is(err, unixsock.ErrNoDaemon):
 		return NoDaemon
@@ -128,6 +126,11 @@ func Code(err error) int {
 		return NotFound
 	}
 	return Failed
+}
+
+func isA[E error](err error) bool {
+	_, is := errors.AsType[E](err)
+	return is
 }
 
 // verbError says which operation on which object failed.
@@ -168,13 +171,11 @@ func During(verb string, err error) error {
 
 // Hints lists the hints that an error carries.
 func Hints(err error) []string {
-	var e *unixsock.Error
-	var hinted *hintedError
 	var list []string
-	if errors.As(err, &hinted) {
+	if hinted, is := errors.AsType[*hintedError](err); is {
 		list = append(list, hinted.hint)
 	}
-	if errors.As(err, &e) && e.Hint != "" {
+	if e, is := errors.AsType[*unixsock.Error](err); is && e.Hint != "" {
 		list = append(list, e.Hint)
 	}
 	if none, is := errors.AsType[*NoDaemonError](err); is {
@@ -206,6 +207,9 @@ type NoDaemonError struct {
 
 func (e *NoDaemonError) Error() string { return e.Text }
 
+// WithHint returns the error with another hint.
+func (e *NoDaemonError) WithHint(hint string) error { return &NoDaemonError{e.Text, hint, e} }
+
 func (e *NoDaemonError) Unwrap() error { return e.Cause }
 
 // interruption is the signal that ended a call.
@@ -220,9 +224,6 @@ func (e interruption) Error() string {
 
 // Is: whoever was interrupted was cancelled.
 func (e interruption) Is(target error) bool { return target == context.Canceled }
-
-// status is what a shell makes of a program that a signal ended.
-func (e interruption) status() int { return signaled + int(e.signal) }
 
 // Interruptible gives a context that ends with the first SIGINT or SIGTERM, which is then its cause.
 func Interruptible() (ctx context.Context, stop func()) {
