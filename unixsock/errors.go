@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -143,4 +145,16 @@ func boundFacts(facts map[string]string) map[string]string {
 		bounded[cut(name, 256)] = cut(value, 4<<10)
 	}
 	return bounded
+}
+
+// cut shortens text to at most n bytes, at the boundary of a character, and makes it valid UTF-8: protobuf
+// refuses strings that are not, and compilers print anything.
+func cut(text string, n int) string {
+	if len(text) > n {
+		for n > 0 && !utf8.RuneStart(text[n]) {
+			n--
+		}
+		text = text[:n]
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
 }

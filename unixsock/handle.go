@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -108,4 +110,158 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 		c.server.Log.Error("request", "uid", c.peer.UID, "pid", c.peer.PID, "number", r.number, "error", err)
 	}
 	return toWire(err)
+}
+
+// errNotReading ends a connection whose client leaves too many answers unread for too long.
+var errNotReading = errors.New("the client does not read its answers")
+
+// answer ends a request with its one answer. The view is closed here. An error means that the connection is done for.
+func (c *connection) answer(r *request, reply proto.Message, view *os.File) error {
+	c.finish(r)
+	defer func() {
+		c.inFlight.Add(-1)
+		c.user.requestBytes.Add(-r.bytes)
+	}()
+	if view != nil {
+		defer closeFiles([]*os.File{view})
+	}
+	err := c.sendReply(r.number, reply, view)
+	var busy *Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &busy): // not sent, and the client can be told why
+		err = c.send(c.ctx, envelopeOf(r.number, toWire(busy)), nil)
+	}
+	if err != nil {
+		c.cancel()
+	}
+	return err
+}
+
+func (c *connection) sendReply(number uint64, reply proto.Message, view *os.File) error {
+	envelope := envelopeOf(number, reply)
+	if view == nil {
+		return c.send(c.ctx, envelope, nil)
+	}
+	envelope.Descriptors = 1
+	defer runtime.KeepAlive(view)
+	return c.send(c.ctx, envelope, []int{int(view.Fd())})
+}
+
+// send writes one frame. An *Error means that nothing was sent and the connection is as good as before; another
+// error that it is not.
+func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []int) error {
+	frame, err := encode(envelope)
+	if err != nil {
+		c.server.Log.Error("answer", "error", err)
+		e := &Error{Class: wire.ErrorClass_INTERNAL, Text: "the answer cannot be encoded", Hint: "the daemon's log says more"}
+		if errors.Is(err, errTooLarge) {
+			e.Text, e.Hint = "the answer "+err.Error(), "ask for less at once"
+		}
+		return e
+	}
+	defer putBuffer(frame)
+	if err := c.stream.lock(ctx); err != nil {
+		return err
+	}
+	defer c.stream.unlock()
+	if len(fds) == 0 {
+		return c.stream.write(ctx, *frame, nil, c.server.limits.WriteTimeout)
+	}
+	return c.sendDescriptors(ctx, *frame, fds)
+}
+
+// sendDescriptors sends an answer with descriptors once few enough of the earlier ones are under way: the kernel
+// limits those of the whole daemon, so a client that does not read could else starve all others.
+func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []int) error {
+	end := time.Now().Add(c.server.limits.WriteTimeout)
+	for {
+		if err := c.awaitReading(ctx, end); err != nil {
+			return err
+		}
+		c.unread.Add(1)
+		c.user.unread.Add(1)
+		err := c.stream.write(ctx, frame, fds, c.server.limits.WriteTimeout)
+		if !tooManyInFlight(err) {
+			return err
+		}
+		c.unread.Add(-1)
+		c.user.unread.Add(-1)
+		if err := pauseUntil(ctx, maxDrainPoll, end); err != nil {
+			return &Error{Class: wire.ErrorClass_BUSY, Text: "too many descriptors are on their way to clients", Err: err}
+		}
+	}
+}
+
+func (c *connection) awaitReading(ctx context.Context, end time.Time) error {
+	limits := &c.server.limits
+	for poll := minDrainPoll; ; poll = min(2*poll, maxDrainPoll) {
+		own := c.unread.Load() >= int64(limits.Unread)
+		if !own && c.user.unread.Load() < int64(limits.UnreadPerUID) {
+			return nil
+		}
+		c.noteReadLocked()
+		if !own {
+			c.server.sweep(c.user)
+		}
+		if c.unread.Load() < int64(limits.Unread) && c.user.unread.Load() < int64(limits.UnreadPerUID) {
+			return nil
+		}
+		switch err := pauseUntil(ctx, poll, end); {
+		case err == nil:
+		case own || ctx.Err() != nil:
+			return errors.Join(errNotReading, ctx.Err())
+		default:
+			return &Error{Class: wire.ErrorClass_BUSY, Text: "too many answers of one user are unread", Err: err}
+		}
+	}
+}
+
+func pauseUntil(ctx context.Context, pause time.Duration, end time.Time) error {
+	if time.Now().After(end) {
+		return os.ErrDeadlineExceeded
+	}
+	select {
+	case <-time.After(pause):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// noteRead gives back what the client was charged for unread answers, if it has read all. A connection that is
+// just being written to is left alone: it looks by itself.
+func (c *connection) noteRead() {
+	select {
+	case c.stream.writing <- struct{}{}:
+		c.noteReadLocked()
+		c.stream.unlock()
+	default:
+	}
+}
+
+func (c *connection) noteReadLocked() {
+	if c.unread.Load() > 0 && !c.stream.unread() {
+		c.user.unread.Add(-c.unread.Swap(0))
+	}
+}
+
+// linger closes the connection, but only after its last answers with descriptors were read or the client is gone:
+// until then they count against its user, or one could leave 8 behind with each of any number of connections.
+func (c *connection) linger() {
+	poll := maxDrainPoll
+	// Tells the client that there is no more; what was sent stays readable. An error means that it is gone.
+	_ = c.stream.conn.CloseWrite()
+	_ = c.stream.conn.CloseRead()
+	for {
+		c.noteRead()
+		if c.unread.Load() == 0 || pauseUntil(c.server.base, poll, time.Now().Add(poll)) != nil {
+			break
+		}
+		poll = min(2*poll, time.Second)
+	}
+	c.user.unread.Add(-c.unread.Swap(0))
+	// Everything was sent or given up by now.
+	_ = c.stream.conn.Close()
 }

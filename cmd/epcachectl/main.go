@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -20,7 +21,9 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
 )
 
 // version is set by the linker for releases.
@@ -100,4 +103,43 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	root.SetOut(a.Print.Out) // which cobra's completion keeps
 	addCompletion(root)
 	return root
+}
+
+func newVersion(a *cli.Call) *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "print this program's version",
+		Long:    "version prints the version of epcachectl and of the protocol that it speaks. The daemon's own is in status." + exit.Help(exit.Done, exit.BadUsage),
+		Example: "  epcachectl version",
+		Args:    cli.UsageArgs(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			if a.JSON {
+				return a.Print.JSON(jsonout.Object{"version": a.Version, "protocol": unixsock.Version})
+			}
+			a.Print.Line("epcachectl %s (protocol %d)", a.Version, unixsock.Version)
+			return nil
+		},
+	}
+}
+
+// addCompletion adds cobra's own verb, with examples: nobody remembers where each shell looks.
+func addCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd("bash") // any word that is no request of a shell's for completions
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil || completion == root {
+		return // this version of cobra has none
+	}
+	completion.Long = strings.TrimSpace(completion.Long) + exit.Help(exit.Done, exit.BadUsage)
+	const bash = "  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl"
+	const fish = "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish"
+	completion.Example = bash + "\n" + fish
+	for shell, example := range map[string]string{
+		"bash": bash, "zsh": `  epcachectl completion zsh > "${fpath[1]}/_epcachectl"`, "fish": fish,
+		"powershell": "  epcachectl completion powershell | Out-String | Invoke-Expression",
+	} {
+		if cmd, _, err := completion.Find([]string{shell}); err == nil {
+			cmd.Example = example
+			cmd.Long = strings.TrimSpace(cmd.Long) + exit.Help(exit.Done, exit.BadUsage)
+		}
+	}
 }

@@ -1,10 +1,14 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"time"
 
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/tomlfile"
 )
@@ -242,4 +246,63 @@ func (s *Settings) Level() slog.Level {
 		return slog.LevelInfo // only a word that was refused already
 	}
 	return level
+}
+
+// What is wrong in a file, and where: see package tomlfile.
+type (
+	Position = tomlfile.Position
+	Error    = tomlfile.Error
+	Errors   = tomlfile.Errors
+)
+
+// removed names the fields that earlier versions had, with what each meant and what replaces it.
+// They are accepted with a warning, so that the daemon starts after an upgrade.
+var removed = map[string]string{
+	"space.compress_after": "it said after how long without use a build's own bytes are " +
+		"compressed; packing compresses them now, where that saves an eighth",
+	"standby_seconds": "it said how long a worker was kept ready after a compile; workers " +
+		"start with their compile now",
+}
+
+// Warnings returns the fields that have no effect any more, in the order of the file.
+func (s *Settings) Warnings() Errors { return s.warnings }
+
+// LoadRules reads the rules that the settings name, over the shipped ones. The error names file, line and column of all that is wrong in them.
+func (s *Settings) LoadRules() (*rules.Set, error) {
+	if len(s.Rules) == 0 {
+		return rules.Shipped(), nil
+	}
+	own, err := rules.Load(s.Rules...)
+	if err != nil {
+		return nil, fmt.Errorf("field \"rules\": %w", err)
+	}
+	return own.Over(rules.Shipped()), nil
+}
+
+// CheckUnpackedDir looks whether unpacked_dir, where there is one, is a folder in which the daemon can make its own: without that it does not
+// start. mayWrite tells whether this user may make files in a folder. The error is an Errors.
+func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
+	dir := s.Space.UnpackedDir
+	if dir == "" {
+		return nil
+	}
+	const field = "space.unpacked_dir"
+	text := ""
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		text = fmt.Sprintf("there is no folder %q: make it, or name one that is there; the daemon makes only its own in it", dir)
+	case err != nil:
+		text = fmt.Sprintf("%q: %v", dir, tomlfile.WithoutPath(err))
+	case !info.IsDir():
+		text = fmt.Sprintf("%q is no folder", dir)
+	default:
+		if err := mayWrite(dir); err != nil {
+			text = fmt.Sprintf("user %d may not write into %q: %v; if the daemon runs as another user, check as that one", os.Getuid(), dir, tomlfile.WithoutPath(err))
+		}
+	}
+	if text == "" {
+		return nil
+	}
+	return Errors{{File: s.File, Position: s.positionOf(field), Field: field, Text: text}}
 }

@@ -1,6 +1,14 @@
 package unixsock
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
 
 // checkFD tells whether a descriptor that a client sent may be read: a regular file (a sealed or
 // plain memory file is one), opened for reading. O_PATH descriptors are refused before anything else
@@ -51,4 +59,43 @@ func kindOf(mode uint32) string {
 		return "a block device"
 	}
 	return "something the kernel has no file type for" // epoll, timers and their like
+}
+
+// peerOf asks the kernel who is at the other end. The answer is of the moment of connect: a process that changed
+// its uid since keeps the one that it connected with.
+func peerOf(conn *net.UnixConn) (Peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return Peer{}, fmt.Errorf("peer: %w", err)
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err == nil {
+		err = credErr
+	}
+	if err != nil {
+		return Peer{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
+}
+
+// tooManyInFlight says that the kernel refuses to have more of this user's descriptors under way.
+func tooManyInFlight(err error) bool { return errors.Is(err, syscall.ETOOMANYREFS) }
+
+// tryAgain is for errors of accept that pass: the process or the machine is short of descriptors or memory, or the
+// client left while it waited.
+func tryAgain(err error) bool {
+	return isOneOf(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EINTR)
+}
+
+// notConnected is for errors of connect that a daemon which is starting, or is busy accepting, takes away.
+func notConnected(err error) bool {
+	return isOneOf(err, syscall.ENOENT, syscall.ECONNREFUSED, syscall.EAGAIN)
+}
+
+func isOneOf(err error, errnos ...error) bool {
+	return slices.ContainsFunc(errnos, func(errno error) bool { return errors.Is(err, errno) })
 }
