@@ -133,16 +133,17 @@ type Cache struct {
 	query      *query.Queries
 	lookup     *lookup.Lookup
 
-	jobs     *jobs.Jobs
-	rebuilds upkeep.Rebuilds
-	backlog  *upkeep.Backlog
-	reports  *reports.Reports
-	facts    *once.Facts // found out for reports, judgements and the doctor
-	claims   *claims
-	gains    upkeep.Gains
-	failures *failure.Remembered
-	reading  keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
-	checks   keyed.Slots         // one token for each load check, or conversion, that requests wait for
+	jobs       *jobs.Jobs
+	rebuilds   upkeep.Rebuilds
+	recompiler *upkeep.Recompiler
+	backlog    *upkeep.Backlog
+	reports    *reports.Reports
+	facts      *once.Facts // found out for reports, judgements and the doctor
+	claims     *claims
+	gains      upkeep.Gains
+	failures   *failure.Remembered
+	reading    keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
+	checks     keyed.Slots         // one token for each load check, or conversion, that requests wait for
 
 	conversions keyed.Group[*jobs.Result] // by build key, scope and what is converted
 	maxGraph    int64                     // epmodel.MaxGraph
@@ -197,7 +198,7 @@ func (c *Cache) open() error {
 				o.Broken(err)
 			}
 		},
-		Published: c.published, Withheld: c.heal,
+		Published: c.published, Withheld: func(b *index.Build) { c.recompiler.Heal(b) },
 		Compiling: func() bool { return c.jobs.Count() > 0 }}); err != nil {
 		return err
 	}
@@ -215,6 +216,7 @@ func (c *Cache) open() error {
 	c.openJudge()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = c.openReports()
+	c.recompiler = c.openRecompiler()
 	c.backlog = c.openBacklog()
 	c.facts = once.New(c.now, c.later)
 	c.query = c.openQueries()
@@ -258,7 +260,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	if err := c.store.RemoveLeftovers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("leftovers not removed, or the account of the space not looked through", "error", err)
 	}
-	if err := c.healAll(ctx); err != nil && ctx.Err() == nil {
+	if err := c.recompiler.HealAll(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("damaged builds not found", "error", err)
 	}
 	close(c.tidied)
@@ -332,7 +334,7 @@ func (c *Cache) openQueries() *query.Queries {
 func (c *Cache) openLookup() *lookup.Lookup {
 	return lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
 		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Member: c.planner.Member,
-		Served: c.freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
+		Served: c.recompiler.Freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 }
 
 // Claims has the claims of applications.

@@ -42,7 +42,7 @@ func (c *Cache) openReports() *reports.Reports {
 		Find: func(ctx context.Context, p request.Peer, entries []string) ([]index.Build, error) {
 			return c.query.Find(ctx, p, entries)
 		},
-		Rebuild: func(b *index.Build, runtime, why string) { c.wantAnew(b, runtime, why, nil) }})
+		Rebuild: func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) }})
 }
 
 // examine finds out whether the build is sound: by its bytes, then by loading it with the runtime that the reporter used

@@ -28,9 +28,9 @@ func TestAGroupIsNotMadeAnewOfOneOfItsModels(t *testing.T) {
 func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
-	_, err := b.cache.askedWith(context.Background(), b.request(b.model(1)), group.Build)
+	_, err := b.cache.kept.RequestWith(context.Background(), b.request(b.model(1)), group.Build)
 	require.ErrorIs(t, err, sources.ErrNoSource)
-	whole, err := b.cache.askedWith(context.Background(), b.group(1, 2), group.Build)
+	whole, err := b.cache.kept.RequestWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)
 	whole.Close()
 }

@@ -35,7 +35,7 @@ func (c *Cache) openJudge() {
 			}
 			return at.Plan.Against(rt.Name, rc).Target(), nil
 		},
-		Rebuild: func(b *index.Build, runtime, why string) { c.wantAnew(b, runtime, why, nil) },
+		Rebuild: func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) },
 	})
 }
 

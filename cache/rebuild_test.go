@@ -44,11 +44,11 @@ func (b *bench) settles() []upkeep.Rebuild {
 }
 
 func (b *bench) want(build *index.Build, why string) {
-	b.cache.rebuilds.Want(rebuild{c: b.cache, runtime: b.cache.runtimes.All()[0]}.wish(build, why))
+	b.cache.rebuilds.Want(b.cache.recompiler.Wish(build, b.cache.runtimes.All()[0], why, nil))
 }
 
 // age makes what is there so old that it may be made anew for the very same libraries.
-func (b *bench) age() { b.later.Add(int64(refreshEvery + time.Hour)) }
+func (b *bench) age() { b.later.Add(int64(upkeep.RefreshEvery + time.Hour)) }
 
 // refresh wants a build anew though it is the libraries' own.
 func (b *bench) refresh(build *index.Build) {
@@ -57,9 +57,8 @@ func (b *bench) refresh(build *index.Build) {
 
 // refreshWith does so with the files of a request.
 func (b *bench) refreshWith(build *index.Build, r *request.Request) {
-	one := rebuild{c: b.cache, runtime: b.cache.runtimes.All()[0]}
-	w := one.wish(build, "test")
-	w.Refresh, w.Files = true, one.files(r)
+	w := b.cache.recompiler.Wish(build, b.cache.runtimes.All()[0], "test", r)
+	w.Refresh = true
 	b.cache.rebuilds.Want(w)
 }
 
@@ -346,7 +345,7 @@ func TestARefreshIsNoLoop(t *testing.T) {
 	b := rebuilding(t, nil)
 	a := b.acquire(b.request(b.model(1)))
 	refresh := func() {
-		w := rebuild{c: b.cache}.wish(b.acquire(b.request(b.model(1))).Build, "not the best")
+		w := b.cache.recompiler.Wish(b.acquire(b.request(b.model(1))).Build, nil, "not the best", nil)
 		w.Refresh = true
 		b.cache.rebuilds.Want(w)
 		require.Empty(t, b.settles())
@@ -378,9 +377,7 @@ func TestSourceThatChanged(t *testing.T) {
 	require.Equal(t, upkeep.Waiting, b.cache.rebuilds.List()[0].State, "not looked for with each hit")
 
 	asked := b.request(b.model(1))
-	w := rebuild{c: b.cache}.wish(first.Build, "asked for")
-	w.Files = rebuild{c: b.cache}.files(asked)
-	b.cache.rebuilds.Want(w)
+	b.cache.rebuilds.Want(b.cache.recompiler.Wish(first.Build, nil, "asked for", asked))
 	require.Empty(t, b.settles(), "a request brings it")
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }

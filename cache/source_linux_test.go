@@ -323,7 +323,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	require.Equal(t, index.Damaged, b.list()[0].told.State)
 	b.reopen() // the queue is forgotten, the damage is not
 	require.Eventually(t, func() bool { return len(b.cache.rebuilds.List()) == 1 }, soon, time.Millisecond)
-	b.later.Add(int64(healDelay))
+	b.later.Add(int64(upkeep.HealDelay))
 	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))

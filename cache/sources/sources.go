@@ -75,6 +75,23 @@ func (s *Sources) Reopen(ctx context.Context, at *request.Attempt, names []strin
 	return r, s.Same(ctx, r, at.Identity)
 }
 
+// RequestWith returns the build's request with the files of another request that means the same,
+// if they are what the build was made from. The other's files stay its own.
+func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *index.Build) (
+	*request.Request, error) {
+	at, err := AttemptOf(b)
+	if err != nil {
+		return nil, err
+	}
+	r := at.Request
+	files, err := asked.Own()
+	if err != nil {
+		return nil, err
+	}
+	r.Graph, r.External, r.Group = files.Graph, files.External, files.Group
+	return r, s.Same(ctx, r, at.Identity)
+}
+
 // Models opens the models that the build was made from.
 func (s *Sources) Models(ctx context.Context, b *index.Build) ([]identity.Files, error) {
 	r, err := s.Request(ctx, b)
@@ -146,7 +163,7 @@ func Of(b *index.Build) []index.Source {
 	return list
 }
 
-// AttemptOf returns an attempt at the request that the build answers, without the files of its models.
+// AttemptOf returns an attempt at the request that the build answers, without its models' files.
 func AttemptOf(b *index.Build) (*request.Attempt, error) {
 	return Attempt(b.UID, b.ModelName, b.ModelDigest, b.Record)
 }

@@ -1,0 +1,336 @@
+package upkeep
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/plan"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+)
+
+// RecompilerOptions are what compiling a build again needs.
+type RecompilerOptions struct {
+	Index    *index.Index
+	Jobs     *jobs.Jobs
+	Runtimes *runtimes.Set
+	Sources  *sources.Sources
+	Queue    *Rebuilds
+
+	Planner  *plan.Planner
+	Job      func(at *request.Attempt, scope string, again Again) (Job, error)
+	Policy   func([]compilers.EP) request.Policy
+	Happened func(index.Event)
+	Now      func() time.Time
+	Log      *slog.Logger
+}
+
+// Again says why and from what a job compiles a build again.
+type Again struct {
+	ID       string // of the job
+	Why      string
+	Replaces index.BuildID  // the build that it was wished for
+	Sources  []index.Source // of its models; none: from a request
+	Foreign  bool           // the models came from another user than the build's
+}
+
+// Job is a compile whose processor time is known.
+type Job interface {
+	jobs.Work
+	CPU() time.Duration // that the workers took until now
+}
+
+// Recompiler wishes for builds to be compiled again, and compiles them when it is their turn.
+type Recompiler struct{ options RecompilerOptions }
+
+// NewRecompiler returns a Recompiler that puts its wishes into o.Queue.
+func NewRecompiler(o RecompilerOptions) *Recompiler { return &Recompiler{o} }
+
+// rebuild compiles a build again.
+type rebuild struct {
+	*RecompilerOptions
+
+	// runtime is nil for a build that its own libraries compile, as they are by then, or else the
+	// first runtime that has its execution providers.
+	runtime *runtimes.Runtime
+	asked   *request.Request // a request that the build answers; nil: there is none
+
+	Task // while it is compiled
+}
+
+// Wish is the wish for a build to be compiled again. A runtime of nil means the build's own
+// libraries. A request that the build answers, nil if there is none, may bring the model; its files
+// stay the caller's to close.
+func (r *Recompiler) Wish(b *index.Build, rt *runtimes.Runtime, why string,
+	asked *request.Request) Wish {
+	t := rebuild{RecompilerOptions: &r.options, runtime: rt}
+	w := Wish{Build: b, Why: why, Compile: t.compile, Files: t.files(asked)}
+	if rt != nil {
+		w.Runtime = rt.Name
+	}
+	return w
+}
+
+// Refresh has a build compiled again for the runtime of that name, though the current libraries may
+// have made it. A request that it answers, nil if there is none, may bring the model.
+func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request.Request) {
+	r.options.Log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
+	w := r.Wish(b, r.options.Runtimes.Named(runtime, b), why, asked)
+	w.Refresh = true
+	r.options.Queue.Want(w)
+}
+
+// Freshen has a build that was served for the attempt compiled again if it is not the best there could
+// be.
+func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgement) {
+	if at.Plan.Outside || at.Adopting {
+		return // with libraries that are not run here, or from an artefact
+	}
+	asked := at.Request
+	if at.AsMember {
+		asked = nil // it brings one of the group's models
+	}
+	const preferred = request.PolicyServeAndRefresh
+	policy := r.options.Policy(at.Plan.EPs)
+	switch {
+	case j.Verdict == compilers.PreferRecompilation &&
+		cmp.Or(policy.PreferRecompilation, preferred) == preferred:
+		r.Refresh(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, asked)
+	case r.options.tooOld(b, policy):
+		r.Refresh(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), asked)
+	}
+}
+
+func (t rebuild) files(r *request.Request) *Files {
+	if r == nil {
+		return nil
+	}
+	return &Files{Count: len(r.Descriptors()), Hold: func() (Compile, func(), error) {
+		own, err := r.Own()
+		if err != nil {
+			return nil, nil, err
+		}
+		t.asked = own
+		return t.compile, own.Close, nil
+	}}
+}
+
+// compile compiles the build of the task, unless that is settled already, and publishes it in the
+// build's scope.
+func (t rebuild) compile(ctx context.Context, task Task) (out Outcome) {
+	t.Task = task
+	builds, err := t.Index.Lookup(t.RequestKey, t.Scope)
+	if err != nil {
+		return Outcome{Err: err}
+	}
+	if len(builds) == 0 {
+		return Outcome{Err: Settled("the builds of the request are gone")}
+	}
+	// The build that was wished for may have been replaced, but all of them are of one request.
+	of := slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.Build })
+	b := &builds[max(0, of)]
+	at, err := t.plan(ctx, b)
+	if err == nil {
+		if rt := t.runtime; rt != nil {
+			tried := at.Content
+			out.Same = func() bool {
+				now := rt.Found()
+				return now == nil || now.Same(tried)
+			}
+		}
+		err = t.needed(builds, at.Plan)
+	}
+	again := Again{ID: t.ID, Why: t.Why, Replaces: b.ID}
+	if err == nil {
+		at, err = t.withModel(ctx, at, b, builds, &again)
+	}
+	if err == nil {
+		defer at.Close()
+		out.CPU, err = t.fly(ctx, b, at, again)
+	}
+	t.tellNotRebuilt(ctx, b, err)
+	out.Err = err
+	return out
+}
+
+// fly runs the compile, or waits for that of a request for the same. It returns the processor time
+// that the workers took.
+func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again Again) (
+	time.Duration, error) {
+	t.Happened(event.Of(b, event.Rebuild, "%s", t.Why))
+	var own Job
+	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
+	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (_ jobs.Work, err error) {
+		own, err = t.Job(at, b.Scope, again)
+		return own, err
+	})
+	var cpu time.Duration
+	if own != nil {
+		cpu = own.CPU()
+	}
+	if errors.Is(err, runtimes.ErrGivenUp) {
+		return cpu, Settled("cancelled")
+	}
+	if err == nil && result.Alone != nil {
+		return cpu, Settled("not kept: %s %v", result.Why, result.Build.Warnings)
+	}
+	return cpu, err
+}
+
+// plan plans the build's request for the runtime that it is compiled for.
+func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
+	at, err := sources.AttemptOf(b)
+	if err != nil {
+		return nil, err
+	}
+	rc, err := t.libraries(ctx, b, at.Request)
+	if err != nil {
+		return nil, err
+	}
+	if at, err = t.Planner.Planned(ctx, at.WithRuntime("", rc)); err != nil {
+		return nil, err
+	}
+	if now := at.Plan.RequestKey; now != b.RequestKey {
+		return nil, fmt.Errorf("request %s means another one now, %s", b.RequestKey, now)
+	}
+	return at, nil
+}
+
+// libraries finds what the build is compiled with.
+func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Request) (
+	*runtimes.Content, error) {
+	quiet := func(string) {}
+	if t.runtime != nil && !t.Runtimes.Has(t.runtime) {
+		return nil, Settled("runtime %q is not registered any more", t.runtime.Name)
+	}
+	if t.runtime != nil {
+		rc, err := t.Runtimes.Content(ctx, t.runtime, quiet)
+		if err == nil && !rc.HasAll(r.EPs) {
+			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more",
+				t.runtime.Name, request.EPNames(r.EPs))
+		}
+		return rc, err
+	}
+	for _, ep := range b.EPs {
+		r.Runtime.EPLibraries = append(r.Runtime.EPLibraries,
+			runtimes.LibraryRef{EP: ep.Name, Path: ep.Library})
+	}
+	if len(r.Runtime.EPLibraries) > 0 {
+		if _, rc, err := t.Runtimes.Resolve(ctx, r.Wanted(), quiet); err == nil {
+			return rc, nil
+		}
+	}
+	any := r.Wanted()
+	any.EPLibraries = nil
+	_, rc, err := t.Runtimes.Resolve(ctx, any, quiet)
+	return rc, err
+}
+
+// needed returns an ErrSettled if there is already a build that is what would be compiled.
+func (t rebuild) needed(builds []index.Build, p *request.Plan) error {
+	for i := range builds {
+		have := &builds[i]
+		if !p.MadeExactly(have) || t.Index.Journal.StateOf(have.ID).Name != index.Current {
+			continue
+		}
+		if have.ID != t.Build || !t.Refresh ||
+			t.Now().Sub(have.Created) < RefreshEvery && !t.tooOld(have, t.Policy(p.EPs)) {
+			return Settled("build %s is there", have.ID)
+		}
+	}
+	return nil
+}
+
+// RefreshEvery is how old a build of the current libraries has to be before it is compiled again
+// for their sake, because some libraries prefer another build to each of their own.
+const RefreshEvery = 24 * time.Hour
+
+// tooOld reports whether the build is older than the policy allows.
+func (o *RecompilerOptions) tooOld(b *index.Build, p request.Policy) bool {
+	return p.MaxAge > 0 && o.Now().Sub(b.Compiled()) > p.MaxAge
+}
+
+// HealDelay is how long a rebuild of a damaged build waits, because the request that met the damage
+// compiles for itself.
+const HealDelay = 5 * time.Second
+
+// Heal has a build compiled again if it is damaged.
+func (r *Recompiler) Heal(b *index.Build) {
+	if s := r.options.Index.Journal.StateOf(b.ID); s.Name == index.Damaged {
+		w := r.Wish(b, nil, "it was damaged: "+s.Reason, nil)
+		w.Delay = HealDelay
+		r.options.Queue.Want(w)
+	}
+}
+
+// HealAll does so with all builds that an earlier run found damaged.
+func (r *Recompiler) HealAll(ctx context.Context) error {
+	for _, id := range r.options.Index.Journal.NotServed() {
+		b, err := r.options.Index.Get(id)
+		if errors.Is(err, index.ErrNotFound) {
+			continue // it was removed meanwhile
+		}
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return err
+		}
+		r.Heal(&b)
+	}
+	return nil
+}
+
+// withModel returns the attempt with the model open, and notes where it is from: the files of the
+// request that asked, or else a source that one of the request's builds has, its own first.
+func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
+	builds []index.Build, again *Again) (*request.Attempt, error) {
+	if t.asked != nil {
+		if r, err := t.Sources.RequestWith(ctx, t.asked, b); err == nil {
+			again.Foreign = t.asked.Peer.UID != r.Peer.UID
+			return at.WithRequest(r), nil
+		} else if ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	from := b
+	r, first := t.Sources.Request(ctx, from)
+	err := first
+	for i := range builds {
+		if err == nil {
+			break
+		}
+		if builds[i].ID != b.ID && builds[i].Source.Kind != "" && ctx.Err() == nil {
+			from = &builds[i]
+			r, err = t.Sources.Request(ctx, from)
+		}
+	}
+	if err != nil {
+		return nil, first
+	}
+	again.Sources = sources.Of(from)
+	return at.WithRequest(r), nil
+}
+
+// tellNotRebuilt writes into the history why a build was not compiled again. It says nothing of a
+// source that was never kept, because that may be so with thousands of builds.
+func (t rebuild) tellNotRebuilt(ctx context.Context, b *index.Build, err error) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrSettled) ||
+		errors.Is(err, sources.ErrNoSource) && b.Source.Kind == "" {
+		return
+	}
+	if !errors.Is(err, sources.ErrNoSource) {
+		t.Index.Counters.Add("failures", 1)
+	}
+	t.Log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
+	t.Happened(event.Of(b, event.NotRebuilt, "%v", err))
+}
