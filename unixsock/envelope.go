@@ -32,7 +32,11 @@ func putBuffer(b *[]byte) {
 // encode makes a frame of an envelope, length included, in a buffer for putBuffer.
 func encode(e *wire.Envelope) (*[]byte, error) {
 	b := buffers.Get().(*[]byte)
-	frame, err := proto.MarshalOptions{}.MarshalAppend(append((*b)[:0], 0, 0, 0, 0), e)
+	var err error
+	frame, ok := wire.AppendHit(append((*b)[:0], 0, 0, 0, 0), e)
+	if !ok {
+		frame, err = proto.MarshalOptions{}.MarshalAppend(frame[:4], e)
+	}
 	if err == nil && len(frame)-4 > MaxFrame {
 		err = fmt.Errorf("%w: %d bytes, at most %d go into one", errTooLarge, len(frame)-4, MaxFrame)
 	}
@@ -50,9 +54,12 @@ func encode(e *wire.Envelope) (*[]byte, error) {
 
 // decode reads an envelope from a frame's bytes, which it does not keep.
 func decode(payload []byte) (*wire.Envelope, error) {
-	e := new(wire.Envelope)
-	if err := proto.Unmarshal(payload, e); err != nil {
-		return nil, violation("a frame of %d bytes is no envelope", len(payload))
+	e := wire.ParseHit(payload)
+	if e == nil {
+		e = new(wire.Envelope)
+		if err := proto.Unmarshal(payload, e); err != nil {
+			return nil, violation("a frame of %d bytes is no envelope", len(payload))
+		}
 	}
 	if e.GetDescriptors() > MaxDescriptors {
 		return nil, violation("a frame names %d descriptors; %d are allowed", e.GetDescriptors(), MaxDescriptors)
