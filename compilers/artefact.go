@@ -102,15 +102,11 @@ func walkOutput(folder string, skip []string, each func(name string, info fs.Fil
 }
 
 func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
-	f, err := openPlain(path)
+	f, source, err := openSource(path)
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)
 	}
 	defer f.Close() // read only: nothing can be lost
-	source, err := epmodel.FileSource(f)
-	if err != nil { // a process that escaped may have changed it since it was listed
-		return nil, fmt.Errorf("graph: %w: %w", ErrOutput, err)
-	}
 	model, err := epmodel.Read(ctx, filepath.Base(path), source)
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)

@@ -224,11 +224,10 @@ func (g *cgroup) value(file, name string) int64 {
 		return 0
 	}
 	for line := range strings.Lines(string(text)) {
-		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
-			n, err := strconv.ParseInt(value, 10, 64)
-			if err == nil {
-				return n
-			}
+		var key string
+		var n int64
+		if _, err := fmt.Sscan(line, &key, &n); err == nil && key == name {
+			return n
 		}
 	}
 	return 0

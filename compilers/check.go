@@ -120,23 +120,18 @@ func targetAbsent(used []dialogue.EPResult, asked []EP) bool {
 		if !ok || info.TargetAbsent == "" {
 			continue
 		}
-		var types []string
+		types := map[string]bool{}
 		if i < len(used) {
 			for _, d := range used[i].Devices {
-				types = append(types, d.Type)
+				types[d.Type] = true
 			}
 		} else {
 			for _, d := range ep.Devices {
-				types = append(types, d.Type)
+				types[d.Type] = true
 			}
 		}
-		if len(types) == 0 {
+		if len(types) == 0 || types[""] || types[info.TargetAbsent] {
 			return true
-		}
-		for _, t := range types {
-			if t == "" || t == info.TargetAbsent {
-				return true
-			}
 		}
 	}
 	return false

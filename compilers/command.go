@@ -7,7 +7,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/epcached/epcached/compilers/dialogue"
@@ -67,16 +66,15 @@ func (o *ORT) Equip(r Runtime) Runtime {
 		i := slices.IndexFunc(r.EPs, func(l EPLibrary) bool { return l.EP == name })
 		switch {
 		case i >= 0:
-			l := r.EPs[i]
+			l := &r.EPs[i]
 			l.Files, l.Tool = slices.Concat(l.Files, t.files()), t.identity()
-			sort.Strings(l.Files)
+			slices.Sort(l.Files)
 			l.Files = slices.Compact(l.Files)
-			r.EPs[i] = l
 		case t.Alone:
 			r.EPs = append(r.EPs, EPLibrary{EP: name, Path: t.Program, Files: t.files(), Tool: t.identity(), Absent: true})
 		}
 	}
-	sort.Slice(r.EPs, func(i, j int) bool { return r.EPs[i].EP < r.EPs[j].EP })
+	sortEPs(r.EPs)
 	return r
 }
 

@@ -217,13 +217,9 @@ const (
 
 // String gives the verdict's name as it stands in replies and listings.
 func (v Verdict) String() string {
-	switch v {
-	case Optimal:
-		return "optimal"
-	case PreferRecompilation:
-		return "prefer_recompilation"
-	case Unsupported:
-		return "unsupported"
+	names := []string{"unknown", "optimal", "prefer_recompilation", "unsupported"}
+	if v < Unknown || v > Unsupported {
+		return names[Unknown]
 	}
-	return "unknown"
+	return names[v]
 }

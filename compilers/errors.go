@@ -3,6 +3,7 @@ package compilers
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/compilers/dialogue"
@@ -59,11 +60,7 @@ func (e *ExitError) Error() string {
 // FromOutside tells whether the signal is one that processes are ended with, by the kernel when memory is short or by people, and not one that code
 // brings upon itself.
 func (e *ExitError) FromOutside() bool {
-	switch e.Name {
-	case "SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}, e.Name)
 }
 
 // RefusedError is a status that ORT or the EP returned.

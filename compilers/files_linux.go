@@ -1,13 +1,30 @@
 package compilers
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"syscall"
+
+	"github.com/epcached/epcached/epmodel"
 )
 
 // openPlain opens a file for reading without following a link, and without waiting for somebody to write into a FIFO.
 func openPlain(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+}
+
+// openSource opens a file of what a worker left, or of a model, to be read by epmodel.
+func openSource(path string) (*os.File, epmodel.Source, error) {
+	f, err := openPlain(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	source, err := epmodel.FileSource(f)
+	if err != nil { // a process that escaped may have changed it since it was listed
+		return nil, nil, errors.Join(fmt.Errorf("%w: %w", ErrOutput, err), f.Close())
+	}
+	return f, source, nil
 }
 
 // statOf gives what the kernel says of a file.

@@ -63,10 +63,7 @@ func libraryFolders(dir string) []string {
 	for _, root := range roots {
 		add(root)
 		add(filepath.Join(root, "onnxruntime", "capi"))
-		entries, err := os.ReadDir(root)
-		if err != nil {
-			continue // most of the places do not exist
-		}
+		entries, _ := os.ReadDir(root) // most of the places do not exist
 		for _, e := range entries {
 			if info, err := os.Stat(filepath.Join(root, e.Name())); err == nil && info.IsDir() {
 				add(filepath.Join(root, e.Name()))
@@ -85,10 +82,7 @@ var ortName = regexp.MustCompile(`^libonnxruntime\.so(?:\.(\d+(?:\.\d+)*))?$`)
 
 // newestORT gives the libonnxruntime of the highest version in a folder; the version is empty when neither the name nor its link tells.
 func newestORT(folder string) (path, version string) {
-	entries, err := os.ReadDir(folder)
-	if err != nil {
-		return "", ""
-	}
+	entries, _ := os.ReadDir(folder) // most of the places do not exist
 	for _, e := range entries {
 		if !ortName.MatchString(e.Name()) {
 			continue
@@ -131,10 +125,7 @@ func numbers(version string) (list []int) {
 func findEPs(folders []string) []EPLibrary {
 	var libs []EPLibrary
 	for _, folder := range folders {
-		entries, err := os.ReadDir(folder)
-		if err != nil {
-			continue // most of the places do not exist
-		}
+		entries, _ := os.ReadDir(folder) // most of the places do not exist
 		for _, e := range entries {
 			ep, ok := epOfLibrary(e.Name())
 			if !ok || slices.ContainsFunc(libs, func(l EPLibrary) bool { return l.EP == ep }) {
@@ -147,8 +138,12 @@ func findEPs(folders []string) []EPLibrary {
 			libs = append(libs, ownLibrary(ep, path))
 		}
 	}
-	slices.SortFunc(libs, func(a, b EPLibrary) int { return strings.Compare(a.EP, b.EP) })
+	sortEPs(libs)
 	return libs
+}
+
+func sortEPs(libs []EPLibrary) {
+	slices.SortFunc(libs, func(a, b EPLibrary) int { return strings.Compare(a.EP, b.EP) })
 }
 
 // FindAll looks in well-known places and in the Python environments of this user for runtimes that hold at least one EP library.

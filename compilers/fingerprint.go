@@ -77,11 +77,7 @@ func (p *Fingerprint) describe(used EPUsed, info EPInfo) {
 			p.Device = d
 		}
 		for _, key := range append([]string{driverMetadata}, info.DriverMetadata...) {
-			for _, metadata := range []map[string]string{d.DeviceMetadata, d.EPMetadata} {
-				if p.DriverVersion == "" {
-					p.DriverVersion = metadata[key]
-				}
-			}
+			p.DriverVersion = cmp.Or(p.DriverVersion, d.DeviceMetadata[key], d.EPMetadata[key])
 		}
 	}
 }

@@ -62,10 +62,7 @@ func Foreign(file string) bool {
 
 // sharedObjects lists the files of a folder that a loader could open, with absolute paths.
 func sharedObjects(folder string) []string {
-	entries, err := os.ReadDir(folder)
-	if err != nil {
-		return nil // a run path may name folders that do not exist
-	}
+	entries, _ := os.ReadDir(folder) // a run path may name folders that do not exist
 	var files []string
 	for _, e := range entries {
 		name := e.Name()
@@ -111,12 +108,9 @@ func reached(file string) (files, folders []string) {
 func runPaths(f *elf.File, origin string) []string {
 	var folders []string
 	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
-		entries, err := f.DynString(tag)
-		if err != nil {
-			continue // no such entry
-		}
+		entries, _ := f.DynString(tag) // an error: there is no such entry
 		for _, entry := range entries {
-			for _, path := range strings.Split(entry, ":") {
+			for path := range strings.SplitSeq(entry, ":") {
 				path = strings.NewReplacer("${ORIGIN}", "$ORIGIN").Replace(path)
 				if rest, ok := strings.CutPrefix(path, "$ORIGIN"); ok {
 					folders = append(folders, filepath.Join(origin, rest))

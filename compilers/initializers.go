@@ -138,15 +138,11 @@ func keepShared(ctx context.Context, job Job, before []string, limits Limits) er
 
 // referencesOf gives what a context binary refers to by itself.
 func referencesOf(binary string) ([]epmodel.Reference, error) {
-	f, err := openPlain(binary)
+	f, source, err := openSource(binary)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() // read only
-	source, err := epmodel.FileSource(f)
-	if err != nil {
-		return nil, err
-	}
 	return epmodel.BinaryReferences(filepath.Base(binary), source)
 }
 

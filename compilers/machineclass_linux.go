@@ -16,6 +16,7 @@ func instructionSets() []string {
 		return nil
 	}
 	first, _, _ := bytes.Cut(text, []byte("\n\n"))
+	begun := []string{"sse4_", "avx", "fma", "amx"} // of sets in several steps
 	var sets []string
 	for line := range strings.Lines(string(first)) {
 		key, flags, _ := strings.Cut(line, ":")
@@ -24,20 +25,12 @@ func instructionSets() []string {
 			continue
 		}
 		for _, flag := range strings.Fields(flags) {
-			if all || chosenBetween(flag) {
+			begins := func(set string) bool { return strings.HasPrefix(flag, set) }
+			if all || slices.ContainsFunc(begun, begins) || strings.Contains(flag, "vnni") {
 				sets = append(sets, flag)
 			}
 		}
 	}
 	slices.Sort(sets)
 	return slices.Compact(sets)
-}
-
-func chosenBetween(flag string) bool {
-	for _, set := range []string{"sse4_", "avx", "fma", "amx"} {
-		if strings.HasPrefix(flag, set) {
-			return true
-		}
-	}
-	return strings.Contains(flag, "vnni")
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,7 +35,7 @@ func (i EPInfo) Normalize(options map[string]string, allowUnknown bool) (normal 
 		}
 		normal[name] = value
 	}
-	sort.Strings(unknown)
+	slices.Sort(unknown)
 	return normal, unknown, nil
 }
 

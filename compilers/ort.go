@@ -146,7 +146,9 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		}
 		return result, err
 	}
-	if err := o.takeBack(job.Folder, files); err != nil {
+	// All workers have ended: from here on no process of their user can change the output.
+	own := &Credential{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	if err := o.chown(job.Folder, files, own); err != nil {
 		return result, err
 	}
 	result.Graph, result.Graphs, result.Files = job.Output, job.Outputs(), files
@@ -328,26 +330,15 @@ func (o *ORT) handOver(folder string) ([]string, error) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	return names, o.chown(folder, names)
+	return names, o.chown(folder, names, o.opts.User)
 }
 
-// chown gives the folder and those names in it to the workers' user.
-func (o *ORT) chown(folder string, names []string) error {
+// chown gives the folder and those names in it to the workers' user, or back to the daemon's.
+func (o *ORT) chown(folder string, names []string, to *Credential) error {
 	if o.opts.User == nil {
 		return nil
 	}
-	return chownAll(folder, names, int(o.opts.User.UID), int(o.opts.User.GID))
-}
-
-// takeBack makes the output the daemon's own, so that no process of the workers' user can change it any more. All of them have ended.
-func (o *ORT) takeBack(folder string, files []string) error {
-	if o.opts.User == nil {
-		return nil
-	}
-	return chownAll(folder, files, os.Geteuid(), os.Getegid())
-}
-
-func chownAll(folder string, names []string, uid, gid int) error {
+	uid, gid := int(to.UID), int(to.GID)
 	for _, name := range append([]string{"."}, names...) {
 		if err := os.Lchown(filepath.Join(folder, name), uid, gid); err != nil {
 			return fmt.Errorf("job's folder: %w", err)

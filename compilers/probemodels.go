@@ -22,7 +22,16 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 	folder, all := job.Folder, job
 	var first error
 	for i, m := range tinymodel.Probes() {
-		done, err := compileIn(ctx, c, &job, filepath.Join(folder, fmt.Sprint(i)), m.Encode())
+		job.Folder = filepath.Join(folder, fmt.Sprint(i))
+		job.Model = filepath.Join(job.Folder, ProbeModel)
+		err := os.Mkdir(job.Folder, 0o700)
+		if err == nil {
+			err = os.WriteFile(job.Model, m.Encode(), 0o600)
+		}
+		var done Result
+		if err == nil {
+			done, err = c.Compile(ctx, job, nil)
+		}
 		if err == nil || !mayTakeAnother(err) {
 			return job, done, err
 		}
@@ -50,19 +59,6 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 	}
 	done, err := c.Compile(ctx, all, nil)
 	return all, done, err
-}
-
-// compileIn compiles a model that it writes into a new folder.
-func compileIn(ctx context.Context, c Compiler, job *Job, folder string,
-	model []byte) (Result, error) {
-	job.Folder, job.Model = folder, filepath.Join(folder, ProbeModel)
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		return Result{}, err
-	}
-	if err := os.WriteFile(job.Model, model, 0o600); err != nil {
-		return Result{}, err
-	}
-	return c.Compile(ctx, *job, nil)
 }
 
 // mayTakeAnother tells whether an EP that fails so over one model may compile another one. It does

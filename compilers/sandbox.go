@@ -60,7 +60,8 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	s := o.opts.Sandbox
 	c := &dialogue.Confinement{Network: s.Network, Write: append([]string{folder}, s.Write...), Devices: devices()}
 	for _, path := range systemFiles {
-		if !o.holdsStore(path) {
+		// Of a folder above the daemon's own not all may be read.
+		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {
 			c.Read = append(c.Read, path)
 		}
 	}
@@ -90,11 +91,6 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	return c
 }
 
-// holdsStore tells whether a folder is above the daemon's own: then not all of it may be read.
-func (o *ORT) holdsStore(path string) bool {
-	return o.opts.Scratch != "" && strings.HasPrefix(o.opts.Scratch, path+"/")
-}
-
 // foldersOf gives the folder that a file is in, and the one where it really is.
 func foldersOf(file string) []string {
 	if file == "" {
@@ -109,10 +105,7 @@ func foldersOf(file string) []string {
 
 // devices lists the device files that a worker may use, as they are now.
 func devices() []string {
-	entries, err := os.ReadDir("/dev")
-	if err != nil {
-		return nil // then there is nothing to allow
-	}
+	entries, _ := os.ReadDir("/dev") // else there is nothing to allow
 	var found []string
 	for _, e := range entries {
 		if slices.ContainsFunc(deviceFiles, func(name string) bool { return strings.HasPrefix(e.Name(), name) }) {

@@ -49,7 +49,7 @@ func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
 	if err := os.WriteFile(bait, []byte("bait"), 0o600); err != nil {
 		return dialogue.Confined{}, err
 	}
-	if err := o.chown(outside, []string{"bait"}); err != nil {
+	if err := o.chown(outside, []string{"bait"}, o.opts.User); err != nil {
 		return dialogue.Confined{}, err
 	}
 	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
@@ -149,11 +149,12 @@ func privileges(found dialogue.Confined) Measure {
 }
 
 func (o *ORT) user(found dialogue.Confined) Measure {
-	if found.UID == 0 {
+	m := Measure{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as uid %d", found.UID)}
+	switch int(found.UID) {
+	case 0:
 		return Measure{Name: "user", Text: "workers run as root", Hint: "set worker_user, or run the daemon as a user of its own"}
+	case os.Geteuid():
+		m.Text = fmt.Sprintf("workers run as the daemon's user, uid %d", found.UID)
 	}
-	if int(found.UID) == os.Geteuid() {
-		return Measure{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as the daemon's user, uid %d", found.UID)}
-	}
-	return Measure{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as uid %d", found.UID)}
+	return m
 }

@@ -62,10 +62,13 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	name := strings.Join(epNames(req.EPs), ", ")
 	go limitTime(ctx, name, o.opts.Limits.Wall, pace.Ready, cancel)
 	private := filepath.Join(folder, privateFolder)
-	if err := o.makePrivate(private); err != nil {
-		return answer{}, err
+	if err := os.Mkdir(private, 0o700); err != nil {
+		return answer{}, fmt.Errorf("worker's folder: %w", err)
 	}
 	defer o.drop(private)
+	if err := o.chown(private, nil, o.opts.User); err != nil {
+		return answer{}, err
+	}
 	given, closeWay, err := o.letPass(req, folder)
 	if err != nil {
 		return answer{}, err
@@ -121,13 +124,6 @@ func await(ctx context.Context, ready <-chan struct{}) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-func (o *ORT) makePrivate(folder string) error {
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		return fmt.Errorf("worker's folder: %w", err)
-	}
-	return o.chown(folder, nil)
 }
 
 // environment is the same for every worker, whatever the daemon was started with, except for limits
@@ -210,8 +206,14 @@ func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan stru
 		case <-time.After(grace):
 		}
 	}
-	w.terminate(pid)
-	killGroup(pid)
+	// The process looks after the worker, and ends that and all that it started: it knows also those
+	// that left the group. It has not been reaped: it is this process, or a zombie.
+	_ = syscall.Kill(pid, syscall.SIGTERM)
+	select {
+	case <-w.exited:
+	case <-time.After(grace):
+	}
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // ESRCH: nobody is left
 	<-w.exited
 	<-raised // the number is the process's until it is reaped
 	// Another process may hold the pipes, if it left the group; it is not waited for.
@@ -222,19 +224,6 @@ func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan stru
 	w.readers.Wait()
 	_ = w.answers.Close() // read to its end
 	awaitGroup(pid)
-}
-
-// terminate lets the process, which looks after the worker, end that and all that it started: it knows also those that left the group.
-func (w *worker) terminate(pid int) {
-	_ = syscall.Kill(pid, syscall.SIGTERM) // it has not been reaped: it is this process, or a zombie
-	select {
-	case <-w.exited:
-	case <-time.After(grace):
-	}
-}
-
-func killGroup(pid int) {
-	_ = syscall.Kill(-pid, syscall.SIGKILL) // ESRCH: nobody is left
 }
 
 // awaitGroup waits until the rest of a killed group is gone, so that nobody writes into the job's folder any more.

@@ -151,21 +151,13 @@ func (c *testCase) openAs(path string, bytes []byte, session set) (s *ort.Sessio
 	return s
 }
 
-// refuses opens a model that is not to be opened. Where words are given, the error has one of them.
-func (c *testCase) refuses(path string, bytes []byte, session set, words ...string) {
-	expected := "an error"
-	if len(words) > 0 {
-		expected += " that says " + strings.Join(words, " or ")
-	}
-	c.does(sessionCall(path, bytes, session), expected, func() (string, error) {
+// refuses opens a model that is not to be opened.
+func (c *testCase) refuses(path string, bytes []byte, session set) {
+	c.does(sessionCall(path, bytes, session), "an error", func() (string, error) {
 		s, err := c.session(path, bytes, session)
 		if err == nil {
 			s.Release()
 			return "", errors.New("a session")
-		}
-		said := func(word string) bool { return strings.Contains(err.Error(), word) }
-		if len(words) > 0 && !slices.ContainsFunc(words, said) {
-			return "", err
 		}
 		return err.Error(), nil
 	})

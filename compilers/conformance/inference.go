@@ -113,9 +113,7 @@ var inference = []guideline{
 	}),
 	optional("ep.enable_weightless_ep_context_nodes: weights stay in the model, or the option is "+
 		"refused", func(c *testCase) {
-		if len(c.source.Initializers) == 0 {
-			c.skip("a model that the EP takes has no weights")
-		}
+		c.hasWeights()
 		path := c.write("m.onnx", c.source)
 		session := set{"ep.context_enable": "1", "ep.enable_weightless_ep_context_nodes": "1"}
 		s, err := c.session(path, nil, session)

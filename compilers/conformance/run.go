@@ -21,16 +21,16 @@ type guideline struct {
 	prove func(c *testCase)
 }
 
-func required(name string, prove func(c *testCase)) guideline {
-	return guideline{name: name, level: dialogue.Required, prove: prove}
-}
+var (
+	required    = level(dialogue.Required)
+	recommended = level(dialogue.Recommended)
+	optional    = level(dialogue.Optional)
+)
 
-func recommended(name string, prove func(c *testCase)) guideline {
-	return guideline{name: name, level: dialogue.Recommended, prove: prove}
-}
-
-func optional(name string, prove func(c *testCase)) guideline {
-	return guideline{name: name, level: dialogue.Optional, prove: prove}
+func level(level string) func(name string, prove func(c *testCase)) guideline {
+	return func(name string, prove func(c *testCase)) guideline {
+		return guideline{name: name, level: level, prove: prove}
+	}
 }
 
 func (g guideline) on(page string) guideline {

@@ -106,6 +106,20 @@ func (a *API) do(f function, args ...any) error {
 	}
 }
 
+// calls calls functions one after the other, up to the first that fails.
+type calls struct {
+	*API
+	err error
+}
+
+// do calls a function, unless one has failed, and tells whether none has.
+func (c *calls) do(f function, args ...any) bool {
+	if c.err == nil {
+		c.err = c.API.do(f, args...)
+	}
+	return c.err == nil
+}
+
 // raw calls a function that returns a value. Functions that are called so are in every supported version; an older library was refused by Open.
 func (a *API) raw(f function, args ...any) uintptr {
 	fn, err := a.entry(f)

@@ -57,28 +57,27 @@ type Place struct {
 
 // Compile compiles a model by the compile API. The result is nil unless c.Buffer is set.
 func (o *SessionOptions) Compile(c Compilation) ([]byte, error) {
-	api := o.env.api
-	k := &compiling{api: api, Compilation: c}
-	if err := api.do(fnCreateCompilationOptions, o.env.ptr, o.ptr, &k.options); err != nil {
-		return nil, err
+	k := &compiling{calls: calls{API: o.env.api}, Compilation: c}
+	if !k.do(fnCreateCompilationOptions, o.env.ptr, o.ptr, &k.options) {
+		return nil, k.err
 	}
-	defer api.raw(fnReleaseCompilationOptions, k.options)
+	defer k.raw(fnReleaseCompilationOptions, k.options)
 	defer k.pins.Unpin()
-	for _, set := range []func() error{k.setInput, k.setOutput, k.setContext, k.setInitializers} {
-		if err := set(); err != nil {
-			return nil, err
-		}
-	}
-	if err := errors.Join(api.do(fnCompileModel, o.env.ptr, k.options), k.failed); err != nil || !c.Buffer {
+	k.setFiles()
+	k.setContext()
+	k.do(fnCompileModel, o.env.ptr, k.options)
+	if err := errors.Join(k.err, k.failed); err != nil || !c.Buffer {
 		return nil, err
 	}
-	return k.takeBuffer()
+	model := slices.Clone(bytesAt(k.buffer, k.size))
+	k.do(fnAllocatorFree, k.allocator, k.buffer)
+	return model, k.err
 }
 
 // compiling is a Compilation under way.
 type compiling struct {
 	Compilation
-	api     *API
+	calls
 	options handle
 	pins    runtime.Pinner // of what ORT keeps pointers to until the model is compiled
 
@@ -88,64 +87,46 @@ type compiling struct {
 	failed    error // of a callback: what it said itself
 }
 
-func (k *compiling) setInput() error {
+func (k *compiling) setFiles() {
 	if k.Model == nil {
-		return k.api.do(fnSetInputModelPath, k.options, k.ModelPath)
+		k.do(fnSetInputModelPath, k.options, k.ModelPath)
+	} else {
+		if len(k.Model) > 0 {
+			k.pins.Pin(&k.Model[0])
+		}
+		k.do(fnSetInputModelFromBuffer, k.options, k.Model, len(k.Model))
 	}
-	if len(k.Model) > 0 {
-		k.pins.Pin(&k.Model[0])
-	}
-	return k.api.do(fnSetInputModelFromBuffer, k.options, k.Model, len(k.Model))
-}
-
-func (k *compiling) setOutput() error {
 	switch {
 	case k.OutputPath != "":
-		return k.api.do(fnSetOutputModelPath, k.options, k.OutputPath)
+		k.do(fnSetOutputModelPath, k.options, k.OutputPath)
 	case k.Write != nil:
-		return k.api.do(fnSetOutputWriteFunc, k.options, handle(purego.NewCallback(k.write)), nil)
+		k.do(fnSetOutputWriteFunc, k.options, handle(purego.NewCallback(k.write)), nil)
 	case k.Buffer:
-		if err := k.api.do(fnGetAllocatorWithDefaultOptions, &k.allocator); err != nil { // ORT's own: not to be released
-			return err
-		}
+		k.do(fnGetAllocatorWithDefaultOptions, &k.allocator) // ORT's own: not to be released
 		k.pins.Pin(k)
-		return k.api.do(fnSetOutputModelBuffer, k.options, k.allocator, &k.buffer, &k.size)
+		k.do(fnSetOutputModelBuffer, k.options, k.allocator, &k.buffer, &k.size)
 	}
-	return nil
 }
 
-func (k *compiling) setContext() error {
-	if err := k.api.do(fnSetEpContextEmbedMode, k.options, k.Embed); err != nil {
-		return err
-	}
+func (k *compiling) setContext() {
+	k.do(fnSetEpContextEmbedMode, k.options, k.Embed)
 	if k.BinaryFolder != "" {
-		if err := k.api.do(fnSetBinaryInformation, k.options, k.BinaryFolder, k.BinaryModel); err != nil {
-			return err
-		}
+		k.do(fnSetBinaryInformation, k.options, k.BinaryFolder, k.BinaryModel)
 	}
 	if k.Flags != 0 {
-		if err := k.api.do(fnSetCompileFlags, k.options, k.Flags); err != nil {
-			return err
-		}
+		k.do(fnSetCompileFlags, k.options, k.Flags)
 	}
-	if k.Level == "" {
-		return nil
+	if k.Level != "" && k.err == nil {
+		var level int32
+		level, k.err = Level(k.Level)
+		k.do(fnSetCompileGraphOptLevel, k.options, level)
 	}
-	level, err := Level(k.Level)
-	if err != nil {
-		return err
-	}
-	return k.api.do(fnSetCompileGraphOptLevel, k.options, level)
-}
-
-func (k *compiling) setInitializers() error {
 	switch {
 	case k.Location != nil:
-		return k.api.do(fnSetInitializerLocation, k.options, handle(purego.NewCallback(k.locate)), nil)
+		k.do(fnSetInitializerLocation, k.options, handle(purego.NewCallback(k.locate)), nil)
 	case k.InitializersFile != "":
-		return k.api.do(fnSetOutputInitializersFile, k.options, k.InitializersFile, k.InitializersThreshold)
+		k.do(fnSetOutputInitializersFile, k.options, k.InitializersFile, k.InitializersThreshold)
 	}
-	return nil
 }
 
 // write is an OrtWriteBufferFunc. Callbacks are never freed, and a process has 2000 of them at most: this is for processes that compile a few models.
@@ -157,30 +138,23 @@ func (k *compiling) write(_, data handle, size uintptr) handle {
 func (k *compiling) locate(_, name, value, source, out handle) handle {
 	*(*handle)(pointer(out)) = 0
 	i := Initializer{Name: text(name)}
-	var size uintptr
-	var data handle
-	err := k.api.do(fnGetTensorSizeInBytes, value, &size)
-	if err == nil && size > 0 {
-		err = k.api.do(fnGetTensorMutableData, value, &data) // only read
+	c := calls{API: k.API}
+	if i.Data = c.bytesOf(value); c.err != nil {
+		return k.status(c.err)
 	}
-	if err != nil {
-		return k.status(err)
-	}
-	i.Data = bytesAt(data, size)
 	if source != 0 {
-		i.Place = &Place{File: text(handle(k.api.raw(fnExternalInfoFilePath, source))), Offset: int64(k.api.raw(fnExternalInfoFileOffset, source)),
-			Size: int64(k.api.raw(fnExternalInfoByteSize, source))}
+		i.Place = &Place{File: text(handle(c.raw(fnExternalInfoFilePath, source))), Offset: int64(c.raw(fnExternalInfoFileOffset, source)),
+			Size: int64(c.raw(fnExternalInfoByteSize, source))}
 	}
 	place, err := k.Location(i)
 	if err != nil || place == nil {
 		return k.status(err)
 	}
 	var info handle // ORT's from here on
-	if err := k.api.do(fnCreateExternalInfo, place.File, place.Offset, int(place.Size), &info); err != nil {
-		return k.status(err)
+	if c.do(fnCreateExternalInfo, place.File, place.Offset, int(place.Size), &info) {
+		*(*handle)(pointer(out)) = info
 	}
-	*(*handle)(pointer(out)) = info
-	return 0
+	return k.status(c.err)
 }
 
 // status makes an OrtStatus of a callback's error, which is kept besides, for ORT may put it into words of its own.
@@ -192,12 +166,7 @@ func (k *compiling) status(err error) handle {
 		k.failed = err
 	}
 	const fail = int32(1)
-	return handle(k.api.raw(fnCreateStatus, fail, err.Error()))
-}
-
-func (k *compiling) takeBuffer() ([]byte, error) {
-	model := append([]byte{}, bytesAt(k.buffer, k.size)...)
-	return model, k.api.do(fnAllocatorFree, k.allocator, k.buffer)
+	return handle(k.raw(fnCreateStatus, fail, err.Error()))
 }
 
 // bytesAt makes C memory readable, for as long as it is there.

@@ -78,8 +78,12 @@ type Session struct {
 
 // Open creates a session from a model file.
 func (o *SessionOptions) Open(path string) (*Session, error) {
+	return o.session(fnCreateSession, o.env.ptr, path)
+}
+
+func (o *SessionOptions) session(create function, args ...any) (*Session, error) {
 	s := &Session{env: o.env}
-	if err := o.env.api.do(fnCreateSession, o.env.ptr, path, o.ptr, &s.ptr); err != nil {
+	if err := o.env.api.do(create, append(args, o.ptr, &s.ptr)...); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -88,11 +92,7 @@ func (o *SessionOptions) Open(path string) (*Session, error) {
 // OpenBytes creates a session from a model in memory, which ORT copies. What stands beside a model file is not found from there: the session options
 // session.model_external_initializers_file_folder_path and ep.context_file_path say where it is.
 func (o *SessionOptions) OpenBytes(model []byte) (*Session, error) {
-	s := &Session{env: o.env}
-	if err := o.env.api.do(fnCreateSessionFromArray, o.env.ptr, model, len(model), o.ptr, &s.ptr); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return o.session(fnCreateSessionFromArray, o.env.ptr, model, len(model))
 }
 
 // Release ends the session.

@@ -3,9 +3,11 @@
 package ort
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"runtime"
-	"unsafe"
+	"slices"
 )
 
 // Tensor is a tensor in ordinary memory. Element types are ONNX's numbers.
@@ -35,56 +37,55 @@ func (s *Session) Inputs() ([]Tensor, error) {
 }
 
 func (s *Session) names(count, name function) ([]string, error) {
-	api := s.env.api
+	c := calls{API: s.env.api}
 	var n uintptr
-	if err := api.do(count, s.ptr, &n); err != nil {
-		return nil, err
-	}
 	var allocator handle // ORT's own: not to be released
-	if err := api.do(fnGetAllocatorWithDefaultOptions, &allocator); err != nil {
-		return nil, err
-	}
+	c.do(count, s.ptr, &n)
+	c.do(fnGetAllocatorWithDefaultOptions, &allocator)
 	var names []string
 	for i := range int(n) {
-		var c handle
-		if err := api.do(name, s.ptr, i, allocator, &c); err != nil {
-			return nil, err
-		}
-		names = append(names, text(c))
-		if err := api.do(fnAllocatorFree, allocator, c); err != nil {
-			return nil, err
+		var one handle
+		if c.do(name, s.ptr, i, allocator, &one) {
+			names = append(names, text(one))
+			c.do(fnAllocatorFree, allocator, one)
 		}
 	}
-	return names, nil
+	return names, c.err
 }
 
 func (s *Session) inputType(i int) (Tensor, error) {
-	api := s.env.api
+	c := calls{API: s.env.api}
 	var info, tensor handle
-	if err := api.do(fnSessionGetInputTypeInfo, s.ptr, i, &info); err != nil {
-		return Tensor{}, err
+	if !c.do(fnSessionGetInputTypeInfo, s.ptr, i, &info) {
+		return Tensor{}, c.err
 	}
-	defer api.raw(fnReleaseTypeInfo, info)
-	if err := api.do(fnCastTypeInfoToTensorInfo, info, &tensor); err != nil { // belongs to info
-		return Tensor{}, err
+	defer c.raw(fnReleaseTypeInfo, info)
+	if c.do(fnCastTypeInfoToTensorInfo, info, &tensor) && tensor == 0 { // it belongs to info
+		c.err = errNoTensor
 	}
-	if tensor == 0 {
-		return Tensor{}, fmt.Errorf("not a tensor")
-	}
-	return api.typeAndShape(tensor)
+	t := c.typeAndShape(tensor)
+	return t, c.err
 }
 
-func (a *API) typeAndShape(info handle) (Tensor, error) {
-	var t Tensor
+var errNoTensor = errors.New("not a tensor")
+
+func (c *calls) typeAndShape(info handle) (t Tensor) {
 	var rank uintptr
-	if err := a.do(fnGetTensorElementType, info, &t.Type); err != nil {
-		return t, err
-	}
-	if err := a.do(fnGetDimensionsCount, info, &rank); err != nil {
-		return t, err
-	}
+	c.do(fnGetTensorElementType, info, &t.Type)
+	c.do(fnGetDimensionsCount, info, &rank)
 	t.Shape = make([]int64, rank)
-	return t, a.do(fnGetDimensions, info, t.Shape, int(rank))
+	c.do(fnGetDimensions, info, t.Shape, int(rank))
+	return t
+}
+
+// bytesOf is a tensor's data, in ORT's memory.
+func (c *calls) bytesOf(value handle) []byte {
+	var size uintptr
+	var data handle
+	if c.do(fnGetTensorSizeInBytes, value, &size) && size > 0 { // refuses tensors of strings
+		c.do(fnGetTensorMutableData, value, &data) // only read
+	}
+	return bytesAt(data, size)
 }
 
 // Run computes all outputs. Data of the inputs must not change meanwhile; the outputs' data is a copy.
@@ -130,8 +131,8 @@ func (a *API) takeOutputs(names []string, values []handle) ([]Tensor, error) {
 	for i, value := range values {
 		t, err := a.output(value)
 		a.raw(fnReleaseValue, value)
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("output %q: %w", names[i], err)
+		if err != nil {
+			failed = cmp.Or(failed, fmt.Errorf("output %q: %w", names[i], err))
 		}
 		t.Name = names[i]
 		tensors = append(tensors, t)
@@ -143,32 +144,17 @@ func (a *API) takeOutputs(names []string, values []handle) ([]Tensor, error) {
 }
 
 func (a *API) output(value handle) (Tensor, error) {
+	c := calls{API: a}
 	var tensor int32
-	if err := a.do(fnIsTensor, value, &tensor); err != nil {
-		return Tensor{}, err
+	if c.do(fnIsTensor, value, &tensor) && tensor == 0 {
+		c.err = errNoTensor
 	}
-	if tensor == 0 {
-		return Tensor{}, fmt.Errorf("not a tensor")
+	var info handle
+	if !c.do(fnGetTensorTypeAndShape, value, &info) {
+		return Tensor{}, c.err
 	}
-	var info, data handle
-	if err := a.do(fnGetTensorTypeAndShape, value, &info); err != nil {
-		return Tensor{}, err
-	}
-	defer a.raw(fnReleaseTensorTypeAndShapeInfo, info)
-	t, err := a.typeAndShape(info)
-	if err != nil {
-		return Tensor{}, err
-	}
-	var size uintptr
-	if err := a.do(fnGetTensorSizeInBytes, value, &size); err != nil { // refuses tensors of strings
-		return Tensor{}, err
-	}
-	if size == 0 {
-		return t, nil
-	}
-	if err := a.do(fnGetTensorMutableData, value, &data); err != nil {
-		return Tensor{}, err
-	}
-	t.Data = append([]byte(nil), unsafe.Slice((*byte)(pointer(data)), size)...)
-	return t, nil
+	defer c.raw(fnReleaseTensorTypeAndShapeInfo, info)
+	t := c.typeAndShape(info)
+	t.Data = slices.Clone(c.bytesOf(value))
+	return t, c.err
 }
