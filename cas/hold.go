@@ -96,7 +96,6 @@ func (h *Hold) Release() {
 	h.kept = nil
 }
 
-// keep is called with the blob's lock held. h may be nil.
 func (h *Hold) keep(d Digest) {
 	if h == nil {
 		return

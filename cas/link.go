@@ -85,7 +85,6 @@ func (s *Store) renew(d Digest, f *os.File, before Stamp) (Stamp, error) {
 	return after, nil
 }
 
-// copyTo copies the blob's file f into dir, not synced.
 func (s *Store) copyTo(ctx context.Context, f, dir *os.File, name string) (Stamp, error) {
 	info, err := f.Stat()
 	if err != nil {

@@ -118,7 +118,6 @@ func (s *Store) stage() (*os.File, string, error) {
 	return f, path, err
 }
 
-// errElsewhere says that the staged file is not on the store's file system.
 var errElsewhere = errors.New("staged on another file system")
 
 // commit gives the staged file f at path its name, durably, and removes path.

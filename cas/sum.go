@@ -101,7 +101,6 @@ func SumBytes(b []byte) Digest {
 	return root(groupNode(group[:copy(group[:], b)], 0))
 }
 
-// root finishes the tree.
 func root(n guts.Node) (d Digest) {
 	n.Flags |= guts.FlagRoot
 	words := guts.CompressNode(n)
@@ -126,7 +125,6 @@ func pieceNode(b []byte, index uint64) guts.Node {
 	return groupsNode(b, chunk)
 }
 
-// groupsNode hashes a piece group by group, on any processor.
 func groupsNode(b []byte, chunk uint64) guts.Node {
 	var nodes [pieceSize / groupSize][8]uint32
 	count := 0

@@ -8,7 +8,6 @@ import (
 	"lukechampine.com/blake3/guts"
 )
 
-// mostLanes is how many inputs are compressed side by side at most.
 const mostLanes = 16
 
 // lanes is how many this processor compresses side by side: 16 with AVX-512, 8 with AVX2, else 0.
@@ -77,7 +76,6 @@ type inputs struct {
 	flags, first, last uint32
 }
 
-// compress compresses as many inputs as there are lanes.
 func compress(lanes int, a inputs) {
 	if lanes == 16 {
 		compress16AVX512(a)

@@ -2,7 +2,6 @@ package cas
 
 import "golang.org/x/sync/errgroup"
 
-// syncsAtOnce bounds how many folders are synced at the same time.
 const syncsAtOnce = 16
 
 // SyncDirs is SyncDir of several folders, at the same time: where names have

@@ -12,7 +12,6 @@ var ErrChanged = errors.New("file changed while it was read")
 
 var errNotRegular = errors.New("not a regular file")
 
-// openFile opens the blob's file and looks at nothing but its type.
 func (s *Store) openFile(d Digest) (*os.File, error) {
 	f, err := s.fs.Open(s.path(d))
 	if err != nil {

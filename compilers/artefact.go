@@ -37,7 +37,6 @@ func Collect(ctx context.Context, folder string, graphs, inputs []string, limits
 	return append(slices.Clone(graphs), others...), models, nil
 }
 
-// missingGraphError is a compiler that wrote no graph.
 type missingGraphError struct{ graph string }
 
 func (e *missingGraphError) Error() string {

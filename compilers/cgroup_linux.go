@@ -52,7 +52,6 @@ func findCgroups(log *slog.Logger) *cgroups {
 	return c
 }
 
-// ownCgroup gives the folder of this process's cgroup.
 func ownCgroup() (string, error) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -143,7 +142,6 @@ func alone(folder string) bool {
 	return err == nil && strings.TrimSpace(string(procs)) == strconv.Itoa(os.Getpid())
 }
 
-// removeOld removes what daemons left that were killed.
 func removeOld(folder string) {
 	paths, err := filepath.Glob(filepath.Join(folder, ownName+"[0-9]*-*"))
 	if err != nil {
@@ -217,7 +215,6 @@ func (g *cgroup) end() usage {
 	return u
 }
 
-// value reads a number from a file of "name number" lines; 0 where there is none.
 func (g *cgroup) value(file, name string) int64 {
 	text, err := os.ReadFile(filepath.Join(g.path, file))
 	if err != nil {
@@ -233,7 +230,6 @@ func (g *cgroup) value(file, name string) int64 {
 	return 0
 }
 
-// kernelSince tells whether the kernel is of at least this version.
 func kernelSince(major, minor int) bool {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

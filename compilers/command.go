@@ -40,7 +40,6 @@ func (o *ORT) AddTools(tools []Tool) error {
 	return nil
 }
 
-// makeKnown adds an EP of which nothing is known but the tool, with the options that its arguments name.
 func (t Tool) makeKnown() {
 	info := EPInfo{Name: t.EP, Options: map[string]EPOption{}}
 	for _, arg := range t.Args {
@@ -125,7 +124,6 @@ func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	return ""
 }
 
-// compileRequest is what a worker is asked for to have the tool compile.
 func (t Tool) compileRequest(job Job) (dialogue.Request, error) {
 	req := t.request()
 	req.Model, req.Output = job.Model, filepath.Join(job.Folder, job.Output)
@@ -148,7 +146,6 @@ func (t Tool) said(err error, log string) error {
 	return err
 }
 
-// version is the first line that the tool prints when it is asked for it.
 func (o *ORT) version(ctx context.Context, t Tool) (string, error) {
 	if len(t.Version) == 0 {
 		return "", nil

@@ -28,7 +28,6 @@ func Complete(r Runtime) (Runtime, error) {
 	return full, nil
 }
 
-// library checks that a path can be what it is said to be.
 func library(what, path string) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("library of %s: %q is not an absolute path", what, path)

@@ -92,7 +92,6 @@ func (o *ORT) Conformance(ctx context.Context, job ConformanceJob) (Conformance,
 	return c, nil
 }
 
-// conform has a worker do one guideline. last is the call that it began last.
 func (o *ORT) conform(ctx context.Context, r Runtime, ep EP, guideline,
 	family string) (done answer, last string, err error) {
 	eps, err := requestEPs(r, []EP{ep})

@@ -129,7 +129,6 @@ func EPNames() []string {
 	return slices.Sorted(maps.Keys(epTable.eps))
 }
 
-// epOfLibrary tells which EP a library file belongs to, by its name.
 func epOfLibrary(file string) (string, bool) {
 	epTable.RLock()
 	defer epTable.RUnlock()

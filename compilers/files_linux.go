@@ -27,5 +27,4 @@ func openSource(path string) (*os.File, epmodel.Source, error) {
 	return f, source, nil
 }
 
-// statOf gives what the kernel says of a file.
 func statOf(info os.FileInfo) *syscall.Stat_t { return info.Sys().(*syscall.Stat_t) }

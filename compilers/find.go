@@ -80,7 +80,6 @@ func globQuote(path string) string {
 
 var ortName = regexp.MustCompile(`^libonnxruntime\.so(?:\.(\d+(?:\.\d+)*))?$`)
 
-// newestORT gives the libonnxruntime of the highest version in a folder; the version is empty when neither the name nor its link tells.
 func newestORT(folder string) (path, version string) {
 	entries, _ := os.ReadDir(folder) // most of the places do not exist
 	for _, e := range entries {
@@ -121,7 +120,6 @@ func numbers(version string) (list []int) {
 	return list
 }
 
-// findEPs gives one library per EP: the first in the folders' order.
 func findEPs(folders []string) []EPLibrary {
 	var libs []EPLibrary
 	for _, folder := range folders {

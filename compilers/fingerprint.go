@@ -25,7 +25,6 @@ func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([
 	return prints, nil
 }
 
-// fingerprint takes the fingerprint of an EP, or of the tool that compiles for it.
 func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Job) (Fingerprint, error) {
 	version, err := o.version(ctx, t)
 	if err != nil {
@@ -67,7 +66,6 @@ func probeJob(r Runtime, ep EP, folder string) Job {
 	return Job{Runtime: r, EPs: []EP{ep}, Folder: folder, Output: "probe_ctx.onnx"}
 }
 
-// driverMetadata is the key under which ONNX Runtime has every EP tell a driver's version.
 const driverMetadata = "os_driver_version"
 
 func (p *Fingerprint) describe(used EPUsed, info EPInfo) {

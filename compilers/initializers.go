@@ -43,7 +43,6 @@ func Weightless(entries map[string]string) bool {
 	return err == nil && on == "1" || mode != "" && mode != "0"
 }
 
-// sourceOption tells an EP where the source model of a weightless artefact is.
 const sourceOption = "ep.context_source_model_path"
 
 // sourceOf finds the source model of a weightless artefact: beside the compiled graph, under the name that it was compiled by.
@@ -136,7 +135,6 @@ func keepShared(ctx context.Context, job Job, before []string, limits Limits) er
 	return nil
 }
 
-// referencesOf gives what a context binary refers to by itself.
 func referencesOf(binary string) ([]epmodel.Reference, error) {
 	f, source, err := openSource(binary)
 	if err != nil {

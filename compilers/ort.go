@@ -178,7 +178,6 @@ func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string
 	return before, nil
 }
 
-// check reports what is wrong with a job's paths.
 func (job Job) check() error {
 	if !filepath.IsAbs(job.Model) || !filepath.IsAbs(job.Folder) {
 		return fmt.Errorf("compile %q in %q: paths must be absolute", job.Model, job.Folder)
@@ -244,7 +243,6 @@ func requestEPs(r Runtime, eps []EP) ([]EP, error) {
 	return list, nil
 }
 
-// epNames names EPs in errors.
 func epNames(eps []EP) []string {
 	var names []string
 	for _, ep := range eps {
@@ -290,7 +288,6 @@ type answer struct {
 	cpu    float64 // seconds of all processors, also of a worker that failed
 }
 
-// scratchJob runs a request that leaves no files, in a folder that is removed afterwards.
 func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace,
 	progress func(string)) (answer, error) {
 	folder, err := o.scratch()

@@ -50,7 +50,6 @@ func (c *Credential) may(info os.FileInfo, bit fs.FileMode) bool {
 	return info.Mode()&bit != 0
 }
 
-// above lists the folders above a path, the topmost first.
 func above(path string) []string {
 	var folders []string
 	for dir := filepath.Dir(filepath.Clean(path)); ; dir = filepath.Dir(dir) {

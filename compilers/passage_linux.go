@@ -113,7 +113,6 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 	return nil
 }
 
-// openFiles lets the group read the files of a folder, and of those below it, and adds them to shared.
 func (o *ORT) openFiles(folder string, shared *[]string) error {
 	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {

@@ -7,10 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lowest is the niceness of what nobody waits for.
 const lowest = 19
 
-// waits tells whether idle is there and still open.
 func waits(idle <-chan struct{}) bool {
 	select {
 	case <-idle:
@@ -20,7 +18,6 @@ func waits(idle <-chan struct{}) bool {
 	}
 }
 
-// raiser gives what raises a worker's priority when idle is closed before the worker has ended.
 func (o *ORT) raiser(idle <-chan struct{}) func(pid int, ended <-chan struct{}) {
 	return func(pid int, ended <-chan struct{}) {
 		if !waits(idle) {
@@ -42,7 +39,6 @@ func raise(pid, nice int) {
 	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)                           // of every thread in the group
 }
 
-// ownNiceness returns the niceness of this process, which its workers inherit.
 func ownNiceness() int {
 	left, err := unix.Getpriority(unix.PRIO_PROCESS, os.Getpid())
 	if err != nil {

@@ -103,7 +103,6 @@ func foldersOf(file string) []string {
 	return folders
 }
 
-// devices lists the device files that a worker may use, as they are now.
 func devices() []string {
 	entries, _ := os.ReadDir("/dev") // else there is nothing to allow
 	var found []string

@@ -44,14 +44,12 @@ func newHost(o ORTOptions) *host {
 	return h
 }
 
-// current gives the best way that was not refused yet.
 func (h *host) current() isolation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ways[0]
 }
 
-// refuse drops a way that failed, and tells whether there is another.
 func (h *host) refuse(way isolation) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -189,7 +187,6 @@ func (o *ORT) group(way isolation) *cgroup {
 	return g
 }
 
-// usage is what a cgroup's processes had.
 type usage struct {
 	cpu         time.Duration
 	outOfMemory bool // one was killed for the memory limit

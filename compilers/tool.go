@@ -98,7 +98,6 @@ func (t Tool) identity() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", t.Args, t.Version)))
 }
 
-// files are those whose bytes are the tool's identity, without the EP's library.
 func (t Tool) files() []string {
 	return slices.Compact(slices.Sorted(slices.Values(append([]string{t.Program}, t.Files...))))
 }
@@ -107,7 +106,6 @@ func (t Tool) device() DeviceFacts {
 	return DeviceFacts{Type: cmp.Or(t.Device, "NPU"), Vendor: t.EP, EPMetadata: map[string]string{"compiler": t.Program}}
 }
 
-// values are what a job has for each kind of placeholder.
 func (t Tool) values(job Job) map[string]map[string]string {
 	dims := map[string]string{}
 	for name, size := range job.FreeDimensions {
@@ -147,7 +145,6 @@ func (t Tool) refuse(job Job) error {
 	return nil
 }
 
-// arguments fills in the placeholders for a job whose model stands at a path.
 func (t Tool) arguments(job Job, model string) []string {
 	values := t.values(job)
 	fixed := map[string]string{"model": model, "output": filepath.Join(job.Folder, job.Output), "folder": job.Folder, "ep": t.EP, "embed": "0", "level": job.GraphOptimizationLevel}

@@ -15,7 +15,6 @@ import (
 // patience is how long a worker may take that loads nothing. Others who ask wait as long.
 const patience = 10 * time.Second
 
-// tried is what the sandbox turned out to be.
 type tried struct {
 	mu       sync.Mutex // guards measures
 	measures []Measure
@@ -62,7 +61,6 @@ func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
 	return *done.Confined, nil
 }
 
-// measures puts it in words.
 func (o *ORT) measures(found dialogue.Confined) []Measure {
 	way, groups := o.host.current(), o.host.groups
 	if !found.Cgroup {

@@ -47,7 +47,6 @@ func LookUpUser(text string) (*Credential, error) {
 	return &c, nil
 }
 
-// credentialOf gives a user's ids, with those of all groups that it is in.
 func credentialOf(u *user.User) (Credential, error) {
 	uid, ok := parseID(u.Uid)
 	gid, ok2 := parseID(u.Gid)

@@ -23,7 +23,6 @@ import (
 // grace is how long a process that was killed, or a pipe that somebody else holds, may take to go away.
 const grace = 2 * time.Second
 
-// worker is one running worker process.
 type worker struct {
 	cmd      *exec.Cmd
 	group    *cgroup  // nil: none
@@ -257,7 +256,6 @@ func groupRuns(group int) bool {
 	return false
 }
 
-// result turns what happened into an answer or an error.
 func (w *worker) result(ctx context.Context, name string, limits Limits, group usage) (answer, error) {
 	state := w.cmd.ProcessState
 	cpu := state.UserTime() + state.SystemTime()

@@ -21,7 +21,6 @@ const (
 	mostTicks = 50
 )
 
-// mostTries is how often a graph may be written before nobody looks any more.
 const mostTries = 8
 
 // writing looks at a job's folder while its worker compiles, for the moment at which the graph is

@@ -102,7 +102,6 @@ func ReadExtents(
 	return n, nil
 }
 
-// fill reads the bytes of one extent, from skip on.
 func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 	s, err := a.source(e.Container)
 	if err != nil {

@@ -47,7 +47,6 @@ func Compressed(ctx context.Context, s Source) (int64, error) {
 	return int64(float64(stored) / float64(plain) * float64(f.Size)), nil
 }
 
-// compressTo writes the frames of a source behind each other, from at on, and fills in their table.
 func (f *Frames) compressTo(
 	ctx context.Context, s Source, at int64, write func(p []byte, off int64) error,
 ) error {

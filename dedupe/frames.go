@@ -40,7 +40,6 @@ type Frame struct {
 	Sum    [frameHash]byte // half of the BLAKE3 of the stored bytes
 }
 
-// framedFile is a recipe's file with frames in it.
 type framedFile struct {
 	fs   cas.FS
 	path string
@@ -48,10 +47,8 @@ type framedFile struct {
 	sum  [sumSize]byte // what stands before: another sum says that it is another recipe by now
 }
 
-// plain returns how many bytes come out of a frame.
 func (f *Frames) plain(i int) int64 { return min(f.Each, f.Size-int64(i)*f.Each) }
 
-// stored returns how many bytes all frames take in the file; of none, 0.
 func (f *Frames) stored() (sum int64) {
 	if f == nil {
 		return 0
@@ -162,7 +159,6 @@ func (s *framedSource) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// part reads a part of one frame.
 func (s *framedSource) part(p []byte, i int, skip int64) error {
 	if int64(len(p)) == s.frames.plain(i) {
 		return s.decode(p, i)
@@ -197,7 +193,6 @@ func (s *framedSource) remember(i int, b []byte) {
 	s.next = (s.next + 1) % keptFrames
 }
 
-// decode fills p with what comes out of one frame.
 func (s *framedSource) decode(p []byte, i int) error {
 	frame := s.frames.Table[i]
 	if frame.Stored == int64(len(p)) {
@@ -219,7 +214,6 @@ func (s *framedSource) decode(p []byte, i int) error {
 	return nil
 }
 
-// read reads a frame as it is stored.
 func (s *framedSource) read(b []byte, i int) error {
 	n, err := s.frames.file.fs.ReadAt(s.in, b, s.starts[i])
 	if n < len(b) {

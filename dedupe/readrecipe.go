@@ -11,7 +11,6 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// readRecipe reads a recipe, and gives the stamp of the file that it read.
 func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.Stamp, err error) {
 	f, err := fsys.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

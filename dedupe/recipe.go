@@ -31,7 +31,6 @@ type Extent struct {
 	Container int   // index in Recipe.Containers or Plan.Containers; the number of these: Recipe.Frames
 }
 
-// used returns how many bytes of the container the extent takes.
 func (e Extent) used() int64 {
 	if e.Period > 0 {
 		return e.Period
@@ -144,7 +143,6 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	return invalid(fmt.Sprintf("extent %d", i), "%s", reason)
 }
 
-// sources returns how many there are to take from: containers, and frames.
 func (r *Recipe) sources() int {
 	if r.Frames != nil {
 		return len(r.Containers) + 1
@@ -152,7 +150,6 @@ func (r *Recipe) sources() int {
 	return len(r.Containers)
 }
 
-// sizeOf returns how many bytes a source has.
 func (r *Recipe) sizeOf(i int) int64 {
 	if i == len(r.Containers) {
 		return r.Frames.Size

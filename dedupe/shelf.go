@@ -156,7 +156,6 @@ func (s *Shelf) openFolder(folder string) error {
 	return nil
 }
 
-// digestOf gives the blob whose recipe should stand at a path below recipes.
 func digestOf(path string) (cas.Digest, error) {
 	d, err := cas.ParseDigest(filepath.Base(path))
 	if err != nil {
@@ -176,7 +175,6 @@ func noGood(err error) bool {
 	return errors.As(err, &format) || cas.Unsound(err) && !errors.Is(err, syscall.EIO)
 }
 
-// take reads one recipe that is not known.
 func (s *Shelf) take(d cas.Digest) error {
 	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
@@ -296,7 +294,6 @@ func (s *Shelf) stage(
 	return path, stored, nil
 }
 
-// write writes the recipe with its frames.
 func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Source) error {
 	if r.Frames != nil {
 		if literals == nil || literals.Size() != r.Frames.Size {

@@ -19,7 +19,6 @@ const (
 // maxAttribute is the longest text that is kept of an attribute outside the schema; longer ones are recorded as a range.
 const maxAttribute = 4 << 10
 
-// attributeValue is what an attribute of an EPContext node holds.
 type attributeValue struct {
 	field // the AttributeProto
 	name  string
@@ -63,7 +62,6 @@ func (w *walker) context(f field, c Context, label nodeLabel) {
 	w.m.Contexts = append(w.m.Contexts, c)
 }
 
-// contextValue reads an AttributeProto of an EPContext node.
 func (r *reader) contextValue(f field) attributeValue {
 	v := attributeValue{field: f}
 	r.submessage(f, "attribute", func(g field) {
@@ -86,7 +84,6 @@ func (r *reader) contextValue(f field) attributeValue {
 	return v
 }
 
-// contextAttribute files every attribute but ep_cache_context.
 func (w *walker) contextAttribute(c *Context, v attributeValue) {
 	texts := map[string]*string{
 		"source": &c.Source, "partition_name": &c.PartitionName, "ep_sdk_version": &c.SDKVersion,

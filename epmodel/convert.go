@@ -107,7 +107,6 @@ func (m *Model) ContextFiles() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// detached gives the files that come out of a graph their names.
 type detached struct {
 	output  string
 	graph   Source
@@ -168,7 +167,6 @@ type form struct {
 	change map[int64]change // by the offset of the NodeProto
 }
 
-// change is what a node's attributes are to have.
 type change struct {
 	embedMode int64
 	value     Source // of ep_cache_context
@@ -212,7 +210,6 @@ func (s *form) around(in span, name string, at []int64) *Splice {
 	return out
 }
 
-// node gives a NodeProto's new payload: two attributes have another value.
 func (s *form) node(f field, c change) *Splice {
 	out, mode, value, payload := new(Splice), new(Splice), new(Splice), new(Splice)
 	number := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), uint64(c.embedMode))

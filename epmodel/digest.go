@@ -86,7 +86,6 @@ func (m *Model) byLocation() (files []externalFile) {
 	return files
 }
 
-// appendFile adds one external file's part to the record.
 func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile,
 	open func(string) (Source, error), sum Sum) ([]byte, error) {
 	src, err := open(file.location)

@@ -27,7 +27,6 @@ func (w *walker) graph(f field, name, path string) {
 	})
 }
 
-// value appends a ValueInfoProto.
 func (w *walker) value(f field, name string, to []Value) []Value {
 	var v Value
 	w.submessage(f, name, func(g field) {

@@ -32,7 +32,6 @@ var likenesses = []struct {
 	{-1, "<html", "what looks like a web page, perhaps an error page in the place of a download"},
 }
 
-// likenessBytes is how much of a file is looked at to tell what it is.
 const likenessBytes = 64
 
 // unlike says of a file in which no graph was found that it is no ONNX model, and what it looks like. It is asked after the
@@ -53,7 +52,6 @@ func (r *reader) unlike(began bool) {
 	r.err = &own
 }
 
-// likeness tells what a file is by its first bytes, "" where they do not tell.
 func likeness(head []byte, size int64) string {
 	text := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
 	for _, one := range likenesses {

@@ -36,7 +36,6 @@ const (
 // maxNamed bounds the ranges of one file. Large models have some thousands.
 const maxNamed = 1 << 16
 
-// maxRangeName is what is kept of a name.
 const maxRangeName = 256
 
 // NamedRanges lists the ranges of a context binary, or of any other file beside a graph, that are known by name, in order of
@@ -163,7 +162,6 @@ func readAt(name string, bin Source, p []byte, off int64) error {
 	return nil
 }
 
-// unmasked reads what is masked with a repeated key.
 type unmasked struct {
 	r   io.Reader
 	key []byte
@@ -260,7 +258,6 @@ func attribute(e xml.StartElement, name string) string {
 	return ""
 }
 
-// shortName cuts a name, and leaves no half of a character.
 func shortName(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxRangeName)], "") }
 
 func shapeText(shape []int64) string {

@@ -2,13 +2,11 @@ package epmodel
 
 import "strconv"
 
-// nodeLabel is the place of an attribute: the graph and the node that it stands in.
 type nodeLabel struct {
 	graph string
 	node  string // its name, or "Op[index]" when it has none; "" for a function's own attributes
 }
 
-// subgraph is the way to a graph in the node's attribute.
 func (l nodeLabel) subgraph(attribute string) string {
 	s := attribute
 	if l.node != "" {
@@ -65,7 +63,6 @@ func (w *walker) passing(f field, name string) string {
 	return s
 }
 
-// count notes a node's operator.
 func (w *walker) count(f field, op string) {
 	w.m.OpTypes[op]++
 	w.m.Nodes++
@@ -74,7 +71,6 @@ func (w *walker) count(f field, op string) {
 	}
 }
 
-// attribute walks into the tensors and graphs of an AttributeProto.
 func (w *walker) attribute(f field, name string, label nodeLabel) {
 	var attr string
 	var nested, tensors, graphs int

@@ -104,7 +104,6 @@ func (b *bson) offset() int64 {
 	return b.start + p - int64(b.r.Buffered())
 }
 
-// document reads a document under the keys of path.
 func (b *bson) document(path []string) error {
 	if len(path) >= maxBSONDepth {
 		return errors.New("nested too deep")

@@ -22,7 +22,6 @@ const (
 	headerMax = 24        // tag and value of any field but the payload of a length-delimited one
 )
 
-// span is a run of bytes of the file.
 type span struct{ off, n int64 }
 
 func (s span) end() int64 { return s.off + s.n }
@@ -182,7 +181,6 @@ func (r *reader) holder(end int64) string {
 	return "the message that holds it"
 }
 
-// want checks the wire type of a known field, and returns the field.
 func (r *reader) want(f field, name string, typ protowire.Type) field {
 	if f.typ != typ {
 		r.fail(f.at, name, "wire type %d, not %d", f.typ, typ)
@@ -190,12 +188,10 @@ func (r *reader) want(f field, name string, typ protowire.Type) field {
 	return f
 }
 
-// integer gives the value of a varint field.
 func (r *reader) integer(f field, name string) int64 {
 	return int64(r.want(f, name, protowire.VarintType).value)
 }
 
-// submessage walks a field that holds a message.
 func (r *reader) submessage(f field, name string, fn func(field)) {
 	r.message(r.want(f, name, protowire.BytesType).span, name, fn)
 }
@@ -223,7 +219,6 @@ func (r *reader) text(f field, name string) string {
 	return strings.ToValidUTF8(string(r.bytes(f, name, maxName)), "\uFFFD")
 }
 
-// exact reads a string that must be taken to the letter, such as a file's name.
 func (r *reader) exact(f field, name string, limit int) string {
 	b := r.bytes(f, name, limit)
 	if !utf8.Valid(b) {

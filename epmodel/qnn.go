@@ -90,7 +90,6 @@ type qnnSection struct {
 	size, offset uint64
 }
 
-// qnnSections reads the flatbuffer with the sections.
 func qnnSections(b []byte) (out []qnnSection, err error) {
 	root, err := flatTable(b, 0)
 	if err != nil {
@@ -138,7 +137,6 @@ type table struct {
 	count  int
 }
 
-// flatOffset follows the offset that stands at a place.
 func flatOffset(b []byte, at int) (int, error) {
 	if at < 0 || at > len(b)-4 {
 		return 0, fmt.Errorf("an offset at %d, beyond the end", at)

@@ -41,7 +41,6 @@ func isIR(name string) bool { return strings.EqualFold(path.Ext(name), ".xml") }
 // weightsOfIR is the file that the weights of a model in OpenVINO's own format are in.
 func weightsOfIR(name string) string { return strings.TrimSuffix(name, path.Ext(name)) + ".bin" }
 
-// filesOfIR lists the files that a model consists of which wraps IR.
 func (m *Model) filesOfIR() (files []string) {
 	for _, c := range m.Contexts {
 		files = append(files, c.CacheContext, weightsOfIR(c.CacheContext))

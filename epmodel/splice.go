@@ -62,7 +62,6 @@ func (s *Splice) keep(off, n int64) {
 	s.pieces = append(s.pieces, piece{nil, off, n})
 }
 
-// addBytes appends new bytes.
 func (s *Splice) addBytes(b []byte) { s.add(bytes.NewReader(b)) }
 
 func (s *Splice) add(src Source) {
@@ -80,7 +79,6 @@ func (s *Splice) addSplice(t *Splice) {
 	}
 }
 
-// addField appends a length-delimited field with a new payload. Its length is written in the shortest form.
 func (s *Splice) addField(num protowire.Number, payload *Splice) {
 	head := protowire.AppendTag(nil, num, protowire.BytesType)
 	s.addBytes(protowire.AppendVarint(head, uint64(payload.size)))

@@ -76,7 +76,6 @@ func (t *Initializer) typed(f field) {
 	}
 }
 
-// sparse reads a SparseTensorProto: two tensors under the name of the first.
 func (w *walker) sparse(f field, name string, t Initializer) {
 	t.Sparse = true
 	parts := []string{"values", "indices"}
@@ -101,7 +100,6 @@ func (w *walker) sparse(f field, name string, t Initializer) {
 	}
 }
 
-// external reads where a tensor's data stands outside the graph file.
 func (w *walker) external(f field, entries []field, t *Initializer) {
 	// bytes in the graph file besides are ignored by ORT
 	t.Offset, t.Length, t.Typed = 0, -1, false
@@ -152,7 +150,6 @@ func (w *walker) externalKey(v field, key string, t *Initializer) {
 	}
 }
 
-// decimal reads a number that ONNX writes as text.
 func (w *walker) decimal(v field, key, tensor string) int64 {
 	s := w.exact(v, "external_data."+key, 64)
 	n, err := strconv.ParseUint(s, 10, 63)

@@ -105,7 +105,6 @@ func (m *Model) wrong(at int64, field, reason string) error {
 	return &FormatError{File: m.Name, Offset: at, Field: field, Reason: reason}
 }
 
-// fits checks that external data lies inside a file of the given size.
 func (t Initializer) fits(graph string, size int64) error {
 	end := t.Offset
 	if t.Length > 0 {

@@ -33,7 +33,6 @@ func (x *Index) Find(ctx context.Context, bin epmodel.Source, within epmodel.Ran
 	return s.out, nil
 }
 
-// search is the way through one binary.
 type search struct {
 	*Index
 	left int64 // bytes that may still be hashed in vain
@@ -84,7 +83,6 @@ func (s *search) following(b []byte, at int64) int {
 	return n
 }
 
-// anywhere looks for a unit that begins here.
 func (s *search) anywhere(b []byte, at int64) int {
 	if len(b) < leastUnit {
 		return 0

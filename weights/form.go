@@ -37,7 +37,6 @@ const (
 // A unit is what is looked for as a whole. Smaller tensors than the least unit are not looked for: they stand in many places.
 const leastUnit = 256
 
-// unitOf is how long the units of a form of this many bytes are.
 func unitOf(length int64) int64 {
 	switch {
 	case length <= 64<<10:
@@ -58,7 +57,6 @@ type form struct {
 	length int64
 }
 
-// size is how many bytes a unit has.
 func (f *form) size(i int) int { return int(min(f.unit, f.length-int64(i)*f.unit)) }
 
 // tensor is an initializer whose bytes can be had.
@@ -121,7 +119,6 @@ func sizeOf(elementType int32) int64 {
 	return 0
 }
 
-// readFull reads all of p.
 func readFull(r io.ReaderAt, p []byte, off int64) error {
 	if n, err := r.ReadAt(p, off); n < len(p) {
 		if err == nil || errors.Is(err, io.EOF) {
@@ -132,7 +129,6 @@ func readFull(r io.ReaderAt, p []byte, off int64) error {
 	return nil
 }
 
-// halves gives a type's numbers as float16; of float32 the nearest.
 func halves(dst []uint16, src []byte, elementType int32) []uint16 {
 	if elementType == typeFloat16 {
 		for ; len(src) >= 2; src = src[2:] {

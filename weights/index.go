@@ -165,7 +165,6 @@ func (x *Index) add(i int, b []byte) {
 	x.filter[bit/64] |= 1 << (bit % 64)
 }
 
-// hashOf hashes the beginning of a unit.
 func hashOf(b []byte) uint64 {
 	h := binary.LittleEndian.Uint64(b)*0x9e3779b97f4a7c15 ^ binary.LittleEndian.Uint64(b[8:])
 	h *= 0xd6e8feb86659fd93
@@ -174,7 +173,6 @@ func hashOf(b []byte) uint64 {
 
 func (x *Index) bit(h uint64) uint64 { return h >> 16 & uint64(64*len(x.filter)-1) }
 
-// formOf gives the form that a unit belongs to.
 func (x *Index) formOf(u int) *form {
 	i, found := slices.BinarySearchFunc(x.forms, u, func(f form, u int) int { return f.first - u })
 	if !found {

@@ -97,7 +97,6 @@ func Of(err error, log string) *Failure {
 	return f
 }
 
-// ended tells how a worker ended without a result.
 func (f *Failure) ended(exit *compilers.ExitError) {
 	f.Facts["exit"] = fmt.Sprint(exit.Code)
 	if exit.Signal != "" {

@@ -40,7 +40,6 @@ type entry struct {
 	askers map[uint32]string // by uid, what that user calls the model
 }
 
-// toldFailure is a failure that the history has.
 type toldFailure struct {
 	request index.RequestKey
 	uid     uint32
@@ -114,7 +113,6 @@ func NewRemembered(now func() time.Time, x *index.Index, conditions string, log 
 	return fs
 }
 
-// keptFailure is how a failure is stored.
 type keptFailure struct {
 	Under   [32]byte // the configuration's digest: a failure under another is no failure any more
 	Build   index.BuildKey
@@ -123,7 +121,6 @@ type keptFailure struct {
 	Failure Failure
 }
 
-// row is the key's name in the index.
 func (k Key) row() []byte {
 	return append(append(append([]byte(nil), k.Build[:]...), k.With[:]...), k.Scope...)
 }

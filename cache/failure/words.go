@@ -69,7 +69,6 @@ func (f *Failure) FromMemory(model string) *apierr.Error {
 	return e.WithHint("%s", retry)
 }
 
-// story tells how often a compile failed, and when it is tried again.
 func (f *Failure) story() string {
 	times := "failed once"
 	if f.Count > 1 {

@@ -103,7 +103,6 @@ func decodeDevice(b []byte) (RecordDevice, error) {
 	})
 }
 
-// field is one field of a record: a number, or bytes.
 type field struct {
 	number protowire.Number
 	varint uint64
@@ -151,7 +150,6 @@ func (f field) pair() (key string, value field, err error) {
 	return key, value, err
 }
 
-// string adds the pair that the field holds.
 func (f field) string(m map[string]string) error {
 	key, value, err := f.pair()
 	m[key] = string(value.bytes)
@@ -164,7 +162,6 @@ func (f field) number64(m map[string]int64) error {
 	return err
 }
 
-// digest reads a whole digest.
 func (f field) digest(d *cas.Digest) error {
 	if len(f.bytes) != len(d) {
 		return fmt.Errorf("digest of a model of %d bytes", len(f.bytes))
@@ -186,7 +183,6 @@ func (r *Record) Terms() (Terms, error) {
 		Embed: r.Embed, Route: r.Route, Output: r.Output.output()}, nil
 }
 
-// eps gives the execution providers as a request would name them.
 func (r *Record) eps() []EP {
 	out := make([]EP, len(r.EPs))
 	for i, ep := range r.EPs {

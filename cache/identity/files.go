@@ -132,7 +132,6 @@ func (f Files) Refused(err error) error {
 	return apierr.New(apierr.BadModel, err, "model %q", f.Name)
 }
 
-// missing lists the locations for which no file was presented.
 func (f Files) missing(locations []string) (missing []string) {
 	for _, l := range locations {
 		if f.External[l] == nil {
@@ -142,7 +141,6 @@ func (f Files) missing(locations []string) (missing []string) {
 	return missing
 }
 
-// open returns the function that opens external data for hashing with these sums.
 func (f Files) open(sums *Sums) func(location string) (epmodel.Source, error) {
 	return func(location string) (epmodel.Source, error) {
 		file := f.External[location]

@@ -166,7 +166,6 @@ func (ms *Models) remembered(r *reading, graphKey memo.ID) (m Model, ok bool, er
 	return m, ok, nil
 }
 
-// read hashes the model and remembers its identity if nothing moved meanwhile.
 func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believable bool) (Model, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {

@@ -59,7 +59,6 @@ func fileOptions(ep EP, info compilers.EPInfo) error {
 	return nil
 }
 
-// namesFile finds a key in a JSON value by which the EP would read or write something.
 func namesFile(value []byte) (string, bool) {
 	var tree map[string]json.RawMessage
 	if json.Unmarshal(value, &tree) != nil {

@@ -33,7 +33,6 @@ const (
 // model that the execution provider would rather have compiled again.
 const onlyOptimal = "session.fail_on_suboptimal_compiled_model"
 
-// sessionRule is what session.toml says of one session config entry.
 type sessionRule struct {
 	Class   sessionClass `toml:"-"`
 	Kind    string       `toml:"kind"`
@@ -41,7 +40,6 @@ type sessionRule struct {
 	Because string       `toml:"-"` // of those that are refused
 }
 
-// sessionKeys is session.toml, by key.
 var sessionKeys = mustParseSession(sessionData)
 
 // mustParseSession is for the table that is part of the program: no test run survives a mistake in

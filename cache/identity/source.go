@@ -98,7 +98,6 @@ const (
 	maxBlocking = 8 // that did not return in that time
 )
 
-// open opens a file on a goroutine of its own, and gives up waiting after openTime.
 func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.File, error) {
 	select {
 	case s.opening <- struct{}{}:

@@ -30,7 +30,6 @@ type Kind struct {
 	Size int64    // bytes of the model
 }
 
-// cost is what jobs of one kind took.
 type cost struct {
 	Seconds float64 // from when a job runs to when it has ended
 	Memory  int64   // bytes, of the workers at their most
@@ -52,7 +51,6 @@ const (
 	largestJob = int64(1) << 50
 )
 
-// sizeClass is the power of two of a size.
 func sizeClass(size int64) int { return bits.Len64(uint64(max(size, 1))) }
 
 func costKey(k Kind, class int) string {

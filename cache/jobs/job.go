@@ -119,7 +119,6 @@ type waiter struct {
 	counted bool               // the build is kept from the collector until it has it; guarded by Job.mu
 }
 
-// maxAskers bounds the users who are remembered with a job.
 const maxAskers = 1024
 
 // ProgressEvery is how often waiters hear how many they are, though nothing else is new.
@@ -325,7 +324,6 @@ func (j *Job) leave(w *waiter) {
 // over tells whether the work has ended. The caller holds j.mu.
 func (j *Job) over() bool { return !j.ended.IsZero() }
 
-// hidden tells whether the job is one that no user asked for and none can do anything about.
 func (j *Job) hidden() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -107,7 +107,6 @@ func (d *Doctor) adviseRuntimes(ctx context.Context) []Advice {
 	return out
 }
 
-// adviseNoRuntime is for a daemon of the user uid that no runtime is registered with.
 func adviseNoRuntime(uid uint32) Advice {
 	if uid != 0 {
 		return fine("runtimes", "none is registered; applications of this user bring their own").
@@ -139,7 +138,6 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 	return out
 }
 
-// adviseUnusable is for a runtime that cannot even be asked.
 func adviseUnusable(subject, cause string) Advice {
 	a := problem(subject, "it cannot be used: %s", cause)
 	known := knownCause(cause)
@@ -152,7 +150,6 @@ func adviseUnusable(subject, cause string) Advice {
 	return a.hint("epcachectl probe --refresh tries again and shows all of it")
 }
 
-// adviseEP says what an execution provider does here.
 func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark compilers.Fingerprint) Advice {
 	subject += " " + ep.Name
 	cause := ep.Error
@@ -201,7 +198,6 @@ type cause struct {
 
 const fullQuota = "it is the file system's quota of the daemon's user that is full, and says nothing of this: make room, or have it raised, and ask again"
 
-// causes were all seen with real libraries, or are the dynamic loader's own words.
 var causes = []cause{
 	{syscall.ENOSPC.Error(), "it is the disk that is full, and says nothing of this: make room, and ask again"},
 	{"No space left on device", "it is the disk that is full, and says nothing of this: make room, and ask again"}, // in C
@@ -233,7 +229,6 @@ func knownCause(text string) *cause {
 	return nil
 }
 
-// adviseWatching warns of runtimes whose files are polled.
 func (d *Doctor) adviseWatching() []Advice {
 	var out []Advice
 	for _, rt := range d.q.options.Runtimes.All() {
@@ -284,10 +279,8 @@ func (d *Doctor) adviseIndex() []Advice {
 	return out
 }
 
-// maxFindings is how many findings of one kind are told one by one.
 const maxFindings = 10
 
-// adviseBuilds counts the builds that are not served.
 func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 	space, err := d.q.index.Space()
 	if err != nil {
@@ -312,7 +305,6 @@ func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 	return append(out, fine("builds", "%d may be served", served))
 }
 
-// lately is how far back the doctor looks.
 const lately = 24 * time.Hour
 
 // LatelyAdvice reports the failures of the last day. Their texts are for administrators, because they

@@ -9,7 +9,6 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// adviseConfiguration reports settings that are not in force.
 func (d *Doctor) adviseConfiguration() []Advice {
 	const subject = "configuration"
 	now := d.q.options.Configured()
@@ -50,7 +49,6 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	return out
 }
 
-// adviseSources says which builds are not compiled again in the background after an update.
 func (d *Doctor) adviseSources(ctx context.Context) []Advice {
 	s, err := d.q.sourceless(ctx)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/internal/witness"
 )
 
-// fileSystems names the file systems that are met.
 var fileSystems = map[int64]string{
 	0xef53: "ext4", 0x58465342: "XFS", 0x9123683e: "btrfs", 0xf2f52010: "f2fs", 0x01021994: "tmpfs", 0x858458f6: "ramfs",
 	0x794c7630: "overlay", 0x6969: "NFS", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE", 0x01021997: "9p",
@@ -51,7 +50,6 @@ func ownerOf(path string) (owner, error) {
 	return owner{uid: st.Uid, mode: info.Mode()}, nil
 }
 
-// watchLimits says what the kernel lets one user watch.
 func watchLimits() string {
 	return "fs.inotify.max_user_watches, which is " + sysctl("fs/inotify/max_user_watches") +
 		", or max_user_instances, which is " + sysctl("fs/inotify/max_user_instances")

@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/store/evict"
 )
 
-// thrashSpan is how far back the doctor looks.
 const thrashSpan = 7 * 24 * time.Hour
 
 // Thrashing counts the builds that were evicted for the budget lately and compiled again. Builds that
@@ -121,7 +120,6 @@ func (d *Doctor) hasBuild(key index.RequestKey, scope string) bool {
 	return false
 }
 
-// unkeptHint is what to change where a result was not kept.
 func (d *Doctor) unkeptHint(e *index.Event) string {
 	if hint, ok := memo.Recall[string](&d.q.index.Memos, UnkeptKey(e)); ok && hint != "" {
 		return hint + " of the daemon's configuration"

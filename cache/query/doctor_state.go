@@ -21,13 +21,11 @@ type fileSystem struct {
 	network, volatile bool
 }
 
-// owner is the owner of a directory, with its mode.
 type owner struct {
 	uid  uint32
 	mode fs.FileMode
 }
 
-// adviseState checks the state directory's file system and owner.
 func (d *Doctor) adviseState() []Advice {
 	var out []Advice
 	if s, err := fileSystemOf(d.q.options.Dir); err != nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// eventsLimit is how many events one answer has at most.
 const eventsLimit = 10_000
 
 // Events returns the events since a time that the peer may see, oldest first, as far as they are

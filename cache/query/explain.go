@@ -24,7 +24,6 @@ const (
 	Failed = "failed" // its compile, and there is no build
 )
 
-// maxCandidates bounds the builds that are told of one entry.
 const maxCandidates = 32
 
 // explaining bounds the explanations that are made at the same time, because each hashes the files
@@ -160,7 +159,6 @@ func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Quest
 	return nil
 }
 
-// candidate is a build of an entry that is explained.
 func (q *Queries) candidate(p rights.Peer, b *index.Build, reason string) (*wire.Candidate, error) {
 	of, err := q.Listed(p, b)
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// maxHistory bounds the events that are told of one entry.
 const maxHistory = 200
 
 // WithHistory adds the events of the entry that the peer may see, as many as fit into an answer, and

@@ -68,7 +68,6 @@ func (q *Queries) formText(d cas.Digest) string {
 	return text
 }
 
-// ownOf is how many bytes of a packed file stand nowhere else.
 func ownOf(p *dedupe.Packed) int64 {
 	if p.Literals >= 0 {
 		return p.Containers[p.Literals].Size

@@ -153,7 +153,6 @@ func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
 	return nil
 }
 
-// sharer is a file of a build.
 func sharer(b *index.Build, file int) *wire.Sharer {
 	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: wire.Clip(b.ModelName),
 		Ep: wire.Clip(FirstEP(b)), File: wire.Clip(b.Files[file].Name)}
@@ -274,7 +273,6 @@ func (k *kinship) layOut(ctx context.Context, f *LaidFile) (err error) {
 	return err
 }
 
-// piecesOf returns the ranges of a blob as its recipe has them, or as a recipe would have them.
 func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Piece, error) {
 	if known, ok := k.pieces[d]; ok {
 		return known, nil
@@ -326,7 +324,6 @@ func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
 	return append(pieces, p)
 }
 
-// literalsOf returns the extents that are a blob's own literals, in the order of the literals.
 func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	for _, e := range r.Extents {
 		if e.Container == r.Literals && e.Period == 0 {
@@ -428,13 +425,11 @@ func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 	return nil
 }
 
-// firstAt finds the piece that has an offset.
 func firstAt(all []Piece, off int64) int {
 	i, _ := slices.BinarySearchFunc(all, off, func(p Piece, off int64) int { return cmp.Compare(p.At+p.Length-1, off) })
 	return i
 }
 
-// byteRange is a part of a holder.
 type byteRange struct{ From, Length int64 }
 
 // relative is a file of another build, with the ranges of holders that it has.
@@ -443,7 +438,6 @@ type relative struct {
 	has  map[cas.Digest][]byteRange // by holder, in order and apart from each other
 }
 
-// overlap counts the bytes of some pieces that the relative has too.
 func (r *relative) overlap(parts []Piece) (sum int64) {
 	for _, part := range parts {
 		all := r.has[part.Holder]

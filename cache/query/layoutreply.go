@@ -18,7 +18,6 @@ func (l *Layout) Reply() *wire.LayoutReply {
 	return &r.reply
 }
 
-// layoutReply is an answer while it grows.
 type layoutReply struct {
 	reply   wire.LayoutReply
 	holders map[cas.Digest]uint32

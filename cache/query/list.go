@@ -78,7 +78,6 @@ func before(id index.BuildID, all uint64) uint64 {
 	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
 }
 
-// isListed reports whether List asks for a build.
 func isListed(w *wire.List, b *index.Build) bool {
 	if w.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
 		return strings.HasPrefix(m.ModelDigest.String(), w.Model) ||
@@ -223,7 +222,6 @@ func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string, 
 	return nil
 }
 
-// hintOf says what to do about a name that means nothing.
 func hintOf(name string) string {
 	const list = "epcachectl list shows what there is"
 	if name != "" && len(name) < index.MinPrefix && strings.Trim(name, "0123456789abcdef") == "" {
@@ -232,7 +230,6 @@ func hintOf(name string) string {
 	return list
 }
 
-// maxFound bounds the records that Find returns: some applications give all their models one name.
 const maxFound = 1000
 
 // Find returns the builds that the names mean, see EachNamed.
@@ -250,7 +247,6 @@ func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out 
 	return out, nil
 }
 
-// idsOf returns the ids of the builds that the names mean, see EachNamed.
 func (q *Queries) idsOf(ctx context.Context, p rights.Peer, names []string) (ids []index.BuildID, err error) {
 	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
 		ids = append(ids, b.ID)

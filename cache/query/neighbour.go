@@ -23,7 +23,6 @@ const (
 	maxSearches = 2 // at the same time
 )
 
-// near is a candidate for a neighbour, and how far it is.
 type near struct {
 	build    *index.Build
 	other    bool // another model of the same name
@@ -96,7 +95,6 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 	return nil
 }
 
-// keepNearest inserts n, and drops the farthest if there are too many.
 func keepNearest(best []*near, n *near) []*near {
 	at, _ := slices.BinarySearchFunc(best, n, func(a, b *near) int { return a.compare(b) })
 	if at == MaxNeighbours {

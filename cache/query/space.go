@@ -67,7 +67,6 @@ func (q *Queries) moment() (m moment, err error) {
 	return m, err
 }
 
-// diskOf sums what the blobs of some builds take, and those that they are packed with, each once.
 func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	counted := make(map[cas.Digest]bool)
 	for _, id := range ids {

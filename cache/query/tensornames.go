@@ -28,7 +28,6 @@ type names struct {
 	err   error
 }
 
-// nameRanges names the ranges of a file.
 func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named, error) {
 	source, err := k.q.forms.Look(f.Digest)
 	if err != nil {
@@ -60,7 +59,6 @@ func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 	return all[:min(len(all), maxNames)], nil
 }
 
-// maxNames bounds the named ranges of one file.
 const maxNames = 1 << 16
 
 // nameBinary names the ranges of a context binary, which is a range of a file. Names that its
@@ -151,7 +149,6 @@ func (n *names) read(ctx context.Context, q *Queries, b *index.Build) error {
 	return err
 }
 
-// namedBytes counts the bytes of a file that belong to a tensor which is known by name.
 func namedBytes(all []epmodel.Named) (sum int64) {
 	end := int64(0)
 	for _, n := range all {

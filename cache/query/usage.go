@@ -18,7 +18,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// usagePage is how many builds are told at once.
 const usagePage = 256
 
 // Usage returns what the builds that the peer may see take, or those of the entries; of two entries
@@ -86,7 +85,6 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	return u, nil
 }
 
-// maxSums bounds the users and providers that are told: the largest come first.
 const maxSums = 256
 
 func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
@@ -138,7 +136,6 @@ func (q *Queries) usageFrom(ctx context.Context, after string) (*wire.UsageReply
 		WithHint("ask from the beginning")
 }
 
-// maxUsageMembers bounds the members of a group that are counted.
 const maxUsageMembers = 64
 
 // usagePage adds the builds of a page: of each as much as lets a page fit into a frame.

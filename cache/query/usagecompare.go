@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// maxShared bounds the pairs of files of a comparison that are told one by one.
 const maxShared = 256
 
 // compareEntries finds what the files of two entries share, by reading them: bytes count wherever they

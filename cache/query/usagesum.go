@@ -62,7 +62,6 @@ func (q *Queries) FreedBy(ctx context.Context, p rights.Peer, ids []index.BuildI
 	return sum, nil
 }
 
-// othersNeed reports whether another build that the peer may see needs a blob.
 func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool, error) {
 	if q.rights.Administrator(p) && len(q.forms.Recipes.Users(d)) == 0 { // no recipe takes from it
 		ids, err := q.index.Needs(d)

@@ -111,7 +111,6 @@ func stateOf(e *wire.Explanation) string {
 	return Stale
 }
 
-// oneEntry refuses a name that means several.
 func oneEntry(name string, builds []index.Build) error {
 	keys := make(map[string]bool)
 	for i := range builds {
@@ -132,7 +131,6 @@ func oneEntry(name string, builds []index.Build) error {
 		WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
 }
 
-// whyGone explains an entry of which only the history is left.
 func (q *Queries) whyGone(p rights.Peer, name string, notFound error) (*wire.Explanation, error) {
 	// A crash may come between a tombstone and the event of the removal, and events are dropped earlier.
 	stone := q.tombstoneOf(p, name)
@@ -192,12 +190,10 @@ func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	return fmt.Sprintf("no build is left; the last went on %s: %s", last.At.Format(time.RFC3339), last.Text)
 }
 
-// unkept says of an event of a result that was not kept when that was, and why.
 func unkept(e *index.Event) string {
 	return fmt.Sprintf("compiled on %s, and not kept: %s", e.At.Format(time.RFC3339), e.Text)
 }
 
-// tombstoneOf returns the latest tombstone of the entry that is meant, nil if there is none.
 func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {
 	found := q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
 		e := eventOf(g)

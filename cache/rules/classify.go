@@ -16,7 +16,6 @@ const (
 	Unclear  = "unclear"   // only a check can tell
 )
 
-// report is one line of the classification of errors.
 type report struct {
 	name   string
 	codes  []int          // nil: every code
@@ -63,7 +62,6 @@ func (s *Set) Classify(ep string, code int, text string) Class {
 	return Class{Name: Unclear, CodeName: name, Reason: fmt.Sprintf("nothing is known of %s from %s", name, shown(ep))}
 }
 
-// codeByName reads "10 INVALID_GRAPH" or "INVALID_GRAPH", as files spell it.
 func codeByName(text string) (int, bool) {
 	for code, name := range compilers.CodeNames {
 		if text == name || text == compilers.CodeName(code) {
@@ -73,5 +71,4 @@ func codeByName(text string) (int, bool) {
 	return 0, false
 }
 
-// codeList tells people which names there are.
 func codeList() string { return strings.Join(compilers.CodeNames, ", ") }

@@ -7,7 +7,6 @@ import (
 	"strings"
 )
 
-// condition is one thing that a rule asks of a fact.
 type condition struct {
 	fact  string
 	check check
@@ -24,7 +23,6 @@ const (
 	bothSides   = "both"
 )
 
-// both is a check of two values that have to be known.
 func both(compare check) check {
 	return func(build, runtime string) string {
 		switch {
@@ -41,7 +39,6 @@ func both(compare check) check {
 
 func missing(side string) string { return "of the " + side + " is not known" }
 
-// one is a check of the value of one side, which has to be known.
 func one(side string, whyNot func(value string) string) check {
 	return func(build, runtime string) string {
 		value := pick(side, build, runtime)
@@ -92,7 +89,6 @@ func ordered(operator string) check {
 	})
 }
 
-// versions is a check of two versions; compare gives why it does not hold, with %s for each.
 func versions(compare func(build, runtime version) (format string)) check {
 	return both(func(build, runtime string) string {
 		b, ok1 := parseVersion(build)

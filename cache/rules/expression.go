@@ -89,7 +89,6 @@ func parseBounds(side, text string) (check, error) {
 	return bounded(side, bounds), nil
 }
 
-// sets are the conditions that need more than a line.
 type sets struct {
 	Build          texts            `toml:"build"`
 	BuildMatches   pattern          `toml:"build_matches"`
@@ -129,7 +128,6 @@ func (s *sets) checks() (all []check) {
 	return all
 }
 
-// texts is an array of texts, or one text.
 type texts []string
 
 func (t *texts) Decode(v tomlfile.Value) {

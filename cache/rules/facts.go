@@ -27,7 +27,6 @@ const maxFact = 64 << 10
 // compatibilityString is the fact that most others are taken out of.
 const compatibilityString = "compatibility_string"
 
-// given lists the facts that need no extract, by their names in files.
 func (f Facts) given() map[string]string {
 	m := map[string]string{
 		"ep_version": f.EPVersion, "library_digest": f.LibraryDigest, "sdk_version": f.SDKVersion,
@@ -45,10 +44,8 @@ func (f Facts) given() map[string]string {
 	return m
 }
 
-// givenNames are the names of the facts that need no extract, sorted.
 var givenNames = slices.Sorted(maps.Keys(Facts{}.given()))
 
-// extract takes further facts out of one.
 type extract struct {
 	From   string  `toml:"from" is:"text"`
 	JSON   string  `toml:"json" is:"text"` // keys from the outside in; "": the fact is no JSON
@@ -56,7 +53,6 @@ type extract struct {
 	As     string  `toml:"as" is:"text"`   // its name, without regexp
 }
 
-// names lists the facts that it gives.
 func (e extract) names() []string {
 	if e.Regexp.Regexp == nil {
 		return []string{e.As}
@@ -94,7 +90,6 @@ func addFact(facts map[string]string, name, value string) {
 	}
 }
 
-// jsonValue gives the string, number or truth value under the keys; empty if there is none.
 func jsonValue(text string, keys []string) string {
 	raw := json.RawMessage(text)
 	for _, key := range keys {

@@ -18,10 +18,8 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// maxRules bounds the rules and reports of a set.
 const maxRules = 1000
 
-// maxFiles bounds the files of one Load.
 const maxFiles = 100
 
 // Parse reads one file of rules. Its name is for errors and judgements. The error is a tomlfile.Errors where the content is what is wrong.
@@ -62,7 +60,6 @@ func Load(paths ...string) (*Set, error) {
 	return readFiles(files, readFile)
 }
 
-// readFiles puts the sets of files together.
 func readFiles(files []string, read func(string) (*Set, error)) (*Set, error) {
 	set := &Set{eps: map[string]provider{}}
 	var wrong []error
@@ -145,7 +142,6 @@ func (s *Set) size() int {
 	return n
 }
 
-// providerFile is what a file says of one EP.
 type providerFile struct {
 	Replace  bool      `toml:"replace"`
 	Extracts []extract `toml:"extract"`
@@ -165,7 +161,6 @@ type providerFile struct {
 	} `toml:"report"`
 }
 
-// maxString bounds every text in a file.
 const maxString = 2000
 
 func checkText(text string) error {
@@ -229,7 +224,6 @@ func readTemplate(v tomlfile.Value, text string, allowed []string) template {
 	return parsed
 }
 
-// check adds the names of what the extract finds to facts.
 func (e *extract) check(v tomlfile.Value, facts *[]string) {
 	e.From = cmp.Or(e.From, compatibilityString)
 	if !slices.Contains(*facts, e.From) {

@@ -27,12 +27,10 @@ func (s *Set) Equal(o *Set) bool {
 	return s.sum == o.sum
 }
 
-// joined is the sum of two sets that are put together.
 func joined(a, b [sha256.Size]byte, how string) [sha256.Size]byte {
 	return sha256.Sum256(slices.Concat([]byte(how), a[:], b[:]))
 }
 
-// provider is all that is said of one EP.
 type provider struct {
 	replace bool      // what is said elsewhere of this EP does not count
 	parts   []section // those that come first count first
@@ -89,7 +87,6 @@ func (s *Set) EPs() []string {
 	return slices.Sorted(maps.Keys(s.eps))
 }
 
-// sections gives what counts for an EP, in order.
 func (s *Set) sections(ep string) []section {
 	if s == nil {
 		return nil
@@ -133,7 +130,6 @@ func (p section) facts(f Facts) map[string]string {
 	return facts
 }
 
-// misses says which condition does not hold; empty: all do.
 func (r rule) misses(build, runtime map[string]string) string {
 	for _, c := range r.conditions {
 		if whyNot := c.check(build[c.fact], runtime[c.fact]); whyNot != "" {
@@ -157,7 +153,6 @@ func (r rule) explain(ep string, build, runtime map[string]string) string {
 	})
 }
 
-// maxMissed bounds the rules that are named in a reason.
 const maxMissed = 12
 
 func noRule(ep string, missed []string) string {

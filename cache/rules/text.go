@@ -8,10 +8,8 @@ import (
 	"unicode"
 )
 
-// maxShown bounds a foreign value in a text for people, in characters.
 const maxShown = 120
 
-// shown makes a value from an artefact or a driver fit to be read: one line, bounded, never empty.
 func shown(value string) string {
 	if value == "" {
 		return "unknown"
@@ -31,7 +29,6 @@ func shown(value string) string {
 	return b.String()
 }
 
-// template is a text with {placeholders}.
 type template struct {
 	pieces []string // text and placeholder in turns, text first and last
 }

@@ -34,7 +34,6 @@ func parseVersion(text string) (version, bool) {
 	return parts, true
 }
 
-// compare looks at the first n numbers.
 func (v version) compare(w version, n int) int {
 	for i := range min(n, max(len(v), len(w))) {
 		a, b := v.part(i), w.part(i)
@@ -55,7 +54,6 @@ func (v version) part(i int) string {
 // operators of comparisons; those of two characters come first, for they are looked for from left to right.
 var operators = []string{"<=", ">=", "==", "!=", "<", ">"}
 
-// fits tells whether an order, as compare gives it, is what the operator asks for.
 func fits(operator string, order int) bool {
 	switch operator {
 	case "<=":

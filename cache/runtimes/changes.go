@@ -61,7 +61,6 @@ func (s *Set) LookAtMachine(ctx context.Context) {
 	}
 }
 
-// watchedDrivers is what is watched besides runtimes.
 const watchedDrivers = "drivers"
 
 // watch has the runtime's files watched, also those outside of its directory. The watcher is only the fast
@@ -211,7 +210,6 @@ func (p *probed) libraries() map[string]string {
 	return out
 }
 
-// differences says for people what is different now, a line for each.
 func (p *probed) differences(now *probed) (lines []string) {
 	add := func(what, from, to string) {
 		if from != to {

@@ -157,7 +157,6 @@ func mountChanges() uint64 {
 	return mounts.changes
 }
 
-// byFolder groups the files by their directory.
 func byFolder(files []stampedFile) ([]stampedFolder, error) {
 	at, began := make(map[string]int), time.Now()
 	var out []stampedFolder
@@ -212,7 +211,6 @@ func (rc *Content) intact() bool {
 // driver that is another one by now may have been another one before.
 func (rc *Content) Stands() bool { return rc.now() == rc.Machine && rc.intact() }
 
-// newest returns the last time at which any of the files or their folders changed.
 func (rc *Content) newest() time.Time {
 	var last int64
 	for _, f := range rc.folders {
@@ -314,7 +312,6 @@ func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (*Content, error) {
 	return rc, nil
 }
 
-// equipped adds the tools that compile in the place of libraries.
 func (s *Set) equipped(find func() (compilers.Runtime, error)) func() (compilers.Runtime, error) {
 	e, ok := s.options.Compiler.(compilers.Equipped)
 	if !ok {

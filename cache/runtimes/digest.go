@@ -65,7 +65,6 @@ func libraryDigest(l compilers.EPLibrary, fileDigest func(path string) (cas.Dige
 	return blake3.Sum256(b), nil
 }
 
-// file hashes one library file, or remembers its digest by its stamp.
 func (x *digests) file(ctx context.Context, path string) (cas.Digest, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -75,7 +74,6 @@ func (x *digests) file(ctx context.Context, path string) (cas.Digest, error) {
 	return x.open(ctx, 0, f)
 }
 
-// open hashes an open file of a user, or remembers its digest by its stamp.
 func (x *digests) open(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	if d, ok := x.remembered(uid, f); ok {
 		return d, nil
@@ -97,7 +95,6 @@ func (x *digests) open(ctx context.Context, uid uint32, f *os.File) (cas.Digest,
 	return d, err
 }
 
-// remembered returns the digest of an open file that is remembered by its stamp.
 func (x *digests) remembered(uid uint32, f *os.File) (cas.Digest, bool) {
 	key, believable := memo.FileKey(uid, f)
 	if !believable {

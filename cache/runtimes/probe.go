@@ -147,7 +147,6 @@ func Unsettled(ctx context.Context, err error) bool {
 		errors.Is(err, ErrGivenUp))
 }
 
-// allWork reports whether every EP loads and lists a device.
 func allWork(f compilers.Facts) bool {
 	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
 }
@@ -207,7 +206,6 @@ func (p Prints) Of(eps []compilers.EP, err error) ([]compilers.Fingerprint, erro
 	return marks, nil
 }
 
-// fingerprintFacts are the parts of the EPs that a fingerprint depends on: not where a library lies.
 func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	out := slices.Clone(eps)
 	for i := range out {

@@ -86,7 +86,6 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 	return rc, nil
 }
 
-// holds reports whether the files and the machine are what they were.
 func (s *Set) holds(rc *Content) bool {
 	return rc.Machine == rc.now() && rc.unchanged()
 }

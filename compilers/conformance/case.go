@@ -18,7 +18,6 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// set is a set of session options.
 type set map[string]string
 
 func (s set) String() string {
@@ -29,7 +28,6 @@ func (s set) String() string {
 	return text
 }
 
-// with gives the set with another option.
 func (s set) with(key, value string) set {
 	out := maps.Clone(s)
 	if out == nil {
@@ -39,7 +37,6 @@ func (s set) with(key, value string) set {
 	return out
 }
 
-// testCase is a guideline being proved.
 type testCase struct {
 	env     *ort.Env
 	ep      dialogue.EP
@@ -54,7 +51,6 @@ type testCase struct {
 // stopped ends a case: what was expected did not happen, or the guideline is not applicable.
 type stopped struct{ notApplicable string }
 
-// skip ends a case whose guideline is not applicable.
 func (c *testCase) skip(format string, args ...any) { panic(stopped{fmt.Sprintf(format, args...)}) }
 
 // does makes a call, and ends the case where it gives an error.
@@ -74,12 +70,10 @@ func (c *testCase) does(call, expected string, do func() (happened string, err e
 	}
 }
 
-// succeeds makes a call that gives nothing.
 func (c *testCase) succeeds(call string, do func() error) {
 	c.does(call, "success", func() (string, error) { return "success", do() })
 }
 
-// brief bounds what an EP says.
 func brief(text string) string {
 	const most = 1 << 10
 	text = strings.ToValidUTF8(text, "")
@@ -89,7 +83,6 @@ func brief(text string) string {
 	return text
 }
 
-// check is a look at what came of the calls.
 func (c *testCase) check(what, expected, happened string, ok bool) {
 	c.does(what, expected, func() (string, error) {
 		if !ok {
@@ -99,12 +92,10 @@ func (c *testCase) check(what, expected, happened string, ok bool) {
 	})
 }
 
-// equal checks a text.
 func (c *testCase) equal(what, expected, happened string) {
 	c.check(what, expected, happened, expected == happened)
 }
 
-// options has the EP with its devices.
 func (c *testCase) options(session set) (*ort.SessionOptions, error) {
 	o, err := c.env.NewSessionOptions()
 	if err != nil {
@@ -118,7 +109,6 @@ func (c *testCase) options(session set) (*ort.SessionOptions, error) {
 	return o, o.Append(c.devices, c.ep.Options)
 }
 
-// session opens a model from a file, or from memory where bytes is not nil.
 func (c *testCase) session(path string, bytes []byte, session set) (*ort.Session, error) {
 	o, err := c.options(session)
 	if err != nil {
@@ -163,7 +153,6 @@ func (c *testCase) refuses(path string, bytes []byte, session set) {
 	})
 }
 
-// compile makes the compiled form of a model by session options, and ends the session.
 func (c *testCase) compile(path string, session set) {
 	c.open(path, session.with("ep.context_enable", "1")).Release()
 }
@@ -182,7 +171,6 @@ func (c *testCase) compileBy(call string, k ort.Compilation, session set) (made 
 	return made
 }
 
-// loads opens a compiled model, and compares what it computes with what its source does.
 func (c *testCase) loads(path string, session set, source tinymodel.Model) {
 	s := c.open(path, session)
 	defer s.Release()
@@ -251,7 +239,6 @@ func (c *testCase) compare(got, want []float32) (string, error) {
 	return fmt.Sprintf("they differ by %.3g", differs), nil
 }
 
-// write puts a model into a folder of the case, and gives its path.
 func (c *testCase) write(name string, m tinymodel.Model) string {
 	return c.writeFile(name, m.Encode())
 }
@@ -270,7 +257,6 @@ func must(err error) {
 	}
 }
 
-// files lists the files of a folder of the case.
 func (c *testCase) files(folder string) []string {
 	entries, err := os.ReadDir(filepath.Join(c.folder, folder))
 	must(err)

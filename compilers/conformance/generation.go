@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// generation has the guidelines for making an EPContext model.
 var generation = []guideline{
 	required("ep.context_enable=1: ONNX Runtime creates the model, with the EPContext nodes that "+
 		"the EP made", func(c *testCase) {
@@ -184,7 +183,6 @@ var generation = []guideline{
 	}),
 }
 
-// inParts compiles m.onnx, a model that has to be partitioned.
 func (c *testCase) inParts() (tinymodel.Model, *epmodel.Model) {
 	if !c.family.divides() {
 		c.skip("there are no models in parts of %s", c.family)
@@ -198,7 +196,6 @@ func (c *testCase) inParts() (tinymodel.Model, *epmodel.Model) {
 	return source, m
 }
 
-// has checks that a file is in a folder of the case.
 func (c *testCase) has(folder, name string) {
 	files := c.files(filepath.Join(folder, filepath.Dir(name)))
 	c.check("files of folder \""+folder+"\"", "\""+name+"\" among them", list(files), name != "" &&

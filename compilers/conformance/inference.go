@@ -14,7 +14,6 @@ import (
 // noFallback makes a session fail when a node is left to the CPU.
 var noFallback = set{"session.disable_cpu_ep_fallback": "1"}
 
-// inference has the guidelines for loading an EPContext model.
 var inference = []guideline{
 	required("no EPContext nodes: the normal inference workflow", func(c *testCase) {
 		c.loads(c.write("m.onnx", c.source), noFallback, c.source)
@@ -129,7 +128,6 @@ var inference = []guideline{
 	}),
 }
 
-// compatibility has the guidelines for what a compiled model says of itself.
 var compatibility = []guideline{
 	recommended("GetCompiledModelCompatibilityInfo: the compiled model has the EP's "+
 		"compatibility string", func(c *testCase) {
@@ -155,7 +153,6 @@ func (c *testCase) ownString() string {
 	return info
 }
 
-// judges asks for the EP's verdict on a string.
 func (c *testCase) judges(info, expected string, ok func(int) bool) {
 	c.does("GetModelCompatibilityForEpDevices("+brief(info)+")", expected, func() (string, error) {
 		verdict, err := c.env.Compatibility(c.devices, info)

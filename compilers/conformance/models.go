@@ -68,7 +68,6 @@ func (f family) value(name string) tinymodel.Value {
 	return tinymodel.Fixed(name, f.outside(), f.shape())
 }
 
-// divides tells whether the family has models in parts.
 func (f family) divides() bool { return f.element == tinymodel.Float && f.op != "Conv" }
 
 // model is a chain of count blocks from x to y, with weights from a seed. In parts, a node stands
@@ -105,7 +104,6 @@ func (f family) block(m *tinymodel.Model, seed uint64, id, in, out string) {
 	m.Apply(f.op, id, in, out, weight, quantum)
 }
 
-// quantum is one step of quantized values.
 const quantum = 0.125
 
 // tensor has numbers between -1 and 1 that follow from a seed.
@@ -114,7 +112,6 @@ func (f family) tensor(name string, seed uint64, element int32, dims []int64) ti
 		Raw: numbers(seed, tinymodel.Count(dims), element)}
 }
 
-// numbers gives count numbers between -1 and 1 as elements of a type.
 func numbers(seed uint64, count int, element int32) []byte {
 	raw := tinymodel.Floats(seed, count)
 	if element == tinymodel.Float {
@@ -141,7 +138,6 @@ func half(v float32) uint16 {
 	return uint16(bits>>16&0x8000) | uint16(exponent)<<10 | uint16(bits>>13&0x3ff)
 }
 
-// floats reads a tensor's numbers.
 func floats(data []byte, element int32) []float32 {
 	var values []float32
 	size := int(ort.ElementSizes[element])

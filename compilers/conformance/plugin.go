@@ -14,7 +14,6 @@ import (
 // semantic is a version by https://semver.org.
 var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
-// pluginLibrary has the guidelines for the library and its factory.
 var pluginLibrary = []guideline{
 	required("CreateEpFactories and GetSupportedDevices: the library registers, and lists "+
 		"devices under the EP's name", func(c *testCase) {
@@ -72,7 +71,6 @@ var pluginLibrary = []guideline{
 	}).unregistered(),
 }
 
-// registersAndEnds is the life of a library in an application.
 func (c *testCase) registersAndEnds() {
 	c.register(c.ep.Name)
 	c.devices = c.lists(c.ep.Name)

@@ -43,7 +43,6 @@ func (g guideline) unregistered() guideline {
 	return g
 }
 
-// section is a part of the report.
 type section struct {
 	name, page string
 	rows       []guideline

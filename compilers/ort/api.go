@@ -88,7 +88,6 @@ func (a *API) entry(f function) (handle, error) {
 	return at(a.tables[f.table], f.slot), nil
 }
 
-// do calls a function that returns a status.
 func (a *API) do(f function, args ...any) error {
 	fn, err := a.entry(f)
 	if err != nil {

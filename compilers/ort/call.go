@@ -109,7 +109,6 @@ func text(h handle) string {
 	return string(unsafe.Slice((*byte)(p), n))
 }
 
-// array copies count pointers out of C memory.
 func array(h handle, count uintptr) []handle {
 	if h == 0 || count == 0 {
 		return nil
@@ -117,7 +116,6 @@ func array(h handle, count uintptr) []handle {
 	return append([]handle(nil), unsafe.Slice((*handle)(pointer(h)), count)...)
 }
 
-// at reads an entry of a function table.
 func at(table handle, slot int) handle {
 	return *(*handle)(unsafe.Add(pointer(table), uintptr(slot)*unsafe.Sizeof(table)))
 }

@@ -74,7 +74,6 @@ func (o *SessionOptions) Compile(c Compilation) ([]byte, error) {
 	return model, k.err
 }
 
-// compiling is a Compilation under way.
 type compiling struct {
 	Compilation
 	calls
@@ -134,7 +133,6 @@ func (k *compiling) write(_, data handle, size uintptr) handle {
 	return k.status(k.Write(bytesAt(data, size)))
 }
 
-// locate is an OrtGetInitializerLocationFunc.
 func (k *compiling) locate(_, name, value, source, out handle) handle {
 	*(*handle)(pointer(out)) = 0
 	i := Initializer{Name: text(name)}

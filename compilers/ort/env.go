@@ -27,7 +27,6 @@ type Device struct {
 	ptr handle
 }
 
-// severities are OrtLoggingLevel's names, by number.
 var severities = []string{"verbose", "info", "warning", "error", "fatal"}
 
 const warningLevel, errorLevel = 2, 3

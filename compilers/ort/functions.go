@@ -1,6 +1,5 @@
 package ort
 
-// table names one of ORT's function tables.
 type table string
 
 const (
@@ -9,7 +8,6 @@ const (
 	compileAPI table = "OrtCompileApi"
 )
 
-// function is an entry of a table.
 type function struct {
 	table table
 	field string // the name in the public header

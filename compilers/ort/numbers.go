@@ -47,7 +47,6 @@ func Number(b []byte, kind int32) float64 {
 	return float64(b[0]) // Bool, Uint8
 }
 
-// half reads IEEE 754's binary16.
 func half(b uint16) float64 {
 	sign, exponent, fraction := 1.0, int(b>>10&0x1f), float64(b&0x3ff)
 	if b&0x8000 != 0 {

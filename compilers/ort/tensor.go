@@ -78,7 +78,6 @@ func (c *calls) typeAndShape(info handle) (t Tensor) {
 	return t
 }
 
-// bytesOf is a tensor's data, in ORT's memory.
 func (c *calls) bytesOf(value handle) []byte {
 	var size uintptr
 	var data handle

@@ -38,7 +38,6 @@ func Probes() []Model {
 // Relu is the smallest model that EPs compile: one Relu of one float.
 func Relu() []byte { return Probes()[0].Encode() }
 
-// probe is a model of one operator. Its names are its own, so that models can be put together.
 func probe(op string, element int32) Model {
 	id := fmt.Sprintf("%s%d_", op, element)
 	outside := element

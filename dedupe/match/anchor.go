@@ -38,7 +38,6 @@ func leastProduct(level int) uint64 {
 	return ^uint64(0) << (64 - passed)
 }
 
-// anchor is a position with its key.
 type anchor struct {
 	key uint64
 	at  int64

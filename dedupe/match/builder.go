@@ -97,7 +97,6 @@ func (b *builder) again(from, n int64) int64 {
 	return n
 }
 
-// push appends e behind what is laid, or lengthens the last extent by it.
 func (b *builder) push(e dedupe.Extent) {
 	e.At = b.at
 	b.at += e.Length

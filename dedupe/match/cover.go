@@ -11,7 +11,6 @@ type match struct {
 
 func (m match) end() int64 { return m.at + m.length }
 
-// continues reports whether m goes on where before ends, at both sides.
 func (m match) continues(before match) bool {
 	return m.source == before.source && m.at == before.end() && m.from == before.from+before.length
 }
@@ -19,13 +18,11 @@ func (m match) continues(before match) bool {
 // cover is what of the target is found: matches in order that do not overlap.
 type cover []match
 
-// has reports whether the byte at off is covered.
 func (c cover) has(off int64) bool {
 	i := sort.Search(len(c), func(i int) bool { return c[i].end() > off })
 	return i < len(c) && c[i].at <= off
 }
 
-// bytes returns how many bytes are covered.
 func (c cover) bytes() (n int64) {
 	for _, m := range c {
 		n += m.length
@@ -75,14 +72,12 @@ func (c cover) add(more []match, least int64) cover {
 	return out
 }
 
-// cut returns the part of m from at to end, both in the target.
 func (m match) cut(at, end int64) match {
 	return match{at: at, from: m.from + at - m.at, length: end - at, source: m.source}
 }
 
 func (c cover) continuedBy(m match) bool { return len(c) > 0 && m.continues(c[len(c)-1]) }
 
-// push appends m, or lengthens the last match by it.
 func (c cover) push(m match) cover {
 	if c.continuedBy(m) {
 		c[len(c)-1].length += m.length

@@ -26,7 +26,6 @@ const (
 // in the order of the gaps, so it is always the same.
 const fillBatch = 64
 
-// gap is what is missing before the i-th match.
 type gap struct {
 	i       int
 	at, end int64

@@ -25,7 +25,6 @@ type quiet struct {
 	pos int // where its bytes begin among those of all quiet ranges
 }
 
-// quietRanges collects and searches them.
 type quietRanges struct {
 	bytes  []byte
 	ranges []quiet
@@ -33,7 +32,6 @@ type quietRanges struct {
 	found  []match
 }
 
-// add reads a range of the target, as far as there is room for it.
 func (q *quietRanges) add(target dedupe.Source, at, end int64) error {
 	at = (at + quietStep - 1) &^ (quietStep - 1)
 	end = min(end, at+int64(quietAll-len(q.bytes)))
@@ -46,7 +44,6 @@ func (q *quietRanges) add(target dedupe.Source, at, end int64) error {
 	return dedupe.ReadFull(target, q.bytes[pos:], at)
 }
 
-// search finds what comes again.
 func (q *quietRanges) search() []match {
 	size := 16
 	for size < len(q.bytes)/quietStep*2 {
@@ -59,7 +56,6 @@ func (q *quietRanges) search() []match {
 	return q.found
 }
 
-// end returns where the k-th range ends among the bytes.
 func (q *quietRanges) end(k int) int {
 	if k+1 < len(q.ranges) {
 		return q.ranges[k+1].pos

@@ -55,7 +55,6 @@ func runsOf(b []byte, start int64, least int, found []anchor) []run {
 	return runs
 }
 
-// wordPeriod returns the shortest period of a word that is repeated.
 func wordPeriod(w uint64) int {
 	switch {
 	case w>>8 == w&(1<<56-1):

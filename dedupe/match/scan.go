@@ -95,7 +95,6 @@ type scanning struct {
 	keys  []uint64 // those of found that may belong into the sketch
 }
 
-// segment reads and scans one segment.
 func (s *scanning) segment(i int) error {
 	start := int64(i) * segmentSize
 	b := s.buf[:min(int64(len(s.buf)), s.src.Size()-start)]

@@ -14,7 +14,6 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// sketchKeys is how many keys a sketch has at most.
 const sketchKeys = 384
 
 // Sketch tells which blobs have bytes in common without reading them: the
@@ -122,7 +121,6 @@ func formatError(offset int, field, reason string) error {
 	return &dedupe.FormatError{Offset: int64(offset), Field: field, Reason: reason}
 }
 
-// rankedMost is how many stored blobs are held while the best are looked for.
 const rankedMost = 64
 
 // Candidates ranks known blobs by what Find would find in them, at most n: the best one first, then
@@ -181,7 +179,6 @@ func (c shared) count() int {
 	return n
 }
 
-// sortShared puts those first that have most; digests make the order certain.
 func sortShared(all []shared) {
 	sort.Slice(all, func(i, j int) bool {
 		a, b := float64(all[i].count())*all[i].scale, float64(all[j].count())*all[j].scale

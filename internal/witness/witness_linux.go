@@ -44,7 +44,6 @@ func Watch(files []*os.File, began time.Time, believable bool) (*Files, error) {
 	return w, err
 }
 
-// stamp returns the stamps of all files.
 func (w *Files) stamp() ([]cas.Stamp, error) {
 	var stamps []cas.Stamp
 	for _, f := range w.files {
