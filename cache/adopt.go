@@ -3,16 +3,11 @@ package cache
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
-	"time"
 
-	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
 )
@@ -99,25 +94,6 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 	return a, "", nil
 }
 
-// Adopt makes a build of the request's own compiled model, in one job for all requests at the same
-// time. The caller calls done when it has the build. Where done is nil there is none, and err or why
-// says why not.
-func (cs *claims) Adopt(ctx context.Context, at *request.Attempt) (done func(), why string, err error) {
-	key, err := cs.key(at)
-	if err != nil {
-		return nil, "nothing is to be kept of it", nil
-	}
-	begin := func() (jobs.Work, error) { return cs.newAdoption(at, key) }
-	result, _, err := cs.Jobs.Join(ctx, key, at.Caller(cs.Owner), begin)
-	switch {
-	case ctx.Err() != nil:
-		return nil, "", request.ContextError(ctx, at.Name)
-	case err != nil:
-		return nil, err.Error(), nil
-	}
-	return func() { cs.Store.Taken(result.Build.ID) }, "", nil
-}
-
 // embedded tells which form an artefact has.
 func embedded(m *epmodel.Model) bool {
 	for i := range m.Contexts {
@@ -126,40 +102,4 @@ func embedded(m *epmodel.Model) bool {
 		}
 	}
 	return false
-}
-
-// newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
-func (cs *claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
-	files, err := at.Own()
-	if err != nil {
-		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
-	}
-	if files.Runtime, err = keepLibraries(&at.Runtime, false); err != nil {
-		files.Close()
-		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
-	}
-	at = at.WithRequest(files)
-	about := at.JobAbout(key.Scope, "adopted: its user compiled it")
-	about.Keeps = true
-	put := &Put{Files: []PutFile{{Name: at.Plan.OutputName(), File: files.Graph}}}
-	for _, name := range slices.Sorted(maps.Keys(files.External)) {
-		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
-	}
-	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()}, adopts: true, state: claimPutting, of: cs, scope: key.Scope,
-		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), lasts: context.Background()}
-	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
-		defer files.Close()
-		if cl.takes, err = readSignature(ctx, files); err != nil {
-			return nil, err
-		}
-		cl.job = j
-		return cs.take(ctx, cl, put, j.Tell)
-	}}, nil
-}
-
-// unknownMaker leaves of the facts what the graph of an adopted model states itself.
-func unknownMaker(f *index.EPFacts) {
-	*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
-		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString,
-		TookNone: f.TookNone}
 }

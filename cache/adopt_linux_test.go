@@ -315,7 +315,7 @@ func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
 				content = must(os.ReadFile(filepath.Join(filepath.Dir(from.graph), from.files[0])))
 				to = filepath.Join(filepath.Dir(s.graph), s.files[0])
 			}
-			puts, owner := &b.cache.claims.puts, b.cache.owners.Of(r.Peer.UID)
+			puts, owner := &b.cache.claims.Puts, b.cache.owners.Of(r.Peer.UID)
 			leave, err := puts.Lock(t.Context(), owner)
 			require.NoError(t, err)
 			answered := b.asked(r)

@@ -175,9 +175,9 @@ type claimsOptions struct {
 // claims are those that are held, and the requests that want one.
 type claims struct {
 	claimsOptions
-	limiter rights.Limiter
+	Limiter rights.Limiter
+	Puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
 	past    memo.Table[string, pastClaim] // that ended, by id
-	puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
 
 	mu     sync.Mutex
 	open   map[string]*claim       // by id; guarded by mu
@@ -208,13 +208,13 @@ const (
 )
 
 func newClaims(o claimsOptions) *claims {
-	return &claims{claimsOptions: o, limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
+	return &claims{claimsOptions: o, Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
 		open: make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
 func (cs *claims) enter(key jobs.Key, a *claimer, most int) error {
-	if wait, ok := cs.limiter.Take(a.owner); !ok {
+	if wait, ok := cs.Limiter.Take(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
 	cs.mu.Lock()
@@ -274,6 +274,16 @@ func (cs *claims) remove(cl *claim) {
 	defer cs.mu.Unlock()
 	delete(cs.open, cl.ID)
 	cs.past.Save(cl.ID, pastClaim{why, cl.Peer.UID}, maxPastClaims)
+}
+
+// Counts returns how many claims are held, and how many requests want one.
+func (cs *claims) Counts() (held, wanted int) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, some := range cs.asking {
+		wanted += len(some)
+	}
+	return len(cs.open), wanted
 }
 
 // find gives a claim to the user whose it is. Others are not told that there is one.

@@ -51,7 +51,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			if puts.Load() > 0 {
 				t.Error("a claim was given though there is a build")
 			}
-			if n := held(b); n > 1 {
+			if n, _ := b.cache.claims.Counts(); n > 1 {
 				t.Errorf("%d claims at the same time", n)
 			}
 			switch fate := random.IntN(8); {
@@ -77,17 +77,14 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.LessOrEqual(t, puts.Load(), int64(1))
 	require.Len(t, b.list(), int(puts.Load()))
-	b.cache.claims.mu.Lock()
-	defer b.cache.claims.mu.Unlock()
-	require.Empty(t, b.cache.claims.open)
-	require.Empty(t, b.cache.claims.asking)
+	requireNoClaims(b)
 }
 
-// held counts the claims that are held.
-func held(b *bench) int {
-	b.cache.claims.mu.Lock()
-	defer b.cache.claims.mu.Unlock()
-	return len(b.cache.claims.open)
+// requireNoClaims fails if a claim is held or wanted.
+func requireNoClaims(b *bench) {
+	held, wanted := b.cache.claims.Counts()
+	require.Zero(b, held)
+	require.Zero(b, wanted)
 }
 
 func compileAndPut(a *application, r *request.Request, claim *request.Claim, folder string) error {
@@ -111,36 +108,30 @@ func compileAndPut(a *application, r *request.Request, claim *request.Claim, fol
 	return err
 }
 
-func (cs *claims) claimIs(id string, state claimState) bool {
-	cs.mu.Lock()
-	cl := cs.open[id]
-	cs.mu.Unlock()
-	if cl == nil {
-		return state == claimOver
-	}
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	return cl.state == state
-}
-
 // A put that was begun in time is finished after the deadline.
 func TestPutBegunInTime(t *testing.T) {
 	// So long that the put begins in time on a busy machine too.
 	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 4 * time.Second })
 	c := newClaimed(b, nil)
-	leave, err := b.cache.claims.puts.Lock(context.Background(), stranger)
+	leave, err := b.cache.claims.Puts.Lock(context.Background(), stranger)
 	require.NoError(t, err)
-	got := make(chan error, 1)
+	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+		tell := func(request.Progress) {
+			select {
+			case queued <- struct{}{}:
+			default:
+			}
+		}
+		a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, tell)
 		if err == nil {
 			err = a.View.Close()
 		}
 		got <- err
 	}()
-	require.Eventually(t, func() bool { return !b.cache.claims.claimIs(c.claim.ID, claimHeld) }, soon, time.Millisecond)
+	<-queued
 	time.Sleep(time.Until(c.claim.Deadline) + 50*time.Millisecond)
-	require.True(t, b.cache.claims.claimIs(c.claim.ID, claimPutting))
+	require.Empty(t, got)
 	leave()
 	require.NoError(t, <-got)
 	require.Len(t, b.list(), 1)
@@ -153,7 +144,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	second := *c.application
 	second.connect = context.Background()
 	next := b.asked(second.ask(c.request.Graph))
-	leave, err := b.cache.claims.puts.Lock(context.Background(), stranger)
+	leave, err := b.cache.claims.Puts.Lock(context.Background(), stranger)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	got, queued := make(chan error, 1), make(chan struct{}, 1)

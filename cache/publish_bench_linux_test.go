@@ -54,7 +54,7 @@ func BenchmarkPublish(b *testing.B) {
 				for name := range sizes {
 					f, err := os.Open(filepath.Join(source, name))
 					require.NoError(b, err)
-					hashed[name], err = stagePut(ctx, c.cas, f, f, filepath.Join(staged, name), int64(sizes[name]))
+					hashed[name], err = c.cas.CopyAhead(ctx, f, filepath.Join(staged, name), int64(sizes[name]))
 					require.NoError(b, err)
 					require.NoError(b, f.Close())
 				}

@@ -124,7 +124,7 @@ func (cs *claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 	phase("queued")
 	lasting, end := cl.during(ctx)
 	defer end()
-	leave, err := cs.puts.Lock(lasting, cl.owner)
+	leave, err := cs.Puts.Lock(lasting, cl.owner)
 	if err != nil && ctx.Err() == nil {
 		return nil, apierr.New(apierr.NotFound, nil, "the claim is over")
 	} else if err != nil {

@@ -195,7 +195,7 @@ func hollow(c *claimed, i int, size int64) {
 }
 
 func many(c *claimed) {
-	for i := range maxPutFiles {
+	for i := range 64 {
 		c.put.Files = append(c.put.Files, PutFile{fmt.Sprintf("%d.bin", i), c.put.Files[1].File})
 	}
 }
@@ -257,7 +257,7 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 // Who has put something gets it, though everything is collected at that very moment.
 func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 	b := newBench(t)
-	b.cache.claims.limiter.Burst = 1 << 20 // each round may take a claim
+	b.cache.claims.Limiter.Burst = 1 << 20 // each round may take a claim
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	r.HoldsView = true
