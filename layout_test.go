@@ -59,7 +59,8 @@ var allowed = map[string][]string{
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
 	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
 	"cache/upkeep":                           {"cache/judge", "cache/plan", "compilers", "cache/event", "cache/jobs", "cache/request", "cache/runtimes", "cache/sources", "internal/apierr", "cas", "index", "internal/memo"}, // index: for keys, builds and their ids
-	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"},                                                                                            // index and views: for the build that a job brings
+	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store"},
+	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
 	"store/views":                            {"cas", "internal/flock", "store/packing", "index", "internal/keyed"},                                                                  // index: for ids, files and names of builds, and where their views were
@@ -102,6 +103,7 @@ var allowed = map[string][]string{
 		"cache/event",
 		"cache/failure",
 		"cache/identity",
+		"cache/joblist",
 		"cache/jobs",
 		"cache/judge",
 		"cache/lookup",

@@ -137,7 +137,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		}
 	}
 	if at.OnMiss == request.Fail {
-		if running = c.underWay(at); running != nil && found.Stale {
+		if running = c.jobList.Of(at); running != nil && found.Stale {
 			found.Why += "; it is being compiled now"
 		}
 	}
@@ -173,7 +173,7 @@ func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found, running *jo
 		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
 			WithHint("compile it for what is here now: ask with on_miss refresh")
 	case at.OnMiss == request.Fail && running != nil:
-		return c.notYet(at, running)
+		return c.jobList.NotYet(at, running)
 	case at.OnMiss == request.Fail:
 		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
 			WithHint("compile it: ask again with on_miss wait")

@@ -320,7 +320,7 @@ func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
 			require.NoError(t, err)
 			answered := b.asked(r)
 			require.Eventually(t, func() bool {
-				listed, err := b.cache.Jobs(t.Context(), request.Peer{})
+				listed, err := b.cache.jobList.All(t.Context(), request.Peer{})
 				return err == nil && len(listed) == 1 && listed[0].Phase == "queued"
 			}, soon, time.Millisecond, "the adoption waits for its turn to copy")
 			require.NoError(t, os.WriteFile(to, content, 0o644))

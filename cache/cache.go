@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cache/change"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
@@ -134,6 +135,7 @@ type Cache struct {
 	lookup     *lookup.Lookup
 
 	jobs       *jobs.Jobs
+	jobList    *joblist.List
 	rebuilds   upkeep.Rebuilds
 	recompiler *upkeep.Recompiler
 	backlog    *upkeep.Backlog
@@ -211,6 +213,7 @@ func (c *Cache) open() error {
 	c.ctx, c.stop = ctx, cancel
 	c.jobs = jobs.New(jobs.Options{Slots: c.options.Jobs, Memory: c.options.JobsMemory, Costs: jobs.NewCosts(&c.index.Memos, c.log),
 		Now: c.now, GivenUp: runtimes.ErrGivenUp, Expect: c.store.Expect, Taken: c.store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
+	c.jobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Rights: c.rights, Store: c.store, Now: c.now}
 	c.openRuntimes()
 	c.openPlanner()
 	c.openJudge()
@@ -337,6 +340,9 @@ func (c *Cache) openLookup() *lookup.Lookup {
 		Served: c.recompiler.Freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 }
 
+// JobList has the jobs, for users to see, to follow and to cancel.
+func (c *Cache) JobList() *joblist.List { return c.jobList }
+
 // Claims has the claims of applications.
 func (c *Cache) Claims() *claims { return c.claims }
 
@@ -368,3 +374,7 @@ func (c *Cache) openRights() *rights.Rights {
 func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.dir}, name...)...)
 }
+
+// Idle reports whether nothing is compiled and no client holds a view that was served since the start.
+// It looks into the directory of every view that is in use, so it is not for each request.
+func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyHeld() }

@@ -77,7 +77,7 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	second := app.ask(first.Graph)
 	second.Peer.UID = stranger + 1
 	waits := b.asked(second)
-	listed, err := b.cache.CancelJobs(context.Background(), first.Peer, nil, true)
+	listed, err := b.cache.jobList.Cancel(context.Background(), first.Peer, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.NotEqual(t, jobs.Cancelled, listed[0].State, "somebody else wants it")
@@ -104,7 +104,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 			case <-done:
 				return
 			case <-time.After(time.Duration(rand.IntN(500)) * time.Microsecond):
-				if _, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: stranger}, nil, true); err != nil {
+				if _, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: stranger}, nil, true); err != nil {
 					t.Errorf("cancel: %v", err)
 				}
 			}

@@ -212,7 +212,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	wait := app.ask(r.Graph)
 	wait.OnMiss = request.Wait
 	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait), b.asked(app.ask(r.Graph))}
-	listed, err := b.cache.Jobs(context.Background(), r.Peer)
+	listed, err := b.cache.jobList.All(context.Background(), r.Peer)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, []any{jobs.Claimed, 3, uint32(stranger)}, []any{listed[0].State, listed[0].Waiting, listed[0].UID})

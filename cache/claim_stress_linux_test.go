@@ -167,7 +167,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 func TestCancelledClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
-	listed, err := b.cache.CancelJobs(context.Background(), c.request.Peer, nil, true)
+	listed, err := b.cache.jobList.Cancel(context.Background(), c.request.Peer, nil, true)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
 	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)

@@ -161,7 +161,7 @@ func TestWhatWasCancelledDidNotFail(t *testing.T) {
 		ids = append(ids, b.later1(seed+1, somebody).Job)
 	}
 	b.begins(g, 4)
-	_, err := b.cache.CancelJobs(context.Background(), request.Peer{UID: somebody}, ids, false)
+	_, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebody}, ids, false)
 	require.NoError(t, err)
 	kinds := make(map[string]int)
 	for _, e := range b.events(request.Peer{UID: somebody}) {

@@ -130,6 +130,16 @@ func (j *Job) About() *About { return &j.about }
 // Done is closed when the job has ended.
 func (j *Job) Done() <-chan struct{} { return j.done }
 
+// Ended reports whether the job has ended.
+func (j *Job) Ended() bool {
+	select {
+	case <-j.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // End returns what the job brought, after Done is closed.
 func (j *Job) End() (*Result, error) { return j.result, j.err }
 

@@ -81,10 +81,10 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 	case *wire.Jobs:
 		return b.jobs(ctx, q)
 	case *wire.Follow:
-		job, err := c.Follow(ctx, q, w.Job, far)
+		job, err := c.JobList().Follow(ctx, q, w.Job, far)
 		return jobsReply(err, job)
 	case *wire.CancelJobs:
-		jobs, err := c.CancelJobs(ctx, q, w.Jobs, w.All)
+		jobs, err := c.JobList().Cancel(ctx, q, w.Jobs, w.All)
 		return jobsReply(err, jobs...)
 	case *wire.RetryJobs:
 		gone, err := c.Retry(ctx, q, w.Entries, w.All)
@@ -130,7 +130,7 @@ func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 }
 
 func (b *Backend) jobs(ctx context.Context, p request.Peer) (*wire.JobsReply, error) {
-	jobs, err := b.Cache.Jobs(ctx, p)
+	jobs, err := b.Cache.JobList().All(ctx, p)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package cache
+package joblist
 
 import (
 	"context"
@@ -17,48 +17,49 @@ import (
 const maxJobsAnew = 256
 
 // jobsAnew gives what the daemon wants to compile anew and has not begun, as far as the peer may see the builds.
-func (c *Cache) jobsAnew(p request.Peer) []jobs.Info {
+func (l *List) jobsAnew(p request.Peer) []jobs.Info {
 	var out []jobs.Info
-	for _, r := range c.rebuilds.List() {
+	for _, r := range l.Rebuilds.List() {
 		if len(out) == maxJobsAnew {
 			break
 		}
-		if j := c.toBeMade(p, &r); j != nil && r.State == upkeep.Queued {
-			out = append(out, c.toldTo(p, *j))
+		if j := l.toBeMade(p, &r); j != nil && r.State == upkeep.Queued {
+			out = append(out, l.toldTo(p, *j))
 		}
 	}
 	return out
 }
 
 // toBeMade gives a rebuild as a job that has not begun; nil: it waits for a request, or is not for the peer to see.
-func (c *Cache) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
+func (l *List) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
 	}
-	b, err := c.index.Get(r.Build)
-	if err != nil || !c.rights.MaySee(p, b.ID, b.Scope) {
+	b, err := l.Store.Index().Get(r.Build)
+	if err != nil || !l.Rights.MaySee(p, b.ID, b.Scope) {
 		return nil // what is gone is not made anew either
 	}
 	j := &jobs.Info{ID: r.ID, State: jobs.Queued, Phase: "queued", ModelName: r.ModelName, ModelDigest: b.ModelDigest, RequestKey: r.RequestKey,
-		UID: b.UID, Background: true, Queued: r.Since, Elapsed: c.now().Sub(r.Since), Why: r.Why}
+		UID: b.UID, Background: true, Queued: r.Since, Elapsed: l.Now().Sub(r.Since), Why: r.Why}
 	if len(b.EPs) > 0 {
 		j.EP = b.EPs[0].Name
 	}
 	return j
 }
 
-// awaitAnew waits until a job has begun that the daemon wants by itself. One that turns out not to be needed is done.
-func (c *Cache) awaitAnew(ctx context.Context, p request.Peer, j jobs.Info) (*jobs.Job, *jobs.Info, error) {
+// AwaitBegin waits until a rebuild of the daemon's has begun, and returns its job. A rebuild that turns
+// out not to be needed is returned as done.
+func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (*jobs.Job, *jobs.Info, error) {
 	tick := time.NewTicker(jobs.ProgressEvery)
 	defer tick.Stop()
 	for {
 		select {
-		case <-c.rebuilds.Changes():
+		case <-l.Rebuilds.Changes():
 		case <-tick.C: // not all that happens to one changes what there is to do
 		case <-ctx.Done():
 			return nil, nil, request.ContextError(ctx, j.ModelName)
 		}
-		f, _, err := c.findJob(p, j.ID)
+		f, _, err := l.Find(p, j.ID)
 		if apierr.ClassOf(err) == apierr.NotFound && err != nil {
 			j.State = jobs.Done
 			return nil, &j, nil
@@ -70,28 +71,28 @@ func (c *Cache) awaitAnew(ctx context.Context, p request.Peer, j jobs.Info) (*jo
 }
 
 // dropAnew takes all of them out of the queue, for an administrator, and gives the first.
-func (c *Cache) dropAnew(p request.Peer) []jobs.Info {
-	if !c.rights.Administrator(p) {
+func (l *List) dropAnew(p request.Peer) []jobs.Info {
+	if !l.Rights.Administrator(p) {
 		return nil
 	}
-	out := c.jobsAnew(p)
-	c.rebuilds.DropAll()
+	out := l.jobsAnew(p)
+	l.Rebuilds.DropAll()
 	for i := range out {
 		out[i].State = jobs.Cancelled
 	}
 	return out
 }
 
-// findJob gives the job that an id names, or the beginning of one, if the peer may follow it: the job, also one that
-// ended lately, or what the daemon wants by itself and has not begun.
-func (c *Cache) findJob(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
+// Find returns the job that an id, or the beginning of one, names, if the peer may follow it. f may
+// have ended lately; anew is a rebuild that the daemon has not begun.
+func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
 	found := make(map[string]bool)
-	for _, one := range c.jobs.Known() {
-		if strings.HasPrefix(one.ID, name) && c.mayFollow(p, one.About(), one.AskedBy(p.UID)) {
+	for _, one := range l.Jobs.Known() {
+		if strings.HasPrefix(one.ID, name) && l.mayFollow(p, one.About(), one.AskedBy(p.UID)) {
 			found[one.ID] = true
 		}
 	}
-	for _, j := range c.jobsAnew(p) {
+	for _, j := range l.jobsAnew(p) {
 		if strings.HasPrefix(j.ID, name) {
 			found[j.ID] = true
 		}
@@ -104,16 +105,16 @@ func (c *Cache) findJob(p request.Peer, name string) (f *jobs.Job, anew *jobs.In
 	case len(found) == 1:
 		id = slices.Collect(maps.Keys(found))[0]
 	}
-	if r := c.rebuilds.Named(id); r != nil {
-		anew = c.toBeMade(p, r) // looked for first: what it becomes then is found
+	if r := l.Rebuilds.Named(id); r != nil {
+		anew = l.toBeMade(p, r) // looked for first: what it becomes then is found
 	}
-	for _, one := range c.jobs.Known() {
+	for _, one := range l.Jobs.Known() {
 		if one.ID == id { // one that failed may have been begun again
 			f = one
 		}
 	}
 	switch {
-	case f != nil && c.mayFollow(p, f.About(), f.AskedBy(p.UID)):
+	case f != nil && l.mayFollow(p, f.About(), f.AskedBy(p.UID)):
 		return f, nil, nil
 	case f == nil && anew != nil:
 		return nil, anew, nil

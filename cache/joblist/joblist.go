@@ -1,0 +1,165 @@
+// Package joblist has the jobs as users see them: those of the queue and the rebuilds that the daemon
+// has yet to begin. A user lists, follows and cancels its own jobs, and an administrator all.
+package joblist
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
+)
+
+// List shows users their jobs, lets them wait for the end of one, and cancels jobs.
+type List struct {
+	Jobs     *jobs.Jobs
+	Rebuilds *upkeep.Rebuilds
+	Rights   *rights.Rights
+	Store    *store.Store
+	Now      func() time.Time
+}
+
+// mayFollow reports whether the peer asked for a job, or has the build that the job is to replace.
+// Administrators may follow all.
+func (l *List) mayFollow(p request.Peer, a *jobs.About, asked bool) bool {
+	return asked || l.Rights.Administrator(p) ||
+		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else it is of a request of another user
+}
+
+// toldTo is what the peer may hear of a job.
+func (l *List) toldTo(p request.Peer, i jobs.Info) jobs.Info {
+	return i.For(p.UID, l.Rights.Administrator(p))
+}
+
+// All returns the jobs that the peer may see, in the order in which they run: its own, rebuilds of
+// builds that it had, and for administrators all. Of the rebuilds that have not begun it returns those
+// that have waited longest; the most used of all of them is the next.
+func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
+	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j.About(), j.AskedBy(p.UID)) })
+	if ctx.Err() != nil {
+		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "jobs")
+	}
+	for i := range all {
+		all[i] = l.toldTo(p, all[i])
+	}
+	return append(all, l.jobsAnew(p)...), nil
+}
+
+// Of returns the job that the request would wait for, nil if there is none.
+func (l *List) Of(at *request.Attempt) *jobs.Job {
+	key := at.JobKey()
+	own := jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)} // where an application of the same user's holds the claim
+	return l.Jobs.Open(key, own)
+}
+
+// NotYet is the error of a request that does not wait for the compile that is under way.
+func (l *List) NotYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
+	j := f.Info()
+	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", at.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
+	if j.Estimate > 0 {
+		text += fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
+	}
+	e := apierr.New(apierr.NotFound, nil, "%s)", text).WithFact("request_key", at.Plan.RequestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
+		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
+	if !l.mayFollow(at.Peer, f.About(), f.AskedBy(at.Peer.UID)) {
+		return e.WithHint("wait for it: ask with on_miss wait")
+	}
+	return e.WithFact("job", j.ID).WithHint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
+}
+
+// Follow waits until the job ends, and returns its end; that of a job which ended lately at once.
+// progress is called at each change of phase, and not after Follow returned. Following a job does not
+// keep it going.
+func (l *List) Follow(ctx context.Context, p request.Peer, id string, progress func(request.Progress)) (jobs.Info, error) {
+	f, anew, err := l.Find(p, id)
+	if err == nil && f == nil {
+		f, anew, err = l.AwaitBegin(ctx, p, *anew)
+	}
+	if err != nil {
+		return jobs.Info{}, err
+	}
+	if f == nil {
+		return l.toldTo(p, *anew), nil
+	}
+	since := l.Now()
+	told := jobs.NewTelling(progress, since)
+	defer told.End()
+	if !f.Follow(ctx, p.UID, since, told.Tell) {
+		return jobs.Info{}, request.ContextError(ctx, f.About().ModelName)
+	}
+	return l.toldTo(p, f.Info()), nil
+}
+
+// Cancel ends jobs, or all that the peer asked for, for administrators all there are, and returns
+// them as they are then. A user who is no administrator gives up its own part: the job goes on for
+// others who wait for it.
+func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all bool) ([]jobs.Info, error) {
+	if all == (len(ids) > 0) {
+		return nil, apierr.New(apierr.BadRequest, nil, "cancel: name jobs, or say all")
+	}
+	named, past, err := l.named(p, ids, all)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range named {
+		ends, held := f.GiveUp(p.UID, l.Rights.Administrator(p))
+		if held != nil {
+			held() // for the next who wants it, if somebody does
+		}
+		if ends && f.About().Compiles() {
+			l.Store.Happened(event.For(event.About{Peer: request.Peer{UID: f.About().UID}, Key: f.About().RequestKey, Model: f.About().ModelName},
+				event.Cancelled, "by uid %d", p.UID))
+		}
+	}
+	for _, f := range named {
+		if !f.Stopped() {
+			past = append(past, l.toldTo(p, f.Info()))
+			continue
+		}
+		select { // the worker is being killed
+		case <-f.Done():
+			past = append(past, l.toldTo(p, f.Info()))
+		case <-ctx.Done():
+			return past, request.ContextError(ctx, f.About().ModelName)
+		}
+	}
+	return past, nil
+}
+
+// named gives the jobs that are meant. Those that ended already are given as they are.
+func (l *List) named(p request.Peer, ids []string, all bool) (named []*jobs.Job, past []jobs.Info, err error) {
+	if all {
+		for _, f := range l.Jobs.List() {
+			if f.AskedBy(p.UID) || l.Rights.Administrator(p) {
+				named = append(named, f)
+			}
+		}
+		return named, l.dropAnew(p), nil
+	}
+	for _, id := range ids {
+		f, anew, err := l.Find(p, id)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case f != nil && f.Ended():
+			past = append(past, l.toldTo(p, f.Info()))
+		case !l.Rights.Administrator(p) && (f == nil || !f.AskedBy(p.UID)):
+			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
+		case f == nil:
+			if l.Rebuilds.Drop(id) {
+				anew.State = jobs.Cancelled
+			}
+			past = append(past, l.toldTo(p, *anew))
+		default:
+			named = append(named, f)
+		}
+	}
+	return named, past, nil
+}
