@@ -149,7 +149,6 @@ type Cache struct {
 
 	conversions keyed.Group[*jobs.Result] // by build key, scope and what is converted
 	maxGraph    int64                     // epmodel.MaxGraph
-	gainLimit   time.Duration             // upkeep.GainLimit
 	tidied      chan struct{}             // closed when what is done once after a start is done
 
 	leaving atomic.Bool // it will be closed when the requests under way are answered
@@ -181,7 +180,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(keyed.Slots, o.Jobs),
 		tidied:   make(chan struct{}),
-		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}, gainLimit: upkeep.GainLimit}
+		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}}
 	c.settings.Store(first)
 	c.configured.Store(&query.Configured{})
 	if err := c.open(); err != nil {
@@ -228,7 +227,8 @@ func (c *Cache) open() error {
 	c.claims = newClaims(claimsOptions{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
 		Limits: func() ClaimOptions { return c.settings.Load().claims }, Now: c.now,
 		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Check: c.believed})
-	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log})
+	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log,
+		Store: c.store, Workspaces: c.workspaces, Compiler: c.compiler, Policy: c.policyOf})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
 		LastUse: c.index.Uses.Last, Busy: c.jobs.Busy, NewID: jobs.NewID, Now: c.now, Log: c.log}) // before there is anybody who wants something
 	c.runtimes.Start(ctx)

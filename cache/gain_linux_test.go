@@ -36,7 +36,7 @@ func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) {
 		o.Compiler, o.Runtimes, o.Policies = urgent{ort}, []compilers.Runtime{r}, nil
 	})
-	b.cache.gainLimit = time.Minute
+	b.cache.gains.Limit = time.Minute
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
 	asked := b.request(b.openFile(path))

@@ -125,7 +125,7 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 // Nothing but time ends a measurement that gets no processor time, and its lease and copy with it.
 func TestBusyMachineEndsAMeasurement(t *testing.T) {
 	b, s := comparingSlowly(t, nil)
-	b.cache.gainLimit = 100 * time.Millisecond
+	b.cache.gains.Limit = 100 * time.Millisecond
 	b.acquire(b.request(b.model(1)))
 	ended := make(chan struct{})
 	go func() {

@@ -42,7 +42,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
 		return c.unkept(b, out, err)
 	}
-	j.measureGain(b)
+	j.c.gains.MeasureBuild(j.Attempt, b, j.running.Done())
 	return &jobs.Result{Build: b}, nil
 }
 

@@ -9,8 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/workspace"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/store"
 )
 
 // Gain compares what the two forms of a model take to load, in processor seconds; 0: not measured.
@@ -46,6 +50,7 @@ func (g Gain) Warnings() []string {
 // loads. A compile that begins ends the measurement for good, and so does a machine that is too busy
 // for it. The result is remembered beside the index, and may be lost.
 type Gains struct {
+	Limit   time.Duration // of a measurement, besides twice what the compile took; 0: 5 s
 	options GainOptions
 	ctx     context.Context
 	work    sync.WaitGroup
@@ -62,12 +67,16 @@ type GainOptions struct {
 	Book      memo.Book   // remembers the results
 	Compiling func() bool // reports whether a job is under way
 	Log       *slog.Logger
+
+	Store      *store.Store
+	Workspaces *workspace.Maker
+	Compiler   compilers.Compiler
+	Policy     func([]compilers.EP) request.Policy
 }
 
 const gainEntries = 1 << 16
 
-// GainLimit is how long a measurement may take, besides twice what the compile took.
-const GainLimit = 5 * time.Second
+const gainLimit = 5 * time.Second
 
 // Measurement is what Measure runs.
 type Measurement struct {
