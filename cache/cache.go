@@ -103,13 +103,12 @@ type Options struct {
 type Cache struct {
 	*change.Changes // Invalidate, Remove, Pin, Unpin, Pack, Unpack, PlanCollection, CollectReply, Check
 
-	dir      string
-	uid      uint32
-	readOnly bool // of a Stored: what would write, run or compile something is off
-	options  Options
-	log      *slog.Logger
-	started  time.Time
-	now      func() time.Time
+	dir     string
+	uid     uint32
+	options Options
+	log     *slog.Logger
+	started time.Time
+	now     func() time.Time
 
 	settings   atomic.Pointer[settings] // what may change; options has what they were at the start
 	reloading  sync.Mutex               // held while settings are replaced
@@ -336,7 +335,7 @@ func (c *Cache) openQueries() *query.Queries {
 
 func (c *Cache) openLookup() *lookup.Lookup {
 	return lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
-		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Member: c.planner.Member,
+		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Planned: c.planner.Planned,
 		Served: c.recompiler.Freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 }
 

@@ -108,7 +108,7 @@ func (c *Cache) order(ctx context.Context, at *request.Attempt) ([]lookup.Candid
 
 // orderGroups is order for the groups that have the request's model among their members.
 func (c *Cache) orderGroups(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
-	member, err := c.planner.Member(ctx, at.WithPhase(func(string) {}))
+	member, err := c.lookup.Member(ctx, at.WithPhase(func(string) {}))
 	if member == nil || err != nil {
 		return nil, err
 	}

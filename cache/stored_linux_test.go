@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/readonly"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -36,9 +37,9 @@ func left(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request
 	return b, r, had
 }
 
-func (b *bench) stored() *Stored {
+func (b *bench) stored() *readonly.Store {
 	b.Helper()
-	s, err := ReadStore(context.Background(), b.state, uint32(os.Getuid()))
+	s, err := readonly.Open(context.Background(), b.state, uint32(os.Getuid()))
 	require.NoError(b, err)
 	return s
 }
@@ -156,7 +157,7 @@ func TestSeveralStoredBuildsAreNamed(t *testing.T) {
 	e := b.notFound(r, "")
 	require.Contains(t, e.Text, "2 different builds")
 	require.Contains(t, e.Hint, "--build")
-	both := b.stored().builds
+	both := b.stored().Builds
 	require.Len(t, both, 2)
 	for i := range both {
 		require.Contains(t, e.Text, both[i].BuildKey.String()[:12])
@@ -172,7 +173,7 @@ func TestSeveralStoredBuildsAreNamed(t *testing.T) {
 
 func TestAStoreThatADaemonHasIsRefused(t *testing.T) {
 	b := newBench(t)
-	_, err := ReadStore(context.Background(), b.state, 0)
+	_, err := readonly.Open(context.Background(), b.state, 0)
 	var locked *store.LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Equal(t, fmt.Sprintf("process %d", os.Getpid()), locked.Holder)
@@ -260,7 +261,7 @@ func TestAnotherUsersStoredBuildIsNobodyElses(t *testing.T) {
 	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope)
 	b.close()
 	require.Contains(t, b.notFound(r, "").Text, "never compiled")
-	s, err := ReadStore(context.Background(), b.state, 4711)
+	s, err := readonly.Open(context.Background(), b.state, 4711)
 	require.NoError(t, err)
 	a, err := s.Find(context.Background(), r, "")
 	require.NoError(t, err)
@@ -283,9 +284,9 @@ func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
 }
 
 func TestAFolderThatIsNoStore(t *testing.T) {
-	_, err := ReadStore(context.Background(), t.TempDir(), 0)
+	_, err := readonly.Open(context.Background(), t.TempDir(), 0)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "it is no store")
-	_, err = ReadStore(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
+	_, err = readonly.Open(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }

@@ -112,7 +112,7 @@ func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, _, _ := leftGroup(t)
 			s := b.stored()
-			change(&s.builds[0])
+			change(&s.Builds[0])
 			_, err := s.Find(context.Background(), b.request(b.model(2)), "")
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 			a, err := s.Find(context.Background(), b.group(1, 2, 3), "")

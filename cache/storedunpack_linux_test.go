@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/readonly"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
@@ -25,7 +26,7 @@ import (
 )
 
 // readStored is read for an answer that has no view.
-func (b *bench) readStored(s *Stored, a *request.Answer) map[string]string {
+func (b *bench) readStored(s *readonly.Store, a *request.Answer) map[string]string {
 	b.Helper()
 	files := make(map[string]string)
 	for _, f := range a.Build.Files {
@@ -200,8 +201,8 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	read, err := os.ReadFile(recipe)
 	require.NoError(t, err)
 	var container string
-	for i := range b.stored().builds {
-		if one := &b.stored().builds[i]; one.ID != build.ID {
+	for i := range b.stored().Builds {
+		if one := &b.stored().Builds[i]; one.ID != build.ID {
 			container = filepath.Join(b.state, "objects", large(one).String()[:2], large(one).String())
 		}
 	}
@@ -278,15 +279,15 @@ func TestAnUnpackedFormThatADaemonLeftIsNotBelieved(t *testing.T) {
 
 func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
 	b, r, had := left(t)
-	found := b.stored().builds[0]
+	found := b.stored().Builds[0]
 	// The same build key in the user's own scope, newer, and without its files.
 	s := b.stored()
 	other := found
 	other.ID = index.BuildID{1}
-	other.Scope, other.Created = rights.OwnScope(request.Peer{UID: s.cache.uid}), found.Created.Add(time.Hour)
+	other.Scope, other.Created = rights.OwnScope(request.Peer{UID: uint32(os.Getuid())}), found.Created.Add(time.Hour)
 	other.Files = append([]index.File{}, found.Files...)
 	other.Files[0].Digest = cas.Digest{1}
-	s.builds = append(s.builds, other)
+	s.Builds = append(s.Builds, other)
 	a, err := s.Find(context.Background(), r, "")
 	require.NoError(t, err)
 	defer a.View.Close()

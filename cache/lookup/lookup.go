@@ -38,11 +38,10 @@ type Options struct {
 	Policy  func([]compilers.EP) request.Policy
 	Now     func() time.Time
 
-	// WhyNone returns what became of the last build of a request, "" if that is not known.
+	// WhyNone returns what became of the last build of a request, "" if that is not known; may be nil.
 	WhyNone func(rights.Peer, index.RequestKey) string
-	// Member plans a request as one for a group that has its model among its members. It returns
-	// nil where there is no such group.
-	Member func(context.Context, *request.Attempt) (*request.Attempt, error)
+	// Planned returns the attempt with its plan.
+	Planned func(context.Context, *request.Attempt) (*request.Attempt, error)
 	// Lease takes the lease on a build's view; nil: [Lease].
 	Lease func(context.Context, *store.Store, *index.Build, func(phase string)) (*request.Answer, error)
 	// Pass is called for a build that fits and cannot be served; nil: one that is damaged is withheld.
@@ -103,7 +102,7 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 			}
 		}
 	}
-	if !some {
+	if !some && l.o.WhyNone != nil {
 		if gone := l.o.WhyNone(at.Peer, at.Plan.RequestKey); gone != "" {
 			found.Why = gone
 		}

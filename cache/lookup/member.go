@@ -13,7 +13,7 @@ import (
 // same options; nil: there is none. The group is served to users who have had all of it, because who
 // brings one model has not shown the others.
 func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
-	member, err := l.o.Member(ctx, at)
+	member, err := l.Member(ctx, at)
 	if member == nil || err != nil {
 		return nil, err
 	}
@@ -33,6 +33,21 @@ const (
 	// ofAGroup begins the reason of an answer to who asked for one of the group's models.
 	ofAGroup = "one of a group of models that was compiled together: "
 )
+
+// Member plans the request as one for a group that has its model among its members. It returns nil
+// where there is no such group.
+func (l *Lookup) Member(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+	if len(at.Identity.Group) > 0 || at.Embed {
+		return nil, nil
+	}
+	member := at.WithRequest(at.Sharing())
+	member.AsMember = true
+	member, err := l.o.Planned(ctx, member)
+	if err != nil && ctx.Err() == nil {
+		return nil, nil // the request itself is answered as if nobody had looked
+	}
+	return member, err
+}
 
 // notAlone returns why a group's build is not served for one of its models, "" if it is: the models
 // were loaded without sharing when an equal library compiled them, or they load so now.

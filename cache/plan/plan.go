@@ -49,9 +49,6 @@ func (pl *Planner) Planned(ctx context.Context, at *request.Attempt) (*request.A
 
 // plan gives the attempt's plan for its runtime.
 func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
-	if at.Reading != nil {
-		return at.Reading.Plan(ctx, at)
-	}
 	spelled, keep := at.Terms().Spelling()
 	_, generation := pl.Allowed()
 	key := memo.Under[[32]byte]{Generation: generation, Key: spelled}
@@ -188,34 +185,15 @@ func givenUp(ctx context.Context, model string, err error) error {
 	return nil
 }
 
-// Identified is the attempt with the identity of every model of the request. That for a group asks for what makes
-// execution providers share.
-func (pl *Planner) Identified(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
-	known, r := *at, at.Request
-	if known.TooLarge, err = pl.TooLarge(r); err != nil {
-		return nil, err
-	}
-	id, err := pl.Models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(), Adopt: known.Adopts(), Phase: at.Phase})
+// Identified is the attempt with the identity of every model of the request.
+func (pl *Planner) Identified(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+	why, err := pl.TooLarge(at.Request)
 	if err != nil {
 		return nil, err
 	}
-	if len(r.Group) > 0 {
-		r = r.Sharing()
+	if why != "" {
+		known := *at
+		known.TooLarge, at = why, &known
 	}
-	return known.WithModel(id, r), nil
-}
-
-// Member thinks the request through as one for a group that has its model among its members. It
-// returns nil where there is no such group.
-func (pl *Planner) Member(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
-	if len(at.Identity.Group) > 0 || at.Embed {
-		return nil, nil
-	}
-	member := at.WithRequest(at.Sharing())
-	member.AsMember = true
-	member, err := pl.Planned(ctx, member)
-	if err != nil && ctx.Err() == nil {
-		return nil, nil // the request itself is answered as if nobody had looked
-	}
-	return member, err
+	return at.Identified(ctx, pl.Models)
 }

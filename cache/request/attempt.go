@@ -29,16 +29,9 @@ type Attempt struct {
 	Plan        *Plan
 
 	Resumed  ResumedJob
-	Reading  Reading          // in a store that is only read; else nil
 	Unserved *[]index.BuildID // found and not served, by any attempt at the request: not to be found again instead of being compiled
 	Told     *jobs.Telling    // nil: the caller hears nothing of a job
 	Phase    func(string)
-}
-
-// Reading is a look-up in a store that is only read, where nothing is asked of an execution provider.
-type Reading interface {
-	Plan(ctx context.Context, at *Attempt) (*Plan, error)
-	Pass(b *index.Build, err error) // notes that a build that fits is not served
 }
 
 // ResumedJob is a job that an earlier daemon did not finish. The zero value is none.
@@ -58,6 +51,20 @@ func NewAttempt(r *Request, t *jobs.Telling) (*Attempt, error) {
 	own.SessionOptions, own.Output, err = own.Output.Fold(own.SessionOptions)
 	own.SessionOptions, at.OnlyOptimal = identity.SplitSession(own.SessionOptions)
 	return at, err
+}
+
+// Identified is the attempt with the identity of every model of the request. That for a group asks
+// for what makes execution providers share.
+func (at *Attempt) Identified(ctx context.Context, models *identity.Models) (*Attempt, error) {
+	r := at.Request
+	id, err := models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(), Adopt: at.Adopts(), Phase: at.Phase})
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Group) > 0 {
+		r = r.Sharing()
+	}
+	return at.WithModel(id, r), nil
 }
 
 // WithModel is the attempt for a model, of which the request is as its group is asked for.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/readonly"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
@@ -45,12 +45,12 @@ type Get struct {
 	keep     bool
 	share    bool
 	adopt    bool
-	Program  []string      // behind "--", empty: none
-	claimant *claimant     // compiles under claims; nil until there is one; guarded by once
-	state    string        // of a store that is read without a daemon; empty: the daemon is asked
-	build    string        // with state: how the build's key begins
-	unpackTo string        // with state: a folder for what is unpacked; empty: where programs keep what can be made again
-	stored   *cache.Stored // with state: the store
+	Program  []string        // behind "--", empty: none
+	claimant *claimant       // compiles under claims; nil until there is one; guarded by once
+	state    string          // of a store that is read without a daemon; empty: the daemon is asked
+	build    string          // with state: how the build's key begins
+	unpackTo string          // with state: a folder for what is unpacked; empty: where programs keep what can be made again
+	stored   *readonly.Store // with state: the store
 }
 
 func (g *Get) copies() bool { return g.out != "" && len(g.Program) == 0 }

@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/readonly"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
@@ -38,7 +38,7 @@ func (g *Get) checkStored() error {
 }
 
 func (g *Get) openStore(ctx context.Context) (err error) {
-	if g.stored, err = cache.ReadStore(ctx, g.state, uint32(os.Getuid())); err != nil {
+	if g.stored, err = readonly.Open(ctx, g.state, uint32(os.Getuid())); err != nil {
 		return exit.Failing("read", g.state, storedError(err))
 	}
 	for _, problem := range g.stored.Problems() {

@@ -1,4 +1,5 @@
-package cache
+// Package readonly answers requests from a store that no daemon has, and writes nothing.
+package readonly
 
 import (
 	"context"
@@ -14,9 +15,9 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/dedupe"
@@ -26,30 +27,33 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Stored is a store that no daemon has, opened read-only: that of a factory image, say. It answers
-// by the ordinary look-up, but it keeps no lock, writes nothing, starts no worker and compiles
-// nothing, and it hashes files whenever it serves them.
-type Stored struct {
-	cache  *Cache
-	owner  uint32 // of the store
-	builds []index.Build
+// Store is a store that no daemon has, opened read-only: that of a factory image, say. It answers by
+// the ordinary look-up, but it keeps no lock, writes nothing, starts no worker and compiles nothing,
+// and it hashes files whenever it serves them.
+type Store struct {
+	Builds []index.Build // that it has
+
+	dir     string
+	uid     uint32 // of the caller
+	owner   uint32
+	store   *store.Store
+	models  *identity.Models
+	rights  *rights.Rights
+	reports *reports.Reports // none
 }
 
-// ReadStore opens the store in the state directory dir read-only for the user uid. It fails with a
-// *LockedError where a daemon has the store: ask that one. Problems returns what could not be read.
-func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
+// Open opens the store in the state directory dir read-only for the user uid. It fails where a daemon
+// has the store: ask that one. Problems returns what could not be read.
+func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	who, err := ownerOf(dir)
-	if err != nil {
+	s := &Store{dir: dir, uid: uid}
+	if s.owner, err = ownerOf(dir); err != nil {
 		return nil, err
 	}
-	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler),
-		now: time.Now, owners: rights.Owners{Path: rights.SubUIDs}}
-	s := &Stored{cache: c, owner: who}
-	c.store, s.builds, err = store.OpenReadOnly(ctx, dir)
+	s.store, s.Builds, err = store.OpenReadOnly(ctx, dir)
 	switch {
 	case errors.As(err, new(*store.LockedError)):
 		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
@@ -63,24 +67,15 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	case err != nil:
 		return nil, err
 	}
-	c.index, c.cas, c.forms = c.store.Index(), c.store.Blobs(), c.store.Forms()
-	c.rights = c.openRights()
-	c.runtimes = &runtimes.Set{} // none
-	c.models = identity.NewModels(&c.index.Memos, c.now)
-	c.openPlanner()
-	c.openJudge()
-	c.reports = c.openReports()
-	settings, err := newSettings(&Options{Policies: map[string]request.Policy{"": {Unknown: request.PolicyServe}}})
-	if err != nil {
-		return nil, err
-	}
-	c.settings.Store(settings)
+	s.models = identity.NewModels(&s.store.Index().Memos, time.Now)
+	s.rights = rights.New(uid, s.store.Index(), func() rights.Privileged { return rights.Privileged{} }, slog.New(slog.DiscardHandler))
+	s.reports = reports.New(reports.Options{Now: time.Now})
 	return s, nil
 }
 
 // Problems returns what of the store could not be read, a line each.
-func (s *Stored) Problems() (lines []string) {
-	for _, p := range s.cache.index.Problems() {
+func (s *Store) Problems() (lines []string) {
+	for _, p := range s.store.Index().Problems() {
 		lines = append(lines, fmt.Sprintf("%s: %s: %s", p.Kind, p.Object, p.Detail))
 	}
 	return lines
@@ -101,35 +96,33 @@ func (s *Stored) Problems() (lines []string) {
 // The answer's View is the caller's to close: it keeps a daemon that starts meanwhile from removing
 // the files. It is nil where the store has no sound view of the build, because a file of it is packed
 // or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
-func (s *Stored) Find(ctx context.Context, r *request.Request, build string) (*request.Answer, error) {
-	c := s.cache
-	at, err := request.NewAttempt(r, jobs.NewTelling(nil, c.now()))
+func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*request.Answer, error) {
+	at, err := request.NewAttempt(r, jobs.NewTelling(nil, time.Now()))
 	if err != nil {
 		return nil, err
 	}
-	at.Peer = request.Peer{UID: c.uid}
-	if at, err = c.planner.Identified(ctx, at); err != nil {
+	at.Peer = request.Peer{UID: s.uid}
+	if at, err = at.Identified(ctx, s.models); err != nil {
 		return nil, err
 	}
+	at.Scopes = nil // the plan lists the builds, because no request key is known
 	if at.Identity.Compiled {
 		return &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest, Why: "the model is compiled already"}, nil
 	}
-	f := &finding{s: s, build: build, why: "never compiled for this request"}
+	f := &finding{Store: s, build: build, why: "never compiled for this request"}
 	if build != "" {
 		f.why = fmt.Sprintf("no build of this model has a key that begins with %q", build)
 	}
-	rc, err := f.libraries(ctx, r)
+	rc, err := libraries(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	at = at.WithRuntime(rc.Spec.Directory, rc)
-	at.Reading, at.Scopes = f, nil // no keys are known
-	if at, err = c.planner.Planned(ctx, at); err != nil {
+	if at, err = f.planned(ctx, at.WithRuntime(rc.Spec.Directory, rc)); err != nil {
 		return nil, err
 	}
-	builds := lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
-		Judge: recorded{}, Policy: c.policyOf, Now: c.now, Member: c.planner.Member, Lease: c.serveAsItLies, Pass: f.Pass,
-		WhyNone: func(rights.Peer, index.RequestKey) string { return "" }})
+	builds := lookup.New(lookup.Options{Index: s.store.Index(), Store: s.store, Rights: s.rights, Reports: s.reports,
+		Judge: recorded{}, Now: time.Now, Planned: f.planned, Lease: s.lease, Pass: f.pass,
+		Policy: func([]compilers.EP) request.Policy { return request.Policy{Unknown: request.PolicyServe} }})
 	found, err := builds.Find(ctx, at)
 	a := builds.Finish(found.Answer, at)
 	if a == nil && err == nil && f.several == nil {
@@ -153,10 +146,10 @@ func (s *Stored) Find(ctx context.Context, r *request.Request, build string) (*r
 
 // Open opens a file of the answer's build, whole or packed, for reading it once. Find has hashed it;
 // a caller that reads it later hashes it again.
-func (s *Stored) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
-	from, err := s.cache.forms.Look(f.Digest)
+func (s *Store) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
+	from, err := s.store.Forms().Look(f.Digest)
 	if err != nil {
-		return nil, s.cache.cannotServe(a.Build, f, err)
+		return nil, s.cannotServe(a.Build, f, err)
 	}
 	return struct {
 		io.Reader
@@ -191,7 +184,7 @@ func (recorded) Judge(_ context.Context, a *request.Against, b *index.Build) (ju
 
 // cannotServe says of an error of one file that the build cannot be served, and who can do what
 // about it.
-func (c *Cache) cannotServe(b *index.Build, f index.File, err error) error {
+func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	name := fmt.Sprintf("build %.12s", b.BuildKey)
 	unit := name
 	if n := len(b.Members); n > 0 {
@@ -202,14 +195,14 @@ func (c *Cache) cannotServe(b *index.Build, f index.File, err error) error {
 		return err
 	case errors.Is(err, fs.ErrPermission):
 		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).
-			WithHint("whoever makes the store a factory image lets others read it: chmod -R a+rX %s", c.dir)
+			WithHint("whoever makes the store a factory image lets others read it: chmod -R a+rX %s", s.dir)
 	case errors.Is(err, dedupe.ErrNewer):
 		return apierr.New(apierr.Version, err, "%s: %s", name, f.Name).
 			WithHint("read it with the epcached that packed it, or a later one")
 	case packing.Broken(err), errors.As(err, new(*dedupe.ContainerError)):
 		return fmt.Errorf("%s: %s: %w", unit, f.Name, err)
 	case errors.Is(err, cas.ErrNotFound):
-		return apierr.New(apierr.NotFound, nil, "%s: %s is not in %s", unit, f.Name, c.dir).
+		return apierr.New(apierr.NotFound, nil, "%s: %s is not in %s", unit, f.Name, s.dir).
 			WithHint("that store's daemon compiles anew what is lost")
 	}
 	return apierr.New(apierr.Internal, err, "%s: %s", name, f.Name)

@@ -1,4 +1,4 @@
-package cache
+package readonly
 
 import (
 	"context"
@@ -21,15 +21,15 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// serveAsItLies hashes the build's files: those of a view of the store, or where that has no sound
+// lease hashes the build's files: those of a view of the store, or where that has no sound
 // one the blobs, whole or packed, and then the answer has no view. Which view is a build's only the
 // database knows, so views are found by the graph's name, which is made of the build key. Where this
 // user may not list the views there are none.
-func (c *Cache) serveAsItLies(ctx context.Context, _ *store.Store, b *index.Build, _ func(string)) (*request.Answer, error) {
+func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ func(string)) (*request.Answer, error) {
 	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
-	dir := c.path("views", views.ScopeFolder(b.Scope))
+	dir := filepath.Join(s.dir, "views", views.ScopeFolder(b.Scope))
 	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
 	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
@@ -38,8 +38,8 @@ func (c *Cache) serveAsItLies(ctx context.Context, _ *store.Store, b *index.Buil
 		}
 	}
 	for _, f := range b.Files {
-		if err := c.forms.Check(ctx, f.Digest); err != nil {
-			return nil, c.cannotServe(b, f, err)
+		if err := s.store.Forms().Check(ctx, f.Digest); err != nil {
+			return nil, s.cannotServe(b, f, err)
 		}
 	}
 	return a, nil
@@ -81,7 +81,7 @@ func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacki
 // view holds its folder against other calls, which remove what is not held when it was not used for a
 // month, or when space is needed. progress, which may be nil, is told bytes; its calls do not overlap.
 // Of errors NotAllowed and NoSpace are the folder's: another may do.
-func (s *Stored) Unpack(
+func (s *Store) Unpack(
 	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
 ) error {
 	if a.View != nil || a.Build == nil {
@@ -146,7 +146,7 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 
 // unpack writes those of the build's files that the view lacks, each under another name until it is
 // verified. Calls for the same build at the same time write the same.
-func (s *Stored) unpack(
+func (s *Store) unpack(
 	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
 ) error {
 	var content []byte
@@ -184,7 +184,7 @@ func (s *Stored) unpack(
 	})
 }
 
-func (s *Stored) copyTo(
+func (s *Store) copyTo(
 	ctx context.Context, b *index.Build, f index.File, path string, progress func(done, total int64),
 ) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -194,8 +194,8 @@ func (s *Stored) copyTo(
 	if err != nil {
 		return err
 	}
-	if err = s.cache.forms.CopyTo(ctx, f.Digest, to, progress); err != nil {
-		err = s.cache.cannotServe(b, f, err)
+	if err = s.store.Forms().CopyTo(ctx, f.Digest, to, progress); err != nil {
+		err = s.cannotServe(b, f, err)
 	}
 	err = errors.Join(err, to.Chmod(0o444), to.Close())
 	if err == nil {

@@ -1,4 +1,4 @@
-package cache
+package readonly
 
 import (
 	"cmp"
@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -21,7 +20,7 @@ import (
 
 // finding is one look-up in a store that is only read, and why it found nothing so far.
 type finding struct {
-	s     *Stored
+	*Store
 	build string // how the build's key begins
 
 	why     string   // no build fits
@@ -32,8 +31,8 @@ type finding struct {
 
 // libraries hashes the libraries of the runtime that the request names, without loading them. It
 // returns contents without a directory where the request names none.
-func (f *finding) libraries(ctx context.Context, r *request.Request) (*runtimes.Content, error) {
-	rc := &runtimes.Content{Digests: make(map[string]cas.Digest), Attached: &plan.Notes{}}
+func libraries(ctx context.Context, r *request.Request) (*runtimes.Content, error) {
+	rc := &runtimes.Content{Digests: make(map[string]cas.Digest)}
 	if r.Runtime.Directory == "" {
 		return rc, nil
 	}
@@ -49,9 +48,10 @@ func (f *finding) libraries(ctx context.Context, r *request.Request) (*runtimes.
 	return rc, nil
 }
 
-// Plan thinks a request through without asking an execution provider, and finds the builds for it.
-func (f *finding) Plan(ctx context.Context, at *request.Attempt) (p *request.Plan, err error) {
-	p = &request.Plan{}
+// planned is the attempt with a plan that is made without asking an execution provider, and has the
+// builds that fit.
+func (f *finding) planned(ctx context.Context, at *request.Attempt) (_ *request.Attempt, err error) {
+	p := &request.Plan{}
 	p.Canonical, err = at.Terms().Record(ctx, everyOption(at.Request), identity.StatedDevices)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (f *finding) Plan(ctx context.Context, at *request.Attempt) (p *request.Pla
 	case different(others):
 		f.several, p.Fitting = f.ambiguous(at.Name, others), own
 	}
-	return p, nil
+	return at.WithPlan(p), nil
 }
 
 // everyOption allows every option of the request: what an administrator once allowed is in the
@@ -94,15 +94,15 @@ func everyOption(r *request.Request) (all identity.Allowed) {
 // the caller's own, and those of the store's owner are considered: what another user put is served to
 // no one else, even where file rights would let one read it.
 func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
-	scopes := []string{"shared", rights.OwnScope(request.Peer{UID: f.s.cache.uid}), rights.OwnScope(request.Peer{UID: f.s.owner})}
-	for i := range f.s.builds {
-		b := &f.s.builds[i]
+	scopes := []string{"shared", rights.OwnScope(request.Peer{UID: f.uid}), rights.OwnScope(request.Peer{UID: f.owner})}
+	for i := range f.Builds {
+		b := &f.Builds[i]
 		ofModel := b.ModelDigest == wanted.Model || wanted.Member && b.MemberOf(wanted.Model) >= 0
 		if !ofModel || !slices.Contains(scopes, b.Scope) ||
 			!strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
-		if state := f.s.cache.index.Journal.StateOf(b.ID); state.Name != index.Current {
+		if state := f.store.Index().Journal.StateOf(b.ID); state.Name != index.Current {
 			f.why = fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 			continue
 		}
@@ -111,7 +111,7 @@ func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 			continue
 		}
 		if why := ofAnotherMachine(b); why != "" {
-			f.Pass(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
+			f.pass(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
 				WithHint("a daemon runs it once before it serves it: the same without --state"))
 			continue
 		}
@@ -163,12 +163,12 @@ func (f *finding) ambiguous(model string, builds []*index.Build) error {
 		}
 	}
 	return apierr.New(apierr.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), model,
-		f.s.cache.dir, strings.Join(lines, "; ")).
+		f.dir, strings.Join(lines, "; ")).
 		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
 }
 
-// Pass notes that a build that fits is not served.
-func (f *finding) Pass(b *index.Build, err error) {
+// pass notes that a build that fits is not served.
+func (f *finding) pass(b *index.Build, err error) {
 	f.passed = cmp.Or(f.passed, err)
 	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s", b.Created.Format(time.RFC3339), err))
 }
@@ -180,5 +180,5 @@ func (f *finding) none(r *request.Request) error {
 		hint = "without --build any build that fits is taken"
 	}
 	return cmp.Or(f.passed, f.several, error(apierr.New(apierr.NotFound, nil, "no build for model %q in %s: %s",
-		r.Name, f.s.cache.dir, f.why).WithHint("%s", hint)))
+		r.Name, f.dir, f.why).WithHint("%s", hint)))
 }
