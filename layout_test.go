@@ -60,6 +60,7 @@ var allowed = map[string][]string{
 	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
 	"cache/upkeep":                           {"cache/judge", "cache/plan", "compilers", "cache/event", "cache/jobs", "cache/request", "cache/runtimes", "cache/sources", "internal/apierr", "cas", "index", "internal/memo", "cache/lookup", "cache/workspace", "internal/bytesize", "store"}, // index: for keys, builds and their ids
 	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store"},
+	"cache/artefact":                         {"cache/identity", "cache/request", "cache/workspace", "compilers", "epmodel", "index"},
 	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
@@ -100,6 +101,7 @@ var allowed = map[string][]string{
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},
 	"cache": {
+		"cache/artefact",
 		"cache/change",
 		"cache/event",
 		"cache/failure",

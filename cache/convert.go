@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cache/artefact"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
@@ -204,7 +205,7 @@ func (v *conversion) made() (*index.Build, error) {
 
 // check validates what was written, loads it in a process of its own, and gives the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
-	models, _, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.Plan.OutputName(), Files: files})
+	models, _, err := artefact.Read(ctx, v.folder, compilers.Result{Graph: v.Plan.OutputName(), Files: files})
 	if err != nil {
 		return nil, err
 	}

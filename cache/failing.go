@@ -5,9 +5,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -164,5 +166,15 @@ func (j *job) tellFailed(reason failure.Reason, err error) error {
 func (j *job) succeeded() {
 	for _, scope := range []string{j.scope, j.MemoryScope(j.scope)} {
 		j.c.failures.Forget(j.Plan.FailureKey(j.Content, scope))
+	}
+}
+
+// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and would have to.
+const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
+
+// aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
+func aboutFallback(f *failure.Failure, c *identity.Record) {
+	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
+		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
 	}
 }

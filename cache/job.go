@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/artefact"
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
@@ -19,7 +19,6 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
@@ -313,11 +312,11 @@ func (j *job) moved() error {
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
 func (j *job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
-	models, _, err := readArtefacts(ctx, out, result)
+	models, _, err := artefact.Read(ctx, out, result)
 	if err != nil {
 		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
 	}
-	b := newBuild(j.Attempt, j.scope, models, result, j.Open, j.c.now())
+	b := artefact.NewBuild(j.Attempt, j.scope, models, result, j.Open, j.c.now())
 	options := j.SessionOptions
 	if len(b.Members) > 0 {
 		options = request.SharingOptions(options)
@@ -338,38 +337,4 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 		b.VerifiedOutput = j.verified(ctx, out, b)
 	}
 	return b, j.checkAlone(ctx, out, result, b)
-}
-
-// newBuild is the build's record but for its files' digests. open are dimensions of the models' inputs.
-func newBuild(at *request.Attempt, scope string, models []*epmodel.Model, result compilers.Result,
-	open []request.OpenDimension, created time.Time) *index.Build {
-	r, p, m := at.Request, at.Plan, models[0]
-	b := &index.Build{
-		RequestKey: p.RequestKey, BuildKey: p.BuildKey, Scope: scope, UID: r.Peer.UID,
-		ModelDigest: p.Canonical.Model, ModelName: r.Name, Record: p.Record, RecordJSON: p.RecordJSON,
-		EPs: p.Stated(models), ORTVersion: result.ORTVersion,
-		Route: p.Canonical.Route, Graph: result.Graph,
-		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
-		CompileSeconds: result.Seconds, Created: created, IRVersion: m.IRVersion, Embed: r.Embed,
-	}
-	for _, name := range result.Files {
-		b.Files = append(b.Files, index.File{Name: name})
-	}
-	for _, ep := range p.EPs {
-		info, _ := compilers.EPByName(ep.Name)
-		b.ProviderOptions[ep.Name] = identity.BaseNames(info, ep.Options)
-	}
-	b.Members = members(at, result)
-	for i, m := range models {
-		whose := ""
-		if len(models) > 1 {
-			whose = fmt.Sprintf("model %q: ", r.ModelFiles(i).Name)
-		}
-		b.IRVersion = max(b.IRVersion, m.IRVersion)
-		for _, warning := range p.Untaken(m, open) {
-			b.Warnings = append(b.Warnings, whose+warning)
-		}
-	}
-	b.Warnings = append(b.Warnings, groupWarnings(models)...)
-	return b
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 )
 
@@ -27,19 +26,6 @@ func (j *job) nameIn(err error) string {
 		return j.Request.ModelFiles(member.Member).Name
 	}
 	return j.Request.Name
-}
-
-// members lists what a group consists of, nil for a single model.
-func members(at *request.Attempt, result compilers.Result) []index.Member {
-	if at.Models() == 1 {
-		return nil
-	}
-	var out []index.Member
-	for i, graph := range result.Graphs {
-		out = append(out, index.Member{ModelName: at.Request.ModelFiles(i).Name, ModelDigest: at.Plan.Canonical.ModelOf(i), Graph: graph,
-			SessionOptions: compilers.ShareOptions(), AloneKey: at.Plan.Canonical.Alone(i)})
-	}
-	return out
 }
 
 // loadGraphs loads what was compiled as applications will: a group in order in one process, with the options that make its members
@@ -83,27 +69,4 @@ func (j *job) checkAlone(ctx context.Context, out string, result compilers.Resul
 		b.Members[i].AloneKey = index.RequestKey{}
 	}
 	return nil
-}
-
-// groupWarnings tells of a group that shares nothing.
-func groupWarnings(models []*epmodel.Model) []string {
-	if len(models) < 2 {
-		return nil
-	}
-	users := make(map[string]int) // of each file, graphs that refer to it
-	for _, m := range models {
-		seen := make(map[string]bool)
-		for _, ref := range m.Sidecars() {
-			if !seen[ref.Name] {
-				seen[ref.Name] = true
-				users[ref.Name]++
-			}
-		}
-	}
-	for _, n := range users {
-		if n == len(models) {
-			return nil
-		}
-	}
-	return []string{"no context binary is shared by all models of the group: the execution provider made them apart"}
 }

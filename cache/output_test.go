@@ -7,7 +7,6 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -61,27 +60,4 @@ func TestOutputsThatCannotBe(t *testing.T) {
 			require.Zero(t, b.compiler.Compiles.Load())
 		})
 	}
-}
-
-// What applications put has its initializers where they were asked for, and nothing left to the CPU where that was the wish.
-func TestOutputsOfOthers(t *testing.T) {
-	graph := func(nodes int, locations ...string) *epmodel.Model {
-		m := &epmodel.Model{Contexts: make([]epmodel.Context, 1), Nodes: nodes}
-		for _, l := range append(locations, "") {
-			m.Initializers = append(m.Initializers, epmodel.Initializer{Location: l})
-		}
-		return m
-	}
-	inFile := &identity.RecordOutput{InitializersFile: "rest.bin"}
-	require.NoError(t, suitsOutput(nil, graph(2)))
-	require.ErrorContains(t, suitsOutput(nil, graph(2, "rest.bin")), `"rest.bin"`)
-	require.NoError(t, suitsOutput(inFile, graph(2, "rest.bin")))
-	require.NoError(t, suitsOutput(inFile, graph(1)), "nothing was left to put there")
-	require.ErrorContains(t, suitsOutput(inFile, graph(2, "rest.bin", "other.bin")), `"other.bin"`)
-	require.NoError(t, suitsOutput(&identity.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
-
-	wish := identity.Record{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
-	require.NoError(t, complete(&wish, graph(1)))
-	require.ErrorContains(t, complete(&wish, graph(3)), "2 nodes")
-	require.NoError(t, complete(&identity.Record{}, graph(3)))
 }

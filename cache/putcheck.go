@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/epcached/epcached/cache/artefact"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
@@ -81,7 +82,7 @@ func (cs *claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 		return nil, notThis(cl, err)
 	}
 	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
-	models, used, err := readArtefacts(ctx, folder, result)
+	models, used, err := artefact.Read(ctx, folder, result)
 	if err == nil {
 		err = nothingElse(used, names)
 	}
@@ -107,7 +108,7 @@ func (cs *claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 	case err != nil:
 		return nil, notThis(cl, err)
 	}
-	b := newBuild(cl.Attempt, cl.scope, models, result, nil, cs.Now())
+	b := artefact.NewBuild(cl.Attempt, cl.scope, models, result, nil, cs.Now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
@@ -198,10 +199,10 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	if why := cl.takes.differs(m); why != "" {
 		return errors.New(why)
 	}
-	if err := complete(&cl.Plan.Canonical, m); err != nil {
+	if err := artefact.Complete(&cl.Plan.Canonical, m); err != nil {
 		return err
 	}
-	return suitsOutput(cl.Plan.Canonical.Output, m)
+	return artefact.SuitsOutput(cl.Plan.Canonical.Output, m)
 }
 
 // made says what made the artefact, as far as it states that itself. Where the libraries are here

@@ -1,4 +1,5 @@
-package cache
+// Package artefact checks compiled models, whoever compiled them, and makes the records of builds.
+package artefact
 
 import (
 	"context"
@@ -6,18 +7,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
-	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
 
-// readArtefacts reads the compiled graph, or those of a group in order, and checks that every file which they, or one of
-// their context binaries, refer to is among the result's. EPs check nothing of that when they load. used are these files.
-func readArtefacts(ctx context.Context, out string, result compilers.Result) (models []*epmodel.Model, used map[string]bool, err error) {
+// Read reads the compiled graph, or those of a group in order, and checks that every file which the
+// graphs, or one of their context binaries, refer to is among the result's, because EPs check nothing
+// of that when they load. used are the files that are referred to.
+func Read(ctx context.Context, out string, result compilers.Result) (models []*epmodel.Model, used map[string]bool, err error) {
 	sizes := make(map[string]int64, len(result.Files))
 	for _, name := range result.Files {
 		info, err := os.Stat(filepath.Join(out, filepath.FromSlash(name)))
@@ -84,8 +84,9 @@ func readArtefacts(ctx context.Context, out string, result compilers.Result) (mo
 	return models, used, nil
 }
 
-// suitsOutput compares a graph that others made with what was asked for, and says what differs.
-func suitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
+// SuitsOutput compares the files of initializers that a graph refers to with those that were asked
+// for. The error says what differs.
+func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	for _, location := range m.Locations() {
 		switch {
 		case o == nil:
@@ -97,20 +98,10 @@ func suitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	return nil
 }
 
-// complete compares a graph with the wish that no node is left to the CPU.
-func complete(c *identity.Record, m *epmodel.Model) error {
+// Complete fails for a graph that leaves nodes to the CPU, where the request wants none left.
+func Complete(c *identity.Record, m *epmodel.Model) error {
 	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
 		return fmt.Errorf("%d nodes are left to other execution providers, and none was to be", rest)
 	}
 	return nil
-}
-
-// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and would have to.
-const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
-
-// aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
-func aboutFallback(f *failure.Failure, c *identity.Record) {
-	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
-		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
-	}
 }
