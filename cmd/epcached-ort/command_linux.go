@@ -51,11 +51,8 @@ func (j *job) command() error {
 	}
 	var status unix.WaitStatus
 	var usage unix.Rusage
-	for {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		_, err = unix.Wait4(tool, &status, 0, &usage)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
 	}
 	if err != nil {
 		return step(err, "wait for %s", name)

@@ -52,15 +52,11 @@ func (j *job) compileModel(m dialogue.Member, entries [][2]string) error {
 	}
 	inSession := j.req.Route == "session_options"
 	if inSession {
-		mode := "0"
-		if j.req.Embed {
-			mode = "1"
-		}
+		mode := map[bool]string{false: "0", true: "1"}[j.req.Embed]
 		entries = append(entries, [2]string{"ep.context_enable", "1"},
 			[2]string{"ep.context_file_path", m.Output}, [2]string{"ep.context_embed_mode", mode})
 		if file := j.req.Keep.File; file != "" {
-			entries = append(entries,
-				[2]string{"ep.context_model_external_initializers_file_name", file})
+			entries = append(entries, [2]string{"ep.context_model_external_initializers_file_name", file})
 		}
 	}
 	for _, entry := range entries {

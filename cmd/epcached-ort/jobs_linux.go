@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -60,10 +61,8 @@ func (j *job) do() error {
 	}
 	// EPs may open their device as they are registered: not beside another process that is using it.
 	early := j.req.Do == dialogue.Compile || j.req.Beside
-	if !early {
-		if err := j.awaitModel(); err != nil {
-			return err
-		}
+	if err := j.awaitModel(!early); err != nil {
+		return err
 	}
 	if err := j.phase(dialogue.PhaseRegistering); err != nil {
 		return err
@@ -74,10 +73,8 @@ func (j *job) do() error {
 	if err := j.register(); err != nil {
 		return err
 	}
-	if early {
-		if err := j.awaitModel(); err != nil {
-			return err
-		}
+	if err := j.awaitModel(early); err != nil {
+		return err
 	}
 	switch j.req.Do {
 	case dialogue.Compile:
@@ -92,8 +89,8 @@ func (j *job) do() error {
 	return fmt.Errorf("unknown request %q", j.req.Do)
 }
 
-func (j *job) awaitModel() error {
-	if !j.req.Waits {
+func (j *job) awaitModel(now bool) error {
+	if !now || !j.req.Waits {
 		return nil
 	}
 	return dialogue.ReadGo(j.in)
@@ -152,10 +149,8 @@ func (j *job) register() error {
 
 // registration is the name that an EP's library is registered under. ONNX Runtime lets EPs list devices that are not there under this ending only.
 func registration(ep dialogue.EP) string {
-	for _, d := range ep.Devices {
-		if d.Virtual() {
-			return ep.Name + ".virtual"
-		}
+	if slices.ContainsFunc(ep.Devices, dialogue.DeviceSelector.Virtual) {
+		return ep.Name + ".virtual"
 	}
 	return ep.Name
 }
@@ -172,40 +167,30 @@ func (j *job) options() (*ort.SessionOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := j.req.Options
+	s, failed := j.req.Options, error(nil)
+	try := func(err error, format string, args ...any) { failed = cmp.Or(failed, step(err, format, args...)) }
 	for key, value := range entries(s.Entries) {
-		if err := o.Set(key, value); err != nil {
-			return nil, step(err, "session option %s", key)
-		}
+		try(o.Set(key, value), "session option %s", key)
 	}
 	for name, value := range s.FreeDimensions {
-		if err := o.FixDimension(name, value); err != nil {
-			return nil, step(err, "free dimension %s", name)
-		}
+		try(o.FixDimension(name, value), "free dimension %s", name)
 	}
 	for name, value := range s.FreeDimensionsByDenotation {
-		if err := o.FixDenotation(name, value); err != nil {
-			return nil, step(err, "free dimension of denotation %s", name)
-		}
+		try(o.FixDenotation(name, value), "free dimension of denotation %s", name)
 	}
 	if s.GraphOptimizationLevel != "" {
-		if err := o.SetGraphOptimization(s.GraphOptimizationLevel); err != nil {
-			return nil, step(err, "graph optimisation level")
-		}
+		try(o.SetGraphOptimization(s.GraphOptimizationLevel), "graph optimisation level")
 	}
 	for i, ep := range j.req.EPs {
-		if err := o.Append(j.devices[i], ep.Options); err != nil {
-			return nil, step(err, "add %s to the session", ep.Name)
-		}
+		try(o.Append(j.devices[i], ep.Options), "add %s to the session", ep.Name)
 	}
-	return o, nil
+	return o, failed
 }
 
-// spinning is the session option by which ONNX Runtime's own threads wait for work in a loop.
 const spinning = "session.intra_op.allow_spinning"
 
-// entries gives a session's config entries with what a worker does otherwise than an application: its threads do not spin while the execution
-// provider compiles on all cores, which changes nothing in the result. On two cores that is a twentieth of a compile.
+// entries gives a session's config entries with what a worker does otherwise than an application: ONNX Runtime's own threads do not wait for
+// work in a loop while the execution provider compiles on all cores, which changes nothing in the result. On two cores that is a twentieth of a compile.
 func entries(asked map[string]string) map[string]string {
 	all := map[string]string{spinning: "0"}
 	maps.Copy(all, asked)
@@ -240,12 +225,12 @@ func choose(ep dialogue.EP, devices []ort.Device) (chosen []ort.Device, err erro
 				found++
 			}
 		}
-		if found > 1 && s.Virtual() { // EPs list every kind there is, and compile for one
+		switch {
+		case found == 0:
+			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(all))
+		case found > 1 && s.Virtual(): // EPs list every kind there is, and compile for one
 			return nil, fmt.Errorf("%d devices of %s fit %s: say which, by its device id, such as device=%#x; it lists %s",
 				found, ep.Name, s, example, s.Listed(all))
-		}
-		if found == 0 {
-			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(all))
 		}
 	}
 	for i, d := range devices {

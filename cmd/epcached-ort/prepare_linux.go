@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -22,12 +23,9 @@ func prepare(preparation string) (status int, err error) {
 	if err := json.Unmarshal([]byte(preparation), &p); err != nil {
 		return 0, fmt.Errorf("limits: %w", err)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		status, err = prepareThread(p)
-	}()
-	<-done
+	var thread sync.WaitGroup
+	thread.Go(func() { status, err = prepareThread(p) })
+	thread.Wait()
 	return status, err
 }
 
@@ -124,18 +122,17 @@ func setLimits(p dialogue.Preparation) error {
 	for _, l := range []struct {
 		name     string
 		resource int
-		value    uint64
-		set      bool
+		value    uint64 // 0: no limit
 	}{
-		{"core dump", unix.RLIMIT_CORE, noDump, true},
-		{"memory", unix.RLIMIT_DATA, p.Data, p.Data > 0},
-		{"file size", unix.RLIMIT_FSIZE, p.FileSize, p.FileSize > 0},
-		{"open files", unix.RLIMIT_NOFILE, p.OpenFiles, p.OpenFiles > 0},
-		{"stack", unix.RLIMIT_STACK, p.Stack, p.Stack > 0},
-		{"processor time", unix.RLIMIT_CPU, p.CPU, p.CPU > 0},
-		{"processes", unix.RLIMIT_NPROC, p.Processes, p.Processes > 0},
+		{"core dump", unix.RLIMIT_CORE, noDump},
+		{"memory", unix.RLIMIT_DATA, p.Data},
+		{"file size", unix.RLIMIT_FSIZE, p.FileSize},
+		{"open files", unix.RLIMIT_NOFILE, p.OpenFiles},
+		{"stack", unix.RLIMIT_STACK, p.Stack},
+		{"processor time", unix.RLIMIT_CPU, p.CPU},
+		{"processes", unix.RLIMIT_NPROC, p.Processes},
 	} {
-		if !l.set {
+		if l.value == 0 {
 			continue
 		}
 		if err := lower(l.resource, l.value); err != nil {
@@ -171,10 +168,5 @@ func beIdle() {
 // preferToDie makes this process the first to go when memory runs out: a compile can be made again, and the daemon serves everyone. The
 // kernel may forbid it in containers, which changes nothing but that preference.
 func preferToDie() {
-	f, err := os.OpenFile("/proc/self/oom_score_adj", os.O_WRONLY, 0)
-	if err != nil {
-		return
-	}
-	defer f.Close()             // a failed write is accepted, as said above
-	_, _ = f.WriteString("500") // likewise
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 }

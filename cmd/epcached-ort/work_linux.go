@@ -24,21 +24,18 @@ const requestFD, answerFD = 3, 4
 func work() int {
 	runtime.LockOSThread() // some vendors' code keeps state per thread
 	if err := takeOver(); err != nil {
-		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
-		return dialogue.ExitSetup
+		return failed(dialogue.ExitSetup, err)
 	}
 	in, out := os.NewFile(requestFD, "request"), os.NewFile(answerFD, "answer")
 	lines := bufio.NewReader(in)
 	req, err := dialogue.ReadRequest(lines)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
-		return dialogue.ExitDialogue
+		return failed(dialogue.ExitDialogue, err)
 	}
 	j := &job{req: req, in: lines, tell: func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) }}
 	event, status := j.answer()
 	if err := dialogue.WriteEvent(out, event); err != nil {
-		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
-		return dialogue.ExitDialogue
+		return failed(dialogue.ExitDialogue, err)
 	}
 	// The caller exits without running destructors of C: libraries crash in them, after the work is done.
 	return status
@@ -64,9 +61,9 @@ func takeOver() error {
 // process that looks after the worker as well, because its end is taken for the worker's.
 func defaultSignals() error {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
+	const sizeOfSigset = 8
 	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGXCPU, unix.SIGPIPE,
 		unix.SIGQUIT, unix.SIGSTKFLT, unix.SIGHUP, unix.SIGINT} {
-		const sizeOfSigset = 8
 		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
 		if errno != 0 {
 			return fmt.Errorf("signal %v: %w", sig, errno)
@@ -87,15 +84,10 @@ func (j *job) answer() (dialogue.Event, int) {
 // peakMemory reads the high-water mark of resident memory. The kernel's account for a parent (rusage) also counts what the process was before
 // it started this program. Zero where /proc is not there.
 func peakMemory() int64 {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0
-	}
+	status, _ := os.ReadFile("/proc/self/status")
 	_, after, _ := bytes.Cut(status, []byte("VmHWM:"))
 	var kilobytes int64
-	if _, err := fmt.Sscan(string(after), &kilobytes); err != nil {
-		return 0
-	}
+	_, _ = fmt.Sscan(string(after), &kilobytes)
 	return kilobytes << 10
 }
 
@@ -136,22 +128,24 @@ func init() { runtime.LockOSThread() }
 
 func main() { os.Exit(run(os.Args[1:])) }
 
+func failed(status int, err error) int {
+	fmt.Fprintln(os.Stderr, "epcached-ort:", err)
+	return status
+}
+
 func run(args []string) int {
 	if err := defaultSignals(); err != nil {
-		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
-		return dialogue.ExitSetup
+		return failed(dialogue.ExitSetup, err)
 	}
 	switch {
 	case len(args) == 2 && args[0] == "prepare":
 		status, err := prepare(args[1])
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "epcached-ort: prepare:", err)
-			return dialogue.ExitSetup
+			return failed(dialogue.ExitSetup, fmt.Errorf("prepare: %w", err))
 		}
 		return status
 	case len(args) == 1 && args[0] == "work":
 		return work()
 	}
-	fmt.Fprintln(os.Stderr, "epcached-ort: this is epcached's worker, which epcached starts by itself; put it beside epcached, or name it in the configuration")
-	return dialogue.ExitSetup
+	return failed(dialogue.ExitSetup, errors.New("this is epcached's worker, which epcached starts by itself; put it beside epcached, or name it in the configuration"))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -64,30 +66,37 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 	if err := switchedOff(s); err != nil {
 		return err
 	}
-	for _, dir := range []string{s.State, filepath.Dir(s.Socket)} {
-		if err := unixsock.OwnFolder(dir); err != nil {
-			return fmt.Errorf("autostart: %w", err)
-		}
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("autostart: %w", err)
-	}
-	answers, told, err := os.Pipe()
+	answers, err := c.start(s)
 	if err != nil {
 		return fmt.Errorf("autostart: %w", err)
 	}
 	defer answers.Close() // only read from
+	return heard(ctx, answers, s)
+}
+
+// start starts the process that stays, and returns what it is heard by.
+func (c *call) start(s *config.Settings) (answers *os.File, err error) {
+	err = cmp.Or(unixsock.OwnFolder(s.State), unixsock.OwnFolder(filepath.Dir(s.Socket)))
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
 	log, err := logs.Open(s.State)
 	if err != nil {
-		return errors.Join(fmt.Errorf("autostart: %w", err), told.Close())
+		return nil, err
 	}
-	err = detach(self, c.arguments(s), log, told)
-	err = errors.Join(err, told.Close(), log.Close())
+	defer log.Close() // nothing was written by this process
+	answers, told, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("autostart: %w", err)
+		return nil, err
 	}
-	return heard(ctx, answers, s)
+	if err = errors.Join(detach(self, c.arguments(s), log, told), told.Close()); err != nil {
+		return nil, errors.Join(err, answers.Close())
+	}
+	return answers, nil
 }
 
 func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
@@ -129,16 +138,11 @@ func (c *call) arguments(s *config.Settings) []string {
 
 // environment is what the process that stays keeps of the application's: no secrets, and nothing that changes how programs are loaded.
 func environment() []string {
-	var out []string
-	for _, one := range os.Environ() {
+	kept := []string{"PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR"}
+	return slices.DeleteFunc(os.Environ(), func(one string) bool {
 		name, _, _ := strings.Cut(one, "=")
-		switch {
-		case name == "PATH", name == "HOME", name == "USER", name == "LOGNAME", name == "TZ", name == "LANG", name == "TMPDIR",
-			strings.HasPrefix(name, "LC_"), strings.HasPrefix(name, "XDG_"):
-			out = append(out, one)
-		}
-	}
-	return out
+		return !slices.Contains(kept, name) && !strings.HasPrefix(name, "LC_") && !strings.HasPrefix(name, "XDG_")
+	})
 }
 
 // detached is the process that stays: it tells the one that started it when it answers, or why it does not.

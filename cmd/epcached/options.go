@@ -22,6 +22,7 @@ import (
 )
 
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
+	budget, floor, user := s.Space.Amounts()
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
@@ -31,8 +32,11 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
 		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), UnpackedDir: s.Space.UnpackedDir,
-		Space:    spaceOptions(s.Space),
-		Failures: failureOptions(s.Failures), Conditions: conditions(s),
+		Space: cache.SpaceOptions{Budget: cache.Amount(budget), Floor: cache.Amount(floor),
+			UserBytes: cache.Amount(user), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
+		Failures: failure.Options{Off: !s.Failures.Remember, Crash: pause(s.Failures.Crash),
+			Limit: pause(s.Failures.Limit), Longest: pause(s.Failures.Longest), Refused: pause(s.Failures.Refused)},
+		Conditions: conditions(s),
 	}
 	for _, d := range s.Drivers {
 		o.Drivers = append(o.Drivers, runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
@@ -44,12 +48,6 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		}
 	}
 	return o
-}
-
-func spaceOptions(s config.Space) cache.SpaceOptions {
-	budget, floor, user := s.Amounts()
-	return cache.SpaceOptions{Budget: cache.Amount(budget), Floor: cache.Amount(floor), UserBytes: cache.Amount(user),
-		MaxUnused: s.Unused(), MaxEntries: s.MaxEntries}
 }
 
 func runtimesOf(s *config.Settings) []compilers.Runtime {
@@ -88,17 +86,10 @@ func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
 }
 
-func failureOptions(f config.Failures) failure.Options {
-	return failure.Options{Off: !f.Remember, Crash: pause(f.Crash), Limit: pause(f.Limit), Longest: pause(f.Longest), Refused: pause(f.Refused)}
-}
-
 // pause reads what was found right when the configuration was read.
 func pause(text string) time.Duration {
-	d, err := config.ParseDuration(text)
-	if err != nil {
-		return 0 // the cache's default
-	}
-	return d
+	d, _ := config.ParseDuration(text)
+	return d // 0 is the cache's default
 }
 
 // conditions are what of the daemon a compile's outcome depends on: what failed under others is tried again.

@@ -338,10 +338,10 @@ func findWorker(configured string) (string, error) {
 	path := configured
 	if path == "" {
 		self, err := os.Executable()
-		if err != nil {
-			return "", fmt.Errorf("worker program: %w", err)
+		if err == nil {
+			self, err = filepath.EvalSymlinks(self)
 		}
-		if self, err = filepath.EvalSymlinks(self); err != nil {
+		if err != nil {
 			return "", fmt.Errorf("worker program: %w", err)
 		}
 		path = filepath.Join(filepath.Dir(self), "epcached-ort")

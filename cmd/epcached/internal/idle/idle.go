@@ -20,13 +20,14 @@ const often = 5 * time.Second
 // is missed too. idle reports that there is no job and no lease.
 func Watch(after time.Duration, places []Place, server *unixsock.Server,
 	idle func() bool) (left <-chan string, stop func()) {
-	told, ended, done := make(chan string, 1), make(chan struct{}), make(chan struct{})
-	i := &idler{after: after, clients: server.Connections, came: server.Accepted, idle: idle, places: places}
+	told := make(chan string, 1)
+	if after <= 0 {
+		return told, func() {}
+	}
+	ended, done := make(chan struct{}), make(chan struct{})
+	i := &idler{after: after, server: server, idle: idle, places: places}
 	go func() {
 		defer close(done)
-		if after <= 0 {
-			return
-		}
 		tick := time.NewTicker(min(often, max(after/10, 10*time.Millisecond)))
 		defer tick.Stop()
 		i.since = time.Now()
@@ -46,18 +47,17 @@ func Watch(after time.Duration, places []Place, server *unixsock.Server,
 }
 
 type idler struct {
-	after   time.Duration
-	clients func() int
-	came    func() uint64 // clients, ever
-	idle    func() bool   // no job, and no lease
-	places  []Place
+	after  time.Duration
+	server *unixsock.Server
+	idle   func() bool // no job, and no lease
+	places []Place
 
 	since time.Time // nobody has been seen since
 	last  uint64
 }
 
 func (i *idler) look(now time.Time) string {
-	if came := i.came(); i.clients() > 0 || came != i.last {
+	if came := i.server.Accepted(); i.server.Connections() > 0 || came != i.last {
 		i.last, i.since = came, now
 		return ""
 	}
@@ -86,15 +86,9 @@ type Place struct {
 // Places are the socket and the program, as they are now.
 func Places(socket string) []Place {
 	var out []Place
-	self, err := os.Executable()
-	if err == nil {
-		self, err = filepath.EvalSymlinks(self)
-	}
-	paths := []string{socket}
-	if err == nil {
-		paths = append(paths, self)
-	}
-	for _, path := range paths {
+	self, _ := os.Executable()
+	self, _ = filepath.EvalSymlinks(self) // "" after an error, which is not there
+	for _, path := range []string{socket, self} {
 		if info, err := os.Stat(path); err == nil { // a socket that systemd made may be elsewhere
 			out = append(out, Place{path, info})
 		}

@@ -3,12 +3,10 @@
 package logs
 
 import (
-	"context"
 	"io"
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/coreos/go-systemd/v22/journal"
 )
@@ -26,8 +24,7 @@ func New(w io.Writer, level slog.Leveler) *slog.Logger {
 		}
 		return a
 	}
-	to := &prioritized{out: w}
-	return slog.New(journalHandler{slog.NewTextHandler(to, options), to})
+	return slog.New(slog.NewTextHandler(prioritized{w}, options))
 }
 
 func isJournal(w io.Writer) bool {
@@ -35,40 +32,16 @@ func isJournal(w io.Writer) bool {
 	return w == os.Stderr && is && err == nil // a malformed variable names no journal
 }
 
-// journalHandler writes records with the priorities of sd-daemon(3).
-type journalHandler struct {
-	slog.Handler
-	to *prioritized
-}
-
-// Handle writes one record.
-func (h journalHandler) Handle(ctx context.Context, r slog.Record) error {
-	h.to.mu.Lock()
-	defer h.to.mu.Unlock()
-	h.to.priority = priority(r.Level)
-	return h.Handler.Handle(ctx, r)
-}
-
-// WithAttrs returns a handler whose records have further attributes.
-func (h journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return journalHandler{h.Handler.WithAttrs(attrs), h.to}
-}
-
-// WithGroup returns a handler whose further attributes are in a group.
-func (h journalHandler) WithGroup(name string) slog.Handler {
-	return journalHandler{h.Handler.WithGroup(name), h.to}
-}
-
-// prioritized writes lines that begin with a priority.
-type prioritized struct {
-	mu       sync.Mutex // held while a record is handled
-	priority string
-	out      io.Writer
-}
+// prioritized writes the lines of a handler, which begin with "level=ERROR", behind their
+// priorities of sd-daemon(3).
+type prioritized struct{ out io.Writer }
 
 // Write writes one record.
-func (p *prioritized) Write(line []byte) (int, error) {
-	if _, err := io.WriteString(p.out, p.priority+string(line)); err != nil {
+func (p prioritized) Write(line []byte) (int, error) {
+	var level slog.Level
+	word, _, _ := strings.Cut(strings.TrimPrefix(string(line), "level="), " ")
+	_ = level.UnmarshalText([]byte(word)) // else it is slog.LevelInfo
+	if _, err := io.WriteString(p.out, priority(level)+string(line)); err != nil {
 		return 0, err
 	}
 	return len(line), nil

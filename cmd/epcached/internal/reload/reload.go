@@ -130,11 +130,11 @@ func (r *Reloader) reload(tell bool) {
 		err = r.Cache.Reload(r.Options(s, set))
 	}
 	status := "STATUS="
-	if err != nil {
+	if err == nil {
+		r.accept(s, set)
+	} else {
 		r.refuse(err)
 		status += "the configuration is wrong, and the earlier one stays in force"
-	} else {
-		r.accept(s, set)
 	}
 	if tell {
 		systemd.Notify(r.Log, daemon.SdNotifyReady+"\n"+status)
@@ -201,17 +201,14 @@ var atOnce = []string{"log_level", "administrators", "publishers", "allow_option
 // differences names the fields that have other values: those that may change at run time, and those that may not. What
 // belongs to an array of tables goes by the array's name.
 func differences(before, now *config.Settings) (changed, waiting []string) {
-	old := values(before)
-	fresh := values(now)
+	old, fresh := values(before), values(now)
 	var names []string
-	for _, s := range []*config.Settings{before, now} {
-		for _, f := range s.Fields() {
-			was, had := old[f.Name]
-			is, has := fresh[f.Name]
-			name, _, _ := strings.Cut(f.Name, "[")
-			if (had != has || !reflect.DeepEqual(was, is)) && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
+	for _, f := range slices.Concat(before.Fields(), now.Fields()) {
+		was, had := old[f.Name]
+		is, has := fresh[f.Name]
+		name, _, _ := strings.Cut(f.Name, "[")
+		if (had != has || !reflect.DeepEqual(was, is)) && !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
 	for _, name := range names {
