@@ -67,14 +67,12 @@ func check(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.C
 	return err
 }
 
-// isDamage takes a kind that is not known for damage: a newer daemon may find more.
-func isDamage(f *wire.Finding) bool {
-	return f.GetKind() != "leftover" && f.GetKind() != "stale view"
-}
-
 // reportFindings prints what was found, and reports whether it is damage.
 func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
-	damaged = slices.ContainsFunc(r.GetFindings(), isDamage)
+	// A kind that is not known is damage, because a newer daemon may find more.
+	damaged = slices.ContainsFunc(r.GetFindings(), func(f *wire.Finding) bool {
+		return f.GetKind() != "leftover" && f.GetKind() != "stale view"
+	})
 	if a.JSON {
 		return damaged, a.Print.JSON(jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more"))
 	}

@@ -39,16 +39,17 @@ misses and repeats nothing. --json prints one object on each line.` + exit.Help(
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var from time.Time
-			if since != "" {
-				var err error
-				if from, err = parseSince(since, time.Now()); err != nil {
-					return exit.Usage(err)
-				}
+			var err error
+			switch {
+			case since != "":
+				from, err = parseSince(since, time.Now())
+			case follow:
+				from = time.Now()
+			}
+			if err != nil {
+				return exit.Usage(err)
 			}
 			if follow {
-				if since == "" {
-					from = time.Now()
-				}
 				return followEvents(cmd.Context(), a, from, limit)
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
@@ -102,12 +103,6 @@ type follower struct {
 	limit uint32
 	last  uint64           // sequence of the last event of this connection
 	seen  map[string]int64 // by identity, when it happened
-}
-
-// identityOf tells an event from others also when the daemon that numbered it is gone.
-func identityOf(e *wire.Event) string {
-	return fmt.Sprintf("%d %q", e.GetAtMs(), []string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
-		e.GetRuntime(), e.GetText()})
 }
 
 // follow goes on until the context ends.
@@ -165,26 +160,26 @@ func (f *follower) merge(ctx context.Context, c *unixsock.Client, live <-chan *w
 
 func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
 	reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit}, nil)
-	if err != nil {
-		return err
+	if err == nil {
+		f.limit = 0 // of what was there at the start only
 	}
-	f.limit = 0 // of what was there at the start only
 	for _, e := range reply.GetEvents() {
-		if err := f.print(e); err != nil {
-			return err
+		if err == nil {
+			err = f.print(e)
 		}
 	}
-	return nil
+	return err
 }
 
 // next prints an event that just happened. Where the numbers have a gap, those between are another user's, or were lost on the way: that is looked up.
 func (f *follower) next(ctx context.Context, c *unixsock.Client, e *wire.Event) error {
-	if e.GetKind() == "missed" || f.last != 0 && e.GetSequence() > f.last+1 {
+	missed := e.GetKind() == unixsock.EventMissed
+	if missed || f.last != 0 && e.GetSequence() > f.last+1 {
 		if err := f.catchUp(ctx, c); err != nil {
 			return err
 		}
 	}
-	if e.GetKind() == "missed" {
+	if missed {
 		return nil
 	}
 	return f.print(e)
@@ -192,23 +187,20 @@ func (f *follower) next(ctx context.Context, c *unixsock.Client, e *wire.Event) 
 
 func (f *follower) print(e *wire.Event) error {
 	f.last = max(f.last, e.GetSequence())
-	id := identityOf(e)
+	// It tells the event from others also when the daemon that numbered it is gone.
+	id := fmt.Sprintf("%d %q", e.GetAtMs(), []string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
+		e.GetRuntime(), e.GetText()})
 	if _, seen := f.seen[id]; seen {
 		return nil
 	}
 	f.seen[id] = e.GetAtMs()
 	if at := time.UnixMilli(e.GetAtMs()); at.After(f.since) {
 		f.since = at
-		f.forget()
+		if len(f.seen) >= 4096 { // what is not asked for again
+			maps.DeleteFunc(f.seen, func(_ string, at int64) bool { return at < f.since.UnixMilli() })
+		}
 	}
 	return printEvent(f.call, e)
-}
-
-func (f *follower) forget() {
-	if len(f.seen) < 4096 {
-		return
-	}
-	maps.DeleteFunc(f.seen, func(_ string, at int64) bool { return at < f.since.UnixMilli() })
 }
 
 // sinceForms are the ways to write a time, all of them local where they name no zone.

@@ -121,19 +121,16 @@ func printFailures(p *term.Printer, failures []*wire.Failure) {
 			p.Line("")
 		}
 		name := cmp.Or(f.GetModelName(), term.Short(f.GetModelDigest()))
-		p.Line("failed %s: %s, %s, %s", term.OrDash(name), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()), times(f))
+		times := term.Time(f.GetLastMs())
+		if f.GetCount() > 1 {
+			times = fmt.Sprintf("%d times, the last %s", f.GetCount(), times)
+		}
+		p.Line("failed %s: %s, %s, %s", term.OrDash(name), term.OrDash(f.GetEp()), term.OrDash(f.GetReason()), times)
 		if f.GetText() != "" {
 			p.Line("  %s", term.Printable(term.Ending(strings.Join(strings.Fields(f.GetText()), " "))))
 		}
 		p.Line("  %s", retryOf(f, time.Now()))
 	}
-}
-
-func times(f *wire.Failure) string {
-	if f.GetCount() <= 1 {
-		return term.Time(f.GetLastMs())
-	}
-	return fmt.Sprintf("%d times, the last %s", f.GetCount(), term.Time(f.GetLastMs()))
 }
 
 func retryOf(f *wire.Failure, now time.Time) string {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -83,9 +82,14 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "KEPT", "STATE"}}
 	}
 	for _, b := range builds {
+		state := term.OrDash(b.GetState())
+		if b.GetPinned() {
+			state += ", pinned"
+		}
 		rows = append(rows, []string{
-			term.Short(b.GetBuild()), modelColumn(b), term.OrDash(b.GetEp()), term.OrDash(b.GetEpVersion()), term.OrDash(b.GetSdkVersion()), cmp.Or(verdict(b.GetCompatibility()), "-"), term.Bytes(sizeOf(b)),
-			strconv.FormatUint(b.GetHits(), 10), term.Time(b.GetLastUsedMs()), gainColumn(b), term.OrDash(b.GetKeptAs()), stateColumn(b),
+			term.Short(b.GetBuild()), modelColumn(b), term.OrDash(b.GetEp()), term.OrDash(b.GetEpVersion()),
+			term.OrDash(b.GetSdkVersion()), cmp.Or(verdict(b.GetCompatibility()), "-"), term.Bytes(sizeOf(b)),
+			fmt.Sprint(b.GetHits()), term.Time(b.GetLastUsedMs()), gainColumn(b), term.OrDash(b.GetKeptAs()), state,
 		})
 	}
 	return rows
@@ -96,11 +100,4 @@ func modelColumn(b *wire.Build) string {
 		return fmt.Sprintf("%s +%d", term.OrDash(b.GetModelName()), n-1)
 	}
 	return term.OrDash(b.GetModelName())
-}
-
-func stateColumn(b *wire.Build) string {
-	if b.GetPinned() {
-		return term.OrDash(b.GetState()) + ", pinned"
-	}
-	return term.OrDash(b.GetState())
 }

@@ -89,7 +89,12 @@ func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe, 
 		return a.Print.JSON(jsonout.List(reply.GetRuntimes()))
 	}
 	if runtime == "" {
-		printSandbox(a.Print, reply.GetSandbox())
+		for i, line := range reply.GetSandbox() {
+			if i == 0 {
+				a.Print.Line("workers:")
+			}
+			a.Print.Line("  %s", term.Printable(line))
+		}
 	}
 	for _, r := range reply.GetRuntimes() {
 		printRuntime(a.Print, r)
@@ -161,7 +166,11 @@ func lookFor(ctx context.Context, dir string) ([]compilers.Runtime, error) {
 }
 
 func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
-	p.Line("%s: ONNX Runtime %s%s", term.OrDash(r.GetDirectory()), term.OrDash(r.GetOrtVersion()), condition(r))
+	state := term.After(", ", r.GetState()) + term.After(", watched: ", r.GetWatched())
+	if r.GetProbedMs() != 0 {
+		state += ", probed " + term.Time(r.GetProbedMs())
+	}
+	p.Line("%s: ONNX Runtime %s%s", term.OrDash(r.GetDirectory()), term.OrDash(r.GetOrtVersion()), state)
 	if r.GetError() != "" {
 		p.Line("  not usable: %s", term.Printable(r.GetError()))
 	}
@@ -189,22 +198,10 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 	}
 }
 
-func printSandbox(p *term.Printer, lines []string) {
-	for i, line := range lines {
-		if i == 0 {
-			p.Line("workers:")
-		}
-		p.Line("  %s", term.Printable(line))
-	}
-}
-
-// notInForce is in the line of a measure that this system has no means for.
-const notInForce = ": NOT IN FORCE: "
-
 func sandboxSummary(lines []string) string {
 	var missing []string
 	for _, line := range lines {
-		if name, _, is := strings.Cut(line, notInForce); is {
+		if name, _, is := strings.Cut(line, ": NOT IN FORCE: "); is { // this system has no means for it
 			missing = append(missing, name)
 		}
 	}
@@ -225,14 +222,6 @@ func fingerprint(d *wire.DeviceFacts) string {
 		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.OrDash(d.GetHardwareArchitecture()))
 	}
 	return ""
-}
-
-func condition(r *wire.RuntimeFacts) string {
-	text := term.After(", ", r.GetState()) + term.After(", watched: ", r.GetWatched())
-	if r.GetProbedMs() != 0 {
-		text += ", probed " + term.Time(r.GetProbedMs())
-	}
-	return text
 }
 
 // conform is replaced in tests.

@@ -251,8 +251,11 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	}
 	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"}}
 	for _, t := range together(f.GetTensors()) {
-		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), t.sizeText(),
-			t.typeText(), percent(t.shared, t.length), term.OrDash(t.first.GetName()),
+		size := term.Bytes(t.length)
+		if t.ranges > 1 {
+			size += fmt.Sprintf(" in %d ranges", t.ranges)
+		}
+		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), size, t.typeText(), percent(t.shared, t.length), term.OrDash(t.first.GetName()),
 			t.holderText(r, f), sharersText(f, t.with)})
 	}
 	if len(rows) > 1 {
@@ -303,13 +306,6 @@ func together(all []*wire.Placed) (rows []placedRow) {
 			func(who uint32) bool { return 2*has[i][who] < r.length })
 	}
 	return rows
-}
-
-func (r *placedRow) sizeText() string {
-	if r.ranges > 1 {
-		return fmt.Sprintf("%s in %d ranges", term.Bytes(r.length), r.ranges)
-	}
-	return term.Bytes(r.length)
 }
 
 func (r *placedRow) typeText() string {

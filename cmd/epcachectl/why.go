@@ -73,8 +73,11 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 			return nil, exit.Failing("why", arg, err)
 		}
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
+		if _, statErr := os.Stat(arg); statErr == nil && errors.Is(err, unixsock.ErrNotFound) {
+			err = exit.Hint(err, "ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
+		}
 		if err != nil {
-			return nil, exit.Failing("why", arg, withoutEP(arg, err))
+			return nil, exit.Failing("why", arg, err)
 		}
 		return e, nil
 	}
@@ -92,14 +95,6 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 		return &wire.Explanation{Decision: "passthrough", Reason: reply.GetWhy(), RequestKey: reply.GetRequestKey()}, nil
 	}
 	return nil, exit.Failing("why", arg, errors.New("the daemon explains nothing: it is older than this program"))
-}
-
-// withoutEP tells who named a file that nothing is kept of how to ask about a request.
-func withoutEP(arg string, err error) error {
-	if _, statErr := os.Stat(arg); statErr == nil && errors.Is(err, unixsock.ErrNotFound) {
-		return exit.Hint(err, "ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
-	}
-	return err
 }
 
 func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
@@ -136,13 +131,9 @@ var decisions = map[string]struct {
 	"failed":      {"%s failed to compile, and is not compiled now", exit.Failed},
 }
 
-func decided(arg string, e *wire.Explanation) string {
-	sentence := cmp.Or(decisions[e.GetDecision()].sentence, "%s: "+term.Printable(e.GetDecision()))
-	return fmt.Sprintf(sentence, term.Printable(term.Brief(arg))) + term.After(": ", e.GetReason())
-}
-
 func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool) error {
-	p.Line("%s", decided(arg, e))
+	sentence := cmp.Or(decisions[e.GetDecision()].sentence, "%s: "+term.Printable(e.GetDecision()))
+	p.Line("%s", fmt.Sprintf(sentence, term.Printable(term.Brief(arg)))+term.After(": ", e.GetReason()))
 	rows := [][]string{}
 	if e.GetRequestKey() != "" {
 		rows = append(rows, []string{"  request key", term.Printable(e.GetRequestKey())})
@@ -163,7 +154,10 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 		if i == 0 {
 			p.Line("\nnearest entries:")
 		}
-		printNeighbour(p, n)
+		p.Line("  %s, request key %s, %s, differs in %s", term.OrDash(n.GetModelName()),
+			term.Printable(term.Short(n.GetRequestKey())), term.Counted(int(n.GetBuilds()), "build"),
+			term.Counted(len(n.GetDifferences()), "field"))
+		printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
 	}
 	for i, event := range e.GetHistory() {
 		if i == 0 {
@@ -186,7 +180,9 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 	} else {
 		p.Table([][]string{
 			{"  compatibility", judgement(b)},
-			{"  made by", madeBy(b)},
+			{"  made by", term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion()) +
+				term.After(", SDK ", b.GetSdkVersion()) + term.After(", hardware ", b.GetHardwareArchitecture()) +
+				term.After(", driver ", b.GetDriverVersion()) + term.After(", ONNX Runtime ", b.GetOrtVersion())},
 			{"  compiled", term.Time(b.GetCreatedMs()) + " in " + term.Seconds(b.GetCompileSeconds())},
 			{"  state", stateOf(b)},
 			{"  kept", keptText(b)},
@@ -194,18 +190,6 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 		})
 	}
 	printDifferences(p, "  ", "now", "made with", c.GetDifferences())
-}
-
-func madeBy(b *wire.Build) string {
-	return term.OrDash(b.GetEp()) + " " + term.OrDash(b.GetEpVersion()) +
-		term.After(", SDK ", b.GetSdkVersion()) + term.After(", hardware ", b.GetHardwareArchitecture()) +
-		term.After(", driver ", b.GetDriverVersion()) + term.After(", ONNX Runtime ", b.GetOrtVersion())
-}
-
-func printNeighbour(p *term.Printer, n *wire.Neighbour) {
-	builds, fields := term.Counted(int(n.GetBuilds()), "build"), term.Counted(len(n.GetDifferences()), "field")
-	p.Line("  %s, request key %s, %s, differs in %s", term.OrDash(n.GetModelName()), term.Printable(term.Short(n.GetRequestKey())), builds, fields)
-	printDifferences(p, "    ", "asked for", "there", n.GetDifferences())
 }
 
 func printDifferences(p *term.Printer, indent, asked, found string, list []*wire.Difference) {

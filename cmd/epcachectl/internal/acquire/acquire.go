@@ -82,7 +82,7 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 	}
 	defer func() {
 		if g.claimant != nil {
-			err = errors.Join(err, g.claimant.close())
+			err = errors.Join(err, g.claimant.worker.Close())
 		}
 	}()
 	if g.OnMiss == "claim" {
@@ -189,7 +189,10 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		return result
 	}
 	defer closeExtra(files)
-	files = addGroup(message, files, models[1:]) // which closeModels closes
+	for _, m := range models[1:] { // which closeModels closes
+		message.Group = append(message.Group, &wire.Model{Fd: uint32(len(files)), Name: m.Name()})
+		files = append(files, m.File)
+	}
 	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keep, g.adopt
 	message.HoldsView = !g.JSON // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
 	start := time.Now()
@@ -243,7 +246,9 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	switch {
 	case err == nil:
 		result.missing = g.DryRun && g.compilesAnyway() && result.reply.GetOutcome() == "hit"
-	case g.DryRun && g.wouldCompile(err):
+	// There is no build, and no remembered failure that is the answer instead.
+	case g.DryRun && errors.Is(err, unixsock.ErrNotFound) && g.OnMiss != "fail" &&
+		(g.compilesAnyway() || !failedBefore(err)):
 		result.missing, result.begun = true, underWay(err)
 	default:
 		result.err = exit.Early(ctx, exit.Failing(g.name(), path, g.withHint(err, paths)), g.Timeout, func() (string, string) { return g.fate(last.Load()) })
@@ -263,13 +268,6 @@ func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 }
 
 func (g *Get) compilesAnyway() bool { return g.OnMiss == "refresh" || g.OnMiss == "bypass" }
-
-// wouldCompile tells whether the call would compile the model that a dry run ended for with err: there
-// is no build, and no remembered failure that is the answer instead.
-func (g *Get) wouldCompile(err error) bool {
-	return errors.Is(err, unixsock.ErrNotFound) && g.OnMiss != "fail" &&
-		(g.compilesAnyway() || !failedBefore(err))
-}
 
 // Ask asks for one model in a request that compiles nothing.
 func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,

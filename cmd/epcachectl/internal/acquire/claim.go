@@ -58,8 +58,6 @@ func newClaimant(r *Request) (*claimant, error) {
 	return &claimant{runtime: rt, worker: NewWorker(), places: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
-func (cl *claimant) close() error { return cl.worker.Close() }
-
 // showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by
 // their content whether it has equal ones, and otherwise knows by it what is compiled under a
 // claim. The files are opened here and are the caller's to close, like those that it gave. Without
@@ -162,23 +160,17 @@ func ownFilesIn(ctx context.Context, folder string, made compilers.Result) (*own
 		if err != nil {
 			return nil, err
 		}
-		one, err := describeFile(ctx, f)
+		info, err := f.Stat()
+		var digest cas.Digest
+		if err == nil {
+			digest, err = cas.Sum(ctx, f, 0, info.Size())
+		}
 		if err = errors.Join(err, f.Close()); err != nil {
 			return nil, fmt.Errorf("%q: %w", name, err)
 		}
-		one.Name = filepath.ToSlash(name)
-		o.files = append(o.files, one)
+		o.files = append(o.files, &wire.File{Name: filepath.ToSlash(name), Size: info.Size(), Digest: digest.String()})
 	}
 	return o, nil
-}
-
-func describeFile(ctx context.Context, f *os.File) (*wire.File, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	digest, err := cas.Sum(ctx, f, 0, info.Size())
-	return &wire.File{Size: info.Size(), Digest: digest.String()}, err
 }
 
 func (o *ownFiles) reply(claimed *wire.AcquireReply, eps []*wire.ExecutionProvider, why string) *wire.AcquireReply {
@@ -195,13 +187,6 @@ func (o *ownFiles) openers() map[string]func() (io.ReadCloser, error) {
 		}
 	}
 	return open
-}
-
-// end removes them. It may be called on nil.
-func (o *ownFiles) end() {
-	if o != nil {
-		os.RemoveAll(filepath.Dir(o.folder)) // what stays is in a temporary folder
-	}
 }
 
 func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {

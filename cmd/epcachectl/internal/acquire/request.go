@@ -184,7 +184,11 @@ func (r *Request) Complete() error {
 		}
 	}
 	for _, o := range r.named {
-		if err := r.setNamed(o); err != nil {
+		i := slices.IndexFunc(r.EPs, func(ep *wire.ExecutionProvider) bool { return ep.Name == o.ep })
+		if i < 0 {
+			return exit.Usage(errNoEP(o))
+		}
+		if err := setOption(r.EPs[i], o.key, o.value); err != nil {
 			return exit.Usage(err)
 		}
 	}
@@ -220,15 +224,6 @@ func (r *Request) checkValues() error {
 		oneOf("--store", r.store, "shared", "user", "none"))
 }
 
-func (r *Request) setNamed(o pair) error {
-	for _, ep := range r.EPs {
-		if ep.Name == o.ep {
-			return setOption(ep, o.key, o.value)
-		}
-	}
-	return errNoEP(o)
-}
-
 func errNoEP(o pair) error {
 	return fmt.Errorf("--option %s/%s: there is no --ep %s", term.Brief(o.ep), term.Brief(o.key), term.Brief(o.ep))
 }
@@ -242,7 +237,7 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 		m.Folders = []string{folder}
 	}
 	a := &wire.Acquire{
-		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD")}, SessionOptions: entries, FreeDimensions: r.dims,
+		Model: &wire.Model{Name: m.Name()}, SessionOptions: entries, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.Verify,
 	}

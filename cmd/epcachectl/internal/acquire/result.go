@@ -109,7 +109,7 @@ func (r *got) line(dryRun bool) string {
 	}
 	a := r.reply
 	switch {
-	case dryRun && r.wouldAdopt():
+	case dryRun && r.adopts && r.passedThrough() && !slices.ContainsFunc(a.GetWarnings(), notAdopted):
 		return "would adopt " + path
 	case r.passedThrough():
 		return passThroughLine(path, a)
@@ -136,10 +136,7 @@ func (r *got) line(dryRun bool) string {
 	return text
 }
 
-func (r *got) wouldAdopt() bool {
-	refused := func(warning string) bool { return strings.HasPrefix(warning, "not adopted") }
-	return r.adopts && r.passedThrough() && !slices.ContainsFunc(r.reply.GetWarnings(), refused)
-}
+func notAdopted(warning string) bool { return strings.HasPrefix(warning, "not adopted") }
 
 func passThroughLine(path string, a *wire.AcquireReply) string {
 	compatibility := term.OrDash(a.GetCompatibility())
@@ -182,7 +179,9 @@ func JobResultLine(job *wire.Job) string {
 
 func closeViews(results []got) {
 	for _, r := range results {
-		r.own.end()
+		if r.own != nil {
+			os.RemoveAll(filepath.Dir(r.own.folder)) // what stays is in a temporary folder
+		}
 		if r.view != nil && !r.told() {
 			r.view.Close() // a folder that was only read from
 		}
@@ -244,14 +243,6 @@ func eachOfGroup(all got, models []string) []got {
 		}
 	}
 	return results
-}
-
-func addGroup(a *wire.Acquire, files []*os.File, models []*modelfile.Model) []*os.File {
-	for _, m := range models {
-		a.Group = append(a.Group, &wire.Model{Fd: uint32(len(files)), Name: strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD")})
-		files = append(files, m.File)
-	}
-	return files
 }
 
 // told tells whether what there is to say of the result stands with another one.

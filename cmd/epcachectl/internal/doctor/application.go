@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -84,10 +83,12 @@ func (x *Examination) Known(ctx context.Context, subject string, r compilers.Run
 func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	ep compilers.EPLibrary) *wire.RuntimeFacts {
 	digest, err := runtimes.LibraryDigest(ctx, ep)
+	own, statErr := os.Stat(ep.Path)
 	for _, r := range all {
 		for _, has := range r.GetEps() {
-			if has.GetName() == ep.EP && (sameFile(has.GetLibrary(), ep.Path) || err == nil &&
-				has.GetLibraryDigest() == digest.String()) {
+			its, err2 := os.Stat(has.GetLibrary())
+			same := has.GetLibrary() == ep.Path || statErr == nil && err2 == nil && os.SameFile(own, its)
+			if has.GetName() == ep.EP && (same || err == nil && has.GetLibraryDigest() == digest.String()) {
 				return r
 			}
 		}
@@ -95,34 +96,20 @@ func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	return nil
 }
 
-func sameFile(a, b string) bool {
-	if a == b {
-		return true
-	}
-	one, errA := os.Stat(a)
-	two, errB := os.Stat(b)
-	return errA == nil && errB == nil && os.SameFile(one, two)
-}
-
 // packageVersion reads the version of the Python package that an execution provider's library stands in from the name of the folder that pip leaves
 // beside it; "" where pip did not install it.
 func packageVersion(ep compilers.EPLibrary) string {
 	info, _ := compilers.EPByName(ep.EP)
-	folder := filepath.Dir(ep.Path)
-	for ; filepath.Dir(folder) != folder; folder = filepath.Dir(folder) {
+	for folder := filepath.Dir(ep.Path); filepath.Dir(folder) != folder; folder = filepath.Dir(folder) {
 		if !slices.Contains(info.Packages, filepath.Base(folder)) {
 			continue
 		}
-		entries, err := os.ReadDir(filepath.Dir(folder))
-		if err != nil {
+		found, err := filepath.Glob(folder + "-*.dist-info")
+		if err != nil || len(found) == 0 {
 			return ""
 		}
-		for _, e := range entries {
-			if v, ok := strings.CutPrefix(e.Name(), filepath.Base(folder)+"-"); ok && strings.HasSuffix(v, ".dist-info") {
-				return strings.TrimSuffix(v, ".dist-info")
-			}
-		}
-		return ""
+		version := strings.TrimPrefix(found[0], folder+"-")
+		return strings.TrimSuffix(version, ".dist-info")
 	}
 	return ""
 }
@@ -212,26 +199,20 @@ var misfits = []struct {
 	because  string
 	hint     string
 }{
-	{
-		ep: "OpenVINOExecutionProvider", versions: []string{"1.7.0", "1.8.0"},
-		broken:  func(ort [2]int) bool { return !earlier(ort, [2]int{1, 31}) },
-		because: "it needs a function that only earlier ONNX Runtimes have",
-		hint:    "install 1.8.1 or later of it, or onnxruntime 1.24.4 to 1.28.0 beside it",
-	},
-	{
-		ep: "QNNExecutionProvider", versions: []string{"2.3.0"},
-		broken:  func(ort [2]int) bool { return ort != [2]int{1, 24} },
-		because: "it was made for ONNX Runtime 1.24.4",
-		hint:    "install 2.4.0 or later of it, or onnxruntime 1.24.4 beside it",
-	},
+	{"OpenVINOExecutionProvider", []string{"1.7.0", "1.8.0"},
+		func(ort [2]int) bool { return slices.Compare(ort[:], []int{1, 31}) >= 0 },
+		"it needs a function that only earlier ONNX Runtimes have",
+		"install 1.8.1 or later of it, or onnxruntime 1.24.4 to 1.28.0 beside it"},
+	{"QNNExecutionProvider", []string{"2.3.0"},
+		func(ort [2]int) bool { return ort != [2]int{1, 24} },
+		"it was made for ONNX Runtime 1.24.4",
+		"install 2.4.0 or later of it, or onnxruntime 1.24.4 beside it"},
 }
-
-func earlier(a, b [2]int) bool { return a[0] < b[0] || a[0] == b[0] && a[1] < b[1] }
 
 // misfit says why an execution provider does not start with an ONNX Runtime, and what to do; "" where nothing is known against the pair.
 func misfit(ep, version, ort string) (text, hint string) {
-	numbers, ok := minor(ort)
-	if !ok {
+	var numbers [2]int
+	if _, err := fmt.Sscanf(ort, "%d.%d", &numbers[0], &numbers[1]); err != nil {
 		return "", ""
 	}
 	for _, m := range misfits {
@@ -240,21 +221,6 @@ func misfit(ep, version, ort string) (text, hint string) {
 		}
 	}
 	return "", ""
-}
-
-func minor(version string) (numbers [2]int, ok bool) {
-	parts := strings.Split(version, ".")
-	if len(parts) < 2 {
-		return numbers, false
-	}
-	for i := range numbers {
-		n, err := strconv.Atoi(parts[i])
-		if err != nil {
-			return numbers, false
-		}
-		numbers[i] = n
-	}
-	return numbers, true
 }
 
 //go:embed doctor.py
@@ -335,13 +301,9 @@ func runPython(ctx context.Context, to any, python string, args ...string) error
 	if err == nil {
 		err = errors.New("it printed no answer")
 	}
-	if said := lastLine(errs.String()); said != "" {
-		err = fmt.Errorf("%w: %s", err, said)
+	lines := strings.Split(strings.TrimSpace(errs.String()), "\n")
+	if last := strings.TrimSpace(lines[len(lines)-1]); last != "" {
+		err = fmt.Errorf("%w: %s", err, last)
 	}
 	return err
-}
-
-func lastLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.TrimSpace(lines[len(lines)-1])
 }

@@ -45,7 +45,7 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 	for _, path := range paths {
 		switch info, err := os.Stat(path); {
 		case err == nil && info.Mode()&fs.ModeSocket == 0:
-			f.problem(subjectSocket, fmt.Sprintf("%s is no socket but %s, so that no daemon can be reached there", path, fileKind(info.Mode())),
+			f.problem(subjectSocket, fmt.Sprintf("%s is no socket but %s, so that no daemon can be reached there", path, modelfile.KindName(info.Mode())),
 				"another program put it there: remove it, and start epcached again")
 		case err == nil && !slices.ContainsFunc(found, func(other fs.FileInfo) bool { return os.SameFile(other, info) }):
 			// A user's daemon leads to its socket from a second place: that is one.
@@ -74,29 +74,31 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 }
 
 func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string, err error) {
-	var none *exit.NoDaemonError
+	none, unanswered := errors.AsType[*exit.NoDaemonError](err)
 	named := ""
 	if a.Socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
 		named = "; " + unixsock.SocketVariable + " names it"
 	}
 	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	const alone = "; applications compile for themselves, each time"
 	program := a.DaemonProgram()
-	if (absent || errors.Is(err, syscall.ENOTDIR)) && program != "" && len(unixsock.UserSockets()) > 0 {
+	starts := program != "" && len(unixsock.UserSockets()) > 0
+	if starts && (absent || errors.Is(err, syscall.ENOTDIR)) {
 		if text, hint := cannotStart(ctx, program); text != "" {
-			f.problem(subjectDaemon, "none runs, and none can be started: "+text+"; applications compile for themselves, each time", hint)
+			f.problem(subjectDaemon, "none runs, and none can be started: "+text+alone, hint)
 			return
 		}
 	}
 	switch {
-	case errors.As(err, &none) && absent && program != "" && len(unixsock.UserSockets()) > 0:
+	case unanswered && absent && starts:
 		f.ok(subjectDaemon, "none runs, and the next program that needs one starts it: %s --autostart", program)
-	case errors.As(err, &none) && absent && program != "":
-		f.problem(subjectSocket, none.Text+"; none can be started: there is no home directory; applications compile for themselves, each time",
+	case unanswered && absent && program != "":
+		f.problem(subjectSocket, none.Text+"; none can be started: there is no home directory"+alone,
 			"set HOME, or XDG_RUNTIME_DIR, or "+none.Hint)
-	case errors.As(err, &none) && absent && daemon.AutostartOff():
-		f.problem(subjectSocket, none.Text+named+", and "+daemon.AutostartVariable+" says that none is started; applications compile for themselves, each time", none.Hint)
-	case errors.As(err, &none):
-		f.problem(subjectSocket, none.Text+named+"; applications compile for themselves, each time", none.Hint)
+	case unanswered && absent && daemon.AutostartOff():
+		f.problem(subjectSocket, none.Text+named+", and "+daemon.AutostartVariable+" says that none is started"+alone, none.Hint)
+	case unanswered:
+		f.problem(subjectSocket, none.Text+named+alone, none.Hint)
 	case errors.Is(err, fs.ErrPermission):
 		path := deniedSocket(a.Sockets())
 		hint := "the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, " +
@@ -106,8 +108,11 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 				"set it to a folder of this user's own, or name a socket with --socket or " +
 				unixsock.SocketVariable
 		}
-		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", path,
-			whoMay(path), named), hint)
+		may := "a folder above it may not be passed"
+		if info, err := os.Stat(path); err == nil {
+			may = "its mode is " + info.Mode().Perm().String()
+		}
+		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", path, may, named), hint)
 	case errors.Is(err, unixsock.ErrVersion):
 		f.problem(subjectProtocol, err.Error()+"; nothing can be asked of it", "install epcached and epcachectl of one release, and start the daemon again")
 	default:
@@ -123,20 +128,6 @@ func deniedSocket(paths []string) string {
 		}
 	}
 	return term.OrDash(strings.Join(paths, ", "))
-}
-
-func whoMay(path string) string {
-	if info, err := os.Stat(path); err == nil {
-		return "its mode is " + info.Mode().Perm().String()
-	}
-	return "a folder above it may not be passed"
-}
-
-func fileKind(mode fs.FileMode) string {
-	if mode.IsRegular() {
-		return "a file"
-	}
-	return modelfile.KindName(mode)
 }
 
 // versions compares this program with the daemon, and the daemon with the program that it was started from.
@@ -210,17 +201,14 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 	if err != nil {
 		return err.Error(), correctOwn
 	}
-	state := s.State
-	above := state
-	for {
-		info, err := os.Stat(above)
-		if err == nil && !info.IsDir() {
-			return fmt.Sprintf("%s is no folder", above), "another program put it there: move it away"
-		}
-		if err == nil || above == filepath.Dir(above) {
-			break
-		}
+	state, above := s.State, s.State
+	info, err := os.Stat(above)
+	for err != nil && above != filepath.Dir(above) {
 		above = filepath.Dir(above)
+		info, err = os.Stat(above)
+	}
+	if err == nil && !info.IsDir() {
+		return fmt.Sprintf("%s is no folder", above), "another program put it there: move it away"
 	}
 	if err := unix.Access(above, unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
@@ -251,10 +239,10 @@ func notTheDaemon(ctx context.Context, program string) string {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, "--version").Output()
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Sprintf("%s --version: %v", program, err)
-	}
-	if !strings.HasPrefix(string(out), "epcached ") {
+	case !strings.HasPrefix(string(out), "epcached "):
 		return program + " is not epcached"
 	}
 	return ""

@@ -110,23 +110,21 @@ func keepsFromStarting(f Finding) bool { return f.Side == "client" && f.Severity
 func refusesUs(f Finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
 
 func listFindings(p *term.Printer, r *Result) {
-	for _, severity := range []string{severityProblem, severityWarning, severityOK} {
-		for _, f := range r.Findings {
-			if f.Severity != severity && (severity != severityOK || f.Severity == severityProblem || f.Severity == severityWarning) {
-				continue
-			}
-			p.Line("%-8s %s: %s", term.Printable(f.Severity), term.Printable(f.Subject), term.Printable(f.Text))
-			if f.Hint != "" {
-				p.Line("         -> %s", term.Printable(f.Hint))
-			}
+	rank := map[string]int{severityProblem: -2, severityWarning: -1}
+	sorted := slices.SortedStableFunc(slices.Values(r.Findings), func(a, b Finding) int {
+		return rank[a.Severity] - rank[b.Severity]
+	})
+	for _, f := range sorted {
+		p.Line("%-8s %s: %s", term.Printable(f.Severity), term.Printable(f.Subject), term.Printable(f.Text))
+		if f.Hint != "" {
+			p.Line("         -> %s", term.Printable(f.Hint))
 		}
 	}
-	switch {
-	case r.Problems == 0 && r.Warnings == 0:
+	if r.Problems+r.Warnings == 0 {
 		p.Line("all is well")
-	default:
-		p.Line("%s, %s", term.Counted(r.Problems, "problem"), term.Counted(r.Warnings, "warning"))
+		return
 	}
+	p.Line("%s, %s", term.Counted(r.Problems, "problem"), term.Counted(r.Warnings, "warning"))
 }
 
 func askDoctor(ctx context.Context, c *unixsock.Client) []Finding {

@@ -47,6 +47,9 @@ func Open(path string) (*Model, error) {
 	return m, nil
 }
 
+// Name returns the model's file name, as the daemon is told it.
+func (m *Model) Name() string { return strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD") }
+
 // OpenRegular does not wait for the other end of a FIFO, and takes nothing but files.
 func OpenRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -74,6 +77,8 @@ func PlainPathError(err error) error {
 // KindName spells what kind of file a mode is of.
 func KindName(mode fs.FileMode) string {
 	switch {
+	case mode.IsRegular():
+		return "a file"
 	case mode.IsDir():
 		return "a folder"
 	case mode&fs.ModeNamedPipe != 0:
@@ -200,7 +205,11 @@ func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
 		opened = append(opened, f)
 		return epmodel.FileSource(f)
 	}
-	d, err := epmodel.Digest(ctx, model, source, open, sumOf)
+	sum := func(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
+		d, err := cas.Sum(ctx, r, off, n)
+		return [32]byte(d), err
+	}
+	d, err := epmodel.Digest(ctx, model, source, open, sum)
 	return cas.Digest(d), err
 }
 
@@ -258,11 +267,6 @@ func CloseAll(models []*Model) {
 	}
 }
 
-func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
-	d, err := cas.Sum(ctx, r, off, n)
-	return [32]byte(d), err
-}
-
 // Entry lets a model's path stand for its entry: a file of that name is meant before a key or name in the store.
 func Entry(ctx context.Context, arg string) (string, error) {
 	if info, err := os.Stat(arg); err != nil || !info.Mode().IsRegular() {
@@ -292,8 +296,8 @@ func Entries(ctx context.Context, args []string) ([]string, error) {
 
 // AsGiven has an error speak of entries as they were given: of a model's file the daemon knows the digest only.
 func AsGiven(err error, args, entries []string) error {
-	var e *unixsock.Error
-	if !errors.As(err, &e) {
+	e, is := errors.AsType[*unixsock.Error](err)
+	if !is {
 		return err
 	}
 	own := *e

@@ -86,7 +86,9 @@ func (p *picture) relate() {
 				took[holder] = true
 				p.takers[holder]++
 			}
-			p.join(f.Digest, holder)
+			if a, b := p.root(f.Digest), p.root(holder); a != b {
+				p.family[a] = b
+			}
 		}
 	}
 	p.shared = slices.Sorted(maps.Keys(p.bytes))
@@ -104,12 +106,6 @@ func (p *picture) root(digest string) string {
 		digest = p.family[digest]
 	}
 	return digest
-}
-
-func (p *picture) join(a, b string) {
-	if a, b = p.root(a), p.root(b); a != b {
-		p.family[a] = b
-	}
 }
 
 // order puts those that share something next to each other: the families that take most first, in each the files that others take from first.
@@ -133,37 +129,28 @@ func escaped(text string) string {
 // shortened cuts a name in the middle: its end tells variants apart.
 func shortened(name string, most int) string {
 	r := []rune(term.OrDash(name))
-	if len(r) <= most {
-		return string(r)
+	if len(r) > most {
+		return string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
 	}
-	return string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
-}
-
-func cutOff(text string, most int) string {
-	r := []rune(text)
-	if len(r) <= most {
-		return text
-	}
-	return string(r[:most-1]) + "…"
+	return string(r)
 }
 
 // variant says of which of a model's builds a file is: what tells it apart from the model's others first, for the end may not fit.
 func (p *picture) variant(f *wire.LaidFile) string {
-	parts := variantParts(f)
 	apart := func(part string) bool {
 		return slices.ContainsFunc(p.files, func(other *wire.LaidFile) bool {
 			return other.ModelName == f.ModelName && !slices.Contains(variantParts(other), part)
 		})
 	}
 	var first, last []string
-	for _, part := range parts {
+	for _, part := range variantParts(f) {
 		if apart(part) {
 			first = append(first, part)
 		} else {
 			last = append(last, part)
 		}
 	}
-	return strings.Join(append(append(first, term.Short(f.Build)), last...), ", ")
+	return strings.Join(slices.Concat(first, []string{term.Short(f.Build)}, last), ", ")
 }
 
 func variantParts(f *wire.LaidFile) (parts []string) {
@@ -254,7 +241,11 @@ func (p *picture) holderName(holder string) string {
 
 func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
 	p.text(svgMargin, y+12, "name", shortened(f.ModelName, svgNames))
-	p.text(svgMargin, y+25, "small", cutOff(p.variant(f), svgNames+10))
+	variant := p.variant(f)
+	if r := []rune(variant); len(r) > svgNames+10 {
+		variant = string(r[:svgNames+9]) + "…"
+	}
+	p.text(svgMargin, y+25, "small", variant)
 	wide := max(int(int64(svgBar)*f.Size/longest), svgColumn)
 	x := svgMargin + svgLabels
 	for _, run := range p.runs(f, max(wide/svgColumn, 1)) {

@@ -130,17 +130,13 @@ func (p *Printer) progress(lines []string) {
 		if i > 0 {
 			text += "\n"
 		}
-		text += cutTo(line, width-1) // one that wraps would be two to erase
+		if runes := []rune(line); len(runes) >= width { // one that wraps would be two to erase
+			line = string(runes[:max(0, width-1)])
+		}
+		text += line
 	}
 	p.shown = len(lines)
 	fmt.Fprint(p.Err, text)
-}
-
-func cutTo(line string, width int) string {
-	if runes := []rune(line); len(runes) > width {
-		return string(runes[:max(0, width)])
-	}
-	return line
 }
 
 // erased is what takes the progress lines from the terminal. The cursor stands in the last of them.
@@ -167,10 +163,8 @@ func (p *Printer) Clear() {
 
 // Printable quotes a name that would do something to the terminal.
 func Printable(name string) string {
-	for _, r := range name {
-		if !unicode.IsPrint(r) {
-			return strconv.Quote(name)
-		}
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(name)
 	}
 	return name
 }
@@ -178,21 +172,19 @@ func Printable(name string) string {
 // Brief cuts what somebody else made long.
 func Brief(text string) string {
 	const most = 80
-	runes := []rune(text)
-	if len(runes) <= most {
-		return text
+	if runes := []rune(text); len(runes) > most {
+		return fmt.Sprintf("%s... (%d bytes)", string(runes[:most]), len(text))
 	}
-	return fmt.Sprintf("%s... (%d bytes)", string(runes[:most]), len(text))
+	return text
 }
 
 // Ending keeps the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.
 func Ending(text string) string {
 	const most = 200
-	runes := []rune(text)
-	if len(runes) <= most {
-		return text
+	if runes := []rune(text); len(runes) > most {
+		return "..." + string(runes[len(runes)-most:])
 	}
-	return "..." + string(runes[len(runes)-most:])
+	return text
 }
 
 // Counted spells a number of things.
