@@ -58,10 +58,6 @@ type reply struct {
 	files    []*os.File
 }
 
-func newClient(s *stream, hello *wire.HelloReply, alive func(context.Context) error) *Client {
-	return &Client{stream: s, hello: hello, done: make(chan struct{}), calls: make(map[uint64]*call), alive: alive, made: time.Now()}
-}
-
 // Hello is what the daemon said about itself, and about who it takes this process for.
 func (c *Client) Hello() *wire.HelloReply { return c.hello }
 
@@ -147,22 +143,20 @@ func (c *Client) deliver(number uint64, envelope *wire.Envelope, fds []int) {
 
 // lost says that the connection is gone and, as far as that is known, why.
 func lost(err error) error {
-	var e *Error
-	switch {
-	case errors.As(err, &e):
+	if e, is := errors.AsType[*Error](err); is {
 		return fmt.Errorf("%w: %w", ErrConnectionLost, e)
-	case err == nil, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), closedByPeer(err):
-		return ErrConnectionLost
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case err == nil, closedByPeer(err),
+		isOneOf(err, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed):
+		return ErrConnectionLost
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%w: it stopped in the middle of a frame: %w", ErrConnectionLost, err)
 	}
 	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
 }
 
-func closedByPeer(err error) bool {
-	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}
+func closedByPeer(err error) bool { return isOneOf(err, syscall.ECONNRESET, syscall.EPIPE) }
 
 func newCall(progress bool) *call {
 	waiting := &call{answer: make(chan reply, 1)}
@@ -189,19 +183,15 @@ func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, 
 			return c.abandon(envelope.Request, err, attached > 0)
 		}
 	}
-	setDeadline(ctx, envelope)
-	if err := c.send(ctx, envelope, fds[attached:]); err != nil {
-		return c.abandon(envelope.Request, err, attached > 0)
-	}
-	return nil
-}
-
-func setDeadline(ctx context.Context, envelope *wire.Envelope) {
 	if deadline, ok := ctx.Deadline(); ok {
 		// Rounded up: this end's own clock is what gives up first.
 		ms := math.Ceil(time.Until(deadline).Seconds() * 1000)
 		envelope.DeadlineMs = int64(max(1, ms))
 	}
+	if err := c.send(ctx, envelope, fds[attached:]); err != nil {
+		return c.abandon(envelope.Request, err, attached > 0)
+	}
+	return nil
 }
 
 // abandon forgets a call that was not sent, and has the daemon forget its descriptors.

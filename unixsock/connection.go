@@ -77,7 +77,11 @@ func (c *connection) serve() {
 		_ = c.stream.conn.SetDeadline(time.Unix(1, 0))
 	})
 	defer wake()
-	c.read()
+	if err := c.hello(); err != nil {
+		c.endReading(c.farewell(err))
+	} else {
+		c.readOn()
+	}
 	err := <-c.ended
 	c.handlers.Wait()
 	c.forgetAttached()
@@ -85,14 +89,6 @@ func (c *connection) serve() {
 	if err != nil && !errors.Is(err, io.EOF) && c.server.base.Err() == nil {
 		c.server.Log.Info("connection ended", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 	}
-}
-
-func (c *connection) read() {
-	if err := c.hello(); err != nil {
-		c.endReading(c.farewell(err))
-		return
-	}
-	c.readOn()
 }
 
 func (c *connection) readOn() {

@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,9 +59,9 @@ func (d Dialer) dialOnce(ctx context.Context, paths []string) (*Client, error) {
 	}
 	client, err := d.greet(ctx, conn, path)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		err = fmt.Errorf("%s: %w", path, err)
 	}
-	return client, nil
+	return client, err
 }
 
 func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, error) {
@@ -83,10 +84,7 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 			return nil, path, err // this process gave up
 		}
 	}
-	if denied != nil {
-		return nil, "", denied
-	}
-	return nil, "", failed
+	return nil, "", cmp.Or(denied, failed)
 }
 
 // noDaemon keeps one path's failure to one line.
@@ -98,10 +96,7 @@ func noDaemon(path string, cause error) error {
 }
 
 func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Client, error) {
-	limit := d.HelloTimeout
-	if limit <= 0 {
-		limit = 10 * time.Second
-	}
+	limit := cmp.Or(max(d.HelloTimeout, 0), 10*time.Second)
 	stream, err := newStream(conn)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -124,16 +119,15 @@ func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Cl
 		}
 		return nil, errors.Join(err, conn.Close())
 	}
-	return newClient(stream, reply, func(ctx context.Context) error { return d.answers(ctx, path) }), nil
-}
-
-// answers says Hello at a path, and nothing more.
-func (d Dialer) answers(ctx context.Context, path string) error {
-	c, err := Dialer{Name: d.Name, HelloTimeout: signOfLife}.Dial(ctx, path)
-	if err != nil {
-		return err
+	alive := func(ctx context.Context) error {
+		c, err := Dialer{Name: d.Name, HelloTimeout: signOfLife}.Dial(ctx, path)
+		if err != nil {
+			return err
+		}
+		return c.Close()
 	}
-	return c.Close()
+	return &Client{stream: stream, hello: reply, alive: alive, made: time.Now(),
+		done: make(chan struct{}), calls: make(map[uint64]*call)}, nil
 }
 
 func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloReply, error) {
@@ -208,6 +202,6 @@ func (d Dialer) Ask(ctx context.Context, back time.Duration, ask func(*Client) e
 // WentAway tells a connection that ended, after which the same may be asked of another one, from one that was ended for a reason: what the daemon
 // said, or what is no protocol, is the answer.
 func WentAway(err error) bool {
-	var said *Error
-	return errors.Is(err, ErrConnectionLost) && !errors.As(err, &said)
+	_, said := errors.AsType[*Error](err)
+	return errors.Is(err, ErrConnectionLost) && !said
 }

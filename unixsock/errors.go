@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -67,10 +68,7 @@ type Error struct {
 
 // Error is the text, or the class where there is none.
 func (e *Error) Error() string {
-	if e.Text != "" {
-		return e.Text
-	}
-	return class(e.Class).Error()
+	return cmp.Or(e.Text, class(e.Class).Error())
 }
 
 // Unwrap gives the cause, on the end where the error was made.
@@ -90,13 +88,13 @@ func (e *Error) Is(target error) bool {
 
 // ClassOf tells the class of any error, and INTERNAL for one that says nothing about it.
 func ClassOf(err error) wire.ErrorClass {
-	var e *Error
-	var c class
-	switch {
-	case errors.As(err, &e):
+	if e, is := errors.AsType[*Error](err); is {
 		return e.Class
-	case errors.As(err, &c):
+	}
+	if c, is := errors.AsType[class](err); is {
 		return wire.ErrorClass(c)
+	}
+	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return wire.ErrorClass_DEADLINE
 	case errors.Is(err, context.Canceled):
@@ -111,16 +109,15 @@ const maxErrorText = 64 << 10
 // toWire turns an error of a backend into what the client is told. The text of an internal error stays here:
 // it would name files and libraries that are none of the client's business.
 func toWire(err error) *wire.Error {
-	w := &wire.Error{Class: ClassOf(err)}
-	var e *Error
-	if errors.As(err, &e) {
+	e, is := errors.AsType[*Error](err)
+	class := ClassOf(err)
+	if !is && class == wire.ErrorClass_INTERNAL {
+		return &wire.Error{Class: class, Text: "internal error", Hint: "the daemon's log says more"}
+	}
+	w := &wire.Error{Class: class, Text: cut(err.Error(), maxErrorText)}
+	if is {
 		w.Hint, w.Facts = cut(e.Hint, maxErrorText), boundFacts(e.Facts)
 	}
-	if w.Class == wire.ErrorClass_INTERNAL && e == nil {
-		w.Text, w.Hint = "internal error", "the daemon's log says more"
-		return w
-	}
-	w.Text = cut(err.Error(), maxErrorText)
 	return w
 }
 

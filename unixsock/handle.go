@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"syscall"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -45,16 +46,16 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 }
 
 func (c *connection) build(r *request, answer Answer, err error) (proto.Message, *os.File) {
-	if err != nil && answer.View != nil {
-		closeFiles([]*os.File{answer.View})
-	}
-	var need *NeedError
-	switch {
-	case err != nil && errors.As(c.server.Errors(err), &need):
-		return &wire.Need{Locations: need.Locations, Members: need.Members}, nil
-	case err != nil:
+	if err != nil {
+		if answer.View != nil {
+			closeFiles([]*os.File{answer.View})
+		}
+		if need, is := errors.AsType[*NeedError](c.server.Errors(err)); is {
+			return &wire.Need{Locations: need.Locations, Members: need.Members}, nil
+		}
 		return c.failure(r, err), nil
-	case answer.Reply == nil:
+	}
+	if answer.Reply == nil {
 		answer.Reply = &wire.AcquireReply{}
 	}
 	answer.Reply.Fd = nil
@@ -126,11 +127,7 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 		defer closeFiles([]*os.File{view})
 	}
 	err := c.sendReply(r.number, reply, view)
-	var busy *Error
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &busy): // not sent, and the client can be told why
+	if busy, is := errors.AsType[*Error](err); is { // not sent, and the client can be told why
 		err = c.send(c.ctx, envelopeOf(r.number, toWire(busy)), nil)
 	}
 	if err != nil {
@@ -183,7 +180,7 @@ func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []in
 		c.unread.Add(1)
 		c.user.unread.Add(1)
 		err := c.stream.write(ctx, frame, fds, c.server.limits.WriteTimeout)
-		if !tooManyInFlight(err) {
+		if !errors.Is(err, syscall.ETOOMANYREFS) { // the kernel has too many descriptors of this user under way
 			return err
 		}
 		c.unread.Add(-1)

@@ -82,9 +82,6 @@ func peerOf(conn *net.UnixConn) (Peer, error) {
 	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
 }
 
-// tooManyInFlight says that the kernel refuses to have more of this user's descriptors under way.
-func tooManyInFlight(err error) bool { return errors.Is(err, syscall.ETOOMANYREFS) }
-
 // tryAgain is for errors of accept that pass: the process or the machine is short of descriptors or memory, or the
 // client left while it waited.
 func tryAgain(err error) bool {

@@ -40,16 +40,7 @@ type limits struct {
 
 // defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never gets near it.
 var defaultLimits = limits{
-	Connections:         4096,
-	ConnectionsPerUID:   256,
-	Requests:            64,
-	RequestBytesPerUID:  16 << 20,
-	DescriptorsPerUID:   2 * MaxAttached,
-	Unread:              8,
-	UnreadPerUID:        256,
-	Subscriptions:       8,
-	SubscriptionsPerUID: 64,
-	HelloTimeout:        5 * time.Second,
-	FrameTimeout:        30 * time.Second,
-	WriteTimeout:        10 * time.Second,
+	Connections: 4096, ConnectionsPerUID: 256, Requests: 64, RequestBytesPerUID: 16 << 20,
+	DescriptorsPerUID: 2 * MaxAttached, Unread: 8, UnreadPerUID: 256, Subscriptions: 8, SubscriptionsPerUID: 64,
+	HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

@@ -32,29 +32,33 @@ func DefaultSocketMode() os.FileMode {
 // 0700 for a user). A socket file that is there already is replaced only if nobody answers behind it: ErrInUse.
 // Anything else at that path is an error, and stays. Closing the listener removes the socket file.
 func Listen(path string, mode os.FileMode) (net.Listener, error) {
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a socket's may have %d", path, len(path), maxSocketPath)
-	}
-	if err := makeSocketFolder(filepath.Dir(path)); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	unlock, err := lockSocket(path)
+	l, err := listen(path, mode)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	defer unlock()
-	if err := removeStale(path); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	return bind(path, mode)
+	return l, nil
 }
 
-func makeSocketFolder(dir string) error {
-	mode := os.FileMode(0o700)
-	if os.Geteuid() == 0 {
-		mode = 0o755
+func listen(path string, mode os.FileMode) (net.Listener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("the path has %d bytes, a socket's may have %d", len(path), maxSocketPath)
 	}
-	return os.MkdirAll(dir, mode)
+	folderMode := os.FileMode(0o700)
+	if os.Geteuid() == 0 {
+		folderMode = 0o755
+	}
+	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
+		return nil, err
+	}
+	unlock, err := lockSocket(path)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	return bind(path, mode)
 }
 
 // lockSocket keeps two daemons that start at once from each removing the other's socket. The lock's file stays:
@@ -81,14 +85,12 @@ func lockSocket(path string) (unlock func(), err error) {
 }
 
 func removeStale(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
-	}
-	if info.Mode().Type() != fs.ModeSocket {
+	case info.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("there is something that is no socket (%s); it is left alone", info.Mode().Type())
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
@@ -112,15 +114,15 @@ func bind(path string, mode os.FileMode) (net.Listener, error) {
 	}}
 	l, err := config.Listen(context.Background(), "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
+		return nil, err
 	}
 	own := &listener{UnixListener: l.(*net.UnixListener), path: path}
 	own.SetUnlinkOnClose(false)
-	if err := os.Chmod(path, mode.Perm()); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), own.Close())
+	if err = os.Chmod(path, mode.Perm()); err == nil {
+		own.info, err = os.Lstat(path)
 	}
-	if own.info, err = os.Lstat(path); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), own.Close())
+	if err != nil {
+		return nil, errors.Join(err, own.Close())
 	}
 	return own, nil
 }

@@ -35,7 +35,7 @@ func (p *reporter) report(m *wire.Progress) {
 	if p.ended || m == nil {
 		return
 	}
-	m = proto.Clone(m).(*wire.Progress)
+	m = proto.CloneOf(m)
 	m.Phase, m.Detail = cut(m.Phase, 64), cut(m.Detail, maxProgressDetail)
 	if m.ElapsedMs == 0 {
 		m.ElapsedMs = time.Since(p.arrived).Milliseconds()
@@ -77,50 +77,39 @@ func (p *reporter) end() {
 func (p *reporter) run() {
 	defer close(p.done)
 	for {
-		m, wait, ended := p.next()
-		if m != nil {
-			envelope := envelopeOf(p.number, m)
-			if p.connection.send(p.connection.ctx, envelope, nil) != nil {
+		m, due, ended := p.next()
+		switch {
+		case m != nil:
+			if p.connection.send(p.connection.ctx, envelopeOf(p.number, m), nil) != nil {
 				p.connection.cancel() // the answer could not be sent either
 			}
-			continue
-		}
-		if ended {
+		case ended:
 			return
+		default:
+			select {
+			case <-p.wake:
+			case <-due:
+			}
 		}
-		p.sleep(wait)
 	}
 }
 
-func (p *reporter) sleep(wait time.Duration) {
-	var over <-chan time.Time
-	if wait > 0 {
-		over = time.After(wait)
-	}
-	select {
-	case <-p.wake:
-	case <-over:
-	}
-}
-
-// next gives what is to be sent now, or how long to wait for it; 0 is until the next report.
-func (p *reporter) next() (m *wire.Progress, wait time.Duration, ended bool) {
+// next gives what is to be sent now, or else when something will be; nil is after the next report.
+func (p *reporter) next() (m *wire.Progress, due <-chan time.Time, ended bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.pending) == 0 {
-		return nil, 0, p.ended
-	}
-	if m = p.pending[0]; m.Phase == p.phase {
-		wait = time.Until(p.sent.Add(progressInterval))
-		if p.ended || (wait > 0 && len(p.pending) > 1) {
-			p.pending = slices.Delete(p.pending, 0, 1) // nobody needs to know how far an earlier phase got
-			return nil, time.Nanosecond, false
+	for len(p.pending) > 0 {
+		m = p.pending[0]
+		again, wait := m.Phase == p.phase, time.Until(p.sent.Add(progressInterval))
+		if again && wait > 0 && !p.ended && len(p.pending) == 1 {
+			return nil, time.After(wait), false
 		}
-		if wait > 0 {
-			return nil, wait, false
+		p.pending = slices.Delete(p.pending, 0, 1)
+		if again && (wait > 0 || p.ended) {
+			continue // nobody needs to know how far an earlier phase got
 		}
+		p.phase, p.sent = m.Phase, time.Now()
+		return m, nil, false
 	}
-	p.pending = slices.Delete(p.pending, 0, 1)
-	p.phase, p.sent = m.Phase, time.Now()
-	return m, 0, p.ended
+	return nil, nil, p.ended
 }

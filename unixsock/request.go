@@ -54,16 +54,14 @@ func (c *connection) receive() (mine bool, err error) {
 // cancelRequest does nothing for a number that is not known: its answer and the Cancel may have crossed.
 func (c *connection) cancelRequest(number uint64) {
 	c.mu.Lock()
-	r := c.requests[number]
-	if r != nil && r.cancel == nil {
-		delete(c.requests, number)
-		c.mu.Unlock()
-		c.drop(r)
-		return
-	}
-	c.mu.Unlock()
-	if r != nil {
+	defer c.mu.Unlock()
+	switch r := c.requests[number]; {
+	case r == nil:
+	case r.cancel != nil:
 		r.cancel()
+	default:
+		delete(c.requests, number)
+		c.drop(r)
 	}
 }
 

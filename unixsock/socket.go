@@ -19,7 +19,8 @@ func DefaultSocket() []string {
 	}
 	var paths []string
 	for _, own := range UserSockets() {
-		if !foreign(filepath.Dir(own)) {
+		// A socket in another user's folder may be anybody's.
+		if info, err := os.Stat(filepath.Dir(own)); err != nil || ownerOf(info) == os.Geteuid() {
 			paths = append(paths, own)
 		}
 	}
@@ -44,10 +45,7 @@ const socketName = "epcached.sock"
 // UserSocket is where the user's own daemon listens: in the runtime folder, else in the state folder; empty if the
 // user has neither.
 func UserSocket() string {
-	if paths := UserSockets(); len(paths) > 0 {
-		return paths[0]
-	}
-	return ""
+	return first(UserSockets())
 }
 
 // UserState is the state folder of the user's own daemon; empty for a user without a home.

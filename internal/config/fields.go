@@ -35,15 +35,6 @@ func (s *Settings) Fields() []Field {
 	return out
 }
 
-func (s *Settings) positionOf(name string) Position {
-	for _, f := range s.fields {
-		if tomlfile.Spell(f.path) == name {
-			return f.at
-		}
-	}
-	return Position{}
-}
-
 // Flag notes that a field's value is from a flag, which goes before the file.
 func (s *Settings) Flag(name, flag string) {
 	for i := range s.fields {

@@ -83,12 +83,12 @@ func LoadPipeline(file string) (*Pipeline, error) {
 		}
 		add(v, g.terms, g.Models...)
 	}
-	if len(p.Requests) == 0 && d.Err() == nil {
-		const text = "no [[model]] and no [[group]] is listed"
-		return nil, Errors{{File: file, Position: Position{Line: 1, Column: 1}, Text: text}}
-	}
 	if err := d.Err(); err != nil {
 		return nil, err
+	}
+	if len(p.Requests) == 0 {
+		const text = "no [[model]] and no [[group]] is listed"
+		return nil, Errors{{File: file, Position: Position{Line: 1, Column: 1}, Text: text}}
 	}
 	return p, nil
 }

@@ -7,19 +7,12 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// defaultState is "" for a user without a home.
-func defaultState() string {
+// defaultPlaces returns the state and the socket, "" for a user without a home.
+func defaultPlaces() (state, socket string) {
 	if os.Geteuid() == 0 {
-		return "/var/lib/epcached"
+		return "/var/lib/epcached", unixsock.SystemSocket
 	}
-	return unixsock.UserState()
-}
-
-func defaultSocket() string {
-	if os.Geteuid() == 0 {
-		return unixsock.SystemSocket
-	}
-	return unixsock.UserSocket()
+	return unixsock.UserState(), unixsock.UserSocket()
 }
 
 // UserFile is where a user has the configuration of the daemon that clients start; "" without a home.
@@ -46,17 +39,13 @@ func LoadOwn(file string) (*Settings, error) {
 		return nil, err
 	}
 	s.File = file
-	s.ownPlaces()
-	return s, nil
-}
-
-// ownPlaces puts the user's own places in place of the defaults, which for root are those of the system's daemon.
-func (s *Settings) ownPlaces() {
-	defaults := Defaults()
-	if s.State == defaults.State {
+	// In place of the defaults, which for root are those of the system's daemon.
+	state, socket := defaultPlaces()
+	if s.State == state {
 		s.State = unixsock.UserState()
 	}
-	if s.Socket == defaults.Socket {
+	if s.Socket == socket {
 		s.Socket = unixsock.UserSocket()
 	}
+	return s, nil
 }

@@ -61,10 +61,11 @@ func heading(table []string, element bool) string {
 			parts = append(parts, spellKey(part))
 		}
 	}
+	text := "[" + strings.Join(parts, ".") + "]"
 	if element {
-		return "[[" + strings.Join(parts, ".") + "]]"
+		return "[" + text + "]"
 	}
-	return "[" + strings.Join(parts, ".") + "]"
+	return text
 }
 
 var bareKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
@@ -111,11 +112,7 @@ func spellValue(v any) string {
 		}
 		return "[" + strings.Join(parts, ", ") + "]"
 	case []uint32:
-		parts := make([]string, len(v))
-		for i, one := range v {
-			parts[i] = strconv.FormatUint(uint64(one), 10)
-		}
-		return "[" + strings.Join(parts, ", ") + "]"
+		return strings.ReplaceAll(fmt.Sprint(v), " ", ", ")
 	}
 	return fmt.Sprint(v) // true, false and whole numbers
 }
@@ -125,9 +122,9 @@ func isZero(v any) bool { return slices.Contains([]string{`""`, "0"}, spellValue
 // oneLine keeps a file's name from ending the comment.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
-		if !strconv.IsPrint(r) {
-			return '?'
+		if strconv.IsPrint(r) {
+			return r
 		}
-		return r
+		return '?'
 	}, text)
 }

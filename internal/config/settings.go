@@ -187,8 +187,9 @@ type Space struct {
 
 // Defaults are the settings of an empty file.
 func Defaults() *Settings {
+	state, socket := defaultPlaces()
 	return &Settings{
-		State: defaultState(), Socket: defaultSocket(), LogLevel: "info",
+		State: state, Socket: socket, LogLevel: "info",
 		Limits: Limits{
 			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
 			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
@@ -304,5 +305,11 @@ func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
 	if text == "" {
 		return nil
 	}
-	return Errors{{File: s.File, Position: s.positionOf(field), Field: field, Text: text}}
+	var at Position // none where a flag names it
+	for _, f := range s.fields {
+		if tomlfile.Spell(f.path) == field {
+			at = f.at
+		}
+	}
+	return Errors{{File: s.File, Position: at, Field: field, Text: text}}
 }

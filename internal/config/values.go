@@ -23,20 +23,17 @@ var dayPart = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
 
 // ParseDuration reads Go's durations, "1h30m", and days before them: "90d", "1d12h". It is not negative.
 func ParseDuration(text string) (time.Duration, error) {
-	rest, days := text, 0.0
+	rest, days, err := text, 0.0, error(nil)
 	if m := dayPart.FindStringSubmatch(text); m != nil {
-		n, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			return 0, fmt.Errorf("%q is no duration, such as 90d or 12h", text)
-		}
-		rest, days = text[len(m[0]):], n
+		rest = text[len(m[0]):]
+		days, err = strconv.ParseFloat(m[1], 64)
 	}
 	var d time.Duration
-	if rest != "" || days == 0 && text == "" {
-		var err error
-		if d, err = time.ParseDuration(rest); err != nil {
-			return 0, fmt.Errorf("%q is no duration, such as 90d or 12h", text)
-		}
+	if err == nil && (rest != "" || text == "") {
+		d, err = time.ParseDuration(rest)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%q is no duration, such as 90d or 12h", text)
 	}
 	total := days*24*float64(time.Hour) + float64(d)
 	if d < 0 || total > math.MaxInt64/2 {
@@ -47,10 +44,7 @@ func ParseDuration(text string) (time.Duration, error) {
 
 // duration is ParseDuration of what was checked when it was read; 0 for an empty text.
 func duration(text string) time.Duration {
-	d, err := ParseDuration(text)
-	if err != nil {
-		return 0
-	}
+	d, _ := ParseDuration(text)
 	return d
 }
 
@@ -75,17 +69,14 @@ func checkWindow(text string) error {
 	if text == "" {
 		return nil
 	}
-	from, to, ok := strings.Cut(text, "-")
+	from, to, _ := strings.Cut(text, "-")
 	var times [2]time.Time
 	for i, part := range []string{from, to} {
 		at, err := time.Parse("15:04", part)
 		if err != nil || len(part) != len("15:04") {
-			ok = false
+			return fmt.Errorf("%q is no span of a day, such as 22:00-06:00", text)
 		}
 		times[i] = at
-	}
-	if !ok {
-		return fmt.Errorf("%q is no span of a day, such as 22:00-06:00", text)
 	}
 	if times[0].Equal(times[1]) {
 		return fmt.Errorf("%q has no length; leave it out for the whole day", text)
@@ -139,19 +130,15 @@ func ParseAmount(text string) (Amount, error) {
 	if text == "" {
 		return Amount{}, nil
 	}
-	bad := fmt.Errorf("%q is no amount, such as 20GiB, 500MiB, 1073741824 or 15%%; \"\" is no bound", text)
-	if digits, ok := strings.CutSuffix(text, "%"); ok {
-		n, err := strconv.ParseFloat(digits, 64)
-		if err != nil || !(n > 0 && n <= 100) {
-			return Amount{}, bad
-		}
-		return Amount{Percent: n}, nil
-	}
+	digits, isPart := strings.CutSuffix(text, "%")
+	part, err := strconv.ParseFloat(digits, 64)
 	n, ok := bytesize.Parse(text)
-	if !ok {
-		return Amount{}, bad
-	}
-	if n < 1 {
+	switch {
+	case isPart && err == nil && part > 0 && part <= 100:
+		return Amount{Percent: part}, nil
+	case isPart || !ok:
+		return Amount{}, fmt.Errorf("%q is no amount, such as 20GiB, 500MiB, 1073741824 or 15%%; \"\" is no bound", text)
+	case n < 1:
 		return Amount{}, fmt.Errorf("%q would keep nothing; \"\" is no bound", text)
 	}
 	return Amount{Bytes: n}, nil
@@ -159,10 +146,7 @@ func ParseAmount(text string) (Amount, error) {
 
 // amount is ParseAmount of what was checked when it was read.
 func amount(text string) Amount {
-	a, err := ParseAmount(text)
-	if err != nil {
-		return Amount{}
-	}
+	a, _ := ParseAmount(text)
 	return a
 }
 

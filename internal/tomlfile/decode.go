@@ -237,7 +237,12 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 	is := tag.Get("is")
 	check := v.Checks[is]
 	if words := tag.Get("in"); words != "" {
-		check = func(text string) error { return oneOf(text, strings.Split(words, ",")) }
+		check = func(text string) error {
+			if list := strings.Split(words, ","); !slices.Contains(list, text) {
+				return fmt.Errorf("%q: it is one of %s", text, strings.Join(list, ", "))
+			}
+			return nil
+		}
 	}
 	text, ok := v.Raw.(string)
 	if !ok {
@@ -272,13 +277,6 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 	to.SetString(text)
 }
 
-func oneOf(text string, words []string) error {
-	if !slices.Contains(words, text) {
-		return fmt.Errorf("%q: it is one of %s", text, strings.Join(words, ", "))
-	}
-	return nil
-}
-
 func (v Value) number(to reflect.Value, tag reflect.StructTag) {
 	whole, isWhole := v.Raw.(int64)
 	n, ok := v.Raw.(float64)
@@ -307,9 +305,8 @@ func (v Value) number(to reflect.Value, tag reflect.StructTag) {
 }
 
 func bound(text string, otherwise float64) float64 {
-	n, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return otherwise
+	if n, err := strconv.ParseFloat(text, 64); err == nil {
+		return n
 	}
-	return n
+	return otherwise
 }

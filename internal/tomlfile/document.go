@@ -4,6 +4,7 @@
 package tomlfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,11 +49,11 @@ func Read(file string) (*Document, error) {
 	}
 	// A named pipe that nothing writes to is an empty file, because to wait for it would be for ever.
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, WithoutPath(err))
+	var text []byte
+	if err == nil {
+		defer f.Close() // only read from
+		text, err = io.ReadAll(io.LimitReader(f, MaxSize+1))
 	}
-	defer f.Close() // only read from
-	text, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, WithoutPath(err))
 	}
@@ -78,14 +79,13 @@ func Parse(file string, text []byte) (*Document, error) {
 		return nil, Errors{err}
 	}
 	err := toml.Unmarshal(text, &d.values)
-	var wrong *toml.DecodeError
-	switch {
-	case errors.As(err, &wrong):
-		line, column := wrong.Position()
-		cause := strings.TrimPrefix(wrong.Error(), "toml: ")
-		return nil, Errors{{file, Position{line, column}, strings.Join(wrong.Key(), "."), cause}}
-	case err != nil:
-		return nil, Errors{{File: file, Text: strings.TrimPrefix(err.Error(), "toml: ")}}
+	if err != nil {
+		e := &Error{File: file, Text: strings.TrimPrefix(err.Error(), "toml: ")}
+		if wrong, is := errors.AsType[*toml.DecodeError](err); is {
+			e.Line, e.Column = wrong.Position()
+			e.Field = strings.Join(wrong.Key(), ".")
+		}
+		return nil, Errors{e}
 	}
 	abs, err := filepath.Abs(file)
 	if err != nil {
@@ -210,9 +210,6 @@ func (e Errors) Unwrap() []error {
 // Sort puts the mistakes in the order of the file.
 func (e Errors) Sort() {
 	slices.SortStableFunc(e, func(a, b *Error) int {
-		if a.Line != b.Line {
-			return a.Line - b.Line
-		}
-		return a.Column - b.Column
+		return cmp.Or(a.Line-b.Line, a.Column-b.Column)
 	})
 }

@@ -126,7 +126,8 @@ func (w *Watcher) due(s *subject) time.Time {
 	case s.renewed:
 		return time.Time{}
 	case s.signs != s.covered:
-		return s.ended.Add(w.pause(s))
+		// Soon after the last sign, but a large folder is not looked at all the time.
+		return s.ended.Add(min(max(w.quiet/4, 4*s.took), w.quiet, time.Second))
 	case s.changing:
 		return s.sign.Add(w.quiet)
 	case s.polled != "":
@@ -134,12 +135,6 @@ func (w *Watcher) due(s *subject) time.Time {
 	default:
 		return w.beat(s.ended, w.backstop)
 	}
-}
-
-// pause is kept between two looks while signs come: short enough for a look
-// after the last sign, but a large folder is not looked at all the time.
-func (w *Watcher) pause(s *subject) time.Duration {
-	return min(max(w.quiet/4, 4*s.took), w.quiet, time.Second)
 }
 
 // beat is the first common moment after t: all subjects are polled in one waking.
@@ -190,7 +185,8 @@ func (w *Watcher) end(r result) {
 	case differ:
 		s.sign = now // what came under watch just now was perhaps written just before
 	case s.changing && !r.began.Before(s.sign.Add(w.quiet)):
-		w.settle(s)
+		s.changing = false
+		w.outbox = append(w.outbox, Event{s.name, Settled})
 	}
 }
 
@@ -242,9 +238,4 @@ func (w *Watcher) noticed(s *subject, now time.Time) {
 	} else {
 		w.outbox = append(w.outbox, Event{s.name, Changing})
 	}
-}
-
-func (w *Watcher) settle(s *subject) {
-	s.changing = false
-	w.outbox = append(w.outbox, Event{s.name, Settled})
 }

@@ -134,34 +134,16 @@ func kindOf(path string) fsKind {
 	return fsKind{}
 }
 
-// shared are file systems that change behind this kernel's back.
+// shared are file systems that change behind this kernel's back. FUSE stands for virtiofs as well.
 var shared = map[uint32]string{
-	0x6969:     "NFS",
-	0x517b:     "SMB",
-	0xff534d42: "CIFS",
-	0xfe534d42: "SMB",
-	0x65735546: "FUSE", // and virtiofs
-	0x01021997: "9P",
-	0x00c36400: "Ceph",
-	0x5346414f: "AFS",
-	0x6b414653: "AFS",
-	0x73757245: "Coda",
-	0x0bd00bd0: "Lustre",
-	0x47504653: "GPFS",
-	0x01161970: "GFS2",
-	0x7461636f: "OCFS2",
-	0x20030528: "OrangeFS",
-	0x19830326: "BeeGFS",
-	0x786f4256: "vboxsf",
-	0xbacbacbc: "vmhgfs",
+	0x6969: "NFS", 0x517b: "SMB", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE",
+	0x01021997: "9P", 0x00c36400: "Ceph", 0x5346414f: "AFS", 0x6b414653: "AFS", 0x73757245: "Coda",
+	0x0bd00bd0: "Lustre", 0x47504653: "GPFS", 0x01161970: "GFS2", 0x7461636f: "OCFS2",
+	0x20030528: "OrangeFS", 0x19830326: "BeeGFS", 0x786f4256: "vboxsf", 0xbacbacbc: "vmhgfs",
 }
 
 // virtual are file systems whose files are made when they are read.
 var virtual = map[uint32]string{
-	0x62656572: "sysfs",
-	0x9fa0:     "proc",
-	0x64626720: "debugfs",
-	0x62656570: "configfs",
-	0x73636673: "securityfs",
-	0x63677270: "cgroup",
+	0x62656572: "sysfs", 0x9fa0: "proc", 0x64626720: "debugfs", 0x62656570: "configfs",
+	0x73636673: "securityfs", 0x63677270: "cgroup",
 }
