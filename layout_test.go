@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
 	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
 	"cache/upkeep":                           {"cache/judge", "cache/plan", "compilers", "cache/event", "cache/jobs", "cache/request", "cache/runtimes", "cache/sources", "internal/apierr", "cas", "index", "internal/memo", "cache/lookup", "cache/workspace", "internal/bytesize", "store"}, // index: for keys, builds and their ids
-	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store"},
+	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure", "unixsock/wire"},
 	"cache/artefact":                         {"cache/identity", "cache/request", "cache/workspace", "compilers", "epmodel", "index"},
 	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
@@ -69,7 +69,7 @@ var allowed = map[string][]string{
 	"cache/runtimes":                         {"cache/event", "cache/failure", "cache/identity", "cas", "compilers", "index", "internal/apierr", "internal/memo", "internal/watch", "internal/witness"},
 	"store":                                  {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "internal/flock", "store/evict", "store/packing", "store/views", "internal/keyed"},
 	"store/audit":                            {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "store", "store/packing", "store/views", "unixsock/wire"}, // it fills in what clients receive, as cache/query does
-	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store"},
+	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store", "unixsock/wire"},
 	"cache/plan":                             {"cache/failure", "cache/identity", "cache/judge", "cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/memo"},
 	"cache/workspace":                        {"cache/identity", "cache/jobs", "cache/request", "cache/runtimes", "cas", "compilers", "epmodel", "internal/apierr", "internal/keyed", "internal/sparse", "store"},
 	"cache/change":                           {"cache/query", "cache/request", "cache/rights", "index", "internal/apierr", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"},

@@ -211,7 +211,7 @@ func (c *Cache) open() error {
 	c.ctx, c.stop = ctx, cancel
 	c.jobs = jobs.New(jobs.Options{Slots: c.options.Jobs, Memory: c.options.JobsMemory, Costs: jobs.NewCosts(&c.index.Memos, c.log),
 		Now: c.now, GivenUp: runtimes.ErrGivenUp, Expect: c.store.Expect, Taken: c.store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
-	c.jobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Rights: c.rights, Store: c.store, Now: c.now}
+	c.jobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures, Rights: c.rights, Store: c.store, Now: c.now}
 	c.openRuntimes()
 	c.openPlanner()
 	c.openJudge()
@@ -325,11 +325,11 @@ func (c *Cache) openQueries() *query.Queries {
 			return out
 		},
 		Owner: c.owners.Of, PlanAgain: c.planAgain, Sources: c.kept.Models,
-		Failures: func(p request.Peer) []failure.Failure { return c.failures.List(c.hears(p), nil) },
+		Failures: func(p request.Peer) []failure.Failure { return c.jobList.Remembered(p) },
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
-			setJudgement(out, c.judges.Standing(b))
+			c.judges.Standing(b).Fill(out)
 		}})
 }
 

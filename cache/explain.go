@@ -47,7 +47,7 @@ func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate
 		out[i] = query.Candidate{Build: o.Build, Refused: o.Refused, Together: o.Together,
 			Fits: o.Judgement.Reason, Members: at.NamedMembers(o.Build.Members), Differences: differences}
 		if o.Judgement.Runtime != "" {
-			out[i].Judge = func(b *wire.Build) { setJudgement(b, o.Judgement) }
+			out[i].Judge = func(b *wire.Build) { o.Judgement.Fill(b) }
 		}
 	}
 	return out

@@ -30,7 +30,7 @@ func (b *bench) failing(seed uint64, how standin.Fault) *request.Request {
 }
 
 func (b *bench) failures(p request.Peer) []failure.Failure {
-	list, err := b.cache.Failures(context.Background(), p)
+	list, err := b.cache.jobList.Failures(context.Background(), p)
 	require.NoError(b, err)
 	return list
 }
@@ -187,7 +187,7 @@ func TestRetry(t *testing.T) {
 	e := b.refused(b.failing(1, standin.Refuse))
 	key := failure.In(e).RequestKey.String()
 	retry := func(p request.Peer, names ...string) ([]failure.Failure, error) {
-		return b.cache.Retry(context.Background(), p, names, false)
+		return b.cache.jobList.Retry(context.Background(), p, names, false)
 	}
 	_, err := retry(b.self(), "other.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
@@ -202,7 +202,7 @@ func TestRetry(t *testing.T) {
 		require.EqualValues(t, i+2, b.compiler.Compiles.Load())
 	}
 	b.refused(b.failing(2, standin.Refuse))
-	gone, err := b.cache.Retry(context.Background(), b.self(), nil, true)
+	gone, err := b.cache.jobList.Retry(context.Background(), b.self(), nil, true)
 	require.NoError(t, err)
 	require.Len(t, gone, 2)
 	require.Empty(t, b.failures(b.self()))

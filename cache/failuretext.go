@@ -1,16 +1,12 @@
 package cache
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -53,36 +49,4 @@ func (j *job) plain(e *apierr.Error) {
 	told := f.As(f.ModelName)
 	e.Text = head + told.Text
 	maps.Copy(e.Facts, told.Facts)
-}
-
-// Failures lists the compiles that failed and are answered from memory, as far as the peer may know of them, the newest
-// first.
-func (c *Cache) Failures(ctx context.Context, p request.Peer) ([]failure.Failure, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, apierr.New(apierr.Cancelled, err, "failures")
-	}
-	return c.failures.List(c.hears(p), nil), nil
-}
-
-// Retry forgets failures, so that the next request compiles again: those that the names mean, as in Show, or all of the
-// peer's; for administrators all there are. It gives what was forgotten. A name that means nothing is an error.
-func (c *Cache) Retry(ctx context.Context, p request.Peer, entries []string, all bool) ([]failure.Failure, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, apierr.New(apierr.Cancelled, err, "retry")
-	}
-	if all == (len(entries) > 0) {
-		return nil, apierr.New(apierr.BadRequest, nil, "retry: name entries, or say all")
-	}
-	known := c.failures.List(c.hears(p), nil)
-	for _, name := range entries {
-		if !slices.ContainsFunc(known, func(f failure.Failure) bool { return f.Means(name) }) {
-			return nil, apierr.New(apierr.NotFound, nil, "no failure is remembered of %q", name).WithHint("epcachectl jobs lists those that are")
-		}
-	}
-	return c.failures.List(c.hears(p), func(f *failure.Failure) bool { return all || slices.ContainsFunc(entries, f.Means) }), nil
-}
-
-// hears says of which failures the peer may hear.
-func (c *Cache) hears(p request.Peer) failure.Audience {
-	return failure.Audience{UID: p.UID, Scope: rights.OwnScope(p), All: c.rights.Administrator(p)}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
@@ -110,7 +111,7 @@ func TestEverythingIsTold(t *testing.T) {
 	}{
 		"answer":  {filled[request.Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
 		"event":   {event.Reply(filled[Event]()), nil},
-		"failure": {failureReply(filled[failure.Failure]()), nil},
+		"failure": {joblist.Reply(nil, []failure.Failure{*filled[failure.Failure]()}).Failures[0], nil},
 		"runtime": {query.FactsReply(filled[runtimes.Facts]()), nil},
 	}
 	for name, tc := range cases {
@@ -127,7 +128,7 @@ func TestFailuresFitIntoAnAnswer(t *testing.T) {
 	for i := range list {
 		list[i] = failure.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
 	}
-	reply := JobsReply(nil, list)
+	reply := joblist.Reply(nil, list)
 	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Greater(t, len(reply.Failures), 500)
 	require.Equal(t, words, reply.Failures[0].Facts["stderr"])
@@ -139,7 +140,7 @@ func TestFailuresFitIntoAnAnswer(t *testing.T) {
 
 func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	build := &wire.Build{}
-	setJudgement(build, judge.Judgement{})
+	judge.Judgement{}.Fill(build)
 	require.Empty(t, build.Compatibility, "nobody judged it")
 	require.Zero(t, build.JudgedMs)
 	event := event.Reply(&Event{})
@@ -151,7 +152,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 
 func TestJudgementThatNobodyCouldGive(t *testing.T) {
 	build := &wire.Build{}
-	setJudgement(build, judge.Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"})
+	judge.Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"}.Fill(build)
 	require.Equal(t, "unknown", build.Compatibility)
 }
 
@@ -159,13 +160,13 @@ func TestJudgementThatNobodyCouldGive(t *testing.T) {
 func TestTextThatIsNone(t *testing.T) {
 	bad := "not \xff text"
 	build := &wire.Build{}
-	setJudgement(build, judge.Judgement{Reason: bad})
+	judge.Judgement{Reason: bad}.Fill(build)
 	for _, reply := range []proto.Message{
 		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
-		jobReply(&jobs.Info{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
+		joblist.Reply([]jobs.Info{jobs.Info{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}}, nil),
 		(&request.Progress{Detail: bad}).Reply(),
-		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
+		joblist.Reply(nil, []failure.Failure{failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&request.Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),
 		query.FactsReply(&runtimes.Facts{Error: bad}),
 	} {

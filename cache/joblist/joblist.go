@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -21,6 +22,7 @@ import (
 type List struct {
 	Jobs     *jobs.Jobs
 	Rebuilds *upkeep.Rebuilds
+	Failed   *failure.Remembered
 	Rights   *rights.Rights
 	Store    *store.Store
 	Now      func() time.Time

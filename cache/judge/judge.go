@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Judgement says how a build suits a runtime, and how that is known.
@@ -199,4 +200,13 @@ func (f Marks) elsewhere(i int, made *index.EPFacts) bool {
 		return false
 	}
 	return hardware == "" || compilers.IsMachineClass(hardware) || f[i].HardwareArchitecture == ""
+}
+
+// Fill says in the message that clients receive how the build suits the runtime.
+func (j Judgement) Fill(out *wire.Build) {
+	if j.Source != "" || j.Reason != "" { // else it was not judged
+		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
+		out.CompatibilityReason = wire.Valid(j.Reason)
+		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, wire.Milliseconds(j.At)
+	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
@@ -87,11 +87,11 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		jobs, err := c.JobList().Cancel(ctx, q, w.Jobs, w.All)
 		return jobsReply(err, jobs...)
 	case *wire.RetryJobs:
-		gone, err := c.Retry(ctx, q, w.Entries, w.All)
+		gone, err := c.JobList().Retry(ctx, q, w.Entries, w.All)
 		if err != nil {
 			return nil, err
 		}
-		return cache.JobsReply(nil, gone), nil
+		return joblist.Reply(nil, gone), nil
 	case *wire.GiveUp:
 		return &wire.GiveUpReply{}, c.Claims().GiveUp(q, w.Claim, w.Text, w.Code)
 	}
@@ -134,16 +134,16 @@ func (b *Backend) jobs(ctx context.Context, p request.Peer) (*wire.JobsReply, er
 	if err != nil {
 		return nil, err
 	}
-	failed, err := b.Cache.Failures(ctx, p)
+	failed, err := b.Cache.JobList().Failures(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	return cache.JobsReply(jobs, failed), nil
+	return joblist.Reply(jobs, failed), nil
 }
 
 func jobsReply(err error, list ...jobs.Info) (*wire.JobsReply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cache.JobsReply(list, nil), nil
+	return joblist.Reply(list, nil), nil
 }

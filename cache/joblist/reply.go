@@ -1,4 +1,4 @@
-package cache
+package joblist
 
 import (
 	"errors"
@@ -7,16 +7,13 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
-	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Read-only answers are messages of package unixsock/wire, filled in by this package. Here is how what the cache works with becomes a message.
-
-// JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's
-// words are left out.
-func JobsReply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
+// Reply fills the message that clients receive with the first jobs and failures, as many as fit. The
+// compiler's words are left out of the older failures.
+func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 	reply, left := &wire.JobsReply{}, wire.Left(wire.MaxReply/2) // the rest is for failures
 	for i := range listed {
 		one := jobReply(&listed[i])
@@ -76,13 +73,4 @@ func validFacts(facts map[string]string) map[string]string {
 		out[name] = wire.Valid(value)
 	}
 	return out
-}
-
-// setJudgement says what a build is good for.
-func setJudgement(out *wire.Build, j judge.Judgement) {
-	if j.Source != "" || j.Reason != "" { // else nobody judged it
-		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
-		out.CompatibilityReason = wire.Valid(j.Reason)
-		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, wire.Milliseconds(j.At)
-	}
 }
