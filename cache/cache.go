@@ -211,11 +211,11 @@ func (c *Cache) open() error {
 	c.ctx, c.stop = ctx, cancel
 	c.jobs = jobs.New(jobs.Options{Slots: c.options.Jobs, Memory: c.options.JobsMemory, Costs: jobs.NewCosts(&c.index.Memos, c.log),
 		Now: c.now, GivenUp: runtimes.ErrGivenUp, Expect: c.store.Expect, Taken: c.store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
-	c.jobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures, Rights: c.rights, Store: c.store, Now: c.now}
 	c.openRuntimes()
 	c.openPlanner()
 	c.openJudge()
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
+	c.jobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures, Rights: c.rights, Store: c.store, Now: c.now}
 	c.reports = c.openReports()
 	c.recompiler = c.openRecompiler()
 	c.backlog = c.openBacklog()
