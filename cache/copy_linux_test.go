@@ -53,7 +53,7 @@ func onBelievableFS(t *testing.T) bool {
 	f, err := os.Open(t.TempDir())
 	require.NoError(t, err)
 	defer f.Close()
-	_, ok := witness.Believable(f)
+	_, ok := witness.Believable(int(f.Fd()))
 	return ok
 }
 

@@ -3,6 +3,7 @@ package cache
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,6 +91,8 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 
 	require.NoError(t, os.Remove(beside))
 	require.Equal(t, judge.SourceLibrary, b.acquire(r).Compatibility.Source)
+	closed := func() bool { return descriptorsIn(t, b.runtime) == 1 }
+	require.Eventually(t, closed, soon, time.Millisecond, "those of what was found before")
 }
 
 // Python writes beside the libraries when it first imports their package: that discards no compile.
@@ -144,4 +147,21 @@ func TestWhatClientsNamedLastStays(t *testing.T) {
 	}
 	require.Empty(t, b.cache.runtimes.Watched(named[0]), "nobody asks for it any more")
 	require.NotEmpty(t, b.cache.runtimes.Watched(named[1]))
+	require.Zero(t, descriptorsIn(t, named[0].Name))
+	require.NotZero(t, descriptorsIn(t, named[1].Name))
+	b.close()
+	require.Zero(t, descriptorsIn(t, named[1].Name))
+}
+
+// descriptorsIn counts the descriptors of this process that lead to a directory or into it.
+func descriptorsIn(t *testing.T, dir string) (n int) {
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, fd := range all {
+		target, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		if err == nil && strings.HasPrefix(target+"/", dir+"/") {
+			n++
+		}
+	}
+	return n
 }

@@ -76,7 +76,7 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 		for _, f := range rc.files {
 			paths = append(paths, f.path)
 		}
-		for _, f := range rc.folders {
+		for _, f := range rc.folders.list {
 			paths = append(paths, f.path) // a library that is added counts
 		}
 	}

@@ -3,19 +3,14 @@ package runtimes
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -38,11 +33,10 @@ type Content struct {
 	find    func() (compilers.Runtime, error)
 	now     func() MachineID
 	files   []stampedFile
-	folders []stampedFolder // the same files, for looking often
+	folders *folders // the same files, for looking often
 	// by EP: what an application shows that has a library of this content
 	shown map[string]contents
-	past  atomic.Bool   // other files are in its place: nothing can be run with it any more
-	named atomic.Uint64 // mountChanges when all files were looked up by their names
+	past  atomic.Bool // other files are in its place: nothing can be run with it any more
 }
 
 // contents are digests of libraries, by their paths from an EP library's folder.
@@ -72,128 +66,15 @@ func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
 	return err == nil && d == f.digest
 }
 
-// unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are kept open, or
-// looked up in folders that are; the folders themselves by path, because one may have been put in another's place.
-func (rc *Content) unchanged() bool {
-	changes := mountChanges()
-	byName := changes != rc.named.Load()
-	for i := range rc.folders {
-		if !rc.folders[i].unchanged(byName) {
-			return false
-		}
-	}
-	rc.named.Store(changes)
-	return true
-}
-
-// stampedFolder is a directory with files of a runtime. Its own times count too: a library that is added
-// beside the others may be one that the EP loads. Its descriptor is closed when the runtime's contents are
-// forgotten.
-type stampedFolder struct {
-	path   string
-	open   *os.File
-	own    cas.Stamp
-	names  []string
-	stamps []cas.Stamp
-	kept   []*os.File // nil, or nil for a file that is not
-}
-
-func (f *stampedFolder) unchanged(byName bool) bool {
-	now, err := cas.StampPath(f.path)
-	if err != nil || now != f.own {
-		return false
-	}
-	defer runtime.KeepAlive(f) // its descriptors would be closed
-	for i, name := range f.names {
-		var s cas.Stamp
-		if byName || f.kept == nil || f.kept[i] == nil {
-			s, err = cas.StampThrough(int(f.open.Fd()), name)
-		} else {
-			s, err = cas.StampFD(int(f.kept[i].Fd()))
-		}
-		if err != nil || s != f.stamps[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// keep opens the files of a folder that was stamped at that time or later, because to look up their names
-// takes half of the daemon's work for a hit. No others can be under the names unnoticed: that moves the
-// folder's times, which are compared at each hit. They count on some file systems, and if the folder had
-// been left alone, because two changes within one tick look like one. Mounts are reported by the kernel.
-// Links are looked up. The descriptors, and a replaced file's space, are freed with the folder's.
-func (f *stampedFolder) keep(at time.Time) {
-	if _, believable := witness.Believable(f.open); !believable || !witness.LeftAlone(at, f.own) {
-		return
-	}
-	f.kept = make([]*os.File, len(f.names))
-	for i, name := range f.names {
-		fd, _ := unix.Openat(int(f.open.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0) // or -1
-		if s, err := cas.StampFD(fd); err == nil && s == f.stamps[i] {
-			f.kept[i] = os.NewFile(uintptr(fd), name)
-		} else {
-			_ = unix.Close(fd) // a link, or another file by now
-		}
-	}
-}
-
-// mountTable is no os.File, because Go's poller would take the kernel's reports.
-var mountTable, noMountTable = unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-
-var mounts = struct {
-	sync.Mutex // held from a report until it is counted
-	changes    uint64
-}{changes: 1}
-
-// mountChanges returns another number after each change of the mounts that this process sees.
-func mountChanges() uint64 {
-	mounts.Lock()
-	defer mounts.Unlock()
-	poll := [1]unix.PollFd{{Fd: int32(mountTable), Events: unix.POLLPRI}}
-	if n, err := unix.Poll(poll[:], 0); n != 0 || err != nil || noMountTable != nil {
-		mounts.changes++ // an interrupted call may have taken a report
-	}
-	return mounts.changes
-}
-
-func byFolder(files []stampedFile) ([]stampedFolder, error) {
-	at, began := make(map[string]int), time.Now()
-	var out []stampedFolder
-	for _, f := range files {
-		dir, name := filepath.Split(f.path)
-		i, ok := at[dir]
-		if !ok {
-			open, err := os.Open(dir)
-			if err != nil {
-				return nil, err
-			}
-			s, err := cas.StampOf(open)
-			if err != nil {
-				return nil, errors.Join(err, open.Close())
-			}
-			i = len(out)
-			at[dir] = i
-			out = append(out, stampedFolder{path: dir, open: open, own: s})
-		}
-		out[i].names = append(out[i].names, name)
-		out[i].stamps = append(out[i].stamps, f.stamp)
-	}
-	for i := range out {
-		out[i].keep(began)
-	}
-	return out, nil
-}
-
 // intact is unchanged for work with the libraries that has ended. Other times of a directory do not matter
 // if every library is there as it was, and no other: Python writes its own files beside them when it first
 // imports a package. Nor does it matter that a package manager links a library into another environment,
 // if the times of the directories show that no other file was in a library's place meanwhile.
 func (rc *Content) intact() bool {
-	if rc.unchanged() {
+	if rc.folders.unchanged() {
 		return true
 	}
-	inPlace := !slices.ContainsFunc(rc.folders, func(f stampedFolder) bool {
+	inPlace := !slices.ContainsFunc(rc.folders.list, func(f stampedFolder) bool {
 		s, err := cas.StampPath(f.path)
 		return err != nil || s != f.own
 	})
@@ -213,7 +94,7 @@ func (rc *Content) Stands() bool { return rc.now() == rc.Machine && rc.intact() 
 
 func (rc *Content) newest() time.Time {
 	var last int64
-	for _, f := range rc.folders {
+	for _, f := range rc.folders.list {
 		last = max(last, f.own.Ctime)
 		for _, s := range f.stamps {
 			last = max(last, s.Ctime)
@@ -237,7 +118,7 @@ func (rc *Content) Library(ep string) (compilers.EPLibrary, bool) {
 	return compilers.EPLibrary{}, false
 }
 
-func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (*Content, error) {
+func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (_ *Content, err error) {
 	if err := s.machine.Await(ctx); err != nil {
 		return nil, err
 	}
@@ -274,9 +155,14 @@ func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (*Content, error) {
 			}
 		}
 	}
-	if rc.folders, err = byFolder(rc.files); err != nil {
+	if rc.folders, err = openFolders(rc.files); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			rc.folders.close()
+		}
+	}()
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
 		return nil, cmp.Or(err, ErrMoving) // something came or went before its folder was stamped
 	}

@@ -74,16 +74,15 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 				require.NoError(t, err)
 				stamped = append(stamped, stampedFile{path: path, stamp: s})
 			}
-			rc := &Content{}
-			var err error
-			rc.folders, err = byFolder(stamped)
+			fs, err := openFolders(stamped)
 			require.NoError(t, err)
-			if _, ok := witness.Believable(rc.folders[0].open); !ok {
+			defer fs.close()
+			if _, ok := witness.Believable(fs.list[0].open); !ok {
 				t.Skip("SKIPPED: the times of this file system are not believed")
 			}
-			require.NotNil(t, rc.folders[0].kept[0])
-			require.Nil(t, rc.folders[0].kept[1], "a link is looked up by its name")
-			require.True(t, rc.unchanged())
+			require.Positive(t, fs.list[0].kept[0])
+			require.Negative(t, fs.list[0].kept[1], "a link is looked up by its name")
+			require.True(t, fs.unchanged())
 			if err := change(lib, filepath.Join(filepath.Dir(lib), "beside")); err == unix.EPERM {
 				t.Skip("SKIPPED: this process may not mount")
 			} else {
@@ -91,8 +90,53 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 			}
 			harmless := name == "nothing" || name == "a file is mounted elsewhere"
 			for range 2 {
-				require.Equal(t, harmless, rc.unchanged())
+				require.Equal(t, harmless, fs.unchanged())
 			}
+			fs.close() // a request that began before goes on by path
+			require.Equal(t, harmless, fs.unchanged())
 		})
 	}
+}
+
+// Comparisons that are under way when a runtime is forgotten keep its descriptors open.
+func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
+	lib := filepath.Join(t.TempDir(), "libep.so")
+	require.NoError(t, os.WriteFile(lib, []byte("library"), 0o644))
+	stamp, err := cas.StampPath(lib)
+	require.NoError(t, err)
+	fs, err := openFolders([]stampedFile{{path: lib, stamp: stamp}})
+	require.NoError(t, err)
+	descriptors := append(fs.list[0].kept, fs.list[0].open, fs.mounts)
+	open := func() (n int) {
+		for _, fd := range descriptors {
+			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
+				n++
+			}
+		}
+		return n
+	}
+	all := open()
+	require.GreaterOrEqual(t, all, 2)
+	require.True(t, fs.retain())
+	fs.close()
+	fs.close()
+	require.Equal(t, all, open())
+	fs.release()
+	require.Zero(t, open())
+	require.False(t, fs.retain())
+}
+
+// A report of the kernel is taken by one call; one beside it must not take the mounts for unchanged.
+func TestMountChangesOfCallsAtTheSameTime(t *testing.T) {
+	fs, err := openFolders(nil)
+	require.NoError(t, err)
+	defer fs.close()
+	first := fs.mountChanges()
+	require.Equal(t, first, fs.mountChanges())
+	fs.asking.Add(1) // by a call that has taken a report, and has not counted it yet
+	second := fs.mountChanges()
+	require.NotEqual(t, first, second)
+	require.NotEqual(t, second, fs.mountChanges())
+	fs.asking.Add(-1)
+	require.Equal(t, fs.mountChanges(), fs.mountChanges())
 }

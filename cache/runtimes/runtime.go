@@ -52,6 +52,13 @@ func (rt *Runtime) Found() *Content { return rt.facts.Load() }
 // State returns "ready", "changing" or "unusable".
 func (rt *Runtime) State() string { return *rt.state.Load() }
 
+// close is called when the runtime is in the set no more. Requests that have it may go on with it.
+func (rt *Runtime) close() {
+	if rc := rt.Found(); rc != nil {
+		rc.folders.close()
+	}
+}
+
 func newRuntime(name string, registered bool, find func() (compilers.Runtime, error)) *Runtime {
 	rt := &Runtime{Name: name, subject: name, Registered: registered, find: find, looking: make(chan struct{}, 1)}
 	rt.state.Store(&stateReady)
@@ -87,7 +94,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 }
 
 func (s *Set) holds(rc *Content) bool {
-	return rc.Machine == rc.now() && rc.unchanged()
+	return rc.Machine == rc.now() && rc.folders.unchanged()
 }
 
 // changing says once that a runtime's files are being replaced.
@@ -114,6 +121,12 @@ func (s *Set) lost(ctx context.Context, rt *Runtime, before *Content, err error)
 // found puts what was found into the place of what was before.
 func (s *Set) found(rt *Runtime, before, rc *Content) {
 	rt.facts.Store(rc)
+	if before != nil {
+		before.folders.close()
+	}
+	if !s.Has(rt) {
+		rt.close() // it was forgotten while it was looked at
+	}
 	rt.state.Store(&stateReady)
 	s.watch(rt, rc)
 	if before == nil || !before.Same(rc) {
@@ -146,11 +159,16 @@ func (s *Set) look(ctx context.Context, rt *Runtime, before *Content) (*Content,
 	for attempt := 0; ; {
 		rc, err := s.lookOnce(ctx, rt)
 		pause := lookPause
-		if err == nil && rc.unchanged() {
+		settled := err == nil && rc.folders.unchanged()
+		if settled {
 			if pause = s.unrest(rc, before); pause <= 0 {
 				return rc, nil
 			}
-		} else {
+		}
+		if err == nil {
+			rc.folders.close()
+		}
+		if !settled {
 			attempt++
 		}
 		if attempt == lookAttempts || time.Since(began) > lookPatience {

@@ -84,6 +84,9 @@ func (s *Set) Start(ctx context.Context) {
 func (s *Set) Close() error {
 	err := s.watcher.Close()
 	s.work.Wait()
+	for _, rt := range s.All() {
+		rt.close()
+	}
 	return err
 }
 
@@ -190,6 +193,12 @@ func registeredRuntime(spec compilers.Runtime) *Runtime {
 // register makes these the registered runtimes, in this order. Those that are registered already stay what they are. It
 // gives the new ones, and the subjects that are none any more.
 func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []string) {
+	var dropped []*Runtime
+	defer func() {
+		for _, rt := range dropped {
+			rt.close()
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.list
@@ -209,11 +218,13 @@ func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []stri
 		s.list = append(s.list, rt)
 	}
 	for _, rt := range before {
-		stays := slices.ContainsFunc(s.list, func(now *Runtime) bool { return now.subject == rt.subject })
+		equal := func(now *Runtime) bool { return now.subject == rt.subject }
 		switch {
-		case stays: // or another of the same libraries does
+		case slices.Contains(s.list, rt):
+		case slices.ContainsFunc(s.list, equal): // another of the same libraries stays
+			dropped = append(dropped, rt)
 		case rt.Registered:
-			gone = append(gone, rt.subject)
+			gone, dropped = append(gone, rt.subject), append(dropped, rt)
 		default:
 			s.list = append(s.list, rt)
 		}
@@ -231,7 +242,11 @@ func (s *Set) forget(rt *Runtime) {
 // that clients named is dropped where there are too many.
 func (s *Set) addNamed(rt *Runtime, same func(*Runtime) bool) *Runtime {
 	known, gone := s.add(rt, same)
-	if gone != nil && !slices.ContainsFunc(s.All(), func(rt *Runtime) bool { return rt.subject == gone.subject }) {
+	if gone == nil {
+		return known
+	}
+	gone.close()
+	if !slices.ContainsFunc(s.All(), func(rt *Runtime) bool { return rt.subject == gone.subject }) {
 		s.watcher.Set(gone.subject, nil)
 	}
 	return known

@@ -41,7 +41,7 @@ type ID [32]byte
 
 // FileKey returns the key of one file, and whether the times of its file system can be believed.
 func FileKey(uid uint32, f *os.File) (ID, bool) {
-	fsid, ok := witness.Believable(f)
+	fsid, ok := witness.Believable(int(f.Fd()))
 	if !ok {
 		return ID{}, false
 	}

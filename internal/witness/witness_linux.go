@@ -103,11 +103,11 @@ var believable = map[int64]bool{
 	0xf2f52010: true, // f2fs
 }
 
-// Believable gives the file system's id, and whether its times may be believed.
-func Believable(f *os.File) ([8]byte, bool) {
+// Believable gives the id of an open file's file system, and whether its times may be believed.
+func Believable(fd int) ([8]byte, bool) {
 	var id [8]byte
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+	if err := unix.Fstatfs(fd, &st); err != nil {
 		return id, false
 	}
 	if !believable[int64(st.Type)] || st.Flags&unix.ST_RDONLY != 0 {

@@ -53,7 +53,7 @@ func TestOnlyBelievedFilesAreWrittenBack(t *testing.T) {
 			f, err := os.Create(filepath.Join(t.TempDir(), "model"))
 			require.NoError(t, err)
 			defer f.Close()
-			if _, ok := Believable(f); !ok {
+			if _, ok := Believable(int(f.Fd())); !ok {
 				t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed")
 			}
 			require.NoError(t, f.Truncate(int64(os.Getpagesize())))
