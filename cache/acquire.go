@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -67,7 +68,8 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	rt, rc, err := c.runtimes.Resolve(ctx, at.Wanted(), at.Phase)
 	if err != nil && c.bringsLibraries(at.Request, err) {
 		a, err := c.answerOwn(ctx, at, err)
-		return withoutVerifying(a, at), err
+		trial.NotLoaded(a, at)
+		return a, err
 	}
 	if err != nil {
 		return nil, err
@@ -79,7 +81,7 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 		at.Phase(name)
 	}))
 	if err == nil && at.VerifyOutput > 0 {
-		if err = c.verifyOutput(ctx, at, a); err != nil && a.View != nil {
+		if err = c.trials.VerifyOutput(ctx, at, a); err != nil && a.View != nil {
 			err = errors.Join(err, a.View.Close())
 		}
 	}

@@ -8,6 +8,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+
+	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/plan"
+	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/index"
+
 	goruntime "runtime"
 	"sync"
 	"sync/atomic"
@@ -18,22 +26,17 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
-	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
-	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/cache/rules"
-	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/once"
 	"github.com/epcached/epcached/store"
@@ -125,6 +128,7 @@ type Cache struct {
 	compiler   compilers.Compiler
 	runtimes   *runtimes.Set
 	judges     *judge.Judge
+	trials     *trial.Trials
 	planner    *plan.Planner
 	workspaces *workspace.Maker
 	rights     *rights.Rights
@@ -220,12 +224,14 @@ func (c *Cache) open() error {
 	c.recompiler = c.openRecompiler()
 	c.backlog = c.openBacklog()
 	c.facts = once.New(c.now, c.later)
+	c.trials = &trial.Trials{Store: c.store, Runtimes: c.runtimes, Compiler: c.compiler, Judges: c.judges, Facts: c.facts,
+		Workspaces: c.workspaces, Policy: c.policyOf, Planned: c.planner.Planned}
 	c.query = c.openQueries()
 	c.lookup = c.openLookup()
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 	c.claims = newClaims(claimsOptions{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
 		Limits: func() ClaimOptions { return c.settings.Load().claims }, Now: c.now,
-		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Check: c.believed})
+		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Check: c.trials.Check})
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log,
 		Store: c.store, Workspaces: c.workspaces, Compiler: c.compiler, Policy: c.policyOf})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
@@ -314,7 +320,7 @@ func (c *Cache) Queries() *query.Queries { return c.query }
 func (c *Cache) openQueries() *query.Queries {
 	return query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Remade: c.options.Remade,
 		Now: c.now, Store: c.store, Stream: &c.events, Rights: c.rights, Runtimes: c.runtimes,
-		Configured: c.configured.Load, Sandbox: c.sandbox, Jobs: c.jobs.Count, Try: c.tryEP,
+		Configured: c.configured.Load, Sandbox: c.sandbox, Jobs: c.jobs.Count, Try: c.trials.EP,
 		Rebuilds: func() map[index.BuildID]bool {
 			out := make(map[index.BuildID]bool)
 			for _, r := range c.rebuilds.List() {
@@ -335,7 +341,7 @@ func (c *Cache) openQueries() *query.Queries {
 
 func (c *Cache) openLookup() *lookup.Lookup {
 	return lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
-		Judge: trials{c}, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Planned: c.planner.Planned,
+		Judge: c.trials, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Planned: c.planner.Planned,
 		Served: c.recompiler.Freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 }
 
@@ -377,3 +383,26 @@ func (c *Cache) path(name ...string) string {
 // Idle reports whether nothing is compiled and no client holds a view that was served since the start.
 // It looks into the directory of every view that is in use, so it is not for each request.
 func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyHeld() }
+
+// openJudge makes the judge of builds.
+func (c *Cache) openJudge() {
+	c.judges = judge.New(judge.Options{
+		Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index, Now: c.now, Log: c.log, Event: c.happened,
+		Rules: func() (*rules.Set, uint64) {
+			s := c.settings.Load()
+			return s.rules, s.judging
+		},
+		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &plan.NotesOn(rc).Verdicts },
+		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (*judge.Target, error) {
+			at, err := sources.AttemptOf(b)
+			if err == nil {
+				at, err = c.planner.Planned(ctx, at.WithRuntime(rt.Name, rc))
+			}
+			if err != nil {
+				return nil, err
+			}
+			return at.Plan.Against(rt.Name, rc).Target(), nil
+		},
+		Rebuild: func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) },
+	})
+}

@@ -78,7 +78,7 @@ func (v *conversion) copyRest(m *epmodel.Model, from string) ([]string, error) {
 		if done[f.Name] {
 			continue
 		}
-		if err := copyPath(filepath.Join(from, filepath.FromSlash(f.Name)), v.path(f.Name)); err != nil {
+		if err := workspace.CopyPath(filepath.Join(from, filepath.FromSlash(f.Name)), v.path(f.Name)); err != nil {
 			return nil, err
 		}
 		names = append(names, f.Name)

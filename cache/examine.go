@@ -1,16 +1,12 @@
 package cache
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/epcached/epcached/cache/event"
-	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/lookup"
-	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
@@ -67,20 +63,20 @@ func (c *Cache) examine(ctx context.Context, p request.Peer, from runtimes.Ref, 
 	}
 	a := at.Plan.Against(at.RuntimeName, at.Content)
 	out := reports.Examined{Runtime: a.Runtime, Exactly: at.Plan.MadeExactly(b), Disprove: func(text string) { c.disprove(a, b, text) }}
-	t, err := c.tryReported(ctx, a, b)
+	t, err := c.trials.Reported(ctx, a, b)
 	switch {
 	case ctx.Err() != nil:
 		return reports.Examined{}, ctx.Err()
 	case err != nil:
 		out.Text = "it could not be tried here: " + err.Error()
-	case t.result.Outcome == compilers.Passed:
-		out.Verdict, out.Text, out.Level = reports.Loads, "it loads here, in a process of its own, with "+at.RuntimeName, t.result.GraphOptimizationLevel
-	case t.result.Outcome == compilers.NotCheckable:
+	case t.Outcome == compilers.Passed:
+		out.Verdict, out.Text, out.Level = reports.Loads, "it loads here, in a process of its own, with "+at.RuntimeName, t.GraphOptimizationLevel
+	case t.Outcome == compilers.NotCheckable:
 		out.Verdict, out.Text = reports.Unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
-	case t.control != "":
-		out.Text = "it does not load here, but neither does what is known to be sound: " + compilers.LastWords(t.control)
+	case t.Control != "":
+		out.Text = "it does not load here, but neither does what is known to be sound: " + compilers.LastWords(t.Control)
 	default:
-		out.Verdict, out.Text = reports.Refuted, fmt.Sprintf("it does not load here either: %s", identity.Shortened(t.result.Text))
+		out.Verdict, out.Text = reports.Refuted, fmt.Sprintf("it does not load here either: %s", identity.Shortened(t.Text))
 	}
 	return out, nil
 }
@@ -148,88 +144,6 @@ func (c *Cache) runtimeReported(ctx context.Context, b *index.Build, req *reques
 	return c.runtimes.Resolve(ctx, req.Wanted(), func(string) {})
 }
 
-// trial is the result of loading a build, and of the control where it failed.
-type trial struct {
-	result  compilers.CheckResult
-	control string // why a failure is not to be believed; "" if it is
-}
-
-// tryReported loads the build in a process of its own, twice if it fails: a worker may lack memory for a moment. A
-// failure is believed only where the smallest artefact that these libraries make loads.
-func (c *Cache) tryReported(ctx context.Context, a *request.Against, b *index.Build) (trial, error) {
-	key := c.runtimes.Key("report", a.Content, b.ID[:])
-	return once.Do(ctx, c.facts, key, func(ctx context.Context) (trial, error) {
-		answer, err := lookup.Lease(ctx, c.store, b, func(string) {})
-		if err != nil {
-			return trial{}, err
-		}
-		defer answer.View.Close()
-		job := a.CheckJobOf(b, answer)
-		var t trial
-		for range 2 {
-			if t.result, err = runtimes.Still(a.Content, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {
-				return t, err
-			}
-		}
-		t.control, err = c.control(ctx, a)
-		return t, err
-	})
-}
-
-// believed loads a graph, and takes its failure only where the smallest artefact that these libraries make loads: else it
-// says something of this machine, and nothing of the graph.
-func (c *Cache) believed(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
-	checked, err := runtimes.Still(a.Content, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
-	if err != nil || checked.Outcome != compilers.Failed {
-		return checked, err
-	}
-	// After an update many fail one after the other, so that one loads is remembered. That none does is not.
-	_, err = once.Do(ctx, c.facts, c.runtimes.Key("control", a.Content, a.Spelled()), func(ctx context.Context) (bool, error) {
-		broken, err := c.control(ctx, a)
-		if err == nil && broken != "" {
-			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")
-		}
-		return true, err
-	})
-	if err != nil {
-		return compilers.CheckResult{}, err
-	}
-	return checked, nil
-}
-
-// control says why what these libraries make does not load here, "" if it does or if nothing can be made to try that with.
-func (c *Cache) control(ctx context.Context, a *request.Against) (string, error) {
-	var own *compilers.Job
-	if a.OnOwnModel {
-		if a.Model == nil {
-			return "", nil // there is nothing to try it with, so what happened is believed
-		}
-		j, remove, err := c.workspaces.Copy(ctx, a.Model, a.Canonical)
-		defer remove()
-		if err != nil {
-			return "", err
-		}
-		own = plan.OwnJob(a.Canonical, j.Copies[0].Path)
-	}
-	folder, remove, err := c.store.Stage("control-")
-	if err != nil {
-		return "", err
-	}
-	defer remove()
-	result, err := runtimes.Still(a.Content, func() (compilers.CheckResult, error) {
-		return compilers.Control(ctx, c.compiler, a.Content.Spec, a.EPs, folder, own)
-	})
-	switch {
-	case errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced):
-		return "", err
-	case err != nil:
-		return err.Error(), nil
-	case result.Outcome == compilers.Failed:
-		return cmp.Or(result.Text, result.Outcome), nil
-	}
-	return "", nil // where the device is elsewhere, a failure proves nothing
-}
-
 // disprove remembers that a build of another library does not load with the runtime, whatever judgements said.
 func (c *Cache) disprove(a *request.Against, b *index.Build, text string) {
 	j := c.judges.Disprove(a.Target(), b, text)
@@ -241,23 +155,4 @@ func errDoubted(at *request.Attempt) error {
 	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", at.Name).
 		WithFact("request_key", at.Plan.RequestKey.String()).
 		WithHint("load the model without epcached; what is compiled here is offered again after %s", reports.DoubtHolds)
-}
-
-// tryEP compiles one node, and loads it, unless that was tried lately. It says what is wrong.
-func (c *Cache) tryEP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) string {
-	rc, err := c.runtimes.Content(ctx, rt, func(string) {})
-	if err != nil {
-		return err.Error()
-	}
-	eps, err := runtimes.Alone(rc, facts.Facts, name)
-	if err != nil {
-		return err.Error()
-	}
-	wrong, err := once.Do(ctx, c.facts, c.runtimes.Key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
-		return c.control(ctx, (&request.Plan{EPs: eps}).Against("", rc))
-	})
-	if err != nil {
-		return err.Error()
-	}
-	return wrong
 }

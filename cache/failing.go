@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -85,7 +86,7 @@ func emptied(folder string) error {
 func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := j.c.compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
-	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.Content.Stands() || j.c.leaving.Load() {
+	if err != nil || checked.Outcome != compilers.Failed || checked.Code != trial.Crashed || ctx.Err() != nil || !j.Content.Stands() || j.c.leaving.Load() {
 		return checked, err
 	}
 	checked, err = j.c.compiler.Check(ctx, spec)
@@ -144,7 +145,7 @@ func (j *job) control(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer leave()
-	return j.c.control(ctx, j.Plan.Against("", j.Content))
+	return j.c.trials.Control(ctx, j.Plan.Against("", j.Content))
 }
 
 // tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.

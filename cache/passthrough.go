@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -151,7 +152,7 @@ func ofString(j judge.Judgement) string {
 func (c *Cache) checkOwn(ctx context.Context, r *request.Request, a *request.Against) (compilers.CheckResult, error) {
 	key := c.judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Spelled()...))
 	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {
-		return c.believed(ctx, a, a.CheckJob(graph, request.LoadLevel("")))
+		return c.trials.Check(ctx, a, a.CheckJob(graph, request.LoadLevel("")))
 	}
-	return workspace.Remember(ctx, c.workspaces, r, key, proven, workspace.OnCopy(c.workspaces, a.Canonical, check))
+	return workspace.Remember(ctx, c.workspaces, r, key, trial.Proven, workspace.OnCopy(c.workspaces, a.Canonical, check))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -267,7 +268,7 @@ func (cs *claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	a := cl.Plan.Against("", cl.Content)
 	job := a.CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
 	if a.Marks.Elsewhere(b) {
-		job.Zeros = freeSizes[0]
+		job.Zeros = trial.FreeSizes[0]
 	}
 	checked, err := cs.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {

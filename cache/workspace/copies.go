@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -280,4 +281,13 @@ func (w *Workspace) FixedInVain() (names []string) {
 		}
 	}
 	return names
+}
+
+// CopyPath is CopyPrivate for a file by its path.
+func CopyPath(from, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	return errors.Join(CopyPrivate(f, to), f.Close())
 }

@@ -1,0 +1,116 @@
+package trial
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/workspace"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
+)
+
+// VerifyOutput compares what the answer's build computes with what the request's model does, where
+// the request asks for it. It is no part of the identity: a build is compared once for each tolerance,
+// for the first request with it, and stays what it is for others. An error leaves the answer to its
+// caller.
+func (ts *Trials) VerifyOutput(ctx context.Context, at *request.Attempt, a *request.Answer) error {
+	b := a.Build
+	switch {
+	case at.VerifyOutput == 0,
+		b != nil && (a.View == nil || b.VerifiedOutput > 0 && b.VerifiedOutput <= at.VerifyOutput):
+		return nil
+	case a.Outcome == request.PassThrough || b != nil && request.IsAdopted(b):
+		notVerified(a, "the model is compiled already, and there is none to compare with")
+		return nil
+	case b == nil:
+		return nil
+	}
+	at, err := ts.Planned(ctx, at)
+	if err != nil {
+		return err
+	}
+	at.Phase("comparing")
+	result, err := ts.compareOnce(ctx, at, a)
+	switch {
+	case ctx.Err() != nil:
+		return request.ContextError(ctx, at.Name)
+	case err != nil:
+		return request.WorkerError(err, "model %q: output not verified", at.Name)
+	case result.Outcome == compilers.Failed:
+		return outputDiffers(at, result)
+	case result.Outcome != compilers.Passed:
+		notVerified(a, result.Text)
+	}
+	return nil
+}
+
+// NotLoaded notes that an answer was not compared, because only applications load the libraries.
+func NotLoaded(a *request.Answer, at *request.Attempt) {
+	if a != nil && a.View != nil && at.VerifyOutput > 0 {
+		notVerified(a, "the daemon does not load these libraries")
+	}
+}
+
+func notVerified(a *request.Answer, why string) {
+	a.Warnings = append(a.Warnings, "output not verified, "+compilers.NotCheckable+": "+why)
+}
+
+func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
+	return apierr.New(apierr.CompileFailed, nil, "model %q: what is compiled computes something else: %s", at.Name, result.Text).
+		WithFact("reason", "output differs").
+		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
+		WithHint("allow more with a larger tolerance, or load the model without epcached; " +
+			"execution providers may compute in smaller types unless told otherwise")
+}
+
+// compareOnce compares, or returns what an earlier comparison of the same build and tolerance with
+// these libraries found.
+func (ts *Trials) compareOnce(ctx context.Context, at *request.Attempt, a *request.Answer) (compilers.VerifyResult, error) {
+	v, ok := ts.Compiler.(compilers.OutputVerifier)
+	switch {
+	case !ok:
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "this compiler cannot compare"}, nil
+	case len(a.Build.Members) > 0:
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "groups are not compared"}, nil
+	}
+	what := fmt.Appendf(nil, "%x %s %x", a.Build.ID, a.Graph, math.Float64bits(at.VerifyOutput))
+	if !a.Build.ID.IsZero() {
+		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(at.VerifyOutput)) // whichever view it is
+	}
+	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
+	compare := func(ctx context.Context, own *request.Request) (compilers.VerifyResult, error) {
+		return ts.compare(ctx, v, at.WithRequest(own), a.Build, graph)
+	}
+	// What could not be compared may be another time.
+	lasts := func(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
+	return workspace.Remember(ctx, ts.Workspaces, at.Request, ts.Runtimes.Key("output", at.Content, what), lasts, compare)
+}
+
+// compare runs private copies of both. The build's is copied too, because workers of another user
+// reach no views.
+func (ts *Trials) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build,
+	graph string) (compilers.VerifyResult, error) {
+	source, remove, err := ts.Workspaces.Copy(ctx, at.Request, at.Plan.Canonical)
+	defer remove()
+	if err != nil {
+		return compilers.VerifyResult{}, err
+	}
+	built := filepath.Join(source.Folder, "built")
+	for _, f := range b.Files {
+		name := filepath.FromSlash(f.Name)
+		if err := workspace.CopyPath(filepath.Join(filepath.Dir(graph), name), filepath.Join(built, name)); err != nil {
+			return compilers.VerifyResult{}, err
+		}
+	}
+	check := at.Plan.Against("", at.Content).CheckJob(filepath.Join(built, b.Graph),
+		cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(at.Plan.Canonical.GraphOptimizationLevel)))
+	job := compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: source.Copies[0].Path, Most: at.VerifyOutput}
+	return runtimes.Still(at.Content, func() (compilers.VerifyResult, error) { return v.VerifyOutput(ctx, job) })
+}
