@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -15,6 +16,9 @@ func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // IsZero reports whether d is the zero Digest, which names no blob.
 func (d Digest) IsZero() bool { return d == Digest{} }
+
+// Compare orders digests by their bytes.
+func (d Digest) Compare(other Digest) int { return bytes.Compare(d[:], other[:]) }
 
 // ParseDigest reads what Digest.String wrote. Upper-case digits are refused,
 // so that every digest has one spelling and one file name.

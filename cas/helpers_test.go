@@ -6,17 +6,23 @@ import (
 	"os"
 )
 
-// Put, PutFile and AdoptHashed are those of a Hold that keeps nothing.
+// Put, PutFile and AdoptHashed are those of a Hold that is released.
 func (s *Store) Put(ctx context.Context, r Source) (Digest, int64, error) {
-	return s.put(ctx, r, nil)
+	h := s.Hold()
+	defer h.Release()
+	return h.Put(ctx, r)
 }
 
 func (s *Store) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
-	return s.putFile(ctx, f, nil)
+	h := s.Hold()
+	defer h.Release()
+	return h.PutFile(ctx, f)
 }
 
 func (s *Store) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
-	return s.adoptHashed(ctx, path, known, nil)
+	h := s.Hold()
+	defer h.Release()
+	return h.AdoptHashed(ctx, path, known)
 }
 
 // Foreign returns the paths of what stands among the objects and is no blob.

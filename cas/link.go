@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 )
 
 // Link gives the verified blob a further name in the open folder dir, for a
@@ -24,7 +25,7 @@ func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (
 	}
 	err = s.fs.LinkAt(s.path(d), dir, name)
 	switch {
-	case tooManyLinks(err) || otherDevice(err):
+	case errors.Is(err, syscall.EMLINK), errors.Is(err, syscall.EXDEV):
 		stamp, err = s.copyTo(ctx, f, dir, name)
 	case err == nil:
 		stamp, err = s.renew(d, f, stamp)

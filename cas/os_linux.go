@@ -105,27 +105,29 @@ func StampOf(f *os.File) (s Stamp, err error) {
 // StampAt returns the stamp of the file of that name in the folder with the
 // descriptor dirfd. A symbolic link is not followed: the stamp is its own.
 func StampAt(dirfd int, name string) (Stamp, error) {
-	var st unix.Stat_t
-	if err := unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return Stamp{}, &os.PathError{Op: "fstatat", Path: name, Err: err}
+	s, err := stampAt(dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		err = &os.PathError{Op: "fstatat", Path: name, Err: err}
 	}
-	return stampFrom(&st), nil
+	return s, err
 }
 
 // StampPath returns the stamp of the file that a path leads to, through symbolic links: a link that is
 // switched is a change.
 func StampPath(path string) (Stamp, error) {
-	s, err := StampThrough(unix.AT_FDCWD, path)
+	s, err := stampAt(unix.AT_FDCWD, path, 0)
 	if err != nil {
-		return Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
+		err = &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return s, nil
+	return s, err
 }
 
 // StampThrough is StampPath for a name in the folder with the descriptor. Its error names no path.
-func StampThrough(dirfd int, name string) (Stamp, error) {
+func StampThrough(dirfd int, name string) (Stamp, error) { return stampAt(dirfd, name, 0) }
+
+func stampAt(dirfd int, name string, flags int) (Stamp, error) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(dirfd, name, &st, 0); err != nil {
+	if err := unix.Fstatat(dirfd, name, &st, flags); err != nil {
 		return Stamp{}, err
 	}
 	return stampFrom(&st), nil
@@ -201,12 +203,6 @@ var Boot = sync.OnceValue(func() string {
 	}
 	return strings.TrimSpace(string(b))
 })
-
-// tooManyLinks reports whether a file has as many names as its file system allows.
-func tooManyLinks(err error) bool { return errors.Is(err, unix.EMLINK) }
-
-// otherDevice reports whether a link was refused since it would leave the file system.
-func otherDevice(err error) bool { return errors.Is(err, unix.EXDEV) }
 
 // unreadable reports whether the disk cannot give the bytes any more, or a
 // symbolic link (ELOOP) or a socket (ENXIO) stands in for them.

@@ -9,12 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
-// put is Hold.Put. h may be nil, as in the functions below.
-func (s *Store) put(ctx context.Context, r Source, h *Hold) (Digest, int64, error) {
-	d, err := s.putCopy(ctx, h, func(to *os.File) (Digest, error) {
-		return s.copyFrom(ctx, to, r, r.Size())
+// Put stores the bytes of r, and returns their digest and number when they are durable. A blob that
+// is there already is kept, if its bytes are right.
+func (h *Hold) Put(ctx context.Context, r Source) (Digest, int64, error) {
+	d, err := h.putCopy(ctx, func(to *os.File) (Digest, error) {
+		return h.s.copyFrom(ctx, to, r, r.Size())
 	})
 	if err != nil {
 		return Digest{}, 0, fmt.Errorf("store a blob: %w", err)
@@ -22,16 +24,19 @@ func (s *Store) put(ctx context.Context, r Source, h *Hold) (Digest, int64, erro
 	return d, r.Size(), nil
 }
 
-// putFile is Hold.PutFile.
-func (s *Store) putFile(ctx context.Context, f *os.File, h *Hold) (Digest, int64, error) {
+// PutFile stores the bytes of the file f, which stays as it is, and returns their digest and length
+// when they are durable. It reads through the descriptor at offsets of its own, and shares the
+// bytes where the file system can. What is hashed is the store's copy. ErrChanged: the size or the
+// time of the last change was another afterwards.
+func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 	before, err := StampOf(f)
 	if err == nil {
 		err = regular(f)
 	}
 	var d Digest
 	if err == nil {
-		d, err = s.putCopy(ctx, h, func(to *os.File) (Digest, error) {
-			d, err := s.copy(ctx, to, f, before.Size)
+		d, err = h.putCopy(ctx, func(to *os.File) (Digest, error) {
+			d, err := h.s.copy(ctx, to, f, before.Size)
 			if err == nil {
 				err = unchanged(f, before)
 			}
@@ -45,57 +50,60 @@ func (s *Store) putFile(ctx context.Context, f *os.File, h *Hold) (Digest, int64
 }
 
 // putCopy makes a blob of what write copies into a new file, and hashes.
-func (s *Store) putCopy(
-	ctx context.Context, h *Hold, write func(to *os.File) (Digest, error),
-) (Digest, error) {
-	f, path, err := s.stage()
+func (h *Hold) putCopy(ctx context.Context, write func(to *os.File) (Digest, error)) (Digest, error) {
+	f, path, err := h.s.stage()
 	if err != nil {
 		return Digest{}, err
 	}
 	d, err := write(f)
 	if err != nil {
-		err = errors.Join(err, s.fs.Remove(path))
+		err = errors.Join(err, h.s.fs.Remove(path))
 	} else {
-		err = s.commit(ctx, f, path, d, false, h)
+		err = h.commit(ctx, f, path, d, false)
 	}
 	return d, errors.Join(err, f.Close())
 }
 
-// adoptHashed is Hold.AdoptHashed.
-func (s *Store) adoptHashed(ctx context.Context, path string, known Hashed, h *Hold) (Digest, int64, error) {
-	f, err := s.fs.Open(path)
+// AdoptHashed makes the staged file at path a blob without copying it, and returns its digest and
+// length when it is durable. The file has to be on the store's file system and its writer has to be
+// done. If it can be seen that somebody could still write it, it is copied instead. Either way path
+// is gone afterwards; after an error it is there still, unless its bytes could not be synced. A
+// file that is still as it was when HashAhead or CopyAhead hashed it is not hashed again; of others
+// known is the zero Hashed.
+func (h *Hold) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
+	f, err := h.s.fs.Open(path)
 	if err != nil {
 		return Digest{}, 0, fmt.Errorf("adopt a blob: %w", err)
 	}
-	d, n, err := s.adopt(ctx, f, path, known, h)
+	d, n, err := h.adopt(ctx, f, path, known)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return Digest{}, 0, fmt.Errorf("adopt %s: %w", path, err)
 	}
 	return d, n, nil
 }
 
-func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed, h *Hold) (Digest, int64, error) {
+func (h *Hold) adopt(ctx context.Context, f *os.File, path string, known Hashed) (Digest, int64, error) {
 	now, err := StampOf(f)
 	if err != nil {
 		return Digest{}, 0, err
 	}
 	if known.stamp != now {
 		startWriting(f) // while it is hashed
-		if known, err = s.hash(ctx, f); err != nil {
+		if known, err = h.s.hash(ctx, f); err != nil {
 			return Digest{}, 0, err
 		}
 	}
 	if known != (Hashed{}) {
-		err = s.commit(ctx, f, path, known.digest, true, h)
+		err = h.commit(ctx, f, path, known.digest, true)
 		if !errors.Is(err, errElsewhere) {
 			return known.digest, known.stamp.Size, err
 		}
 	}
-	d, n, err := s.putFile(ctx, f, h)
+	d, n, err := h.PutFile(ctx, f)
 	if err != nil {
 		return Digest{}, 0, err
 	}
-	return d, n, s.fs.Remove(path)
+	return d, n, h.s.fs.Remove(path)
 }
 
 func unchanged(f *os.File, before Stamp) error {
@@ -130,11 +138,12 @@ var errElsewhere = errors.New("staged on another file system")
 //     may anybody be told.
 //
 // A staged file that is adopted, and so a caller's, stays after an error, unless it is the sync
-// that failed. h, if it is not nil, keeps the blob from step 2 on.
+// that failed. The blob is kept from step 2 on.
 //
 // After a failed sync nobody knows which bytes are on the disk and a second sync would succeed
 // without writing them, so the file is dropped: the next Put writes a new one.
-func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool, h *Hold) (err error) {
+func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool) (err error) {
+	s := h.s
 	keep := false // path is the caller's, and sound
 	defer func() {
 		if err == nil || keep {
@@ -190,7 +199,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		switch {
 		case err == nil:
 			return true, s.sameFile(f, d)
-		case otherDevice(err):
+		case errors.Is(err, syscall.EXDEV):
 			return false, errElsewhere
 		case errors.Is(err, fs.ErrNotExist):
 			// The folder was deleted behind our back.

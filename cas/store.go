@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,16 +74,15 @@ func Open(dir string, o Options) (*Store, error) {
 	if o.ReadOnly {
 		return s, nil
 	}
-	if err := s.makeFolders(); err != nil {
-		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
+	err := s.makeFolders()
+	if err == nil {
+		err = RemoveLeftovers(s.fs, s.incoming)
 	}
-	if err := RemoveLeftovers(s.fs, s.incoming); err != nil {
-		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
+	if err == nil && s.volatile {
+		err = s.removeStale()
 	}
-	if s.volatile {
-		if err := s.removeStale(); err != nil {
-			return nil, fmt.Errorf("open blob store %s: %w", dir, err)
-		}
+	if err != nil {
+		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
 	}
 	return s, nil
 }
@@ -253,22 +253,16 @@ func (s *Store) gone(d Digest, err error) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s.wrap(d, err)
 	}
-	if syncErr := s.fs.SyncDir(s.folder(d)); syncErr != nil && !errors.Is(syncErr, fs.ErrNotExist) {
-		return s.wrap(d, syncErr)
+	if syncErr := s.fs.SyncDir(s.folder(d)); !errors.Is(syncErr, fs.ErrNotExist) {
+		err = cmp.Or(syncErr, err)
 	}
-	if err != nil {
-		return s.wrap(d, err)
-	}
-	return nil
+	return s.wrap(d, err)
 }
 
 // SyncName makes the name of a blob durable, for one that was found and not put: a
 // crash may have come before its folder was synced.
 func (s *Store) SyncName(d Digest) error {
-	if err := s.fs.SyncDir(s.folder(d)); err != nil {
-		return s.wrap(d, err)
-	}
-	return nil
+	return s.wrap(d, s.fs.SyncDir(s.folder(d)))
 }
 
 // Quarantine moves the blob out of the store, with a note why. Views that have
@@ -345,8 +339,11 @@ func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs
 
 // wrap names the blob, and makes a missing file ErrNotFound.
 func (s *Store) wrap(d Digest, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("blob %s: %w", d, ErrNotFound)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		err = ErrNotFound
 	}
 	return fmt.Errorf("blob %s: %w", d, err)
 }

@@ -113,18 +113,17 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 		if s.volatile || s.fs.Sync(f) != nil {
 			boot = Boot()
 		}
+		var after Stamp
 		got, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
-		if err != nil {
-			return Stamp{}, s.wrap(d, err)
+		if err == nil {
+			after, err = StampOf(f)
 		}
-		after, err := StampOf(f)
-		if err != nil {
+		switch {
+		case err != nil:
 			return Stamp{}, s.wrap(d, err)
-		}
-		if before != after {
+		case before != after:
 			continue
-		}
-		if got != d {
+		case got != d:
 			s.stamps.forget(d)
 			return Stamp{}, &CorruptError{Digest: d, Got: got}
 		}

@@ -53,10 +53,12 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 	if err == nil {
 		err = s.name(path, d)
 	}
+	var stamp Stamp
 	if err != nil {
 		err = errors.Join(err, s.fs.Remove(path))
-	} else {
-		err = s.stampNew(d, f)
+	} else if stamp, err = StampOf(f); err == nil {
+		stamp.Boot = Boot()
+		s.stamps.save(d, stamp)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("fill blob %s: %w", d, err)
@@ -66,30 +68,20 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 
 // name moves the staged file to the blob's name, and makes its folder if it is the first there.
 func (s *Store) name(path string, d Digest) error {
-	if err := s.fs.Rename(path, s.path(d)); err == nil || !os.IsNotExist(err) {
-		return err
+	err := s.fs.Rename(path, s.path(d))
+	if os.IsNotExist(err) {
+		if err = s.fs.Mkdir(s.folder(d)); err == nil {
+			err = s.fs.Rename(path, s.path(d))
+		}
 	}
-	if err := s.fs.Mkdir(s.folder(d)); err != nil {
-		return err
-	}
-	return s.fs.Rename(path, s.path(d))
-}
-
-func (s *Store) stampNew(d Digest, f *os.File) error {
-	stamp, err := StampOf(f)
-	if err != nil {
-		return err
-	}
-	stamp.Boot = Boot()
-	s.stamps.save(d, stamp)
-	return nil
+	return err
 }
 
 // dropStale removes what has the blob's name, if anything has. The blob's lock
 // is held. Whoever has it open, or under another name, keeps it.
 func (s *Store) dropStale(d Digest) error {
 	s.stamps.forget(d)
-	if err := s.fs.Remove(s.path(d)); err != nil && !os.IsNotExist(err) {
+	if err := s.fs.Remove(s.path(d)); !os.IsNotExist(err) {
 		return err
 	}
 	return nil
