@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Removal removes blobs that nobody needs, and makes that durable for all of them at once: a sync
@@ -81,4 +83,24 @@ func (s *Store) isHeld(d Digest) bool {
 	s.heldMu.Lock()
 	defer s.heldMu.Unlock()
 	return s.held[d] > 0
+}
+
+const syncsAtOnce = 16
+
+// SyncDirs is SyncDir of several folders, at the same time: where names have
+// changed in all of them, the first has the file system write its transaction,
+// and the disk is told to flush its cache once for those that come together,
+// not once for each. The errors are in the order of the paths.
+func SyncDirs(fsys FS, paths []string) []error {
+	errs := make([]error, len(paths))
+	var all errgroup.Group
+	all.SetLimit(syncsAtOnce)
+	for i, path := range paths {
+		all.Go(func() error {
+			errs[i] = fsys.SyncDir(path)
+			return nil
+		})
+	}
+	_ = all.Wait() // always nil: each error has its own place
+	return errs
 }

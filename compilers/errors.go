@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/epmodel"
@@ -113,4 +114,71 @@ func LastLine(text string) string {
 		}
 	}
 	return strings.TrimSpace(lines[len(lines)-1])
+}
+
+// CodeNames are ONNX Runtime's error codes as its messages spell them: OrtErrorCode without ORT_, each at its number.
+var CodeNames = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MODEL", "ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF", "MODEL_LOADED",
+	"NOT_IMPLEMENTED", "INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED", "MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
+
+// CodeName gives an error code with ONNX Runtime's name for it: "10 INVALID_GRAPH". Below 0 is a crash.
+func CodeName(code int) string {
+	switch {
+	case code < 0:
+		return "a crash"
+	case code < len(CodeNames):
+		return fmt.Sprintf("%d %s", code, CodeNames[code])
+	}
+	return fmt.Sprintf("code %d", code)
+}
+
+// Tail keeps the last bytes of what is written to it. It never fails and never blocks, so that a worker that floods its standard error gets neither
+// stuck nor our memory.
+type Tail struct {
+	Limit int // bytes that are kept
+
+	mu   sync.Mutex // guards kept and cut
+	kept []byte
+	cut  bool
+}
+
+// Write keeps the end of p.
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(p)
+	if len(p) > t.Limit {
+		p, t.cut = p[len(p)-t.Limit:], true
+	}
+	t.kept = append(t.kept, p...)
+	if len(t.kept) > 2*t.Limit { // moved only now and then: writes are small
+		t.trim()
+	}
+	return n, nil
+}
+
+func (t *Tail) trim() {
+	if extra := len(t.kept) - t.Limit; extra > 0 {
+		t.kept, t.cut = append(t.kept[:0:0], t.kept[extra:]...), true
+	}
+}
+
+// String is what was kept, with a mark where more was written.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.trim()
+	if t.cut {
+		return "[...]" + string(t.kept)
+	}
+	return string(t.kept)
+}
+
+// LastWords shortens a long message to its end: ONNX Runtime begins with where in its source it was,
+// and the cause comes last.
+func LastWords(text string) string {
+	const most = 400
+	if len(text) <= most {
+		return text
+	}
+	return "..." + strings.ToValidUTF8(text[len(text)-most:], "")
 }

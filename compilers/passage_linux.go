@@ -182,3 +182,79 @@ func copyForAll(from, to string) error {
 	}
 	return err
 }
+
+// TakesOpen implements Opener. A worker opens the file again, by its descriptor, so its user must be allowed to. Not where what the model refers to is
+// looked for beside it, or is made a part of the artefact afterwards.
+func (o *ORT) TakesOpen(job Job) bool {
+	if _, isTool, err := o.toolFor(job.EPs); isTool || err != nil {
+		return false // tools may do what they like with the path that they are given
+	}
+	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource || Weightless(job.SessionOptions) {
+		return false
+	}
+	if _, err := os.Stat("/proc/self/fd"); err != nil {
+		return false
+	}
+	if o.opts.User == nil {
+		return true
+	}
+	info, err := job.ModelFile.Stat()
+	if err != nil || !o.inScratch(filepath.Dir(job.Model)) {
+		return false
+	}
+	uid := statOf(info).Uid
+	return uid == o.opts.User.UID && info.Mode()&0o400 != 0 || uid != o.opts.User.UID && info.Mode()&0o004 != 0
+}
+
+// CanPass finds the first folder above a path that the user cannot pass, by the folders' modes alone. A path that is "" or not there is passed as
+// far as it goes.
+func (c *Credential) CanPass(path string) error {
+	if path == "" {
+		return nil
+	}
+	for _, folder := range above(path) {
+		info, err := os.Stat(folder)
+		if err != nil {
+			return nil // who needs it will say that it is not there
+		}
+		if !c.may(info, 1) {
+			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID, folder, path, folder)
+		}
+	}
+	return nil
+}
+
+// CanRun tells whether the user may execute a file.
+func (c *Credential) CanRun(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if !c.may(info, 1) {
+		return fmt.Errorf("uid %d cannot run %q: chmod o+x %s", c.UID, path, path)
+	}
+	return nil
+}
+
+// may looks at the mode's bits for the user: 4 to read, 2 to write, 1 to execute or to pass.
+func (c *Credential) may(info os.FileInfo, bit fs.FileMode) bool {
+	owner := statOf(info)
+	switch {
+	case owner.Uid == c.UID:
+		bit <<= 6
+	case owner.Gid == c.GID || slices.Contains(c.Groups, owner.Gid):
+		bit <<= 3
+	}
+	return info.Mode()&bit != 0
+}
+
+func above(path string) []string {
+	var folders []string
+	for dir := filepath.Dir(filepath.Clean(path)); ; dir = filepath.Dir(dir) {
+		folders = append(folders, dir)
+		if dir == filepath.Dir(dir) {
+			slices.Reverse(folders)
+			return folders
+		}
+	}
+}

@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -191,3 +193,128 @@ type usage struct {
 	cpu         time.Duration
 	outOfMemory bool // one was killed for the memory limit
 }
+
+var errClosed = errors.New("compiler is closed")
+
+// launcher starts processes from one thread. The kernel kills a worker when the thread that started it ends (Pdeathsig), and Go ends threads as it
+// likes; this one ends with the launcher.
+type launcher struct {
+	calls chan func()
+	mu    sync.Mutex // guards closed, and orders close with begin
+	done  bool
+	jobs  sync.WaitGroup
+}
+
+func newLauncher() *launcher {
+	l := &launcher{calls: make(chan func())}
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		for call := range l.calls {
+			call()
+		}
+	}()
+	return l
+}
+
+// begin announces a job; close waits until its end is called.
+func (l *launcher) begin() (end func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done {
+		return nil, errClosed
+	}
+	l.jobs.Add(1)
+	return l.jobs.Done, nil
+}
+
+// on runs a function on the thread. Only between begin and end.
+func (l *launcher) on(call func() error) error {
+	result := make(chan error)
+	l.calls <- func() { result <- call() }
+	return <-result
+}
+
+func (l *launcher) close() {
+	l.mu.Lock()
+	first := !l.done
+	l.done = true
+	l.mu.Unlock()
+	l.jobs.Wait()
+	if first {
+		close(l.calls)
+	}
+}
+
+// privateFolder is where a worker has its working directory, home and temporary files: in the job's
+// folder, and removed before output is listed.
+const privateFolder = ".worker"
+
+// Spelling returns the path by which the worker of a Job with this Folder names a model: relative
+// to the worker's working directory. ONNX Runtime hashes that spelling into names of nodes and
+// graphs, so two compiles of one model give the same bytes if their folders and models have the
+// same names and lie in the same way to each other, wherever that is.
+func Spelling(folder, model string) string {
+	return relative(filepath.Join(folder, privateFolder), model)
+}
+
+func relative(workingDirectory, path string) string {
+	if spelled, err := filepath.Rel(workingDirectory, path); err == nil {
+		return spelled
+	}
+	return path // two absolute paths always have a relation, on Unix
+}
+
+// spelled returns a request to compile with its models as the worker is to spell them.
+func spelled(req dialogue.Request, workingDirectory string) dialogue.Request {
+	if req.Do != dialogue.Compile {
+		return req
+	}
+	req.Model = relative(workingDirectory, req.Model)
+	req.Share = slices.Clone(req.Share)
+	for i := range req.Share {
+		req.Share[i].Model = relative(workingDirectory, req.Share[i].Model)
+	}
+	return req
+}
+
+const lowest = 19
+
+func waits(idle <-chan struct{}) bool {
+	select {
+	case <-idle:
+		return false
+	default:
+		return idle != nil
+	}
+}
+
+func (o *ORT) raiser(idle <-chan struct{}) func(pid int, ended <-chan struct{}) {
+	return func(pid int, ended <-chan struct{}) {
+		if !waits(idle) {
+			return
+		}
+		select {
+		case <-idle:
+			raise(pid, max(o.opts.Limits.Nice, ownNiceness()))
+		case <-ended:
+		}
+	}
+}
+
+// raise gives a worker's process group the usual priority. The disk's and the session's can always be raised; niceness only by
+// root or with RLIMIT_NICE. What the system refuses stays low, which delays whoever came to wait, and harms nothing.
+func raise(pid, nice int) {
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte("0"), 0)
+	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0) // class none: that of the niceness
+	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)                           // of every thread in the group
+}
+
+func ownNiceness() int {
+	left, err := unix.Getpriority(unix.PRIO_PROCESS, os.Getpid())
+	if err != nil {
+		return 0
+	}
+	return 20 - left // the system call returns that
+}
+
+const ioprioGroup = 2 // IOPRIO_WHO_PGRP

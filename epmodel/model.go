@@ -1,8 +1,14 @@
 package epmodel
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
 )
 
 // Model is what Read finds in an ONNX file. Sizes and offsets are in bytes.
@@ -104,3 +110,83 @@ type Reference struct {
 
 // Sum gives the BLAKE3 digest of n bytes of r from off. The caller brings its own, which may use every core.
 type Sum func(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error)
+
+// FormatError says what is wrong with a model's bytes, and where.
+type FormatError struct {
+	File   string // the name given to Read, an external data file's location, or a sidecar's name; "" where the reader knows
+	Offset int64  // in File, of the field at fault; -1 where no single offset is meant
+	Field  string // in ONNX's words, such as "graph.initializer.external_data"; "" for the file as a whole
+	Reason string // what was found, and what was expected
+}
+
+func (e *FormatError) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File + ": ")
+	}
+	if e.Offset >= 0 {
+		fmt.Fprintf(&b, "offset %d: ", e.Offset)
+	}
+	if e.Field != "" {
+		b.WriteString(e.Field + ": ")
+	}
+	b.WriteString(e.Reason)
+	return b.String()
+}
+
+// Source is a file of known size. *bytes.Reader and *io.SectionReader are Sources; [FileSource] makes one of a file.
+type Source interface {
+	io.ReaderAt
+	Size() int64
+}
+
+// FileSource gives f with the size it has now. Reads go through the descriptor at explicit offsets: its position is neither
+// used nor moved. f stays the caller's to close. Only regular files are taken: a FIFO or device has no size to trust and can
+// block for ever.
+func FileSource(f *os.File) (Source, error) {
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, &FormatError{File: f.Name(), Offset: -1, Reason: "not a regular file (" + fi.Mode().Type().String() + ")"}
+	}
+	return io.NewSectionReader(f, 0, fi.Size()), nil
+}
+
+// Within gives a range of a source as a source of its own. A range that reaches beyond it ends with it.
+func Within(s Source, r Range) Source { return io.NewSectionReader(s, r.Offset, r.Length) }
+
+// NodeSummary says in one line what a model computes, for messages such as "no EPContext node: ...": the number of nodes and the
+// most frequent operators, at most limit of them.
+func (m *Model) NodeSummary(limit int) string { return nodeSummary(m.Nodes, m.OpTypes, limit) }
+
+// UncompiledSummary is NodeSummary of the nodes that are no EPContext nodes.
+func (m *Model) UncompiledSummary(limit int) string {
+	rest := maps.Clone(m.OpTypes)
+	delete(rest, "com.microsoft::EPContext")
+	return nodeSummary(m.Nodes-len(m.Contexts), rest, limit)
+}
+
+func nodeSummary(nodes int, opTypes map[string]int, limit int) string {
+	ops := slices.SortedFunc(maps.Keys(opTypes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(opTypes[b], opTypes[a]), cmp.Compare(a, b))
+	})
+	var parts []string
+	for i, op := range ops {
+		if i == limit {
+			parts = append(parts, fmt.Sprintf("and %d more operators", len(ops)-limit))
+			break
+		}
+		short := strings.TrimPrefix(op, "ai.onnx::")
+		parts = append(parts, fmt.Sprintf("%d %s", opTypes[op], short))
+	}
+	noun := "nodes"
+	if nodes == 1 {
+		noun = "node"
+	}
+	if len(parts) == 0 {
+		return "0 nodes"
+	}
+	return fmt.Sprintf("%d %s (%s)", nodes, noun, strings.Join(parts, ", "))
+}

@@ -2,13 +2,16 @@ package identity
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
@@ -180,4 +183,52 @@ func (r *Record) Alone(member int) index.RequestKey {
 	one.Model, one.Group, one.Member = r.ModelOf(member), nil, true
 	key, _ := one.Key()
 	return key
+}
+
+// OnDevicesOf returns the request with the devices that a build was made for, where its execution
+// providers are the build's and its devices may be those, and whether it finds the build then: by the
+// build's key, or for a member of a group that loads alone by the member's.
+func (r *Record) OnDevicesOf(b *index.Build) (on Record, found bool) {
+	made, err := Decode(b.Record)
+	if err != nil || len(made.EPs) != len(r.EPs) {
+		return *r, false
+	}
+	on = *r
+	on.EPs = slices.Clone(r.EPs)
+	for i := range on.EPs {
+		if !slices.EqualFunc(r.EPs[i].Devices, made.EPs[i].Devices, deviceCovers) {
+			return *r, false
+		}
+		on.EPs[i].Devices = made.EPs[i].Devices
+	}
+	key, _ := on.Key()
+	i := b.MemberOf(r.Model)
+	if !r.Member || i < 0 {
+		return on, key == b.RequestKey
+	}
+	return on, key == b.Members[i].AloneKey && b.LoadCheck == compilers.Passed
+}
+
+func deviceCovers(asked, made RecordDevice) bool {
+	return (asked.Type == "" || asked.Type == made.Type) && (asked.VendorID == 0 || asked.VendorID == made.VendorID) &&
+		(asked.DeviceID == 0 || asked.DeviceID == made.DeviceID) && maps.Equal(asked.Metadata, made.Metadata)
+}
+
+// Shapes tells for people what the free dimensions of a build's model were fixed at, "batch=1, sequence=128", by which variants of one model
+// are told apart; "" where there are none.
+func Shapes(b *index.Build) string {
+	var record struct {
+		Named       map[string]int64 `json:"free_dimensions"`
+		Denotations map[string]int64 `json:"free_dimensions_by_denotation"`
+	}
+	if json.Unmarshal([]byte(b.RecordJSON), &record) != nil {
+		return "" // of a build that a later epcached made, perhaps
+	}
+	var out []string
+	for _, all := range []map[string]int64{record.Named, record.Denotations} {
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			out = append(out, fmt.Sprintf("%s=%d", name, all[name]))
+		}
+	}
+	return strings.Join(out, ", ")
 }

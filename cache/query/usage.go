@@ -1,9 +1,12 @@
 package query
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,6 +14,8 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/dedupe/match"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store/evict"
@@ -162,4 +167,146 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 	if to < len(l.rows) {
 		u.Next = l.id + "-" + strconv.Itoa(to)
 	}
+}
+
+const maxShared = 256
+
+// compareEntries finds what the files of two entries share, by reading them: bytes count wherever they
+// stand.
+func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
+	found []index.Build) error {
+	var files [2][]index.File
+	for i, entry := range entries {
+		seen := make(map[cas.Digest]bool)
+		for j := range found {
+			if !found[j].Means(entry) {
+				continue
+			}
+			for _, f := range found[j].Blobs() {
+				if f.Name == "" {
+					f.Name = "source model"
+				}
+				if !seen[f.Digest] {
+					seen[f.Digest] = true
+					files[i] = append(files[i], f)
+				}
+			}
+		}
+	}
+	for _, f := range files[1] {
+		if err := q.compareFile(ctx, u, f, files[0]); err != nil {
+			return Error(ctx, err)
+		}
+	}
+	slices.SortFunc(u.Shared, func(a, b *wire.SharedBlob) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Digest, b.Digest),
+			cmp.Compare(a.FirstName, b.FirstName))
+	})
+	u.Shared = u.Shared[:min(len(u.Shared), maxShared)]
+	return nil
+}
+
+func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.File,
+	with []index.File) error {
+	shares := func(with index.File, bytes int64) {
+		u.SharedBytes += bytes
+		u.Shared = append(u.Shared, &wire.SharedBlob{Digest: f.Digest.String(), Size: f.Size,
+			Bytes: bytes, FirstName: wire.Clip(with.Name), SecondName: wire.Clip(f.Name)})
+	}
+	if i := slices.IndexFunc(with, func(other index.File) bool { return other.Digest == f.Digest }); i >= 0 {
+		shares(with[i], f.Size)
+		return nil
+	}
+	target, err := q.forms.Look(f.Digest)
+	if err != nil {
+		return err
+	}
+	defer target.Close() // read-only: nothing can be lost
+	var candidates []match.Candidate
+	for _, other := range with[:min(len(with), dedupe.MaxContainers-1)] {
+		s, err := q.forms.Look(other.Digest)
+		if err != nil {
+			return err
+		}
+		defer s.Close() // read-only
+		candidates = append(candidates, match.Candidate{Digest: other.Digest, Source: s})
+	}
+	all := func(context.Context, match.Sketch) ([]match.Candidate, error) { return candidates, nil }
+	plan, err := match.Find(ctx, target, all)
+	if err != nil {
+		return err
+	}
+	bytes := make(map[cas.Digest]int64)
+	for _, e := range plan.Extents {
+		bytes[plan.Containers[e.Container].Digest] += e.Length
+	}
+	for _, other := range with {
+		if n := bytes[other.Digest]; n > 0 {
+			shares(other, n)
+		}
+	}
+	return nil
+}
+
+// OwnBytes returns what removing a build would free on the disk now. What the build shares with
+// builds that the peer may not see counts as freed, so that the sum does not disclose them.
+func (q *Queries) OwnBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
+	for d := range q.store.PartsOf(b) {
+		others, err := q.othersNeed(p, b, d)
+		if err != nil {
+			return 0, err
+		}
+		if !others {
+			sum += q.store.DiskBytesOf(d)
+		}
+	}
+	return sum, nil
+}
+
+// FreedBy is OwnBytes of removing several builds together. It is more than the sum of OwnBytes where
+// they share bytes, or one is packed with the bytes of another.
+func (q *Queries) FreedBy(ctx context.Context, p rights.Peer, ids []index.BuildID) (sum int64, err error) {
+	going := make(map[index.BuildID]bool, len(ids))
+	for _, id := range ids {
+		going[id] = true
+	}
+	counted := make(map[cas.Digest]bool)
+	for _, id := range ids {
+		b, err := q.index.Get(id)
+		switch {
+		case ctx.Err() != nil:
+			return 0, ctx.Err()
+		case errors.Is(err, index.ErrNotFound):
+			continue // removed meanwhile
+		case err != nil:
+			return 0, err
+		}
+		for d := range q.store.PartsOf(&b) {
+			if counted[d] {
+				continue
+			}
+			counted[d] = true
+			needs, err := q.store.NeededBy(d)
+			if err != nil {
+				return 0, err
+			}
+			if !slices.ContainsFunc(needs, func(id index.BuildID) bool {
+				return !going[id] && q.rights.MayKnow(p, id)
+			}) {
+				sum += q.store.DiskBytesOf(d)
+			}
+		}
+	}
+	return sum, nil
+}
+
+func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool, error) {
+	if q.rights.Administrator(p) && len(q.forms.Recipes.Users(d)) == 0 { // no recipe takes from it
+		ids, err := q.index.Needs(d)
+		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
+	}
+	needs, err := q.store.NeededBy(d)
+	return slices.ContainsFunc(needs, func(id index.BuildID) bool {
+		return id != b.ID && q.rights.MayKnow(p, id)
+	}), err
 }

@@ -2,10 +2,13 @@ package rules
 
 import (
 	"crypto/sha256"
+	"embed"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/epcached/epcached/compilers"
 )
@@ -165,4 +168,32 @@ func noRule(ep string, missed []string) string {
 		missed = missed[:maxMissed]
 	}
 	return "no rule for " + shown(ep) + " fits: " + strings.Join(missed, "; ") + more
+}
+
+//go:embed shipped/*.toml
+var shippedFiles embed.FS
+
+// Shipped gives the rules that are part of the program.
+func Shipped() *Set { return shipped() }
+
+var shipped = sync.OnceValue(func() *Set {
+	set, err := readShipped()
+	if err != nil {
+		panic(err) // a mistake of ours, which no test run survives
+	}
+	return set
+})
+
+func readShipped() (*Set, error) {
+	names, err := fs.Glob(shippedFiles, "shipped/*")
+	if err != nil {
+		return nil, err
+	}
+	return readFiles(names, func(name string) (*Set, error) {
+		text, err := shippedFiles.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		return Parse(name, text)
+	})
 }
