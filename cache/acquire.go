@@ -115,7 +115,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		return at.Answer(request.Key), nil
 	}
 	if at.OnMiss == request.Explain {
-		return c.explain(ctx, at)
+		return c.explainer.Explain(ctx, at)
 	}
 	var found lookup.Found
 	var running *jobs.Job // compiles it at this moment

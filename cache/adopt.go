@@ -58,7 +58,7 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 	case request.KeyOnly:
 		return at.Answer(request.Key), "", nil
 	case request.Explain:
-		a, err := c.explain(ctx, at)
+		a, err := c.explainer.Explain(ctx, at)
 		if err == nil && a.Explanation.Decision == query.Miss {
 			return nil, "", nil
 		}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/change"
+	"github.com/epcached/epcached/cache/explain"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/joblist"
@@ -136,6 +137,7 @@ type Cache struct {
 	events     query.Stream
 	query      *query.Queries
 	lookup     *lookup.Lookup
+	explainer  *explain.Explainer
 
 	jobs       *jobs.Jobs
 	jobList    *joblist.List
@@ -228,6 +230,8 @@ func (c *Cache) open() error {
 		Workspaces: c.workspaces, Policy: c.policyOf, Planned: c.planner.Planned}
 	c.query = c.openQueries()
 	c.lookup = c.openLookup()
+	c.explainer = &explain.Explainer{Query: c.query, Lookup: c.lookup, Planner: c.planner, Runtimes: c.runtimes,
+		Rights: c.rights, Failed: c.failedBefore, OtherForm: c.explainOtherForm}
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 	c.claims = newClaims(claimsOptions{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
 		Limits: func() ClaimOptions { return c.settings.Load().claims }, Now: c.now,
@@ -330,7 +334,10 @@ func (c *Cache) openQueries() *query.Queries {
 			}
 			return out
 		},
-		Owner: c.owners.Of, PlanAgain: c.planAgain, Sources: c.kept.Models,
+		Owner: c.owners.Of, Sources: c.kept.Models,
+		PlanAgain: func(ctx context.Context, p request.Peer, builds []index.Build) (*query.Question, error) {
+			return c.explainer.Again(ctx, p, builds)
+		},
 		Failures: func(p request.Peer) []failure.Failure { return c.jobList.Remembered(p) },
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)

@@ -90,7 +90,7 @@ func (c *Cache) explainOtherForm(ctx context.Context, at *request.Attempt) (stri
 	if len(at.Group) > 0 {
 		return "", nil
 	}
-	order, err := c.order(ctx, c.inOtherForm(at))
+	order, err := c.explainer.Order(ctx, c.inOtherForm(at))
 	if err != nil {
 		return "", err
 	}

@@ -46,7 +46,7 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case request.KeyOnly:
 		return at.Answer(request.Key), nil
 	case request.Explain:
-		return c.explain(ctx, at)
+		return c.explainer.Explain(ctx, at)
 	}
 	found, err := c.lookup.Find(ctx, at)
 	if found.Answer != nil || err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // answerCompiled answers for a model that has EPContext nodes already.
@@ -40,6 +41,18 @@ func (c *Cache) answerCompiled(ctx context.Context, at *request.Attempt) (*reque
 		return explainPassThrough(a), nil
 	}
 	return a, nil
+}
+
+// explainPassThrough explains the answer to a model that is compiled already.
+func explainPassThrough(a *request.Answer) *request.Answer {
+	reason := strings.TrimPrefix(a.Why, compiledAlready)
+	e := &wire.Explanation{Decision: request.PassThrough, Reason: reason, Runtime: a.Runtime}
+	if a.Compatibility.Reason != "" {
+		e.Reason += "; " + a.Compatibility.Reason
+	}
+	e.Reason = wire.Valid(e.Reason)
+	a.Outcome, a.Explanation = request.Explained, e
+	return a
 }
 
 // compiledAlready begins the reason why a model is passed through.

@@ -1,0 +1,146 @@
+// Package explain says how requests would be answered, and why: it goes through a look-up's steps
+// without compiling, serving or counting.
+package explain
+
+import (
+	"context"
+	"slices"
+
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/plan"
+	"github.com/epcached/epcached/cache/query"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Explainer explains requests with the parts of a look-up.
+type Explainer struct {
+	Query    *query.Queries
+	Lookup   *lookup.Lookup
+	Planner  *plan.Planner
+	Runtimes *runtimes.Set
+	Rights   *rights.Rights
+
+	// Failed returns the remembered failure of the attempt's compile; nil: there is none.
+	Failed func(*request.Attempt) *failure.Failure
+	// OtherForm says how a miss would be answered by a conversion; "": it would not be.
+	OtherForm func(context.Context, *request.Attempt) (string, error)
+}
+
+// Explain decides as any request does, but compiles nothing, withholds nothing, and neither counts
+// nor leases.
+func (e *Explainer) Explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	out, err := e.Query.Explain(ctx, &query.Question{Peer: at.Peer, Name: at.Name,
+		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
+		Runtime: at.RuntimeName, Outside: at.Plan.Outside,
+		Order: func(ctx context.Context) ([]query.Candidate, error) {
+			order, err := e.Order(ctx, at)
+			return candidates(at, order), err
+		},
+		Failed:    func() *failure.Failure { return e.Failed(at) },
+		OtherForm: func(ctx context.Context) (string, error) { return e.OtherForm(ctx, at) }})
+	if err != nil {
+		return nil, err
+	}
+	a := at.Answer(request.Explained)
+	a.Why, a.Explanation = out.Reason, out
+	return a, nil
+}
+
+// candidates are the builds as an explanation lists them.
+func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate {
+	out := make([]query.Candidate, len(order))
+	for i, o := range order {
+		differences := identity.MakerDifferences(at.Plan.Expected(o.Build), at.ORTVersion(), o.Build)
+		if at.Plan.Outside { // of libraries that are not run here little is known
+			differences = slices.DeleteFunc(differences,
+				func(d identity.Difference) bool { return d.Asked == "" })
+		}
+		out[i] = query.Candidate{Build: o.Build, Refused: o.Refused, Together: o.Together,
+			Fits: o.Judgement.Reason, Members: at.NamedMembers(o.Build.Members), Differences: differences}
+		if o.Judgement.Runtime != "" {
+			out[i].Judge = func(b *wire.Build) { o.Judgement.Fill(b) }
+		}
+	}
+	return out
+}
+
+// Again plans the request of the first of an entry's builds again, and explains its look-up of
+// them to the peer.
+func (e *Explainer) Again(ctx context.Context, p request.Peer, builds []index.Build) (
+	*query.Question, error) {
+	at, err := e.replan(ctx, &builds[0])
+	if err != nil {
+		return nil, err
+	}
+	r := *at.Request
+	r.Peer = p
+	at = at.WithRequest(&r)
+	return &query.Question{Runtime: at.RuntimeName,
+		Order: func(ctx context.Context) ([]query.Candidate, error) {
+			order, err := e.Lookup.Order(ctx, at, func(yield func(*index.Build, error) bool) {
+				for i := range builds {
+					if !yield(&builds[i], nil) {
+						return
+					}
+				}
+			})
+			return candidates(at, order), err
+		}}, nil
+}
+
+// replan plans a build's request again, for the first runtime that has its execution providers.
+func (e *Explainer) replan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
+	at, err := sources.AttemptOf(b)
+	if err != nil {
+		return nil, err
+	}
+	last := runtimes.None(at.EPs, nil)
+	for _, rt := range e.Runtimes.All() {
+		rc, err := e.Runtimes.Content(ctx, rt, func(string) {})
+		if err != nil || !rc.HasAll(at.EPs) {
+			continue // another one may do
+		}
+		var planned *request.Attempt
+		if planned, last = e.Planner.Planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
+			return planned, nil
+		}
+	}
+	return nil, last
+}
+
+// Order returns the builds of the entry in the order in which a look-up considers them.
+func (e *Explainer) Order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
+	out, err := e.Lookup.Order(ctx, at, e.Lookup.Stored(at.Plan, at.Scopes))
+	served := func(o lookup.Candidate) bool { return o.Refused == "" }
+	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, served) {
+		return out, err
+	}
+	groups, err := e.orderGroups(ctx, at)
+	return append(out, groups...), err
+}
+
+// orderGroups is Order for the groups that have the request's model among their members.
+func (e *Explainer) orderGroups(ctx context.Context, at *request.Attempt) (
+	[]lookup.Candidate, error) {
+	member, err := e.Lookup.Member(ctx, at.WithPhase(func(string) {}))
+	if member == nil || err != nil {
+		return nil, err
+	}
+	return e.Lookup.Order(ctx, member, func(yield func(*index.Build, error) bool) {
+		for b, err := range e.Lookup.Stored(member.Plan, at.Scopes) {
+			if err == nil && !e.Rights.MaySee(at.Peer, b.ID, b.Scope) {
+				continue // the peer does not hear of it
+			}
+			if !yield(b, err) {
+				return
+			}
+		}
+	})
+}
