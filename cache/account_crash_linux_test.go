@@ -38,7 +38,7 @@ func TestTheAccountIsMendedAfterACrash(t *testing.T) {
 func TestATombstoneAloneTellsWhy(t *testing.T) {
 	b, builds := stored(t, 2)
 	gone := &builds[0]
-	require.NoError(t, b.cache.index.Journal.AddTombstones(context.Background(), []index.Tombstone{{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,
+	require.NoError(t, b.cache.index.Journal.AddTombstones([]index.Tombstone{{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,
 		ModelName: gone.ModelName, Scope: gone.Scope, At: b.cache.now(), Reason: "evicted on a day to make room"}}))
 	b.close()
 	id := gone.ID.String()

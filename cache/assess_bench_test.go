@@ -20,7 +20,7 @@ func BenchmarkJudgeAll(b *testing.B) {
 		one.RequestKey[0], one.RequestKey[1] = byte(i), byte(i>>8)
 		one.BuildKey[0], one.BuildKey[1] = byte(i), byte(i>>8)
 		one.ModelName = fmt.Sprintf("model-%d.onnx", i)
-		require.NoError(b, c.cache.index.Publish(context.Background(), one))
+		c.publish(&one)
 	}
 	c.library("2.0")
 	rt := c.cache.runtimes.All()[0]

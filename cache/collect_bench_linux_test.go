@@ -57,6 +57,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		staged := filepath.Join(c.dir, "staging", jobs.NewID())
 		require.NoError(b, os.Mkdir(staged, 0o700))
 		build := *like
+		binary.LittleEndian.PutUint32(build.RequestKey[:], turn)
 		build.Files = slices.Clone(like.Files[:1])
 		build.Files = append(build.Files, like.Files[0])
 		build.Files[1].Name = "weights.bin"
@@ -65,7 +66,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 			require.NoError(b, os.WriteFile(filepath.Join(staged, build.Files[i].Name), content[:size], 0o600))
 		}
 		hold := c.cas.Hold()
-		err := c.store.Put(ctx, &build, staged, nil, hold)
+		err := c.store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"}, hold)
 		hold.Release()
 		require.NoError(b, err)
 		c.store.Expect(build.ID, 0) // nobody waits for it

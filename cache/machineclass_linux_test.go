@@ -183,7 +183,7 @@ func (b *bench) recordedEarlier(a *request.Answer) {
 	earlier.EPs[0].HardwareArchitecture = ""
 	earlier.ID[0] ^= 1
 	earlier.BuildKey = identity.BuildKey(earlier.RequestKey, earlier.EPs, earlier.Route)
-	require.NoError(b, b.cache.index.Publish(b.Context(), earlier))
+	b.publish(&earlier)
 	names := []string{a.Build.BuildKey.String()}
 	_, err := b.cache.Remove(b.Context(), b.self(), names, false, false)
 	require.NoError(b, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/store"
 )
 
 // BenchmarkPublish compares publishing an artefact of 256 MiB with copying its files durably, turn by turn: "put" is what an application brings,
@@ -61,6 +62,7 @@ func BenchmarkPublish(b *testing.B) {
 			}
 			build := *like
 			build.Files = nil
+			binary.LittleEndian.PutUint32(build.RequestKey[:], turn)
 			for name, n := range sizes {
 				build.Files = append(build.Files, like.Files[0])
 				build.Files[len(build.Files)-1].Name, build.Files[len(build.Files)-1].Size = name, int64(n)
@@ -86,7 +88,7 @@ func BenchmarkPublish(b *testing.B) {
 					stage()
 				}
 				hold := c.cas.Hold()
-				err := c.store.Put(ctx, &build, staged, hashed, hold)
+				err := c.store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Hashed: hashed, Kind: "test"}, hold)
 				took[i] += time.Since(began)
 				hold.Release()
 				require.NoError(b, err)

@@ -63,7 +63,11 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.NoError(t, large.View.Close())
 		require.Len(t, large.Warnings, 1)
 		require.Contains(t, large.Warnings[0], "not kept: it has ")
-		rounds := b.cache.store.Ledger().Rounds
+		rounds := func() uint64 {
+			begun, done := b.cache.store.Ledger().Await(0, 0)
+			done()
+			return begun
+		}
 		for begun := rounds(); rounds() < begun+2; time.Sleep(time.Millisecond) { // the collector has looked
 			b.cache.store.Ledger().Want()
 		}

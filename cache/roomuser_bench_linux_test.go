@@ -23,7 +23,7 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 	for i := range few {
 		one := *first.Build
 		one.ID, one.RequestKey, one.UID = index.BuildID{byte(25 * i), 1}, index.RequestKey{byte(i), 1}, stranger
-		require.NoError(b, m.cache.index.Publish(ctx, one))
+		m.publish(&one)
 	}
 	for _, c := range []struct {
 		name  string

@@ -29,8 +29,9 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 		told.tell("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
-	for _, name := range x.manifests.leftovers() {
-		found = append(found, Finding{"leftover", name, "work that a crash has cut short; removed at the next start"})
+	names, _ := x.FS.ReadDir(x.manifests.incoming) // one that is not there is made again at the next start
+	for _, name := range names {
+		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name), "work that a crash has cut short; removed at the next start"})
 	}
 	more, err := x.Journal.check()
 	if err != nil {

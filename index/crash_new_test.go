@@ -42,9 +42,10 @@ func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 func TestWhatWasTakenBackStaysAway(t *testing.T) {
 	fs, x, old := start(t, 0)
 	b := sampleBuild()
-	file, err := encodeManifest(b)
+	c, err := x.Stage(ctx, b)
 	require.NoError(t, err)
-	require.NoError(t, x.manifests.commit(b.ID, file))
+	x.manifests.move([]*Change{c})
+	require.NoError(t, c.Err)
 	require.NoError(t, x.manifests.uncommit(b.ID))
 	requireAfterCrash(t, fs, []outcome{{build: old, there: true}, {build: b, absent: true}})
 }

@@ -67,6 +67,13 @@ func together(old Build, like outcome) (list []outcome) {
 	return list
 }
 
+func errorsOf(list []*Change) (err error) {
+	for _, c := range list {
+		err = errors.Join(err, c.Err)
+	}
+	return err
+}
+
 var operations = []operation{
 	{
 		name: "publish",
@@ -110,28 +117,42 @@ var operations = []operation{
 	{
 		name: "leave tombstones and go together",
 		run: func(x *Index, old, _ Build) error {
-			var tombstones []Tombstone
-			var list []Retraction
+			var list []*Change
 			for _, b := range append(siblings(old, 2), old) {
 				if _, err := x.Get(b.ID); err != nil { // gone in an earlier try
 					continue
 				}
-				tombstones = append(tombstones, Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, Reason: "a test"})
-				list = append(list, Retraction{ID: b.ID, Why: "a test"})
+				list = append(list, &Change{ID: b.ID, Why: "a test", Tombstone: &Tombstone{
+					BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, Reason: "a test"}})
 			}
-			if err := x.Journal.AddTombstones(ctx, tombstones); err != nil {
-				return err
-			}
-			x.RetractAll(list)
-			var err error
-			for _, r := range list {
-				err = errors.Join(err, r.Err)
-			}
-			return err
+			x.Commit(list)
+			return errorsOf(list)
 		},
 		done:  func(old, _ Build) []outcome { return together(old, outcome{absent: true, ghost: true}) },
 		maybe: func(old, _ Build) []outcome { return together(old, outcome{ghost: true}) },
 		more:  2,
+	},
+	{
+		name: "publish and retract together",
+		run: func(x *Index, old, new Build) error {
+			var list []*Change
+			if _, err := x.Get(new.ID); err != nil { // else an earlier try has done that
+				c, err := x.Stage(ctx, new)
+				if err != nil {
+					return err
+				}
+				list = append(list, c)
+			}
+			if _, err := x.Get(old.ID); err == nil {
+				list = append(list, &Change{ID: old.ID, Why: "a test", Tombstone: &Tombstone{BuildID: old.ID}})
+			}
+			x.Commit(list)
+			return errorsOf(list)
+		},
+		done: func(old, new Build) []outcome {
+			return []outcome{{build: old, absent: true, ghost: true}, {build: new, there: true}}
+		},
+		maybe: func(old, new Build) []outcome { return []outcome{{build: old, ghost: true}, {build: new}} },
 	},
 }
 

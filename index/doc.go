@@ -5,14 +5,13 @@
 // knows is lost with it: memo, last use, counters, stamps and views, all of which are made again in
 // use. Damage that is found after Open ends the use of the index, see BrokenError.
 //
-// Publish and RetractAll return when their effect is durable: the manifest is the
-// commit point both ways. States, pins and tombstones are durable when the
-// methods of Journal return. Everything else (memos, views, stamps, uses, counters, events) is kept
-// in memory and written a few seconds later and at Close.
+// Builds that Commit publishes and retracts are durable when it returns: the manifest is the commit
+// point both ways. So are states and pins when Journal.Mark returns. Everything else (memos, views,
+// stamps, uses, counters, events) is kept in memory and written a few seconds later and at Close.
 //
 // All methods of an Index may be called at the same time. What Lookup, Get and Each give is shared:
 // callers never change it. One process has an index open at a time.
 //
-// Start with Open, Index.Publish and Index.Lookup; the layout on disk is
+// Start with Open, Index.Stage, Index.Commit and Index.Lookup; the layout on disk is
 // described in doc/format.md.
 package index

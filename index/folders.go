@@ -3,8 +3,10 @@ package index
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +26,8 @@ type folder struct {
 	// unread: a manifest lies here that we could not read and left. Then no
 	// times are noted, so that every start finds it.
 	unread atomic.Bool
+
+	behind bool // the database has a build that was retracted: the next start has to list the folder
 }
 
 // folderTimes as stored; At is when they were noted. Nanoseconds since 1970.
@@ -87,7 +91,7 @@ func (m *manifests) touch(i byte, t folderTimes) {
 }
 
 func (m *manifests) settleOne(i byte, f *folder) {
-	if f.unread.Load() {
+	if f.unread.Load() || f.behind {
 		f.touched = false
 		return
 	}
@@ -105,7 +109,7 @@ func (m *manifests) settleOne(i byte, f *folder) {
 
 // note notes that the database has all that the folder had at that time.
 func (m *manifests) note(tx *bbolt.Tx, i byte, t folderTimes) error {
-	if m.folders[i].unread.Load() {
+	if m.folders[i].unread.Load() || m.folders[i].behind {
 		return drop(tx, bucketFolders, []byte{i})
 	}
 	return put(tx, bucketFolders, []byte{i}, encodeRow(t))
@@ -140,43 +144,33 @@ func (m *manifests) read(id BuildID) (Build, error) {
 	return b, err
 }
 
-// commit gives the manifest its name, durably: data synced, linked without
-// replacing, folder synced.
-func (m *manifests) commit(id BuildID, file []byte) error {
-	temp := filepath.Join(m.incoming, id.String())
-	if err := cas.WriteFile(m.fs, temp, file); err != nil {
+// staged is the path of a manifest that has no name yet.
+func (m *manifests) staged(id BuildID) string { return filepath.Join(m.incoming, id.String()) }
+
+// stage writes a manifest that has no name yet, durably.
+func (m *manifests) stage(id BuildID, file []byte) error {
+	err := cas.WriteFile(m.fs, m.staged(id), file)
+	if err != nil {
 		// After a failed sync the file's bytes cannot be trusted: try again with a new one.
-		if err = cas.WriteFile(m.fs, temp, file); err != nil {
-			return err
-		}
+		err = cas.WriteFile(m.fs, m.staged(id), file)
 	}
-	// Visible to a start from here on, though a power cut may take it back. A
-	// crash before this line leaves only the staged file, which Open removes.
-	if err := m.fs.Link(temp, m.path(id)); err != nil {
-		return errors.Join(err, m.fs.Remove(temp))
+	return err
+}
+
+// sync makes durable what names folders have, and returns why it is not, by folder.
+func (m *manifests) sync(folders map[byte]bool) map[byte]error {
+	order := slices.Sorted(maps.Keys(folders))
+	paths := make([]string, len(order))
+	for i, folder := range order {
+		paths[i] = m.folder(folder)
 	}
-	if err := m.fs.SyncDir(m.folder(id[0])); err != nil {
-		return errors.Join(err, m.uncommit(id), m.fs.Remove(temp))
+	failed := make(map[byte]error)
+	for i, err := range cas.SyncDirs(m.fs, paths) {
+		failed[order[i]] = err
 	}
-	// From here on the build is published. The staged name that stays behind
-	// if this fails is removed by the next Open.
-	_ = m.fs.Remove(temp)
-	return nil
+	return failed
 }
 
 func (m *manifests) uncommit(id BuildID) error {
 	return errors.Join(m.fs.Remove(m.path(id)), m.fs.SyncDir(m.folder(id[0])))
-}
-
-// leftovers returns the paths of manifests that a crash kept from getting their names.
-func (m *manifests) leftovers() []string {
-	names, err := m.fs.ReadDir(m.incoming)
-	if err != nil {
-		return nil // made again at the next start
-	}
-	paths := make([]string, len(names))
-	for i, name := range names {
-		paths[i] = filepath.Join(m.incoming, name)
-	}
-	return paths
 }

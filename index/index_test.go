@@ -141,9 +141,28 @@ func TestWhereABuildComesFromIsKept(t *testing.T) {
 	require.Equal(t, compiled.Created, got.Compiled(), "a conversion makes nothing younger")
 }
 
-// Retract is RetractAll of one build.
-func (x *Index) Retract(_ context.Context, id BuildID, why string) error {
-	one := []Retraction{{ID: id, Why: why}}
-	x.RetractAll(one)
-	return one[0].Err
+// These do one change.
+
+func (x *Index) Publish(ctx context.Context, b Build) error {
+	c, err := x.Stage(ctx, b)
+	if err != nil {
+		return err
+	}
+	x.Commit([]*Change{c})
+	return c.Err
 }
+
+func (x *Index) Retract(_ context.Context, id BuildID, why string) error {
+	c := &Change{ID: id, Why: why}
+	x.Commit([]*Change{c})
+	return c.Err
+}
+
+func (j *Journal) mark(m Mark) error {
+	j.Mark([]*Mark{&m})
+	return m.Err
+}
+
+func (j *Journal) SetState(id BuildID, s State) error { return j.mark(Mark{ID: id, State: &s}) }
+func (j *Journal) Pin(id BuildID, p Pin) error        { return j.mark(Mark{ID: id, Pin: &p}) }
+func (j *Journal) Unpin(id BuildID) error             { return j.mark(Mark{ID: id}) }

@@ -168,27 +168,6 @@ func eventRecord(e Event) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_Event{Event: m}}
 }
 
-// SetState says whether a build may be served, durably when it returns. In memory it counts even if
-// that fails, because a build that may be bad must not be served.
-func (j *Journal) SetState(id BuildID, s State) error {
-	switch s.Name {
-	case Current, Withheld, Damaged:
-	default:
-		return fmt.Errorf("build %s: no state is called %q", id, s.Name)
-	}
-	if err := j.exists(id); err != nil {
-		return fmt.Errorf("build %s: %w", id, err)
-	}
-	if s.At.IsZero() {
-		s.At = j.now()
-	}
-	s.At = trimTime(s.At)
-	if err := j.change(func() { j.setState(id, s) }, stateRecord(id, s)); err != nil {
-		return fmt.Errorf("note that build %s is %s: %w", id, s.Name, err)
-	}
-	return nil
-}
-
 // change does something to what memory holds, and appends the records of it, durably when it
 // returns; on a full disk it takes of the reserve. After an error it is done in memory only, and the
 // next append writes all that memory holds.

@@ -86,22 +86,21 @@ const (
 func (x *Index) learn(all []difference) error {
 	done, builds, told := 0, 0, x.now()
 	for part := range slices.Chunk(all, learnPage) {
-		var came []Build
+		var list []*Change
+		times := make(map[byte]folderTimes)
 		for _, d := range part {
-			if d.done != nil || d.gone {
-				continue
-			}
-			if b, ok := x.loadManifest(d.id); ok {
-				came = append(came, b)
+			if d.done != nil {
+				times[d.folder] = *d.done
+			} else if d.gone {
+				list = append(list, &Change{ID: d.id})
+			} else if b, ok := x.loadManifest(d.id); ok {
+				list, builds = append(list, &Change{ID: d.id, build: b, publish: true}), builds+1
 			}
 		}
-		err := x.reserve.use(func() error {
-			return x.db.write(func(tx *bbolt.Tx) error { return x.learnPart(tx, part, came) })
-		})
-		if err != nil {
+		if err := x.reserve.use(func() error { return x.writeRows(list, times) }); err != nil {
 			return err
 		}
-		done, builds = done+len(part), builds+len(came)
+		done += len(part)
 		if now := x.now(); now.Sub(told) >= tellLearn {
 			told = now
 			x.Log.Info("index.db is being made from the manifests",
@@ -109,27 +108,6 @@ func (x *Index) learn(all []difference) error {
 			if x.Making != nil {
 				x.Making(uint64(builds), done*100/len(all))
 			}
-		}
-	}
-	return nil
-}
-
-func (x *Index) learnPart(tx *bbolt.Tx, part []difference, came []Build) error {
-	for _, b := range came {
-		if err := x.addBuild(tx, b); err != nil {
-			return err
-		}
-	}
-	for _, d := range part {
-		var err error
-		switch {
-		case d.done != nil:
-			err = x.manifests.note(tx, d.folder, *d.done)
-		case d.gone:
-			err = removeBuild(tx, d.id)
-		}
-		if err != nil {
-			return err
 		}
 	}
 	return nil

@@ -44,7 +44,7 @@ func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{UID: 7}))
 	ghost := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2}, BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
 		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5, LastUsed: time.Unix(1000, 0).UTC()}
-	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{ghost}))
+	require.NoError(t, x.Journal.AddTombstones([]Tombstone{ghost}))
 	text := strings.Repeat("x", maxText)
 	for range maxJournal / maxText * 3 / 2 {
 		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", Text: text}))
@@ -65,7 +65,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 		for i := range page {
 			page[i] = Tombstone{BuildID: BuildID{1, byte(n >> 16), byte(n >> 8), byte(i >> 8), byte(i)}, ModelName: fmt.Sprint(n + i), Reason: strings.Repeat("x", 200)}
 		}
-		require.NoError(t, x.Journal.AddTombstones(ctx, page))
+		require.NoError(t, x.Journal.AddTombstones(page))
 	}
 	left := x.Journal.Tombstones(nil)
 	require.GreaterOrEqual(t, len(left), maxTombstones)
@@ -82,13 +82,13 @@ func TestTheTombstoneOfABuildThatIsThereMeansNothing(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
-	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: b.ID}, {BuildID: BuildID{1}}}))
+	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: b.ID}, {BuildID: BuildID{1}}}))
 	closeSound(t, x)
 	x = open(t, dir)
 	left := x.Journal.Tombstones(nil)
 	require.Len(t, left, 1)
 	require.Equal(t, BuildID{1}, left[0].BuildID)
-	x.Journal.DropTombstone(BuildID{1})
+	x.Journal.dropTombstone(BuildID{1})
 	require.Empty(t, x.Journal.Tombstones(nil))
 	closeSound(t, x)
 }

@@ -68,7 +68,7 @@ func requireReserve(t *testing.T, full error) {
 	disk.full = true
 	require.ErrorIs(t, x.Journal.Note(ctx, Event{Kind: "failed"}), full)
 	require.EqualValues(t, ReserveBytes, reserved(), "for what may be lost nothing is given up")
-	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
+	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
 	require.EqualValues(t, ReserveBytes-reservePiece, reserved())
 	disk.free = 0 // somebody else took the rest of that
 	require.NoError(t, x.Journal.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
@@ -76,10 +76,10 @@ func requireReserve(t *testing.T, full error) {
 	disk.free = 0
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{}))
 	disk.free = 0
-	require.NoError(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: BuildID{2}, Reason: "evicted"}}))
+	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{2}, Reason: "evicted"}}))
 	require.Zero(t, reserved())
 	disk.free = 0
-	require.ErrorIs(t, x.Journal.AddTombstones(ctx, []Tombstone{{BuildID: BuildID{3}}}), full)
+	require.ErrorIs(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{3}}}), full)
 
 	disk.full = false
 	require.NoError(t, x.Replenish(2*ReserveBytes))

@@ -144,7 +144,6 @@ func TestStates(t *testing.T) {
 	want := State{Name: Damaged, Reason: "blob is damaged", At: time.Unix(5, 6).UTC()}
 	require.NoError(t, x.Journal.SetState(b.ID, want))
 	require.Equal(t, want, x.Journal.StateOf(b.ID))
-	require.Error(t, x.Journal.SetState(b.ID, State{Name: "odd"}))
 	require.ErrorIs(t, x.Journal.SetState(BuildID{1}, State{Name: Withheld}), ErrNotFound)
 	require.NoError(t, x.Close())
 	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // the journal is the truth

@@ -61,23 +61,24 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 }
 
 // removeBuild takes the rows of a build out again, those of its use and view
-// included. It is not an error if there are none.
-func removeBuild(tx *bbolt.Tx, id BuildID) error {
+// included, and returns the bytes on disk of blobs that no build needs any more. It is not an error if
+// there are none.
+func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	body, err := get(tx, bucketBuilds, id[:])
 	if body == nil || err != nil {
-		return err
+		return freed, err
 	}
 	b, err := unmarshalBuild(body)
 	if err != nil {
-		return &DamageError{"index.db", err.Error()}
+		return 0, &DamageError{"index.db", err.Error()}
 	}
 	space, err := readSpace(tx)
 	if err != nil {
-		return err
+		return freed, err
 	}
 	brief, err := readBrief(tx, id)
 	if err != nil {
-		return err
+		return freed, err
 	}
 	space.Builds--
 	space.LogicalBytes -= brief.LogicalBytes
@@ -85,20 +86,21 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 	for d, size := range distinct(b) {
 		n, err := firstNeed(tx, d)
 		if err != nil {
-			return err
+			return freed, err
 		}
 		if err := drop(tx, bucketBlobs, blobKey(d, id)); err != nil {
-			return err
+			return freed, err
 		}
 		other, err := firstNeed(tx, d)
 		if err != nil {
-			return err
+			return freed, err
 		}
 		if other.Build.IsZero() {
 			space.UniqueBytes -= size
-			space.DiskBytes -= n.Disk
+			freed += n.Disk
 		}
 	}
+	space.DiskBytes -= freed
 	for _, k := range b.keys() {
 		err = cmp.Or(err, drop(tx, bucketRequests, requestRow(&b, k)))
 	}
@@ -110,16 +112,16 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 	}
 	err = cmp.Or(err, changeUser(tx, &brief, -1))
 	if err != nil {
-		return err
+		return freed, err
 	}
 	left, err := keysOf(tx, bucketRequests, b.RequestKey[:], 1)
 	if err != nil {
-		return err
+		return freed, err
 	}
 	if len(left) == 0 {
 		space.Entries--
 	}
-	return writeSpace(tx, space)
+	return freed, writeSpace(tx, space)
 }
 
 // blobBytes is what a blob takes on the disk. One that is not there, which a

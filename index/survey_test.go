@@ -101,7 +101,7 @@ func TestNobodyWaitsForASyncWhoOnlyReads(t *testing.T) {
 	slow.on.Store(true)
 	done := make(chan error, 1)
 	go func() {
-		done <- x.Journal.AddTombstones(context.Background(), []Tombstone{{BuildID: BuildID{1}, At: time.Unix(1, 0)}})
+		done <- x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, At: time.Unix(1, 0)}})
 	}()
 	<-slow.begun
 	require.Equal(t, Current, x.Journal.StateOf(BuildID{1}).Name)

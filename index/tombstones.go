@@ -2,7 +2,6 @@ package index
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"time"
 
@@ -39,10 +38,7 @@ func (j *Journal) addTombstone(one Tombstone) {
 // between the two leaves tombstones of builds that are there, which the next Open drops. After an
 // error (a full disk) they are known until Close, and written as soon as the journal can be written
 // again.
-func (j *Journal) AddTombstones(ctx context.Context, list []Tombstone) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+func (j *Journal) AddTombstones(list []Tombstone) error {
 	records := make([]*manifestpb.Record, len(list))
 	for i := range list {
 		t := &list[i]
@@ -57,9 +53,9 @@ func (j *Journal) AddTombstones(ctx context.Context, list []Tombstone) error {
 	}, records...)
 }
 
-// DropTombstone forgets the tombstone of a build that stays after all. The file need not say so: the
+// dropTombstone forgets the tombstone of a build that stays after all. The file need not say so: the
 // tombstone of a build that is there means nothing.
-func (j *Journal) DropTombstone(id BuildID) {
+func (j *Journal) dropTombstone(id BuildID) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.tombstones = slices.DeleteFunc(j.tombstones, func(t Tombstone) bool { return t.BuildID == id })

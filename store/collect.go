@@ -85,12 +85,9 @@ const (
 // hasView tells whether the build has a view that is in use in this run.
 func (st *Store) hasView(id index.BuildID) bool { return st.views.Current(id) != nil }
 
-// Builds that are evicted together share their syncs. The batch is bounded because publishers block
-// behind it, and so do reservations that wait for space.
-const (
-	AtOnce      = 16
-	bytesAtOnce = 1 << 30
-)
+// AtOnce is how many builds are removed together, which share their syncs. It is bounded because a
+// reservation may wait for the space of the first of them.
+const AtOnce = 16
 
 // Collect carries a plan out, some builds at a time, and checks again before each: a build that
 // was used, pinned or leased since stays, and nothing is removed beyond the goal. The plan says
@@ -110,7 +107,11 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 			progress(plan.Freed, total)
 			continue
 		}
-		batch, n := c.batch(plan, next)
+		n := 1
+		for n < AtOnce && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
+			n++
+		}
+		batch := plan.Steps[next : next+n]
 		next += n
 		if err := c.EvictAll(ctx, plan, batch, progress, total); err != nil {
 			return err
@@ -121,36 +122,6 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 	}
 	plan.End()
 	return nil
-}
-
-// batch gives what goes together, of the steps from first on, and how many steps it has looked at.
-func (c *Collector) batch(plan *Collection, first int) (batch []*evict.Step, n int) {
-	var expected int64
-	steps := plan.Steps[first:min(first+AtOnce, len(plan.Steps))]
-	for ; n < len(steps) && expected < bytesAtOnce; n++ {
-		s := &steps[n]
-		if s.Action != evict.Evict {
-			break
-		}
-		why := c.Stays(plan, s, expected)
-		if why == keptRoom && len(batch) > 0 {
-			break // unless one of those stays after all
-		}
-		if why != "" {
-			s.Keep(why)
-			continue
-		}
-		expected += s.Frees
-		batch = append(batch, s)
-	}
-	return batch, n
-}
-
-// eviction is a step that removes a build, with its record, which takes some KiB and is not kept
-// for longer.
-type eviction struct {
-	*evict.Step
-	build index.Build
 }
 
 // readingWait is how long a collection waits for the daemon to be done with reading what is to go.
@@ -171,12 +142,10 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress fu
 			if r.KeptFor() != KeptReading {
 				continue
 			}
-			if why := c.Stays(plan, r, 0); why != "" {
-				r.Keep(why)
-				left = left || why == KeptReading
-			} else if err := c.EvictAll(ctx, plan, []*evict.Step{r}, progress, total); err != nil {
+			if err := c.EvictAll(ctx, plan, plan.Steps[i:i+1], progress, total); err != nil {
 				return err
 			}
+			left = left || r.KeptFor() == KeptReading
 		}
 		if !left || time.Now().After(end) || plan.Yields && c.st.ledger.hurry() {
 			return nil
@@ -187,41 +156,6 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress fu
 	}
 }
 
-// EvictAll removes the builds of some steps after their tombstones are durable.
-func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []*evict.Step, progress func(done, total int64), total int64) error {
-	// The administrator's collection may have chosen the same, and one would remove the other's tombstone.
-	leave, err := c.evicting.Take(ctx)
-	if err != nil {
-		return apierr.New(apierr.Cancelled, err, "collect")
-	}
-	defer leave()
-	var batch []eviction
-	var tombstones []index.Tombstone
-	for _, s := range steps {
-		b, err := c.st.index.Get(s.ID)
-		if err != nil { // one that cannot be read counts as gone
-			s.Keep(KeptGone)
-			continue
-		}
-		batch = append(batch, eviction{s, b})
-		tombstones = append(tombstones, index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
-			At: c.st.now(), Reason: evicted(c.st.now(), s), Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
-			ForBudget: plan.forBudget && !s.Must})
-	}
-	if len(batch) == 0 {
-		return nil
-	}
-	if err := c.st.index.Journal.AddTombstones(ctx, tombstones); err != nil {
-		for i := range tombstones {
-			c.st.index.Journal.DropTombstone(tombstones[i].BuildID)
-		}
-		return apierr.New(apierr.Internal, err, "collect")
-	}
-	err = c.evict(ctx, plan, batch)
-	progress(plan.Freed, total)
-	return err
-}
-
 // EvictedOn is how the reason of each eviction begins.
 const EvictedOn = "evicted on "
 
@@ -229,60 +163,65 @@ func evicted(at time.Time, r *evict.Step) string {
 	return fmt.Sprintf(EvictedOn+"%s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
-// evict removes builds whose tombstones are durable, but for those where a request was faster.
-func (c *Collector) evict(ctx context.Context, plan *Collection, batch []eviction) error {
-	list := make([]Removal, len(batch))
-	var going int64 // what those free that go
-	parts := make([]map[cas.Digest]int64, len(batch))
-	before := make(map[cas.Digest]int64) // what they took
-	taken := make([]func(), len(batch))  // end the collector's having them in hand
-	for i, r := range batch {
-		list[i] = Removal{Build: &r.build, Why: evicted(c.st.now(), r.Step), grace: views.PathGrace, may: func() bool {
-			if ctx.Err() != nil {
-				return false
-			}
-			done, ok := c.st.inHand.evict(r.ID)
-			why := KeptInUse
-			if ok {
-				if why = c.Stays(plan, r.Step, going); why != "" {
-					done()
+// EvictAll removes the builds of some steps, but for those that may not go by now. Their tombstones
+// are durable before.
+func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step, progress func(done, total int64), total int64) error {
+	var list []Removal
+	var of []*evict.Step // of these
+	var going int64      // what those free that go
+	parts := make([]map[cas.Digest]int64, len(steps))
+	before := make(map[cas.Digest]int64) // what their parts took
+	taken := make([]func(), len(steps))  // end the collector's having them in hand
+	for i := range steps {
+		s := &steps[i]
+		b, err := c.st.index.Get(s.ID)
+		if err != nil { // one that cannot be read counts as gone
+			s.Keep(KeptGone)
+			continue
+		}
+		at, why := len(list), evicted(c.st.now(), s)
+		parts[at] = c.st.PartsOf(&b)
+		c.st.FreedOf(parts[at], before)
+		of, list = append(of, s), append(list, Removal{Build: &b, Why: why, grace: views.PathGrace,
+			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+				At: c.st.now(), Reason: why, Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
+				ForBudget: plan.forBudget && !s.Must},
+			may: func() bool {
+				if ctx.Err() != nil {
+					return false
 				}
-			}
-			if why != "" {
-				r.Keep(why)
-				return false
-			}
-			taken[i] = done
-			going += r.Frees
-			parts[i] = c.st.PartsOf(&r.build)
-			for d := range parts[i] {
-				if _, ok := before[d]; !ok {
-					before[d] = c.st.DiskBytesOf(d)
+				done, why := c.st.inHand.evict(s.ID)
+				if why == "" {
+					if why = c.stays(plan, s, going); why != "" {
+						done()
+					}
 				}
-			}
-			return true
-		}}
+				if why != "" {
+					s.Keep(why)
+					return false
+				}
+				taken[at], going = done, going+s.Frees
+				return true
+			}})
 	}
 	err := c.st.RemoveAll(list, func(*Removal) {})
-	for i := len(list) - 1; i >= 0; i-- { // what several had goes with the last of them, as it was planned
-		r, d := &batch[i], &list[i]
+	for i, d := range slices.Backward(list) { // what several had goes with the last of them, as it was planned
 		if taken[i] != nil {
 			taken[i]()
 		}
 		switch {
 		case d.gone:
 			c.st.index.Counters.Add("evicted", 1)
-			plan.Carried(r.Step, c.st.FreedOf(parts[i], before))
+			plan.Carried(of[i], c.st.FreedOf(parts[i], before))
 		case errors.Is(d.Err, index.ErrNotFound):
-			r.Keep(KeptGone) // it was removed for another reason
+			of[i].Keep(KeptGone) // it was removed for another reason
+			continue
 		}
-		if !d.gone {
-			c.st.index.Journal.DropTombstone(r.ID)
-		}
-		if d.Err != nil && !errors.Is(d.Err, index.ErrNotFound) && err == nil {
-			err = fmt.Errorf("%s: %w", r.build.BuildKey, d.Err)
+		if d.Err != nil && err == nil {
+			err = fmt.Errorf("%s: %w", d.Build.BuildKey, d.Err)
 		}
 	}
+	progress(plan.Freed, total)
 	if err == nil && ctx.Err() != nil {
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
@@ -325,15 +264,6 @@ func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	return whole + recipe + unpacked
 }
 
-// wholeBytesOf sums what the whole forms of the blobs of a build take on the disk now, each once.
-func (st *Store) wholeBytesOf(b *index.Build) (sum int64) {
-	for d := range DistinctBlobs(b) {
-		disk, _ := st.WholeBytes(d) // of one that is not there, none
-		sum += disk
-	}
-	return sum
-}
-
 // DistinctBlobs returns the blobs of a build, each once, with their sizes.
 func DistinctBlobs(b *index.Build) map[cas.Digest]int64 {
 	out := make(map[cas.Digest]int64, len(b.Files))
@@ -343,9 +273,9 @@ func DistinctBlobs(b *index.Build) map[cas.Digest]int64 {
 	return out
 }
 
-// Stays says why a build that was to be removed stays, "" if it is removed. freed is what earlier
+// stays says why a build that was to be removed stays, "" if it is removed. freed is what earlier
 // steps of the batch free.
-func (c *Collector) Stays(plan *Collection, s *evict.Step, freed int64) (why string) {
+func (c *Collector) stays(plan *Collection, s *evict.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
 		return keptRoom
 	}

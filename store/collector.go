@@ -8,7 +8,6 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/packing"
 )
@@ -16,8 +15,7 @@ import (
 // Collector plans and carries out what is evicted, packed and dropped to keep the store within its
 // bounds.
 type Collector struct {
-	st       *Store
-	evicting keyed.Slots // held from writing tombstones until their builds are removed
+	st *Store
 }
 
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk
@@ -158,7 +156,7 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 	b, err := c.st.index.Get(s.ID)
 	why := KeptGone
 	if err == nil {
-		why = c.Stays(plan, s, 0)
+		why = c.stays(plan, s, 0)
 	}
 	if why != "" {
 		s.Keep(why)

@@ -63,7 +63,8 @@ func (st *Store) QuarantineAll(all []packing.Damage) {
 // because a repaired build gets a new view. After an error, which is logged, the build is withheld
 // until the daemon ends.
 func (st *Store) Withhold(id index.BuildID, state, reason string) error {
-	failed := st.index.Journal.SetState(id, index.State{Name: state, Reason: reason, At: st.now()})
+	failed := st.committer.mark(context.Background(),
+		&index.Mark{ID: id, State: &index.State{Name: state, Reason: reason, At: st.now()}})
 	if failed != nil {
 		st.log.Error("state of build not kept", "build", id.String(), "error", failed)
 	}

@@ -96,19 +96,22 @@ func (a *inHand) busyNow(id index.BuildID) bool {
 	return a.served[id] > 0 || time.Now().Before(a.fresh[id].until)
 }
 
-// evict takes a build in hand for the collector, if no request has it.
-func (a *inHand) evict(id index.BuildID) (done func(), ok bool) {
+// evict takes a build in hand for the collector until done, or says why it stays.
+func (a *inHand) evict(id index.BuildID) (done func(), why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.busyNow(id) {
-		return nil, false
+	switch {
+	case a.going[id]:
+		return nil, KeptGone
+	case a.busyNow(id):
+		return nil, KeptInUse
 	}
 	a.going[id] = true
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		delete(a.going, id)
-	}, true
+	}, ""
 }
 
 // GoneMeanwhile returns ErrGone for an error of serving a build that was removed meanwhile, and

@@ -83,8 +83,8 @@ type Ledger struct {
 
 	given uint64 // counts what was taken out, for another account; guarded by mu
 
-	// leaving counts bytes on disk of builds that are just being removed: for moments they are in
-	// no account, neither as a build's nor as held, and still there. Guarded by mu.
+	// leaving counts bytes on disk of builds that were removed, until their blobs are: for moments
+	// they are in no account, neither as a build's nor as held, and still there. Guarded by mu.
 	leaving int64
 
 	// passing counts bytes on disk that go in a moment for something smaller, which is set aside or
@@ -121,13 +121,6 @@ func (s *Ledger) Reserved() Reserved {
 	return Reserved{s.reserved, s.written, s.passing, maps.Clone(s.byUser)}
 }
 
-// Rounds returns how many rounds of the collector have begun.
-func (s *Ledger) Rounds() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.begun
-}
-
 // Reservation is space that is set aside for one build.
 type Reservation struct {
 	st    *Store
@@ -152,17 +145,16 @@ func (s *Ledger) Want() {
 	}
 }
 
-// leave counts a build on the disk while it is being removed, until done.
+// leave counts a build that was just removed on the disk, until done.
 func (s *Ledger) leave(disk int64) (done func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leaving += disk
-	return func() {
+	add := func(disk int64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.leaving -= disk
+		s.leaving += disk
 		s.given++
 	}
+	add(disk)
+	return func() { add(-disk) }
 }
 
 // shrinks counts bytes that are about to go for something smaller, until done.
@@ -232,45 +224,34 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 	if err != nil {
 		return true, err
 	}
-	for again := true; again; {
-		given := s.givenBack()
+	for {
+		s.mu.Lock()
+		given := s.given
+		s.mu.Unlock()
 		now, err := r.st.roomNow(ctx)
 		if err != nil {
 			return true, err
 		}
 		now.mayGo, now.stays = mayGo, stays
-		if again, final, err = s.take(given, &now, r, disk, bytes); err != nil {
-			return final, err
+		s.mu.Lock()
+		if s.given == given { // else something was in no account, perhaps, while these were read
+			defer s.mu.Unlock()
+			return s.take(&now, r, disk, bytes)
 		}
+		s.mu.Unlock()
 	}
-	return false, nil
 }
 
-// givenBack counts what was taken out of the ledger, because another account has it from then on.
-func (s *Ledger) givenBack() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.given
-}
-
-// take reserves what try asks for. again: something was taken out of the ledger since given, while
-// the accounts were read, so that it may be in none of them.
-func (s *Ledger) take(
-	given uint64, now *roomNow, r *Reservation, disk, bytes int64,
-) (again, final bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.given != given {
-		return true, false, nil
-	}
+// take reserves what try asks for. mu is held.
+func (s *Ledger) take(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	if final, err := s.admit(now, r, disk, bytes); err != nil {
-		return false, final, err
+		return final, err
 	}
 	s.reserved += disk - r.disk
 	s.written += min(r.Written, disk) - r.counted
 	s.byUser[r.user] += bytes - r.bytes
 	r.disk, r.bytes, r.counted = disk, bytes, min(r.Written, disk)
-	return false, false, nil
+	return false, nil
 }
 
 // roomNow is what a decision rests on, besides what is set aside.
@@ -345,20 +326,15 @@ func NoRoom(format string, args ...any) *apierr.Error {
 	return e
 }
 
-// publishing ends what counts to its user's quota: the build counts from now on. If both counted
-// for a moment, a plan of that moment would evict one build too many.
-func (r *Reservation) publishing() {
+// leaveQuota ends what counts to its user's quota: the build that is published counts from now on. If
+// both counted for a moment, a plan of that moment would evict one build too many.
+func (r *Reservation) leaveQuota() {
 	if r == nil {
 		return
 	}
-	r.st.ledger.mu.Lock()
-	defer r.st.ledger.mu.Unlock()
-	r.dropUser()
-}
-
-// dropUser takes the reservation out of what its user stores. Ledger.mu is held.
-func (r *Reservation) dropUser() {
 	s := r.st.ledger
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
 		delete(s.byUser, r.user)
 	}
@@ -370,6 +346,7 @@ func (r *Reservation) Release() {
 	if r == nil {
 		return
 	}
+	r.leaveQuota()
 	s := r.st.ledger
 	s.mu.Lock()
 	if r.disk != 0 {
@@ -377,7 +354,6 @@ func (r *Reservation) Release() {
 	}
 	s.reserved -= r.disk
 	s.written -= r.counted
-	r.dropUser()
 	r.disk, r.counted = 0, 0
 	s.mu.Unlock()
 	s.Want()

@@ -85,7 +85,7 @@ func TestABuildThatIsPublishedCountsOnceToItsUsersQuota(t *testing.T) {
 	r, err := st.Reserve(context.Background(), 7, false, 4096)
 	require.NoError(t, err)
 	require.Equal(t, map[uint32]int64{7: 4096}, st.ledger.byUser)
-	r.publishing()
+	r.leaveQuota()
 	require.Empty(t, st.ledger.byUser)
 	require.Positive(t, st.ledger.reserved, "its bytes are not on the disk yet")
 	r.Release()

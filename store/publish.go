@@ -26,17 +26,46 @@ type Publication struct {
 	Replaces   index.BuildID // whose pin it inherits, besides those of the same key; zero: none
 }
 
-// Publish stores a build, which is acknowledged as soon as its manifest is durable, and removes
-// the builds that it supersedes. hold keeps the blobs that the build needs until then; the caller
-// releases it.
+// Publish makes blobs of the build's files and stores the build, which is acknowledged as soon as
+// its manifest is durable. Then it removes the builds that it supersedes. hold keeps the blobs that
+// the build needs until a manifest says that it does; the caller releases it.
 func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) error {
 	b := m.Build
-	m.Room.publishing()
-	if err := st.Put(ctx, b, m.Folder, m.Hashed, hold); err != nil {
+	for i := range b.Files {
+		f := &b.Files[i]
+		var err error
+		path := filepath.Join(m.Folder, filepath.FromSlash(f.Name))
+		if f.Digest, f.Size, err = hold.AdoptHashed(ctx, path, m.Hashed[f.Name]); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	_, _ = rand.Read(b.ID[:]) // it never fails
+	st.inHand.stored(b.ID)
+	st.committer.coming.Add(1)
+	staged, err := st.index.Stage(ctx, *b)
+	st.committer.coming.Add(-1)
+	if err != nil {
 		return err
 	}
-	st.forms.Release(hold) // what others keep packed, and was stored whole, counts as that before the place is given back
-	m.Room.Release()       // the build has taken its place, and nothing counts twice
+	one := &change{Change: staged, may: func() bool { m.Room.leaveQuota(); return true },
+		then: func() { st.published(&m) }}
+	// It waits whatever the context says, because hold ends with the caller.
+	if err := st.committer.commit(context.Background(), &handed{builds: []*change{one}}); err != nil {
+		return err
+	}
+	if one.Err != nil {
+		return one.Err
+	}
+	st.packer.Added(b)
+	st.inheritPin(m.Replaces, b)
+	st.supersede(ctx, b)
+	return nil
+}
+
+// published says of a build that it is stored.
+func (st *Store) published(m *Publication) {
+	b := m.Build
+	m.Room.Release() // the build has taken its place, and nothing counts twice
 	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds,
 		"uid", b.UID, "scope", b.Scope)
 	if m.Counter != "" {
@@ -44,33 +73,10 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	}
 	st.options.Published(b, m.UID) // before the event, or a subscriber who asked for the build would not hear of it
 	st.Happened(eventOf(b, m.Kind, "%s", m.Text))
-	st.inheritPin(m.Replaces, b)
-	st.supersede(ctx, b)
-	return nil
 }
 
-// Put makes blobs of the build's files, and publishes it. hold keeps what the build needs until a
-// manifest says that it does; it is the caller's to release.
-func (st *Store) Put(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed, hold *cas.Hold) error {
-	for i := range b.Files {
-		f := &b.Files[i]
-		var err error
-		path := filepath.Join(out, filepath.FromSlash(f.Name))
-		if f.Digest, f.Size, err = hold.AdoptHashed(ctx, path, hashed[f.Name]); err != nil {
-			return fmt.Errorf("%s: %w", f.Name, err)
-		}
-	}
-	_, _ = rand.Read(b.ID[:]) // it never fails
-	st.inHand.stored(b.ID)
-	if err := st.index.Publish(ctx, *b); err != nil {
-		return err
-	}
-	st.packer.Added(b)
-	return nil
-}
-
-// supersede retracts the earlier builds of the same key: a newer one answers in their place. One that was made with
-// another driver stays, for when that comes back, unless it is not served anyway.
+// supersede retracts the earlier builds of the same key: a newer one answers in their place. One
+// that was made with another driver stays, for when that comes back, unless it is not served anyway.
 func (st *Store) supersede(ctx context.Context, b *index.Build) {
 	builds, err := st.index.Lookup(b.RequestKey, b.Scope)
 	if err != nil {
@@ -78,15 +84,16 @@ func (st *Store) supersede(ctx context.Context, b *index.Build) {
 		return
 	}
 	for i := range builds {
-		old := &builds[i]
-		if served := st.index.Journal.StateOf(old.ID).Name == index.Current; old.BuildKey == b.BuildKey && old.ID != b.ID && (!served || SameDrivers(old.EPs, b.EPs)) {
-			if st.index.Journal.StateOf(old.ID).Name == index.Damaged {
-				st.Happened(eventOf(b, eventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
-			}
-			st.inheritPin(old.ID, b)
-			if err := st.Remove(ctx, old, "compiled anew", views.PathGrace); err != nil {
-				st.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
-			}
+		old, state := &builds[i], st.index.Journal.StateOf(builds[i].ID).Name
+		if old.BuildKey != b.BuildKey || old.ID == b.ID || state == index.Current && !SameDrivers(old.EPs, b.EPs) {
+			continue
+		}
+		if state == index.Damaged {
+			st.Happened(eventOf(b, eventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
+		}
+		st.inheritPin(old.ID, b)
+		if err := st.Remove(ctx, old, "compiled anew", views.PathGrace); err != nil {
+			st.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
 		}
 	}
 }
@@ -102,11 +109,14 @@ func (st *Store) inheritPin(from index.BuildID, to *index.Build) {
 	if !pinned || from == to.ID {
 		return
 	}
-	err := st.index.Journal.Pin(to.ID, pin)
-	if err == nil {
-		err = st.index.Journal.Unpin(from)
-	}
+	err := st.committer.mark(context.Background(), &index.Mark{ID: to.ID, Pin: &pin}, &index.Mark{ID: from})
 	if err != nil {
 		st.log.Error("pin not moved to the build made anew", "from", from.String(), "to", to.ID.String(), "error", err)
 	}
+}
+
+// Pin protects a build from eviction, or with nil takes that back, durably when it returns. It is no
+// error if the build was not pinned.
+func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) error {
+	return st.committer.mark(ctx, &index.Mark{ID: id, Pin: pin})
 }

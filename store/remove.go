@@ -13,15 +13,13 @@ import (
 type Removal struct {
 	Build *index.Build
 	Why   string
-	grace time.Duration // of those who were told a path of its view
-	may   func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
 
-	view   *views.View
-	looked func() // ends the look at the view, unless that is dropped
-	left   func() // ends its being counted on the disk
+	grace     time.Duration // of those who were told a path of its view
+	may       func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
+	tombstone *index.Tombstone
+	gone      bool
 
-	gone bool
-	Err  error // why not, or what could not be removed of it
+	Err error // why not, or what could not be removed of it
 }
 
 // Remove removes a build: first its manifest, which is the commit point, then its view, then the
@@ -40,41 +38,38 @@ func (st *Store) Remove(ctx context.Context, b *index.Build, why string, grace t
 // have no name any more. The error says that what was removed may come back after a crash, as
 // leftovers.
 func (st *Store) RemoveAll(list []Removal, went func(*Removal)) error {
-	gone := make([]index.Retraction, len(list))
+	changes := make([]*change, len(list))
+	left := make([]func(), len(list))      // end its being counted on the disk
+	seen := make([]*views.View, len(list)) // before the index forgets where they are
+	looked := make([]func(), len(list))
 	for i := range list {
 		d := &list[i]
-		gone[i] = index.Retraction{ID: d.Build.ID, Why: d.Why, May: func() bool {
-			if d.may != nil && !d.may() {
-				return false
-			}
-			d.view, d.looked = st.views.LookAt(d.Build) // before the index forgets where it is
-			d.left = st.ledger.leave(st.wholeBytesOf(d.Build))
-			return true
-		}}
+		seen[i], looked[i] = st.views.LookAt(d.Build)
+		one := &index.Change{ID: d.Build.ID, Why: d.Why, Tombstone: d.tombstone}
+		changes[i] = &change{Change: one, may: d.may, then: func() { left[i] = st.ledger.leave(one.Freed) }}
 	}
-	st.index.RetractAll(gone)
+	if err := st.committer.commit(context.Background(), &handed{builds: changes}); err != nil {
+		return err
+	}
 	blobs := st.forms.Removal()
 	for i := range list {
 		d := &list[i]
-		if d.gone, d.Err = gone[i].Gone, gone[i].Err; d.gone {
-			if d.view != nil {
-				st.views.Drop(d.Build.ID, d.view, d.grace)
+		if d.gone, d.Err = changes[i].done, changes[i].Err; !d.gone {
+			if seen[i] != nil {
+				looked[i]()
 			}
-			st.views.DropCurrent(d.Build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
-			for _, f := range d.Build.Blobs() {
-				_, err := blobs.Remove(f.Digest)
-				d.Err = errors.Join(d.Err, err)
-			}
+			continue
 		}
-		if d.view != nil && !d.gone {
-			d.looked()
+		if seen[i] != nil {
+			st.views.Drop(d.Build.ID, seen[i], d.grace)
 		}
-		if d.left != nil {
-			d.left()
+		st.views.DropCurrent(d.Build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
+		for _, f := range d.Build.Blobs() {
+			_, err := blobs.Remove(f.Digest)
+			d.Err = errors.Join(d.Err, err)
 		}
-		if d.gone {
-			went(d)
-		}
+		left[i]()
+		went(d)
 	}
 	st.views.Sweep()
 	_, err := blobs.End()

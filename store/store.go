@@ -14,7 +14,6 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
 )
@@ -61,6 +60,7 @@ type Store struct {
 	views *views.Store
 
 	*inHand
+	committer *committer
 	ledger    *Ledger
 	collector *Collector
 	packer    *Packer
@@ -80,7 +80,7 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
 		ledger: newLedger(), inHand: newInHand(), uprooted: make(chan string, 1)}
-	st.collector = &Collector{st: st, evicting: make(keyed.Slots, 1)}
+	st.collector = &Collector{st: st}
 	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {
@@ -95,6 +95,8 @@ func (st *Store) open() (err error) {
 		Disk: st.WholeBytes, Making: o.Making, Broken: o.Broken}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
+	st.committer = &committer{index: st.index, queue: make(chan *handed), stop: make(chan struct{})}
+	go st.committer.run()
 	if st.cas, err = cas.Open(st.dir, cas.Options{FS: o.FS, Stamps: st.index.Stamps()}); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
@@ -147,6 +149,7 @@ func (st *Store) Close() (err error) {
 		st.views.Close()
 	}
 	if st.index != nil {
+		close(st.committer.stop)
 		err = st.index.Close()
 	}
 	return errors.Join(err, st.lock.Close())

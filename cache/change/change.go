@@ -125,7 +125,7 @@ func (c *Changes) Invalidate(ctx context.Context, p request.Peer, names []string
 func (c *Changes) Pin(ctx context.Context, p request.Peer, names []string, dryRun bool) (
 	*wire.ChangeReply, error) {
 	return c.change(ctx, p, names, dryRun, func(b *index.Build) error {
-		return c.index.Journal.Pin(b.ID, index.Pin{At: c.now(), UID: p.UID})
+		return c.store.Pin(ctx, b.ID, &index.Pin{At: c.now(), UID: p.UID})
 	})
 }
 
@@ -133,7 +133,7 @@ func (c *Changes) Pin(ctx context.Context, p request.Peer, names []string, dryRu
 func (c *Changes) Unpin(ctx context.Context, p request.Peer, names []string, dryRun bool) (
 	*wire.ChangeReply, error) {
 	return c.change(ctx, p, names, dryRun, func(b *index.Build) error {
-		return c.index.Journal.Unpin(b.ID)
+		return c.store.Pin(ctx, b.ID, nil)
 	})
 }
 

@@ -55,9 +55,9 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	require.Zero(t, s.HeldBytes())
 
 	s = open(t)
-	evicted := []index.Retraction{{ID: s.build.ID, Why: "evicted"}}
-	s.index.RetractAll(evicted)
-	require.NoError(t, evicted[0].Err)
+	evicted := &index.Change{ID: s.build.ID, Why: "evicted"}
+	s.index.Commit([]*index.Change{evicted})
+	require.NoError(t, evicted.Err)
 	v = s.get()
 	require.Nil(t, s.Current(s.build.ID), "nobody new is given it")
 	f, err := v.Lease()

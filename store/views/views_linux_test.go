@@ -47,7 +47,10 @@ func open(t *testing.T) *shop {
 		require.NoError(t, err)
 		s.build.Files = append(s.build.Files, index.File{Name: name, Digest: d, Size: size})
 	}
-	require.NoError(t, s.index.Publish(context.Background(), s.build))
+	c, err := s.index.Stage(context.Background(), s.build)
+	require.NoError(t, err)
+	s.index.Commit([]*index.Change{c})
+	require.NoError(t, c.Err)
 	s.start()
 	return s
 }

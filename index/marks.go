@@ -1,0 +1,139 @@
+package index
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+// Pin protects a build from eviction.
+type Pin struct {
+	At  time.Time
+	UID uint32 // the user who pinned it
+}
+
+// A Mark is what Mark notes of a build: its state, or else its pin.
+type Mark struct {
+	ID    BuildID
+	State *State // whether it may be served
+	Pin   *Pin   // protects it from eviction; nil: nothing does any more
+
+	Err error // why it is not noted
+
+	before *Pin
+}
+
+func (m *Mark) fail(err error) {
+	switch {
+	case m.State != nil:
+		m.Err = fmt.Errorf("note that build %s is %s: %w", m.ID, m.State.Name, err)
+	case m.Pin != nil:
+		m.Err = fmt.Errorf("pin build %s: %w", m.ID, err)
+	default:
+		m.Err = fmt.Errorf("unpin build %s: %w", m.ID, err)
+	}
+}
+
+// Mark notes marks, durably when it returns; they share one sync. Pinning a build again changes only
+// the user and the time, and it is no error if one that is unpinned was not pinned. If marks cannot
+// be written, pins are as they were, because the caller is told so. States count in memory even
+// then, because a build that may be bad must not be served.
+func (j *Journal) Mark(list []*Mark) {
+	var todo []*Mark
+	var records []*manifestpb.Record
+	for _, m := range list {
+		if record := j.recordOf(m); record != nil {
+			todo, records = append(todo, m), append(records, record)
+		}
+	}
+	if len(todo) == 0 {
+		return
+	}
+	err := j.change(func() {
+		for _, m := range todo {
+			if m.State != nil {
+				j.setState(m.ID, *m.State)
+			} else {
+				m.before = j.setPin(m.ID, m.Pin)
+			}
+		}
+	}, records...)
+	if err == nil {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, m := range slices.Backward(todo) {
+		if m.fail(err); m.State == nil {
+			j.setPin(m.ID, m.before)
+		}
+	}
+}
+
+// recordOf completes a mark, and returns its record; nil: there is nothing to note.
+func (j *Journal) recordOf(m *Mark) *manifestpb.Record {
+	if was, pinned := j.Pinned(m.ID); m.State == nil && m.Pin == nil {
+		if !pinned {
+			return nil
+		}
+		return pinRecord(m.ID, was, true)
+	}
+	if err := j.exists(m.ID); err != nil {
+		m.fail(err)
+		return nil
+	}
+	if m.State == nil {
+		m.Pin = &Pin{At: trimTime(m.Pin.At), UID: m.Pin.UID}
+		return pinRecord(m.ID, *m.Pin, false)
+	}
+	m.State = &State{m.State.Name, m.State.Reason, trimTime(m.State.At)}
+	return stateRecord(m.ID, *m.State)
+}
+
+// setPin pins a build, or not any more, and returns the pin that it had. mu is held.
+func (j *Journal) setPin(id BuildID, p *Pin) (before *Pin) {
+	if was, ok := j.pins[id]; ok {
+		before = &was
+	}
+	if p == nil {
+		delete(j.pins, id)
+	} else {
+		j.pins[id] = *p
+	}
+	return before
+}
+
+// Pinned returns the build's pin.
+func (j *Journal) Pinned(id BuildID) (Pin, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	p, ok := j.pins[id]
+	return p, ok
+}
+
+// PinnedBuilds returns the builds that are pinned.
+func (j *Journal) PinnedBuilds() []BuildID {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Keys(j.pins))
+}
+
+func (j *Journal) applyPin(m *manifestpb.Pin) error {
+	var id BuildID
+	if err := fixed("build_id", id[:], m.GetBuildId()); err != nil {
+		return err
+	}
+	if m.Off {
+		delete(j.pins, id)
+		return nil
+	}
+	j.pins[id] = Pin{At: fromNanos(m.At), UID: m.Uid}
+	return nil
+}
+
+func pinRecord(id BuildID, p Pin, off bool) *manifestpb.Record {
+	return &manifestpb.Record{Kind: &manifestpb.Record_Pin{Pin: &manifestpb.Pin{BuildId: id[:], Off: off, At: nanos(p.At), Uid: p.UID}}}
+}

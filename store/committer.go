@@ -1,0 +1,132 @@
+package store
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// committer does all changes of which builds there are, and of their states and pins, in one
+// goroutine, so that nothing intervenes between the last look at a build and what is done to it.
+// What is handed in at the same time is one batch, which shares syncs and a transaction. Callers
+// write and hash bytes before, and remove blobs afterwards. Hits never pass through it.
+type committer struct {
+	index  *index.Index
+	queue  chan *handed
+	stop   chan struct{}
+	coming atomic.Int32 // publications that are handed in within moments
+}
+
+// handed is what one caller hands in.
+type handed struct {
+	marks  []*index.Mark
+	builds []*change
+	done   chan struct{} // is closed when all of it is durable, or has failed
+}
+
+// change is a build that is published or retracted.
+type change struct {
+	*index.Change
+	may  func() bool // is asked right before, when nothing can intervene; nil: it may
+	then func()      // is called when it is durable: moves bytes in the ledger, and appends the event
+	done bool        // it is durable
+}
+
+const (
+	batchWait = 5 * time.Millisecond // for publications that are known to come
+	batchMost = 64                   // callers
+)
+
+// commit hands changes in, and waits until they are durable or have failed, as they say themselves.
+// Where the context ends before that, they are done nevertheless, and the error is the context's.
+func (c *committer) commit(ctx context.Context, h *handed) error {
+	h.done = make(chan struct{})
+	select {
+	case c.queue <- h:
+	case <-c.stop:
+		return os.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-h.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// run commits what is handed in until the store is closed.
+func (c *committer) run() {
+	for {
+		select {
+		case first := <-c.queue:
+			c.do(c.batch(first))
+		case <-c.stop:
+			return
+		}
+	}
+}
+
+// batch adds what else was handed in, and waits for publications that are known to come. A change
+// that comes alone waits for nothing.
+func (c *committer) batch(first *handed) []*handed {
+	batch := []*handed{first}
+	for end := time.Now().Add(batchWait); len(batch) < batchMost; {
+		select {
+		case more := <-c.queue:
+			batch = append(batch, more)
+			continue
+		default:
+		}
+		if c.coming.Load() == 0 {
+			return batch
+		}
+		select {
+		case more := <-c.queue:
+			batch = append(batch, more)
+		case <-time.After(time.Until(end)):
+			return batch
+		}
+	}
+	return batch
+}
+
+// do commits a batch. Marks come first, so that an eviction finds the pins that came with it.
+func (c *committer) do(batch []*handed) {
+	var marks []*index.Mark
+	var builds []*change
+	for _, h := range batch {
+		marks, builds = append(marks, h.marks...), append(builds, h.builds...)
+	}
+	c.index.Journal.Mark(marks)
+	builds = slices.DeleteFunc(builds, func(one *change) bool { return one.may != nil && !one.may() })
+	changes := make([]*index.Change, len(builds))
+	for i, one := range builds {
+		changes[i] = one.Change
+	}
+	c.index.Commit(changes)
+	for _, one := range builds {
+		if one.done = one.Err == nil; one.done && one.then != nil {
+			one.then()
+		}
+	}
+	for _, h := range batch {
+		close(h.done)
+	}
+}
+
+// mark notes states and pins of builds, durably when it returns.
+func (c *committer) mark(ctx context.Context, marks ...*index.Mark) error {
+	err := c.commit(ctx, &handed{marks: marks})
+	for _, m := range marks {
+		if err == nil {
+			err = m.Err
+		}
+	}
+	return err
+}

@@ -1,0 +1,76 @@
+package store
+
+import (
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+// openBench opens a store that nobody else uses.
+func openBench(b testing.TB) *Store {
+	st, err := Open(filepath.Join(b.TempDir(), "state"), Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Published: func(*index.Build, uint32) {}, Withheld: func(*index.Build) {}, Compiling: func() bool { return false }})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, st.Close()) })
+	return st
+}
+
+// stageBuild makes the files of a build, which has 64 KiB.
+func stageBuild(b testing.TB, st *Store) (*index.Build, string) {
+	folder, remove, err := st.Stage("bench-")
+	require.NoError(b, err)
+	b.Cleanup(remove)
+	build := &index.Build{Scope: "shared", UID: 1000, ModelName: "m", Graph: "g.onnx", Created: time.Now(), LoadCheck: "passed"}
+	_, _ = rand.Read(build.RequestKey[:])
+	_, _ = rand.Read(build.BuildKey[:])
+	for name, n := range map[string]int{"g.onnx": 2000, "g.bin": 64 << 10} {
+		content := make([]byte, n)
+		_, _ = rand.Read(content)
+		require.NoError(b, os.WriteFile(filepath.Join(folder, name), content, 0o600))
+		build.Files = append(build.Files, index.File{Name: name})
+	}
+	return build, folder
+}
+
+// BenchmarkPublish has several publish at the same time, from staged files to the acknowledgement.
+func BenchmarkPublish(b *testing.B) {
+	for _, at := range []int{1, 2, 8} {
+		b.Run(fmt.Sprint(at), func(b *testing.B) {
+			st := openBench(b)
+			type staged struct {
+				build  *index.Build
+				folder string
+			}
+			list := make([]staged, b.N)
+			for i := range list {
+				list[i].build, list[i].folder = stageBuild(b, st)
+			}
+			var next atomic.Int64
+			var all sync.WaitGroup
+			b.ResetTimer()
+			for range at {
+				all.Go(func() {
+					for i := next.Add(1) - 1; i < int64(b.N); i = next.Add(1) - 1 {
+						hold := st.Blobs().Hold()
+						if err := st.Publish(b.Context(), Publication{Build: list[i].build, Folder: list[i].folder, Kind: "test"}, hold); err != nil {
+							b.Error(err)
+						}
+						st.Forms().Release(hold)
+					}
+				})
+			}
+			all.Wait()
+			b.StopTimer()
+		})
+	}
+}
