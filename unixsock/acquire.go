@@ -85,11 +85,7 @@ func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
 		return r, nil, err
 	}
 	view := answer.files[r.GetFd()]
-	for _, f := range answer.files {
-		if f != view {
-			closeFiles([]*os.File{f})
-		}
-	}
+	closeFiles(slices.DeleteFunc(answer.files, func(f *os.File) bool { return f == view }))
 	return r, view, nil
 }
 
@@ -157,18 +153,18 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 
 // mayNeed refuses what no model may refer to, whatever the daemon, or the model, asks for.
 func mayNeed(model *wire.Model, location string, external External, files int) error {
-	if !filepath.IsLocal(filepath.FromSlash(location)) {
-		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf("external data %q lies outside the model's folder", location), Facts: map[string]string{"file": location}}
+	bad := func(format string) error {
+		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf(format, location), Facts: map[string]string{"file": location}}
 	}
-	for _, x := range model.GetExternal() {
-		if x.GetLocation() == location {
-			return violation("external data %q was sent, and is asked for again", location)
-		}
-	}
-	if external == nil {
-		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf("the model refers to external data %q", location), Facts: map[string]string{"file": location}}
-	}
-	if files >= MaxAttached {
+	sent := func(x *wire.ExternalFile) bool { return x.GetLocation() == location }
+	switch {
+	case !filepath.IsLocal(filepath.FromSlash(location)):
+		return bad("external data %q lies outside the model's folder")
+	case slices.ContainsFunc(model.GetExternal(), sent):
+		return violation("external data %q was sent, and is asked for again", location)
+	case external == nil:
+		return bad("the model refers to external data %q")
+	case files >= MaxAttached:
 		return refused("acquire: the model refers to more than %d files", MaxAttached-1)
 	}
 	return nil

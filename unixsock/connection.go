@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,12 +153,7 @@ func (c *connection) helloReply(hello *wire.Hello) *wire.HelloReply {
 	if reply == nil {
 		reply = &wire.HelloReply{}
 	}
-	if reply.Version == 0 {
-		reply.Version = Version
-	}
-	if reply.Server == "" {
-		reply.Server = c.server.Name
-	}
+	reply.Version, reply.Server = cmp.Or(reply.Version, Version), cmp.Or(reply.Server, c.server.Name)
 	reply.Uid, reply.DaemonUid = c.peer.UID, uint32(max(0, os.Geteuid()))
 	return reply
 }

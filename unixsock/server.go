@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -228,11 +230,11 @@ func (s *Server) admit(accepted net.Conn) {
 		}
 		return
 	}
-	if err := s.register(c); err != nil {
-		if errors.Is(err, errLeaving) {
-			c.turnAway()
-			return
-		}
+	switch err := s.register(c); {
+	case errors.Is(err, errLeaving):
+		c.turnAway()
+		return
+	case err != nil:
 		if s.refused() == nil { // else all are
 			s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 		}
@@ -256,21 +258,20 @@ func (s *Server) register(c *connection) error {
 	if u == nil {
 		u = &user{connections: make(map[*connection]struct{})}
 	}
-	busy := &Error{Class: wire.ErrorClass_BUSY, Hint: "close connections that are not needed"}
+	busy := func(text, hint string) error {
+		return &Error{Class: wire.ErrorClass_BUSY, Text: text, Hint: hint}
+	}
 	switch {
 	case s.leaving:
 		return errLeaving
 	case s.refused() != nil:
 		return s.refused()
 	case s.draining():
-		busy.Text, busy.Hint = "the daemon is stopping", ""
-		return busy
+		return busy("the daemon is stopping", "")
 	case len(u.connections) >= s.limits.ConnectionsPerUID:
-		busy.Text = "too many connections of one user"
-		return busy
+		return busy("too many connections of one user", "close connections that are not needed")
 	case s.total >= s.limits.Connections:
-		busy.Text, busy.Hint = "too many connections", ""
-		return busy
+		return busy("too many connections", "")
 	}
 	s.users[c.peer.UID] = u
 	u.connections[c] = struct{}{}
@@ -294,10 +295,7 @@ func (s *Server) unregister(c *connection) {
 // sweep looks which of the user's answers have been read meanwhile.
 func (s *Server) sweep(u *user) {
 	s.mu.Lock()
-	connections := make([]*connection, 0, len(u.connections))
-	for c := range u.connections {
-		connections = append(connections, c)
-	}
+	connections := slices.Collect(maps.Keys(u.connections))
 	s.mu.Unlock()
 	for _, c := range connections {
 		c.noteRead()

@@ -43,10 +43,7 @@ Done means that there is a build which is served, not found that there is none (
   epcachectl why 3f2a9c01`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asked := false
-			for _, name := range r.FlagNames() {
-				asked = asked || cmd.Flags().Changed(name)
-			}
+			asked := slices.ContainsFunc(r.FlagNames(), cmd.Flags().Changed)
 			if asked {
 				if err := r.Complete(); err != nil {
 					return err
@@ -236,10 +233,7 @@ func flatten(path string, v any, leaf func(field, value string)) {
 	case string:
 		leaf(path, v)
 	default:
-		text, err := json.Marshal(v)
-		if err != nil {
-			text = []byte("?") // numbers and truths always have a form
-		}
+		text, _ := json.Marshal(v) // numbers and truths always have a form
 		leaf(path, string(text))
 	}
 }

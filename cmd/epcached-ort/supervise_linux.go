@@ -47,9 +47,8 @@ func supervise(first bool, model int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("start again: %w", err)
 	}
-	for _, fd := range []int{requestFD, answerFD} {
-		_ = unix.Close(fd) // the worker has its own; its end must be seen
-	}
+	_ = unix.Close(requestFD) // the worker has its own; its end must be seen
+	_ = unix.Close(answerFD)
 	go func() {
 		<-stop
 		_ = unix.Kill(worker, unix.SIGKILL) // it has not been reaped: that ends this process
@@ -110,16 +109,10 @@ func endChildren() {
 }
 
 func children() []int {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return nil // a malformed pattern, which it is not
-	}
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is one
 	var found []int
 	for _, path := range stats {
-		stat, err := os.ReadFile(path)
-		if err != nil {
-			continue // ended meanwhile
-		}
+		stat, _ := os.ReadFile(path)                                              // nothing of one that ended meanwhile
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may hold anything
 		if len(fields) < 2 || fields[1] != strconv.Itoa(os.Getpid()) {
 			continue

@@ -125,7 +125,6 @@ func step(err error, format string, args ...any) error {
 
 // The main goroutine stays on the main thread: see prepare.
 func init() { runtime.LockOSThread() }
-
 func main() { os.Exit(run(os.Args[1:])) }
 
 func failed(status int, err error) int {

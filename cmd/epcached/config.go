@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -32,12 +34,11 @@ func (l *logLevel) String() string { return string(*l) }
 
 // Set refuses what is no level.
 func (l *logLevel) Set(text string) error {
-	switch text {
-	case "debug", "info", "warn", "error":
-		*l = logLevel(text)
-		return nil
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
+		return fmt.Errorf("log level %q: it is one of debug, info, warn, error", text)
 	}
-	return fmt.Errorf("log level %q: it is one of debug, info, warn, error", text)
+	*l = logLevel(text)
+	return nil
 }
 
 // Type is what help calls the value.
@@ -52,9 +53,7 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.idleExit, "idle-exit", "", "leave after `DURATION` without connection, lease or job, such as 15m; 0s: never")
 	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon apart from the caller, as clients do that find none, and return when it answers")
 	f.BoolVar(&c.detached, "detached", false, "")
-	if err := f.MarkHidden("detached"); err != nil {
-		panic(err) // it is defined a line above
-	}
+	f.Lookup("detached").Hidden = true
 	f.Var(&c.logLevel, "log-level", "least `LEVEL` that is logged: debug, info, warn or error")
 }
 
@@ -80,26 +79,19 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("configuration %w", err)}
 	}
-	for flag, to := range map[string]*string{"state": &s.State, "socket": &s.Socket} {
-		if !given.Changed(flag) {
-			continue
-		}
-		if *to, err = given.GetString(flag); err != nil {
-			return nil, err
-		}
-		s.Flag(flag, flag)
+	if _, err := config.ParseDuration(c.idleExit); given.Changed("idle-exit") && err != nil {
+		return nil, usageError{fmt.Errorf("--idle-exit: %w", err)}
 	}
-	if given.Changed("log-level") {
-		s.LogLevel = string(c.logLevel)
-		s.Flag("log_level", "log-level")
-	}
-	if given.Changed("idle-exit") {
-		if _, err := config.ParseDuration(c.idleExit); err != nil {
-			return nil, usageError{fmt.Errorf("--idle-exit: %w", err)}
+	over := func(flag string, to *string, value string) {
+		if given.Changed(flag) {
+			*to = value
+			s.Flag(strings.ReplaceAll(flag, "-", "_"), flag)
 		}
-		s.IdleExit = c.idleExit
-		s.Flag("idle_exit", "idle-exit")
 	}
+	over("state", &s.State, c.state)
+	over("socket", &s.Socket, c.socket)
+	over("log-level", &s.LogLevel, string(c.logLevel))
+	over("idle-exit", &s.IdleExit, c.idleExit)
 	if s.State == "" || s.Socket == "" {
 		return nil, usageError{errors.New("no home directory to put the state in: give --state and --socket")}
 	}
@@ -111,19 +103,12 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	if c.detached {
 		addOwnRuntime(s)
 	}
-	return s, c.addRuntimes(s)
-}
-
-// addRuntimes puts those of the flags first: they are preferred.
-func (c *call) addRuntimes(s *config.Settings) error {
-	var flagged []config.Runtime
-	for _, dir := range c.runtimes {
-		abs, err := filepath.Abs(dir)
-		if err != nil {
-			return err
+	flagged := make([]config.Runtime, len(c.runtimes))
+	for i, dir := range c.runtimes {
+		if flagged[i].Directory, err = filepath.Abs(dir); err != nil {
+			return nil, err
 		}
-		flagged = append(flagged, config.Runtime{Directory: abs})
 	}
 	s.PreferRuntimes(flagged, "runtime")
-	return nil
+	return s, nil
 }

@@ -54,10 +54,8 @@ func (s *Settings) PreferRuntimes(flagged []Runtime, flag string) {
 	at := slices.IndexFunc(s.fields, func(f field) bool { return f.path[0] == "runtime" || f.path[0] == "limits" })
 	for _, f := range s.fields {
 		if f.path[0] == "runtime" {
-			i, err := strconv.Atoi(f.path[1])
-			if err == nil { // it is an index by its making
-				f.path[1] = strconv.Itoa(i + len(flagged))
-			}
+			i, _ := strconv.Atoi(f.path[1]) // an index, by its making
+			f.path[1] = strconv.Itoa(i + len(flagged))
 		}
 	}
 	s.fields = slices.Insert(s.fields, at, first...)

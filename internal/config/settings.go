@@ -243,9 +243,7 @@ func (s *Settings) decode(d *tomlfile.Document) {
 // Level is the log level in log/slog's terms.
 func (s *Settings) Level() slog.Level {
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(s.LogLevel)); err != nil {
-		return slog.LevelInfo // only a word that was refused already
-	}
+	_ = level.UnmarshalText([]byte(s.LogLevel)) // only words that it takes are not refused
 	return level
 }
 

@@ -46,8 +46,7 @@ func failedStamp(err error) stamp {
 	return stamp{says: err.Error(), failed: true}
 }
 
-func (s stamp) isLink() bool { return !s.failed && s.mode&fs.ModeSymlink != 0 }
-
+func (s stamp) isLink() bool   { return !s.failed && s.mode&fs.ModeSymlink != 0 }
 func (s stamp) isFolder() bool { return !s.failed && s.mode.IsDir() }
 
 // identity is what matters of a folder that is only passed: that it is the same

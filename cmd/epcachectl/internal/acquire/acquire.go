@@ -54,7 +54,6 @@ type Get struct {
 }
 
 func (g *Get) copies() bool { return g.out != "" && len(g.Program) == 0 }
-
 func (g *Get) name() string { return cmp.Or(g.Verb, "get") }
 
 // AddFlags adds the flags of get.

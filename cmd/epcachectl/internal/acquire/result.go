@@ -91,8 +91,7 @@ type got struct {
 
 // asked returns the connection to the daemon that answered, where the call asked with c.
 func (r *got) asked(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
-
-func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
+func (r *got) queued() bool                              { return r.reply.GetOutcome() == "background" && r.job == nil }
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
 func (r *got) errQueued() error {

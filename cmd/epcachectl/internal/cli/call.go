@@ -154,7 +154,5 @@ type setter struct {
 func Each(set func(string) error, kind string) pflag.Value { return setter{set, kind} }
 
 func (s setter) Set(v string) error { return s.set(v) }
-
-func (s setter) String() string { return "" }
-
-func (s setter) Type() string { return s.kind }
+func (s setter) String() string     { return "" }
+func (s setter) Type() string       { return s.kind }

@@ -94,8 +94,7 @@ func (e damageError) Unwrap() error { return e.error }
 // Missing says in words of its own what is not there: errors.Is(err, fs.ErrNotExist) holds.
 type Missing string
 
-func (m Missing) Error() string { return string(m) }
-
+func (m Missing) Error() string        { return string(m) }
 func (m Missing) Is(target error) bool { return target == fs.ErrNotExist }
 
 // Code returns the exit code that an error of a call leads to.
@@ -209,8 +208,7 @@ func (e *NoDaemonError) Error() string { return e.Text }
 
 // WithHint returns the error with another hint.
 func (e *NoDaemonError) WithHint(hint string) error { return &NoDaemonError{e.Text, hint, e} }
-
-func (e *NoDaemonError) Unwrap() error { return e.Cause }
+func (e *NoDaemonError) Unwrap() error              { return e.Cause }
 
 // interruption is the signal that ended a call.
 type interruption struct{ signal syscall.Signal }
@@ -247,7 +245,6 @@ func Interruptible() (ctx context.Context, stop func()) {
 type lateError time.Duration
 
 func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
-
 func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
 // Early says in this program's words that the time of --timeout is over, or that a signal came,

@@ -73,7 +73,7 @@ func (p *picture) relate() {
 		}
 		p.byName[f.Digest] = f
 		p.files = append(p.files, f)
-		took := map[string]bool{}
+		var took []string
 		for _, piece := range f.Pieces {
 			holder := DigestAt(p.layout, piece.Holder)
 			if holder == f.Digest {
@@ -82,8 +82,8 @@ func (p *picture) relate() {
 			p.bytes[holder] += piece.Length
 			p.taken[holder] = append(p.taken[holder], &wire.Piece{At: piece.From,
 				Length: piece.Length})
-			if !took[holder] {
-				took[holder] = true
+			if !slices.Contains(took, holder) {
+				took = append(took, holder)
 				p.takers[holder]++
 			}
 			if a, b := p.root(f.Digest), p.root(holder); a != b {
@@ -196,32 +196,25 @@ func (p *picture) head() int {
 		size += f.Size
 		own += max(f.Size-f.SharedBytes, 0)
 	}
-	y := svgMargin + 14
-	p.text(svgMargin, y, "title", "What compiled models share")
-	y += 22
+	y := svgMargin + 36
+	p.text(svgMargin, y-22, "title", "What compiled models share")
 	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", term.Counted(len(p.files), "file"), term.Bytes(size), term.Bytes(own)))
 	y += 18
-	p.add(`<rect x="%d" y="%d" width="12" height="12" fill="%s"/>`, svgMargin, y, svgAlone)
-	p.text(svgMargin+18, y+10, "small", "in this file only")
-	x, others := svgMargin+150, 0
-	for i, holder := range p.shared {
-		if i >= len(svgColours) {
-			others++
-			continue
-		}
-		label := fmt.Sprintf("%s, also in %s", shortened(p.holderName(holder), 30), term.Counted(p.takers[holder], "other file"))
-		wide := 34 + 6*len([]rune(label))
+	p.swatch(svgMargin, y, svgAlone, "in this file only")
+	x, shown := svgMargin+150, min(len(p.shared), len(svgColours))
+	place := func(wide int, colour, label string) {
 		if x+wide > svgWidth-svgMargin {
 			x, y = svgMargin, y+18
 		}
-		p.swatch(x, y, p.colours[holder], label)
+		p.swatch(x, y, colour, label)
 		x += wide
 	}
-	if others > 0 {
-		if x+220 > svgWidth-svgMargin {
-			x, y = svgMargin, y+18
-		}
-		p.swatch(x, y, svgOther, fmt.Sprintf("bytes of %s", term.Counted(others, "further file")))
+	for _, holder := range p.shared[:shown] {
+		label := shortened(p.holderName(holder), 30) + ", also in " + term.Counted(p.takers[holder], "other file")
+		place(34+6*len([]rune(label)), p.colours[holder], label)
+	}
+	if others := len(p.shared) - shown; others > 0 {
+		place(220, svgOther, "bytes of "+term.Counted(others, "further file"))
 	}
 	return y + 30
 }
@@ -275,45 +268,36 @@ type stretch struct {
 
 // runs paints a file in so many columns, each in what most of its bytes are.
 func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
-	type weight map[string]int64
-	cells := make([]weight, columns)
-	paint := func(at, length int64, holder string) {
-		first := float64(at) / float64(max(f.Size, 1)) * float64(columns) // as a fraction: whatever was told, it is no place beyond the bar
-		for i := int(min(max(first-1, 0), float64(columns))); i < columns; i++ {
-			begin, end := f.Size*int64(i)/int64(columns), f.Size*int64(i+1)/int64(columns)
-			n := min(at+length, end) - max(at, begin)
-			if begin >= at+length {
-				break
-			}
-			if n > 0 {
-				if cells[i] == nil {
-					cells[i] = weight{}
-				}
-				cells[i][holder] += n
-			}
-		}
+	type part struct {
+		at, end int64
+		holder  string
 	}
+	var parts []part
 	for _, piece := range f.Pieces {
 		if holder := DigestAt(p.layout, piece.Holder); holder != f.Digest {
-			paint(piece.At, piece.Length, holder)
+			parts = append(parts, part{piece.At, piece.At + piece.Length, holder})
 		}
 	}
 	for _, piece := range apart(p.taken[f.Digest]) {
-		paint(piece.At, piece.Length, f.Digest)
+		parts = append(parts, part{piece.At, piece.At + piece.Length, f.Digest})
 	}
-	for i, cell := range cells {
+	for i := range columns {
 		begin, end := f.Size*int64(i)/int64(columns), f.Size*int64(i+1)/int64(columns)
-		best, most, sum := "", int64(0), int64(0)
-		for _, holder := range slices.Sorted(maps.Keys(cell)) {
-			sum += cell[holder]
-			if cell[holder] > most {
-				best, most = holder, cell[holder]
+		weights, best, sum := map[string]int64{}, "", int64(0)
+		for _, q := range parts {
+			if n := min(q.end, end) - max(q.at, begin); n > 0 {
+				weights[q.holder] += n
+				sum += n
+			}
+		}
+		for _, holder := range slices.Sorted(maps.Keys(weights)) {
+			if weights[holder] > weights[best] {
+				best = holder
 			}
 		}
 		next := stretch{from: i, to: i + 1, colour: svgAlone, what: "in this file only", bytes: end - begin}
 		if 2*sum >= end-begin && best != "" {
-			next.colour = p.colours[best]
-			next.what = "of " + p.holderName(best)
+			next.colour, next.what = p.colours[best], "of "+p.holderName(best)
 			if best == f.Digest {
 				next.what = "also in " + term.Counted(p.takers[best], "other file")
 			}
