@@ -3,8 +3,244 @@ package cas
 import (
 	"errors"
 	"os"
+	"strings"
+	"sync"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// leaseMoment is how long a file that somebody has a lease of is tried to be opened.
+const leaseMoment = 5 * time.Second
+
+// openSafely follows no link, and waits for nobody to write into a FIFO. Who asks
+// the kernel whether a file is in use has a write lease of it for a moment, and an
+// open that does not wait is refused then (EAGAIN, fcntl(2)): it is tried again.
+func openSafely(path string, flag int) (*os.File, error) {
+	end := time.Now().Add(leaseMoment)
+	for {
+		f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
+			return f, err
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// Clone shares extents (XFS, btrfs, bcachefs); elsewhere it is an error.
+func (OS) Clone(dst, src *os.File) error {
+	return control2(dst, src, "clone", func(d, s int) error { return unix.IoctlFileClone(d, s) })
+}
+
+// Allocate takes no time where the file system can do it; elsewhere zeros are written.
+func (OS) Allocate(f *os.File, size int64) error {
+	err := control(f, func(fd int) error {
+		if err := unix.Fallocate(fd, 0, 0, size); err != nil {
+			return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
+		}
+		return nil
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return writeZeros(f, size)
+	}
+	return err
+}
+
+func (OS) LinkAt(from string, dir *os.File, name string) error {
+	return control(dir, func(fd int) error {
+		if err := unix.Linkat(unix.AT_FDCWD, from, fd, name, 0); err != nil {
+			return &os.LinkError{Op: "link", Old: from, New: dir.Name() + "/" + name, Err: err}
+		}
+		return nil
+	})
+}
+
+func (OS) UnlinkAt(dir *os.File, name string) error {
+	return control(dir, func(fd int) error {
+		if err := unix.Unlinkat(fd, name, 0); err != nil {
+			return &os.PathError{Op: "unlink", Path: dir.Name() + "/" + name, Err: err}
+		}
+		return nil
+	})
+}
+
+// control calls fn with the descriptor of f. It does not use Fd, which would
+// set the open file, possibly a client's, to blocking mode.
+func control(f *os.File, fn func(fd int) error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		for inner = unix.EINTR; errors.Is(inner, unix.EINTR); {
+			inner = fn(int(fd))
+		}
+	})
+	return errors.Join(err, inner)
+}
+
+func control2(a, b *os.File, op string, fn func(a, b int) error) error {
+	err := control(a, func(fda int) error {
+		return control(b, func(fdb int) error { return fn(fda, fdb) })
+	})
+	if err != nil {
+		return &os.LinkError{Op: op, Old: b.Name(), New: a.Name(), Err: err}
+	}
+	return nil
+}
+
+// StampOf returns the stamp of an open file.
+func StampOf(f *os.File) (s Stamp, err error) {
+	err = control(f, func(fd int) (err error) {
+		if s, err = StampFD(fd); err != nil {
+			return &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+		}
+		return nil
+	})
+	return s, err
+}
+
+// StampAt returns the stamp of the file of that name in the folder with the
+// descriptor dirfd. A symbolic link is not followed: the stamp is its own.
+func StampAt(dirfd int, name string) (Stamp, error) {
+	s, err := stampAt(dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		err = &os.PathError{Op: "fstatat", Path: name, Err: err}
+	}
+	return s, err
+}
+
+// StampPath returns the stamp of the file that a path leads to, through symbolic links: a link that is
+// switched is a change.
+func StampPath(path string) (Stamp, error) {
+	s, err := stampAt(unix.AT_FDCWD, path, 0)
+	if err != nil {
+		err = &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return s, err
+}
+
+// StampThrough is StampPath for a name in the folder with the descriptor. Its error names no path.
+func StampThrough(dirfd int, name string) (Stamp, error) { return stampAt(dirfd, name, 0) }
+
+func stampAt(dirfd int, name string, flags int) (Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dirfd, name, &st, flags); err != nil {
+		return Stamp{}, err
+	}
+	return stampFrom(&st), nil
+}
+
+// StampFD is StampOf for a descriptor, which may be one of O_PATH. Its error names no path.
+func StampFD(fd int) (Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return Stamp{}, err
+	}
+	return stampFrom(&st), nil
+}
+
+func stampFrom(st *unix.Stat_t) Stamp {
+	return Stamp{
+		Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, //nolint:unconvert // 32 bits on other architectures
+		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
+	}
+}
+
+// ownAlone makes the staged file f ours and read-only, and reports whether nobody can write it any
+// more: no descriptor and no mapping is left that could, it has one name, and it belongs to us.
+func ownAlone(fs FS, f *os.File) (bool, error) {
+	var st unix.Stat_t
+	if err := control(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
+		return false, err
+	}
+	if st.Nlink != 1 {
+		return false, nil // under the other name it could be opened again
+	}
+	if int(st.Uid) != os.Geteuid() && f.Chown(os.Geteuid(), os.Getegid()) != nil {
+		return false, nil // its owner could give itself the right to write back
+	}
+	if err := fs.Chmod(f, 0o444); err != nil {
+		return false, err
+	}
+	// A read lease is granted only while no open file description, and so no
+	// mapping either, could write. From here on 0444 keeps new ones away. The
+	// lease itself is not needed further, and would end by a signal.
+	err := control(f, func(fd int) error {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
+			return err
+		}
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
+		return err
+	})
+	return err == nil, nil // refused, or a file system without leases: the caller copies
+}
+
+// startWriting has the system begin to write a file's bytes to the disk. What goes wrong with that
+// is told by the sync that follows, for nothing is waited for, and so no error taken, here.
+func startWriting(f *os.File) {
+	// A hint: a file system that cannot do it writes all at the sync.
+	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
+}
+
+// Preallocate has the disk keep room for all of f, which is empty, if that takes
+// no time: what is written then finds its blocks, instead of each call looking for
+// some. It is a hint: where there is no room, writing tells.
+func Preallocate(f *os.File, size int64) {
+	if size < WriteStep {
+		return
+	}
+	_ = control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) }) // see above
+}
+
+// Boot returns the kernel's id of this boot, for the stamps of files that are not synced.
+var Boot = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown " // without the id such a stamp is never trusted, see Trusted
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// unreadable reports whether the disk cannot give the bytes any more, or a
+// symbolic link (ELOOP) or a socket (ENXIO) stands in for them.
+func unreadable(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
+}
+
+// DiskBytes returns what the file at path takes on the disk, in whole blocks.
+func DiskBytes(path string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return 0, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return st.Blocks * 512, nil
+}
+
+// diskBytesOf is DiskBytes of what was looked at already.
+func diskBytesOf(info os.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
+}
+
+// FreeBytes returns what an ordinary user may still write into the folder's file system.
+func FreeBytes(folder string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(folder, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: folder, Err: err}
+	}
+	return int64(st.Bavail) * int64(st.Bsize), nil
+}
+
+// OwnedBy tells whether a file is the user's.
+func OwnedBy(info os.FileInfo, uid uint32) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Uid == uid
+}
 
 // FS is the seam to the file system: every call that changes something, can
 // lose something or can bring bytes that are wrong. OS is the real one; tests

@@ -2,6 +2,7 @@ package match
 
 import (
 	"slices"
+	"sort"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -125,4 +126,190 @@ func (m *matcher) named(b *builder) *Plan {
 		p.Extents[i].Container = place[p.Extents[i].Container]
 	}
 	return p
+}
+
+// shortPeriod is up to where one period of a run that repeats itself is stored
+// as literals; copies over a longer distance are laid piece by piece.
+const shortPeriod = 4096
+
+// builder lays extents from the target's beginning to its end. Copies of what stands earlier in the
+// target become what that was laid as, so that a recipe never refers to its own blob.
+type builder struct {
+	out      []dedupe.Extent
+	literals []dedupe.Extent // as in Plan
+	size     int64           // of the literals
+	literal  int             // their container
+	at       int64           // what is laid so far
+}
+
+// lay covers the target: by matches with candidates, else by copies, else by literals.
+func (b *builder) lay(found, own cover, size int64) {
+	for _, m := range found {
+		b.gap(m.at, own)
+		b.push(dedupe.Extent{Length: m.length, From: m.from, Container: m.source})
+	}
+	b.gap(size, own)
+}
+
+// gap lays what no candidate has, up to end.
+func (b *builder) gap(end int64, own cover) {
+	i := sort.Search(len(own), func(i int) bool { return own[i].end() > b.at })
+	for ; i < len(own) && own[i].at < end; i++ {
+		at, stop := max(own[i].at, b.at), min(own[i].end(), end)
+		if stop-at < leastPiece {
+			continue
+		}
+		b.literalTo(at)
+		b.copy(own[i].cut(at, stop))
+	}
+	b.literalTo(end)
+}
+
+func (b *builder) literalTo(end int64) {
+	if n := end - b.at; n > 0 {
+		from := b.keep(b.at, n)
+		b.push(dedupe.Extent{Length: n, From: from, Container: b.literal})
+	}
+}
+
+// keep adds a range of the target to the literals, and returns where it stands there.
+func (b *builder) keep(at, n int64) int64 {
+	from := b.size
+	b.size += n
+	if k := len(b.literals); k > 0 && b.literals[k-1].From+b.literals[k-1].Length == at {
+		b.literals[k-1].Length += n
+	} else {
+		b.literals = append(b.literals, dedupe.Extent{At: from, From: at, Length: n})
+	}
+	return from
+}
+
+func (b *builder) copy(m match) {
+	if distance := m.at - m.from; distance < m.length && distance < shortPeriod {
+		// What is laid just before is mostly the run's first period.
+		if k := len(b.out) - 1; k >= 0 && b.out[k].Period == 0 && b.out[k].Length >= distance {
+			last := b.out[k]
+			b.push(dedupe.Extent{Length: m.length, From: last.From + last.Length - distance, Period: distance, Container: last.Container})
+			return
+		}
+		b.push(dedupe.Extent{Length: m.length, From: b.keep(m.at, distance), Period: distance, Container: b.literal})
+		return
+	}
+	// More than a recipe may have is not kept in any case.
+	for done := int64(0); done < m.length && len(b.out) <= dedupe.MaxExtents; {
+		done += b.again(m.from+done, m.length-done)
+	}
+}
+
+// again lays what the target has at from once more, as far as one extent goes
+// but at most n bytes, and returns how many.
+func (b *builder) again(from, n int64) int64 {
+	e := b.out[sort.Search(len(b.out), func(i int) bool { return b.out[i].At+b.out[i].Length > from })]
+	skip := from - e.At
+	n = min(n, e.Length-skip)
+	if e.Period > 0 {
+		phase := skip % e.Period
+		if phase == 0 && n > e.Period {
+			b.push(dedupe.Extent{Length: n, From: e.From, Period: e.Period, Container: e.Container})
+			return n
+		}
+		skip, n = phase, min(n, e.Period-phase)
+	}
+	b.push(dedupe.Extent{Length: n, From: e.From + skip, Container: e.Container})
+	return n
+}
+
+func (b *builder) push(e dedupe.Extent) {
+	e.At = b.at
+	b.at += e.Length
+	if k := len(b.out) - 1; k >= 0 && e.Period == 0 && b.out[k].Period == 0 &&
+		b.out[k].Container == e.Container && b.out[k].From+b.out[k].Length == e.From {
+		b.out[k].Length += e.Length
+		return
+	}
+	b.out = append(b.out, e)
+}
+
+// match is a range of the target whose bytes stand at from in another source,
+// or earlier in the target itself.
+type match struct {
+	at, from, length int64
+	source           int // index of the candidate
+}
+
+func (m match) end() int64 { return m.at + m.length }
+
+func (m match) continues(before match) bool {
+	return m.source == before.source && m.at == before.end() && m.from == before.from+before.length
+}
+
+// cover is what of the target is found: matches in order that do not overlap.
+type cover []match
+
+func (c cover) has(off int64) bool {
+	i := sort.Search(len(c), func(i int) bool { return c[i].end() > off })
+	return i < len(c) && c[i].at <= off
+}
+
+func (c cover) bytes() (n int64) {
+	for _, m := range c {
+		n += m.length
+	}
+	return n
+}
+
+// add returns the cover with further matches, in any order, which lose what is
+// covered already, and then what an earlier and longer one of them has.
+func (c cover) add(more []match, least int64) cover {
+	sort.Slice(more, func(i, j int) bool {
+		a, b := more[i], more[j]
+		if a.at != b.at {
+			return a.at < b.at
+		}
+		return a.length > b.length
+	})
+	out := make(cover, 0, len(c)+len(more))
+	end := int64(0) // of what is laid, or was there
+	k := 0          // the first of c that ends after the position
+	for _, m := range more {
+		at := max(m.at, end)
+		for at < m.end() {
+			for k < len(c) && c[k].end() <= at {
+				out = out.push(c[k])
+				k++
+			}
+			stop := m.end()
+			if k < len(c) {
+				if c[k].at <= at {
+					at = c[k].end()
+					end = max(end, at)
+					continue
+				}
+				stop = min(stop, c[k].at)
+			}
+			if stop-at >= least || out.continuedBy(m.cut(at, stop)) {
+				out = out.push(m.cut(at, stop))
+			}
+			at = stop
+			end = max(end, at)
+		}
+	}
+	for ; k < len(c); k++ {
+		out = out.push(c[k])
+	}
+	return out
+}
+
+func (m match) cut(at, end int64) match {
+	return match{at: at, from: m.from + at - m.at, length: end - at, source: m.source}
+}
+
+func (c cover) continuedBy(m match) bool { return len(c) > 0 && m.continues(c[len(c)-1]) }
+
+func (c cover) push(m match) cover {
+	if c.continuedBy(m) {
+		c[len(c)-1].length += m.length
+		return c
+	}
+	return append(c, m)
 }
