@@ -77,7 +77,7 @@ var allowed = map[string][]string{
 	"cache/request":                          {"cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "store", "store/views", "unixsock/wire"},
 	"cache/lookup":                           {"cache/jobs", "cache/judge", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "index", "internal/apierr", "store", "store/packing", "store/views"},
 	"cache/readonly":                         {"cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "index", "internal/apierr", "internal/flock", "store", "store/packing", "store/views"},
-	"cache/trial":                            {"cache/failure", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/workspace", "compilers", "index", "internal/apierr", "internal/once", "store"},
+	"cache/trial":                            {"cache/event", "cache/identity", "cache/reports", "cache/sources", "epmodel", "cache/failure", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/workspace", "compilers", "index", "internal/apierr", "internal/once", "store"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"internal/sparse":                        {},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default

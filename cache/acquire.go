@@ -170,7 +170,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found, running *jobs.Job) error {
 	switch {
 	case found.Doubted >= reports.MaxRounds:
-		return errDoubted(at)
+		return reports.ErrDoubted(at.Name, at.Plan.RequestKey)
 	case found.Stale && (at.OnMiss == request.Fail || c.policyOf(at.Plan.EPs).Unsupported == request.PolicyFail && at.OnMiss != request.Refresh):
 		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
 			WithHint("compile it for what is here now: ask with on_miss refresh")

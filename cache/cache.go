@@ -226,7 +226,7 @@ func (c *Cache) open() error {
 	c.recompiler = c.openRecompiler()
 	c.backlog = c.openBacklog()
 	c.facts = once.New(c.now, c.later)
-	c.trials = &trial.Trials{Store: c.store, Runtimes: c.runtimes, Compiler: c.compiler, Judges: c.judges, Facts: c.facts,
+	c.trials = &trial.Trials{Now: c.now, Store: c.store, Runtimes: c.runtimes, Compiler: c.compiler, Judges: c.judges, Facts: c.facts,
 		Workspaces: c.workspaces, Policy: c.policyOf, Planned: c.planner.Planned}
 	c.query = c.openQueries()
 	c.lookup = c.openLookup()

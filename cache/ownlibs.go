@@ -57,7 +57,7 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	}
 	switch {
 	case found.Doubted >= reports.MaxRounds:
-		return nil, errDoubted(at)
+		return nil, reports.ErrDoubted(at.Name, at.Plan.RequestKey)
 	case at.OnMiss == request.Fail:
 		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).WithFact("request_key", p.RequestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")

@@ -9,11 +9,7 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/trial"
-	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -77,7 +73,7 @@ func (c *Cache) passThrough(ctx context.Context, at *request.Attempt) (*request.
 	if at, err = c.planner.Planned(ctx, at); err != nil {
 		return nil, err
 	}
-	if a.Compatibility, err = c.judgeOwn(ctx, at, m); err != nil {
+	if a.Compatibility, err = c.trials.JudgeOwn(ctx, at, m); err != nil {
 		return nil, request.WorkerError(err, "model %q", at.Name)
 	}
 	for _, s := range sources {
@@ -94,78 +90,4 @@ func madeOf(nodes int, sources []string) string {
 		return "it has one EPContext node, made by " + sources[0]
 	}
 	return fmt.Sprintf("it has %d EPContext nodes, made by %s", nodes, strings.Join(sources, ", "))
-}
-
-// judgeOwn judges a compiled model that an application brings. What the model says of itself is not enough: the string
-// may have been edited, or copied from the source model, and no execution provider compares it with its bytes. Where
-// the whole of it is here it is loaded in a process of its own, and that counts.
-func (c *Cache) judgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (judge.Judgement, error) {
-	a := at.Plan.Against(at.RuntimeName, at.Content)
-	said, made := judge.Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.Runtime}, false
-	infos := m.CompatibilityInfo()
-	for i, ep := range a.EPs {
-		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool { return n.Source == ep.Name }) {
-			continue // a string about an execution provider that made no node is about something else
-		}
-		made = true
-		verdict, err := c.judges.Verdict(ctx, a.Target(), i, infos[ep.Name])
-		if runtimes.Unsettled(ctx, err) {
-			return said, err
-		}
-		if err != nil {
-			verdict = compilers.Unknown // it has no word for this
-		}
-		if judge.Badness(verdict) > judge.Badness(said.Verdict) {
-			said.Verdict = verdict
-		}
-	}
-	if !made {
-		return judge.Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.Runtime,
-			Reason: "it does not load, because the request names only execution providers " +
-				"that made no node of it"}, nil
-	}
-	if len(m.Sidecars()) > 0 {
-		said.Reason = ofString(said) +
-			"; whether it loads is not known, because only what is adopted is loaded with its context files"
-		said.Verdict = compilers.Unknown
-		return said, nil
-	}
-	checked, err := c.checkOwn(ctx, at.Request, a)
-	if runtimes.Unsettled(ctx, err) {
-		return said, err
-	}
-	said.Source = judge.SourceLoadCheck
-	switch {
-	case err != nil:
-		said.Source, said.Verdict, said.Reason = "", compilers.Unknown, "whether it loads could not be tried: "+err.Error()
-	case checked.Outcome == compilers.Failed:
-		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
-	case checked.Outcome != compilers.Passed:
-		said.Source = ""
-		said.Reason = ofString(said) + "; whether it loads cannot be tried on this machine"
-		said.Verdict = compilers.Unknown
-	case said.Verdict == compilers.Optimal:
-		said.Reason = "it loads, and its compatibility string is the execution provider's"
-	default:
-		said.Reason = "it loads, though " + ofString(said)
-		said.Verdict = compilers.PreferRecompilation
-	}
-	return said, nil
-}
-
-// ofString says what the execution provider thinks of a model's own compatibility string.
-func ofString(j judge.Judgement) string {
-	if j.Verdict == compilers.Unknown {
-		return "its execution provider gives no verdict on its compatibility string"
-	}
-	return "its compatibility string is " + j.Verdict.String() + " for this runtime"
-}
-
-// checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
-func (c *Cache) checkOwn(ctx context.Context, r *request.Request, a *request.Against) (compilers.CheckResult, error) {
-	key := c.judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Spelled()...))
-	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {
-		return c.trials.Check(ctx, a, a.CheckJob(graph, request.LoadLevel("")))
-	}
-	return workspace.Remember(ctx, c.workspaces, r, key, trial.Proven, workspace.OnCopy(c.workspaces, a.Canonical, check))
 }

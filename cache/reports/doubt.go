@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
 )
 
 // doubts are the builds that are withheld from single users, who reported that they do not load. They are kept in
@@ -139,4 +140,12 @@ func (ds *doubts) rounds(request index.RequestKey, uid uint32) int {
 		}
 	}
 	return n
+}
+
+// ErrDoubted refuses to compile for a request again what its user reported as often as that counts.
+func ErrDoubted(model string, key index.RequestKey) error {
+	return apierr.New(apierr.Stale, nil, "model %q: you reported that what is compiled here for this "+
+		"request does not load, and it could not be verified", model).
+		WithFact("request_key", key.String()).
+		WithHint("load the model without epcached; what is compiled here is offered again after %s", DoubtHolds)
 }

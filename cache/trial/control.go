@@ -21,10 +21,10 @@ type Result struct {
 	Control string // why a failure is not to be believed; "" if it is
 }
 
-// Reported loads the build in a process of its own, twice if it fails, because a worker may lack
+// reported loads the build in a process of its own, twice if it fails, because a worker may lack
 // memory for a moment. A failure is believed only where the smallest artefact that these libraries
 // make loads.
-func (ts *Trials) Reported(ctx context.Context, a *request.Against, b *index.Build) (Result, error) {
+func (ts *Trials) reported(ctx context.Context, a *request.Against, b *index.Build) (Result, error) {
 	key := ts.Runtimes.Key("report", a.Content, b.ID[:])
 	return once.Do(ctx, ts.Facts, key, func(ctx context.Context) (Result, error) {
 		answer, err := lookup.Lease(ctx, ts.Store, b, func(string) {})

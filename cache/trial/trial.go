@@ -4,6 +4,7 @@ package trial
 
 import (
 	"context"
+	"time"
 
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
@@ -26,6 +27,7 @@ type Trials struct {
 	Facts      *once.Facts
 	Workspaces *workspace.Maker
 	Policy     func([]compilers.EP) request.Policy
+	Now        func() time.Time
 
 	// Planned returns the attempt with its plan.
 	Planned func(context.Context, *request.Attempt) (*request.Attempt, error)

@@ -1,0 +1,138 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/reports"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/once"
+)
+
+// Examine finds out whether a reported build is sound: by its bytes, then by loading it with the
+// runtime that the reporter used, where that may be loaded here.
+func (ts *Trials) Examine(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (
+	reports.Examined, error) {
+	err := ts.sameBytesAsEver(ctx, b)
+	if ctx.Err() != nil {
+		return reports.Examined{}, ctx.Err()
+	}
+	if err != nil {
+		text := ts.Store.WithholdDamaged(ctx, b, err)
+		return reports.Examined{Verdict: reports.Damaged, Text: text}, nil
+	}
+	at, err := ts.planReported(ctx, p, from, b)
+	if ctx.Err() != nil {
+		return reports.Examined{}, ctx.Err()
+	}
+	if errors.Is(err, errElsewhere) {
+		return reports.Examined{Verdict: reports.Elsewhere, Text: err.Error()}, nil
+	}
+	if err != nil {
+		return reports.Examined{Text: "it could not be tried with your runtime: " + err.Error()}, nil
+	}
+	a := at.Plan.Against(at.RuntimeName, at.Content)
+	out := reports.Examined{Runtime: a.Runtime, Exactly: at.Plan.MadeExactly(b),
+		Disprove: func(text string) { ts.disprove(a, b, text) }}
+	t, err := ts.reported(ctx, a, b)
+	switch {
+	case ctx.Err() != nil:
+		return reports.Examined{}, ctx.Err()
+	case err != nil:
+		out.Text = "it could not be tried here: " + err.Error()
+	case t.Outcome == compilers.Passed:
+		out.Verdict, out.Level = reports.Loads, t.GraphOptimizationLevel
+		out.Text = "it loads here, in a process of its own, with " + at.RuntimeName
+	case t.Outcome == compilers.NotCheckable:
+		out.Verdict = reports.Unprovable
+		out.Text = "whether it loads cannot be told on this machine, which lacks the device that it is for"
+	case t.Control != "":
+		out.Text = "it does not load here, but neither does what is known to be sound: " +
+			compilers.LastWords(t.Control)
+	default:
+		out.Verdict = reports.Refuted
+		out.Text = "it does not load here either: " + identity.Shortened(t.Text)
+	}
+	return out, nil
+}
+
+// sameBytesAsEver hashes the build's files, whatever their stamps say.
+func (ts *Trials) sameBytesAsEver(ctx context.Context, b *index.Build) error {
+	_, err := once.Do(ctx, ts.Facts, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
+		for _, f := range b.Files {
+			if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
+				return false, fmt.Errorf("%s: %w", f.Name, err)
+			}
+		}
+		return true, nil
+	})
+	return err
+}
+
+var errElsewhere = errors.New("the device that it is for is not in this machine")
+
+// planReported plans the build's request for the runtime that the reporter used.
+func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtimes.Ref,
+	b *index.Build) (*request.Attempt, error) {
+	again, err := sources.AttemptOf(b)
+	if err != nil {
+		return nil, err
+	}
+	rt, rc, err := ts.runtimeReported(ctx, b, &request.Request{Peer: p, EPs: again.EPs, Runtime: from})
+	if err != nil {
+		return nil, err
+	}
+	facts, err := ts.Runtimes.Devices(ctx, runtimes.Asker{}, rc, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, probe := range facts.EPs {
+		for _, ep := range again.EPs {
+			if probe.Name != ep.Name || probe.Error != "" {
+				continue
+			}
+			if _, err := runtimes.ResolveDevices(facts, ep); err != nil {
+				return nil, fmt.Errorf("%w: %w", errElsewhere, err)
+			}
+		}
+	}
+	return ts.Planned(ctx, again.WithRuntime(rt.Name, rc))
+}
+
+// runtimeReported is the runtime that the reporter named, as far as that is known here. Reports name
+// libraries by path, a path of another user's is not looked up, and they say nothing of what is part
+// of ONNX Runtime itself. So where the report says nothing, it is one whose libraries made the build.
+func (ts *Trials) runtimeReported(ctx context.Context, b *index.Build, req *request.Request) (
+	*runtimes.Runtime, *runtimes.Content, error) {
+	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
+	if named {
+		rt, rc, err := ts.Runtimes.Resolve(ctx, req.Wanted(), func(string) {})
+		if err == nil || ctx.Err() != nil {
+			return rt, rc, err
+		}
+	}
+	for _, rt := range ts.Runtimes.All() {
+		rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
+		if err == nil && rc.HasEvery(b) && rc.Made(b) {
+			return rt, rc, nil
+		}
+	}
+	if named || b.Put { // a build that was put is of libraries that only its application has
+		return nil, nil, errors.New("it is not known here, and no other one made the build")
+	}
+	return ts.Runtimes.Resolve(ctx, req.Wanted(), func(string) {})
+}
+
+// disprove remembers that a build of another library does not load with the runtime, whatever
+// judgements said.
+func (ts *Trials) disprove(a *request.Against, b *index.Build, text string) {
+	j := ts.Judges.Disprove(a.Target(), b, text)
+	ts.Store.Happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
+}
