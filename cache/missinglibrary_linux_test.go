@@ -36,7 +36,7 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	require.Contains(t, e.Facts["logged"], missing)
 	require.Contains(t, e.Hint, "ONNX Runtime logged")
 
-	require.Contains(t, b.probed().MarkErrors[qnn], missing)
+	require.ErrorContains(t, b.probed().MarkErrors[qnn], missing)
 
 	var said []string
 	advice, err := b.cache.query.Doctor().Examine(t.Context(), request.Peer{UID: b.cache.uid})

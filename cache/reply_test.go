@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -168,7 +169,7 @@ func TestTextThatIsNone(t *testing.T) {
 		(&request.Progress{Detail: bad}).Reply(),
 		joblist.Reply(nil, []failure.Failure{failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&request.Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),
-		query.FactsReply(&runtimes.Facts{Error: bad}),
+		query.FactsReply(&runtimes.Facts{Err: errors.New(bad)}),
 	} {
 		_, err := proto.Marshal(reply)
 		require.NoError(t, err)

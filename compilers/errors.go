@@ -24,6 +24,8 @@ var (
 	ErrOutputLimit = fmt.Errorf("%w: output limit reached", ErrOutput)
 	// ErrStart is returned when there is no worker to run a job: the program cannot be started, or not be made ready.
 	ErrStart = errors.New("worker cannot be started")
+	// ErrCrash is an ExitError of code that crashed by itself.
+	ErrCrash = errors.New("compiler crashed")
 	// ErrDialogue is returned when a worker answers with what is no answer.
 	ErrDialogue = dialogue.ErrMalformed
 	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.
@@ -47,7 +49,7 @@ func (e *ExitError) Error() string {
 	case e.FromOutside():
 		how = fmt.Sprintf("worker was killed (%s): %s", e.Name, e.Signal)
 	case e.Signal != "":
-		how = fmt.Sprintf("compiler crashed (%s): %s", e.Name, e.Signal)
+		how = fmt.Sprintf("%v (%s): %s", ErrCrash, e.Name, e.Signal)
 	}
 	if e.Compiler != "" { // known only once the library has told its name
 		how = e.Compiler + ": " + how
@@ -56,6 +58,11 @@ func (e *ExitError) Error() string {
 		how += ": " + line
 	}
 	return how
+}
+
+// Is reports whether it is ErrCrash.
+func (e *ExitError) Is(target error) bool {
+	return target == ErrCrash && e.Signal != "" && !e.FromOutside()
 }
 
 // FromOutside tells whether the signal is one that processes are ended with, by the kernel when memory is short or by people, and not one that code

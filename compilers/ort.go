@@ -83,7 +83,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 				facts.ORTVersion, facts.ORTBuild = done.ORTVersion, done.ORTBuild
 				probe.Devices, probe.Error = done.EPs[0].Devices, done.EPs[0].Error
 			case errors.As(err, new(*ExitError)), errors.Is(err, ErrTimeout):
-				probe.Error = err.Error()
+				probe.Err, probe.Error = err, err.Error()
 			case err != nil:
 				return Facts{}, fmt.Errorf("probe %q: %w", r.Directory, err)
 			default:

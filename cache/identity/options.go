@@ -2,6 +2,7 @@ package identity
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -86,6 +87,9 @@ func unknownOption(ep, name string, info compilers.EPInfo) error {
 	return e.WithHint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
 }
 
+// ErrNoLibrary is why FillOptions refuses what names a library that is not there.
+var ErrNoLibrary = errors.New("a library is missing")
+
 // FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
 // own, and what has to be there filled in.
 func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
@@ -98,12 +102,14 @@ func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 				delete(out, name) // the tool has libraries of its own
 				continue
 			}
+			e := apierr.New(apierr.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
+				name, ep, filepath.Base(value), lib.Path)
 			if !asked {
-				return nil, apierr.New(apierr.Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
+				e = apierr.New(apierr.Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
 					WithHint("install it again")
 			}
-			return nil, apierr.New(apierr.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
-				name, ep, filepath.Base(value), lib.Path)
+			e.Err = ErrNoLibrary
+			return nil, e
 		}
 	}
 	return out, nil

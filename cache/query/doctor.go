@@ -1,7 +1,9 @@
 package query
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -120,13 +122,13 @@ func adviseNoRuntime(uid uint32) Advice {
 func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advice {
 	subject := "runtime " + rt.Name
 	facts := d.q.options.Runtimes.Probe(ctx, rt)
-	if facts.Error != "" {
-		return []Advice{adviseUnusable(subject, facts.Error)}
+	if facts.Err != nil {
+		return []Advice{adviseUnusable(subject, facts.Err)}
 	}
 	var out []Advice
 	for _, ep := range facts.Facts.EPs {
 		wrong := facts.MarkErrors[ep.Name]
-		if wrong == "" && len(ep.Devices) > 0 {
+		if wrong == nil && len(ep.Devices) > 0 {
 			wrong = d.q.options.Try(ctx, rt, &facts, ep.Name) // an earlier result may not hold in this process
 		}
 		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong, facts.Marks[ep.Name]))
@@ -138,29 +140,29 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 	return out
 }
 
-func adviseUnusable(subject, cause string) Advice {
-	a := problem(subject, "it cannot be used: %s", cause)
+func adviseUnusable(subject string, cause error) Advice {
+	a := problem(subject, "it cannot be used: %v", cause)
 	known := knownCause(cause)
 	switch {
 	case known != nil:
 		return a.hint("%s", known.hint)
-	case strings.Contains(cause, "no such file") || strings.Contains(cause, compilers.ErrNotFound.Error()):
+	case errors.Is(cause, fs.ErrNotExist) || errors.Is(cause, compilers.ErrNotFound):
 		return a.hint("the folder was moved or removed, or holds no ONNX Runtime with an execution provider: install it there again, or register another")
 	}
 	return a.hint("epcachectl probe --refresh tries again and shows all of it")
 }
 
-func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark compilers.Fingerprint) Advice {
+func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark compilers.Fingerprint) Advice {
 	subject += " " + ep.Name
-	cause := ep.Error
-	if cause == "" {
-		cause = markError
+	cause := markError
+	if ep.Error != "" {
+		cause = cmp.Or(ep.Err, errors.New(ep.Error))
 	}
 	switch {
 	case ep.Error == "" && len(ep.Devices) == 0:
 		return problem(subject, "it loads, and lists no device on this machine%s", whyNoDevice(ep.Name, runtimes.ProcessorVendor())).
 			hint("models cannot be compiled with it here; for a GPU or NPU see that its driver is installed, and that the daemon's user may open its device")
-	case cause == "":
+	case cause == nil:
 		var devices []string
 		for _, d := range ep.Devices {
 			devices = append(devices, strings.TrimSpace(d.Type+" "+d.Vendor))
@@ -172,7 +174,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark 
 	if ep.Error == "" {
 		what = "it loads, but not even a model of one node compiles and loads"
 	}
-	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause))
+	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause.Error()))
 	if known := knownCause(cause); known != nil {
 		return a.hint("%s", known.hint)
 	}
@@ -190,40 +192,52 @@ func whyNoDevice(ep, vendor string) string {
 	return ""
 }
 
-// cause is a text of ONNX Runtime, the loader or the kernel that means something definite.
+// cause is an error that means something definite, or the text of one that others only print: the
+// worker, which has it from ONNX Runtime, the loader or the kernel.
 type cause struct {
+	err  error  // nil: there is none but the text
 	text string // part of the message
+	of   string // who says so, and a version that was seen to
 	hint string
 }
 
-const fullQuota = "it is the file system's quota of the daemon's user that is full, and says nothing of this: make room, or have it raised, and ask again"
+const (
+	fullDisk   = "it is the disk that is full, and says nothing of this: make room, and ask again"
+	fullQuota  = "it is the file system's quota of the daemon's user that is full, and says nothing of this: make room, or have it raised, and ask again"
+	unreadable = "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers; what is not beside its libraries has to be named in [sandbox] read, and device files in [sandbox] write"
+	inGo       = "the kernel, in the words of Go 1.26"
+	inC        = "the kernel, in the words of glibc 2.36"
+	loader     = "the loader of glibc 2.36"
+)
 
+// causes are looked for in this order.
 var causes = []cause{
-	{syscall.ENOSPC.Error(), "it is the disk that is full, and says nothing of this: make room, and ask again"},
-	{"No space left on device", "it is the disk that is full, and says nothing of this: make room, and ask again"}, // in C
-	{syscall.EDQUOT.Error(), fullQuota},
-	{"Disk quota exceeded", fullQuota}, // in C
-	{"Experimental function", "this execution provider needs functions that only earlier ONNX Runtimes have: OpenVINO's 1.7.0 and 1.8.0 work with ONNX Runtime 1.24.4 to 1.28.0; " +
+	{syscall.ENOSPC, syscall.ENOSPC.Error(), inGo, fullDisk},
+	{nil, "No space left on device", inC, fullDisk},
+	{syscall.EDQUOT, syscall.EDQUOT.Error(), inGo, fullQuota},
+	{nil, "Disk quota exceeded", inC, fullQuota},
+	{nil, "Experimental function", "ONNX Runtime 1.31.1", "this execution provider needs functions that only earlier ONNX Runtimes have: OpenVINO's 1.7.0 and 1.8.0 work with ONNX Runtime 1.24.4 to 1.28.0; " +
 		"install such a version beside it, or a later execution provider (1.8.1 works with 1.31.1)"},
-	{"API version", "ONNX Runtime is older than this execution provider asks for: install a later onnxruntime beside it"},
-	{"there is no library", "a library that belongs beside it is missing: install the whole package"},
-	{"cannot open shared object file", "a library that it needs is not there, or not beside it: install the whole package, and what its vendor says that it needs"},
-	{"version `GLIBC", "it was built for a later system than this one: install a release made for this distribution"},
-	{"failed to map segment", "it lies on a file system that is mounted noexec: put the runtime elsewhere"},
-	{"cannot allocate memory in static TLS", "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
-	{compilers.ErrStart.Error(), "the worker program epcached-ort has to stand beside epcached, of the same version, and may be " +
+	{nil, "API version", "ONNX Runtime 1.22.0", "ONNX Runtime is older than this execution provider asks for: install a later onnxruntime beside it"},
+	{identity.ErrNoLibrary, "", "", "a library that belongs beside it is missing: install the whole package"},
+	{nil, "cannot open shared object file", loader, "a library that it needs is not there, or not beside it: install the whole package, and what its vendor says that it needs"},
+	{nil, "version `GLIBC", loader, "it was built for a later system than this one: install a release made for this distribution"},
+	{nil, "failed to map segment", loader, "it lies on a file system that is mounted noexec: put the runtime elsewhere"},
+	{nil, "cannot allocate memory in static TLS", loader, "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
+	{compilers.ErrStart, "", "", "the worker program epcached-ort has to stand beside epcached, of the same version, and may be " +
 		"executed by the user that the workers run as"},
-	{fs.ErrPermission.Error(), "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers; what is not beside its libraries has to be named in [sandbox] read, and device files in [sandbox] write"},
-	{"Permission denied", "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers; what is not beside its libraries has to be named in [sandbox] read, and device files in [sandbox] write"},
-	{"can't protect", "the worker may not make memory executable, and OpenVINO generates code: take MemoryDenyWriteExecute out of the unit, or whatever else forbids it"},
-	{"compiler crashed", "its own code crashed, in a process of its own: another version of it may do better; the kernel's log may say more"},
-	{compilers.ErrTimeout.Error(), "it did not answer in time: a driver may hang"},
+	{fs.ErrPermission, fs.ErrPermission.Error(), inGo, unreadable},
+	{nil, "Permission denied", inC, unreadable},
+	{nil, "can't protect", "OpenVINO's code generator (1.8.1)", "the worker may not make memory executable, and OpenVINO generates code: take MemoryDenyWriteExecute out of the unit, or whatever else forbids it"},
+	{compilers.ErrCrash, "", "", "its own code crashed, in a process of its own: another version of it may do better; the kernel's log may say more"},
+	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may hang"},
 }
 
-func knownCause(text string) *cause {
+func knownCause(err error) *cause {
 	for i := range causes {
-		if strings.Contains(text, causes[i].text) {
-			return &causes[i]
+		c := &causes[i]
+		if c.err != nil && errors.Is(err, c.err) || c.text != "" && strings.Contains(err.Error(), c.text) {
+			return c
 		}
 	}
 	return nil

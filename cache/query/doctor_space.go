@@ -155,7 +155,7 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	measures, err := d.q.options.Sandbox(ctx)
 	if err != nil {
 		a := problem(subject, "no worker starts: %v", err)
-		if known := knownCause(err.Error()); known != nil {
+		if known := knownCause(err); known != nil {
 			return []Advice{a.hint("%s", known.hint)}
 		}
 		return []Advice{a.hint("the worker program has to stand beside epcached, of the same version")}

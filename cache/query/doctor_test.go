@@ -1,13 +1,16 @@
 package query
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -27,26 +30,35 @@ func about(t testing.TB, list []Advice, subject string) Advice {
 // The texts are those of real libraries.
 func TestDoctorKnowsCauses(t *testing.T) {
 	device := []compilers.DeviceFacts{{Type: "CPU", Vendor: "Intel"}}
+	crash := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault", Name: "SIGSEGV"}
+	killed := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "killed", Name: "SIGKILL"}
+	_, half := identity.FillOptions("QNNExecutionProvider", nil, compilers.EPLibrary{Path: "/opt/x.so"})
 	for _, c := range []struct {
 		name  string
 		probe compilers.EPProbe
-		mark  string
+		mark  error
 		text  string
 		hint  string
 	}{
 		{"plugin 1.8.0 on ORT 1.31.1", compilers.EPProbe{Name: "OpenVINOExecutionProvider", Devices: device},
-			"compile: ort error 1: Error creating execution provider: [ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Experimental function OrtEpApi_ReleaseEpContextConfig_SinceV28 is not available in this build",
+			errors.New("compile: ort error 1: Error creating execution provider: [ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Experimental function OrtEpApi_ReleaseEpContextConfig_SinceV28 is not available in this build"),
 			"not even a model of one node", "1.24.4 to 1.28.0"},
 		{"an ORT that is too old", compilers.EPProbe{Name: "OpenVINOExecutionProvider",
-			Error: "The requested API version [27] is not available, only API versions [1, 22] are supported in this build. Current ORT Version is: 1.22.0"}, "", "does not load", "older than"},
-		{"a missing library", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, "", "does not load", "is not there"},
+			Error: "The requested API version [27] is not available, only API versions [1, 22] are supported in this build. Current ORT Version is: 1.22.0"}, nil, "does not load", "older than"},
+		{"a missing library", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, nil, "does not load", "is not there"},
 		{"half a package", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
-			`option "backend_path" of QNNExecutionProvider: there is no library "libQnnHtp.so" beside "/opt/x.so"`, "one node", "whole package"},
-		{"noexec", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "x.so: failed to map segment from shared object"}, "", "does not load", "noexec"},
-		{"unreadable", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "open /opt/x.so: permission denied"}, "", "does not load", "cannot read"},
-		{"no worker", compilers.EPProbe{Name: "QNNExecutionProvider", Error: fmt.Sprintf("%v: epcached-ort: prepare: landlock: permission denied", compilers.ErrStart)}, "",
-			"does not load", "beside epcached"},
-		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Error: (&compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault", Name: "SIGSEGV"}).Error()}, "", "does not load", "crashed"},
+			half, "one node", "whole package"},
+		{"noexec", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "x.so: failed to map segment from shared object"}, nil, "does not load", "noexec"},
+		{"unreadable", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "open /opt/x.so: permission denied"}, nil, "does not load", "cannot read"},
+		{"no worker", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
+			fmt.Errorf("%w: epcached-ort: prepare: landlock: permission denied", compilers.ErrStart), "one node", "beside epcached"},
+		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Err: crash, Error: crash.Error()}, nil, "does not load", "crashed"},
+		{"an end from outside", compilers.EPProbe{Name: "QNNExecutionProvider", Err: killed, Error: killed.Error()}, nil, "does not load", "may not fit"},
+		{"no answer", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
+			fmt.Errorf("compile: %w", compilers.ErrTimeout), "one node", "a driver may hang"},
+		{"words like ours", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "compiler crashed: time limit reached: there is no library"}, nil, "does not load", "may not fit"},
+		{"a disk that is full", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
+			fmt.Errorf("stage: %w", syscall.ENOSPC), "one node", "the disk"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := adviseEP("runtime /opt/ort", "1.31.1", c.probe, c.mark, compilers.Fingerprint{})
@@ -55,11 +67,13 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			require.Contains(t, a.Hint, c.hint)
 		})
 	}
-	require.Contains(t, adviseUnusable("runtime /opt/ort", "open /opt/ort: "+fs.ErrPermission.Error()).Hint, "cannot read")
+	require.Contains(t, adviseUnusable("runtime /opt/ort", &fs.PathError{Op: "open", Path: "/opt/ort", Err: syscall.EACCES}).Hint, "cannot read")
+	require.Contains(t, adviseUnusable("runtime /opt/ort", fmt.Errorf("probe: %w", compilers.ErrNotFound)).Hint, "moved or removed")
+	require.Contains(t, adviseUnusable("runtime /opt/ort", errors.New("not found")).Hint, "probe --refresh")
 	require.Contains(t, whyNoDevice("OpenVINOExecutionProvider", "AuthenticAMD"), "AuthenticAMD")
 	require.Empty(t, whyNoDevice("OpenVINOExecutionProvider", "GenuineIntel"))
 	require.Empty(t, whyNoDevice("QNNExecutionProvider", "AuthenticAMD"))
-	require.Contains(t, adviseEP("runtime /opt/ort", "1.31.1", compilers.EPProbe{Name: "QNNExecutionProvider"}, "", compilers.Fingerprint{}).Text, "no device")
+	require.Contains(t, adviseEP("runtime /opt/ort", "1.31.1", compilers.EPProbe{Name: "QNNExecutionProvider"}, nil, compilers.Fingerprint{}).Text, "no device")
 }
 
 func TestDoctorOnTheDisk(t *testing.T) {

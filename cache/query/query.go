@@ -32,12 +32,12 @@ type Options struct {
 	Rights   *rights.Rights
 	Runtimes *runtimes.Set
 
-	Configured func() *Configured                                                       // what of the configuration is not in force
-	Sandbox    func(context.Context) ([]compilers.Measure, error)                       // what confines the workers
-	Jobs       func() int                                                               // that wait or run
-	Rebuilds   func() map[index.BuildID]bool                                            // builds to be compiled again that wait for their source
-	Try        func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) string // compiles and loads a tiny model with an EP; returns what is wrong
-	Owner      func(uid uint32) uint32                                                  // the user that a uid of a container belongs to
+	Configured func() *Configured                                                      // what of the configuration is not in force
+	Sandbox    func(context.Context) ([]compilers.Measure, error)                      // what confines the workers
+	Jobs       func() int                                                              // that wait or run
+	Rebuilds   func() map[index.BuildID]bool                                           // builds to be compiled again that wait for their source
+	Try        func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error // compiles and loads a tiny model with an EP; returns what is wrong
+	Owner      func(uid uint32) uint32                                                 // the user that a uid of a container belongs to
 	Failures   func(rights.Peer) []failure.Failure
 	PlanAgain  func(context.Context, rights.Peer, []index.Build) (*Question, error) // the request that an entry's builds answer
 

@@ -94,7 +94,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
-		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(f.Error),
+		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(runtimes.Text(f.Err)),
 		Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
 		ProbedMs: wire.Milliseconds(f.At), PreviousMs: wire.Milliseconds(f.Previous),
 	}
@@ -110,7 +110,7 @@ func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 			if i == 0 { // which the fingerprint is of
 				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
 				dev.CompatibilityString, dev.Error = mark.CompatibilityString,
-					wire.Valid(f.MarkErrors[ep.Name])
+					wire.Valid(runtimes.Text(f.MarkErrors[ep.Name]))
 			}
 			one.Devices = append(one.Devices, dev)
 		}

@@ -143,10 +143,10 @@ func (s *Set) assess(ctx context.Context, rt *Runtime) {
 	if ctx.Err() != nil || facts.Unsettled {
 		return
 	}
-	if facts.Error != "" {
+	if facts.Err != nil {
 		if rt.state.Load() == &stateReady { // else Content has logged why it cannot be used
-			s.log.Warn("runtime cannot be probed", "runtime", rt.Name, "error", facts.Error)
-			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name, Text: facts.Error})
+			s.log.Warn("runtime cannot be probed", "runtime", rt.Name, "error", facts.Err)
+			s.options.Event(index.Event{Kind: event.Unusable, Runtime: rt.Name, Text: facts.Err.Error()})
 		}
 		return
 	}
@@ -191,7 +191,7 @@ func (s *Set) summary(facts *Facts) probed {
 		one := probedEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
 			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString, Error: ep.Error}
 		if one.Error == "" {
-			one.Error = facts.MarkErrors[ep.Name]
+			one.Error = Text(facts.MarkErrors[ep.Name])
 		}
 		one.Driver, _ = s.machine.Driver(ep.Name, mark)
 		for _, d := range ep.Devices {

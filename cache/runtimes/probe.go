@@ -310,9 +310,9 @@ type Facts struct {
 	Digests    map[string]string // by EP
 	Facts      compilers.Facts
 	Marks      map[string]compilers.Fingerprint // by EP, with default options
-	MarkErrors map[string]string                // by EP: why there is none
+	MarkErrors map[string]error                 // by EP: why there is none
 	Drivers    map[string]Driver                // by EP
-	Error      string
+	Err        error
 	At         time.Time
 
 	State    string    // "ready", "changing", "unusable"
@@ -322,6 +322,14 @@ type Facts struct {
 	Previous time.Time // when it was assessed before that; zero: never
 
 	Unsettled bool // the files changed meanwhile, or it was cancelled: an error among these says nothing of the runtime
+}
+
+// Text returns an error's text, and "" for none.
+func Text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // Driver is the version of an execution provider's driver, and where it is from.
@@ -335,14 +343,14 @@ func (s *Set) Probe(ctx context.Context, rt *Runtime) Facts { return s.probe(ctx
 
 func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 	out := Facts{Name: rt.Name, Registered: rt.Registered, At: s.options.Now(), Drivers: make(map[string]Driver),
-		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]string)}
+		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]error)}
 	rc, err := s.Content(ctx, rt, func(string) {})
 	out.State, out.Watched = rt.State(), s.Watched(rt)
 	if last, ok := s.lastProbe(rt); ok {
 		out.Changes, out.Assessed, out.Previous = last.Changes, last.At, last.Previous
 	}
 	if err != nil {
-		out.Error, out.Unsettled = err.Error(), Unsettled(ctx, err)
+		out.Err, out.Unsettled = err, Unsettled(ctx, err)
 		return out
 	}
 	out.Spec = rc.Spec
@@ -350,7 +358,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 		out.Digests[ep] = d.String()
 	}
 	if out.Facts, err = s.Devices(ctx, Asker{}, rc, fresh); err != nil {
-		out.Error, out.Unsettled = err.Error(), Unsettled(ctx, err)
+		out.Err, out.Unsettled = err, Unsettled(ctx, err)
 		return out
 	}
 	for _, ep := range out.Facts.EPs {
@@ -359,7 +367,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 		}
 		mark, err := s.defaultFingerprint(ctx, rc, out.Facts, ep.Name, fresh)
 		if err != nil {
-			out.MarkErrors[ep.Name] = err.Error()
+			out.MarkErrors[ep.Name] = err
 			out.Unsettled = out.Unsettled || Unsettled(ctx, err)
 			continue
 		}

@@ -74,21 +74,26 @@ func (ts *Trials) Check(ctx context.Context, a *request.Against, job compilers.C
 // Control returns why what these libraries make does not load here, "" if it does or if nothing can be
 // made to try that with.
 func (ts *Trials) Control(ctx context.Context, a *request.Against) (string, error) {
+	broken, err := ts.control(ctx, a)
+	return runtimes.Text(broken), err
+}
+
+func (ts *Trials) control(ctx context.Context, a *request.Against) (broken, err error) {
 	var own *compilers.Job
 	if a.OnOwnModel {
 		if a.Model == nil {
-			return "", nil // there is nothing to try it with, so what happened is believed
+			return nil, nil // there is nothing to try it with, so what happened is believed
 		}
 		j, remove, err := ts.Workspaces.Copy(ctx, a.Model, a.Canonical)
 		defer remove()
 		if err != nil {
-			return "", err
+			return nil, err
 		}
 		own = plan.OwnJob(a.Canonical, j.Copies[0].Path)
 	}
 	folder, remove, err := ts.Store.Stage("control-")
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer remove()
 	result, err := runtimes.Still(a.Content, func() (compilers.CheckResult, error) {
@@ -96,31 +101,28 @@ func (ts *Trials) Control(ctx context.Context, a *request.Against) (string, erro
 	})
 	switch {
 	case errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced):
-		return "", err
-	case err != nil:
-		return err.Error(), nil
-	case result.Outcome == compilers.Failed:
-		return cmp.Or(result.Text, result.Outcome), nil
+		return nil, err
+	case err == nil && result.Outcome == compilers.Failed:
+		return errors.New(cmp.Or(result.Text, result.Outcome)), nil
 	}
-	return "", nil // where the device is elsewhere, a failure proves nothing
+	return err, nil // where the device is elsewhere, a failed load proves nothing
 }
 
 // EP compiles one node, and loads it, unless that was tried lately. It returns what is wrong.
-func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) string {
+func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) error {
 	rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
 	if err != nil {
-		return err.Error()
+		return err
 	}
 	eps, err := runtimes.Alone(rc, facts.Facts, name)
 	if err != nil {
-		return err.Error()
+		return err
 	}
+	type tried struct{ broken error }
 	key := ts.Runtimes.Key("doctor", rc, []byte(name))
-	wrong, err := once.Do(ctx, ts.Facts, key, func(ctx context.Context) (string, error) {
-		return ts.Control(ctx, (&request.Plan{EPs: eps}).Against("", rc))
+	found, err := once.Do(ctx, ts.Facts, key, func(ctx context.Context) (tried, error) {
+		broken, err := ts.control(ctx, (&request.Plan{EPs: eps}).Against("", rc))
+		return tried{broken}, err
 	})
-	if err != nil {
-		return err.Error()
-	}
-	return wrong
+	return cmp.Or(err, found.broken)
 }

@@ -189,6 +189,7 @@ type EPResult struct {
 	Version string        // the EP's own metadata, "version"; not always telling
 	Devices []DeviceFacts // Probe: all that the library lists under Name; else those that were chosen
 	Error   string        // Probe: why it could not be registered
+	Err     error         `json:"-"` // how the worker ended that has no answer; its text is Error
 }
 
 // Refusal ends a request that ORT, the EP or the worker itself turned down.
