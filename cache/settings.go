@@ -127,35 +127,18 @@ func (o *Options) packWhen() (store.Packing, error) {
 	return p, nil
 }
 
-// policy is the one for an execution provider.
-func (s *settings) policy(ep string) request.Policy {
-	p, ok := s.policies[ep]
-	if !ok {
-		p = s.policies[""]
-	}
-	return p
-}
-
 // policyOf is the strictest of the policies for the execution providers of a request.
-func (c *Cache) policyOf(eps []compilers.EP) request.Policy {
-	var out request.Policy
-	now := c.settings.Load()
+func (c *Cache) policyOf(eps []compilers.EP) (out request.Policy) {
+	policies := c.settings.Load().policies
 	for i, ep := range eps {
-		p := now.policy(ep.Name)
+		p, ok := policies[ep.Name]
+		if !ok {
+			p = policies[""]
+		}
 		if i == 0 {
 			out = p
-			continue
-		}
-		out.Unknown = request.Stricter(out.Unknown, p.Unknown, request.PolicyLoadCheck, request.PolicyServe, request.PolicyLoadCheck, request.PolicyRefuse)
-		out.PreferRecompilation = request.Stricter(out.PreferRecompilation, p.PreferRecompilation, request.PolicyServeAndRefresh,
-			request.PolicyServe, request.PolicyServeAndRefresh, request.PolicyRefuse)
-		out.Unsupported = request.Stricter(out.Unsupported, p.Unsupported, request.PolicyRecompile, request.PolicyRecompile, request.PolicyFail)
-		if p.MaxAge > 0 && (out.MaxAge == 0 || p.MaxAge < out.MaxAge) {
-			out.MaxAge = p.MaxAge
-		}
-		out.MinCompileSeconds = min(out.MinCompileSeconds, p.MinCompileSeconds)
-		if out.MeasureGain == nil {
-			out.MeasureGain = p.MeasureGain
+		} else {
+			out = out.Stricter(p)
 		}
 	}
 	return out

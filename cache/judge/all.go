@@ -75,8 +75,8 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 	return true
 }
 
-// rebuildAffected reports builds that a change made worse, and has them compiled again where there is no
-// better one.
+// rebuildAffected reports builds that a change made worse, and has them compiled again where there
+// is no better one.
 func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why string, lots map[maker]*lot, affected []index.BuildID) {
 	for i, id := range affected {
 		b, err := x.options.Index.Get(id)
@@ -129,8 +129,8 @@ func madeBy(b *index.Build, libraries map[string]string) bool {
 	return true
 }
 
-// judgeLot judges one build for all of its maker, with the fingerprint that its own request would give now. Where nothing
-// can be compiled nothing can be loaded either, and so nothing is said.
+// judgeLot judges one build for all of its maker, with the fingerprint that its own request would
+// give now. Where nothing can be compiled nothing can be loaded either, and so nothing is said.
 func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (Judgement, error) {
 	t, err := x.options.Target(ctx, rt, rc, b)
 	if err == nil {
@@ -142,9 +142,9 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 	return Judgement{At: x.options.Now(), Runtime: rt.Name, Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
 }
 
-// Verdicts remembers how other libraries' builds suit a runtime with certain contents. What was judged by
-// other rules or policies than those in force does not count: each call names the generation that the
-// caller works with. The zero value is ready for use.
+// Verdicts remembers how other libraries' builds suit a runtime with certain contents. What was
+// judged by other rules or policies than those in force does not count: each call names the
+// generation that the caller works with. The zero value is ready for use.
 type Verdicts struct {
 	known memo.Table[memo.Under[index.BuildID], Judgement]
 	lots  atomic.Pointer[judgedLots] // nil: none were set yet

@@ -156,9 +156,9 @@ func Shown(s string) string {
 	return s
 }
 
-// tried judges a build that was loaded in a process of its own, and was run where it may be of another
-// machine. Where the target device is here, that proves whether it loads; that it loads does not prove
-// that it is the best there could be.
+// tried judges a build that was loaded in a process of its own, and was run where it may be of
+// another machine. Where the target device is here, that proves whether it loads; that it loads
+// does not prove that it is the best there could be.
 func (x *Judge) tried(t *Target, b *index.Build, glance Judgement, checked compilers.CheckResult) Judgement {
 	out := Judgement{At: x.options.Now(), Runtime: t.Runtime, Source: SourceLoadCheck}
 	loads := "it loads"
@@ -209,7 +209,8 @@ func MakerNames(b *index.Build) string {
 	return out
 }
 
-// Verdict asks the execution provider itself what it thinks of a compatibility string, once for each distinct string.
+// Verdict asks the execution provider itself what it thinks of a compatibility string, once for
+// each distinct string.
 func (x *Judge) Verdict(ctx context.Context, t *Target, i int, info string) (compilers.Verdict, error) {
 	if info == "" {
 		return compilers.Unknown, nil

@@ -40,8 +40,8 @@ const (
 	SourceRule        = "rule "
 )
 
-// Badness orders verdicts: 0 is the best. Not to know is worse than to prefer recompilation, and better
-// than a refusal.
+// Badness orders verdicts: 0 is the best. Not to know is worse than to prefer recompilation, and
+// better than a refusal.
 func Badness(v compilers.Verdict) int {
 	switch v {
 	case compilers.Optimal:
@@ -88,9 +88,9 @@ func (x *Judge) generation() uint64 {
 // Check loads a build where that could change the judgement. tried is false where it could not.
 type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckResult, tried bool, err error)
 
-// Build says how a build suits the target, from the best source that can tell: its execution provider's
-// own library, the provider's verdict, the fingerprint, a load check, the rules. It is worked out once
-// for each build and runtime.
+// Build says how a build suits the target, from the best source that can tell: its execution
+// provider's own library, the provider's verdict, the fingerprint, a load check, the rules. It is
+// worked out once for each build and runtime.
 func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Check) (Judgement, error) {
 	under := x.generation() // before anything that depends on it is read
 	verdicts := x.options.Verdicts(t.Content)
@@ -125,8 +125,8 @@ func (x *Judge) Knows(t *Target, b *index.Build) bool {
 	return known
 }
 
-// Disprove remembers that a build of another library does not load with the runtime, whatever judgements
-// said. It returns the judgement.
+// Disprove remembers that a build of another library does not load with the runtime, whatever
+// judgements said. It returns the judgement.
 func (x *Judge) Disprove(t *Target, b *index.Build, text string) Judgement {
 	j := Judgement{Verdict: compilers.Unsupported, Source: SourceLoadCheck, Reason: text,
 		At: x.options.Now(), Runtime: t.Runtime, Firm: true}
@@ -159,8 +159,8 @@ type Target struct {
 	Seen     [32]byte        // Marks.Digest
 }
 
-// Key is for what is remembered of a judgement. It covers all that a probe can notice, such as another
-// SDK or driver.
+// Key is for what is remembered of a judgement. It covers all that a probe can notice, such as
+// another SDK or driver.
 func (x *Judge) Key(t *Target, kind string, more []byte) string {
 	return x.options.Runtimes.Key(kind, t.Content, append(t.Seen[:], more...))
 }
@@ -168,8 +168,8 @@ func (x *Judge) Key(t *Target, kind string, more []byte) string {
 // Marks are the fingerprints of a request's execution providers, in their order.
 type Marks []compilers.Fingerprint
 
-// Digest covers what a probe can notice of the execution providers: SDK, devices with their metadata,
-// drivers.
+// Digest covers what a probe can notice of the execution providers: SDK, devices with their
+// metadata, drivers.
 func (f Marks) Digest(facts []index.EPFacts) [32]byte {
 	all := slices.Clone(f)
 	for i := range all {

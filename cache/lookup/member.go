@@ -9,9 +9,9 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// FindMember finds a group that has the request's model among its members and was asked for with the
-// same options; nil: there is none. The group is served to users who have had all of it, because who
-// brings one model has not shown the others.
+// FindMember finds a group that has the request's model among its members and was asked for with
+// the same options; nil: there is none. The group is served to users who have had all of it,
+// because who brings one model has not shown the others.
 func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	member, err := l.Member(ctx, at)
 	if member == nil || err != nil {

@@ -161,8 +161,8 @@ func (l *Lookup) refused(at *request.Attempt, j judge.Judgement) string {
 	return ""
 }
 
-// Barred returns why a build is served to no caller, or not to this one, whatever its runtime; "" if
-// it may be.
+// Barred returns why a build is served to no caller, or not to this one, whatever its runtime; ""
+// if it may be.
 func (l *Lookup) Barred(at *request.Attempt, b *index.Build) string {
 	state, doubt := l.o.Index.Journal.StateOf(b.ID), l.o.Reports.Doubt(b.ID, at.Peer.UID)
 	switch {

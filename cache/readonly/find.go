@@ -91,8 +91,8 @@ func everyOption(r *request.Request) (all identity.Allowed) {
 }
 
 // fitting lists the builds that were made for the request and may be served. Builds for all users,
-// the caller's own, and those of the store's owner are considered: what another user put is served to
-// no one else, even where file rights would let one read it.
+// the caller's own, and those of the store's owner are considered: what another user put is served
+// to no one else, even where file rights would let one read it.
 func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
 	scopes := []string{"shared", rights.OwnScope(request.Peer{UID: f.uid}), rights.OwnScope(request.Peer{UID: f.owner})}
 	for i := range f.Builds {

@@ -27,9 +27,9 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// Store is a store that no daemon has, opened read-only: that of a factory image, say. It answers by
-// the ordinary look-up, but it keeps no lock, writes nothing, starts no worker and compiles nothing,
-// and it hashes files whenever it serves them.
+// Store is a store that no daemon has, opened read-only: that of a factory image, say. It answers
+// by the ordinary look-up, but it keeps no lock, writes nothing, starts no worker and compiles
+// nothing, and it hashes files whenever it serves them.
 type Store struct {
 	Builds []index.Build // that it has
 
@@ -42,8 +42,8 @@ type Store struct {
 	reports *reports.Reports // none
 }
 
-// Open opens the store in the state directory dir read-only for the user uid. It fails where a daemon
-// has the store: ask that one. Problems returns what could not be read.
+// Open opens the store in the state directory dir read-only for the user uid. It fails where a
+// daemon has the store: ask that one. Problems returns what could not be read.
 func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -82,10 +82,10 @@ func (s *Store) Problems() (lines []string) {
 }
 
 // Find answers a request with the build that the store has for it, whose files it has hashed; its
-// outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may say what
-// the model will be loaded with: builds that these libraries made are optimal, all others unknown,
-// because nothing is run to find out. build narrows to builds whose key begins so. A *identity.NeedFilesError
-// says which external data the request lacks.
+// outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may say
+// what the model will be loaded with: builds that these libraries made are optimal, all others
+// unknown, because nothing is run to find out. build narrows to builds whose key begins so. A
+// *identity.NeedFilesError says which external data the request lacks.
 //
 // The device that a request means, and so its key, is not known unless its execution provider is
 // asked. So a build fits that was made for the same request and for a device such as the request
@@ -94,8 +94,8 @@ func (s *Store) Problems() (lines []string) {
 // read a group's files may have one of its models: only a daemon knows who has had the whole group.
 //
 // The answer's View is the caller's to close: it keeps a daemon that starts meanwhile from removing
-// the files. It is nil where the store has no sound view of the build, because a file of it is packed
-// or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
+// the files. It is nil where the store has no sound view of the build, because a file of it is
+// packed or views were left out: Open reads the files then, and Unpack makes a view elsewhere.
 func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*request.Answer, error) {
 	at, err := request.NewAttempt(r, jobs.NewTelling(nil, time.Now()))
 	if err != nil {
@@ -144,8 +144,8 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 	return a, nil
 }
 
-// Open opens a file of the answer's build, whole or packed, for reading it once. Find has hashed it;
-// a caller that reads it later hashes it again.
+// Open opens a file of the answer's build, whole or packed, for reading it once. Find has hashed
+// it; a caller that reads it later hashes it again.
 func (s *Store) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
 	from, err := s.store.Forms().Look(f.Digest)
 	if err != nil {

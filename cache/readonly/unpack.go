@@ -21,10 +21,10 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// lease hashes the build's files: those of a view of the store, or where that has no sound
-// one the blobs, whole or packed, and then the answer has no view. Which view is a build's only the
-// database knows, so views are found by the graph's name, which is made of the build key. Where this
-// user may not list the views there are none.
+// lease hashes the build's files: those of a view of the store, or where that has no sound one the
+// blobs, whole or packed, and then the answer has no view. Which view is a build's only the
+// database knows, so views are found by the graph's name, which is made of the build key. Where
+// this user may not list the views there are none.
 func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ func(string)) (*request.Answer, error) {
 	a := &request.Answer{Build: b, Graph: b.Graph}
 	graph := "/" + filepath.FromSlash(b.Graph)
@@ -75,12 +75,12 @@ func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacki
 	return nil
 }
 
-// Unpack gives an answer that has no view one below the folder dir, outside the store, which is made
-// for this user alone. A view's path is made of its files' digests, so what an earlier call has left
-// there is hashed and taken. Nothing there is synced, and all of it may be deleted at any time: the
-// view holds its folder against other calls, which remove what is not held when it was not used for a
-// month, or when space is needed. progress, which may be nil, is told bytes; its calls do not overlap.
-// Of errors NotAllowed and NoSpace are the folder's: another may do.
+// Unpack gives an answer that has no view one below the folder dir, outside the store, which is
+// made for this user alone. A view's path is made of its files' digests, so what an earlier call
+// has left there is hashed and taken. Nothing there is synced, and all of it may be deleted at any
+// time: the view holds its folder against other calls, which remove what is not held when it was
+// not used for a month, or when space is needed. progress, which may be nil, is told bytes; its
+// calls do not overlap. Of errors NotAllowed and NoSpace are the folder's: another may do.
 func (s *Store) Unpack(
 	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
 ) error {

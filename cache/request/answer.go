@@ -22,9 +22,9 @@ func (a *Answer) Reply() *wire.AcquireReply {
 		CompatibilityReason: wire.Valid(a.Compatibility.Reason), Why: wire.Valid(a.Why), Record: a.Record,
 		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings,
 		View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
-		GraphOptimizationLevel: a.GraphOptimizationLevel,
+		GraphOptimizationLevel: a.GraphOptimizationLevel, RequestKey: wire.KeyText(a.RequestKey),
+		Member: uint32(a.Member), Unkept: a.Unkept,
 	}
-	reply.RequestKey = wire.KeyText(a.RequestKey)
 	if a.Claim != nil {
 		c := a.Claim
 		reply.Claim = &wire.Claim{Id: c.ID, Output: c.Output, Outputs: []string{c.Output},
@@ -36,7 +36,6 @@ func (a *Answer) Reply() *wire.AcquireReply {
 			reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
 		}
 	}
-	reply.Member = uint32(a.Member)
 	for _, m := range a.Members {
 		reply.Members = append(reply.Members, &wire.Member{Name: m.Name,
 			ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
@@ -44,8 +43,7 @@ func (a *Answer) Reply() *wire.AcquireReply {
 	if b := a.Build; b != nil {
 		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
 		ep := b.Maker()
-		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion,
-			ep.HardwareArchitecture
+		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
 		id, _, inView := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
 			one := &wire.File{Name: f.Name, Size: f.Size}
@@ -57,7 +55,6 @@ func (a *Answer) Reply() *wire.AcquireReply {
 			}
 			reply.Files = append(reply.Files, one)
 		}
-		reply.Unkept = a.Unkept
 	}
 	return reply
 }
@@ -82,7 +79,8 @@ func (a *Answer) TellMembers(r *Request, model cas.Digest) {
 	}
 	for i := range members {
 		m := &members[i]
-		a.Members = append(a.Members, Member{Name: m.ModelName, ModelDigest: m.ModelDigest, Graph: path.Join(dir, m.Graph), SessionOptions: m.SessionOptions})
+		a.Members = append(a.Members, Member{Name: m.ModelName, ModelDigest: m.ModelDigest,
+			Graph: path.Join(dir, m.Graph), SessionOptions: m.SessionOptions})
 	}
 	a.Member = max(0, b.MemberOf(model))
 	a.Graph = a.Members[a.Member].Graph
@@ -130,7 +128,7 @@ type Answer struct {
 	Path       string // of the view
 	Graph      string // relative to the view: "<id>/<graph>"
 
-	Members []Member // of a group: all of them in order, which is the order to load several of them in one process; else none
+	Members []Member // of a group: all of them, in the order to load several in one process; else none
 	Member  int      // which of them was asked for
 
 	ProviderOptions        map[string]map[string]string // by EP: load the graph with exactly these

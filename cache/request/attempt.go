@@ -11,8 +11,8 @@ import (
 )
 
 // Attempt is one try to answer a request, with what is known so far: the model, the runtime, the
-// plan, and the scopes that the caller's builds are in. It is never changed after it is made: a step
-// that knows more makes a copy.
+// plan, and the scopes that the caller's builds are in. It is never changed after it is made: a
+// step that knows more makes a copy.
 type Attempt struct {
 	*Request // the attempt's own; each wish in its one spelling
 
@@ -29,7 +29,7 @@ type Attempt struct {
 	Plan        *Plan
 
 	Resumed  ResumedJob
-	Unserved *[]index.BuildID // found and not served, by any attempt at the request: not to be found again instead of being compiled
+	Unserved *[]index.BuildID // found by any attempt, and not served: they are to be compiled again, not found again
 	Told     *jobs.Telling    // nil: the caller hears nothing of a job
 	Phase    func(string)
 }
@@ -57,7 +57,8 @@ func NewAttempt(r *Request, t *jobs.Telling) (*Attempt, error) {
 // for what makes execution providers share.
 func (at *Attempt) Identified(ctx context.Context, models *identity.Models) (*Attempt, error) {
 	r := at.Request
-	id, err := models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(), Adopt: at.Adopts(), Phase: at.Phase})
+	id, err := models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(),
+		Adopt: at.Adopts(), Phase: at.Phase})
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +90,7 @@ func (at *Attempt) WithRuntime(name string, rc *runtimes.Content) *Attempt {
 	return &out
 }
 
+// WithPlan is the attempt with its plan.
 func (at *Attempt) WithPlan(p *Plan) *Attempt {
 	out := *at
 	out.Plan = p
@@ -133,7 +135,7 @@ func (at *Attempt) Against() *Against {
 	return a
 }
 
-// ortVersion is the version of ONNX Runtime that the caller loads with.
+// ORTVersion is the version of ONNX Runtime that the caller loads with.
 func (at *Attempt) ORTVersion() string {
 	if at.Content == nil {
 		return at.Runtime.ORTVersion
@@ -159,8 +161,9 @@ func (at *Attempt) Answer(outcome string) *Answer {
 		Record: at.Plan.RecordJSON, Runtime: at.RuntimeName}
 }
 
-// OtherORT tells whether the version of ONNX Runtime that made something keeps it from the request. Build keys do not tell such
-// versions apart where the libraries are the daemon's, so whoever is given another's build compares them.
+// OtherORT tells whether the version of ONNX Runtime that made something keeps it from the request.
+// Build keys do not tell such versions apart where the libraries are the daemon's, so whoever is
+// given another's build compares them.
 func (at *Attempt) OtherORT(made string) bool {
 	return at.StrictORT && made != at.ORTVersion()
 }
@@ -168,7 +171,8 @@ func (at *Attempt) OtherORT(made string) bool {
 // JobAbout is what is told of a job that makes the attempt's build.
 func (at *Attempt) JobAbout(scope, why string) jobs.About {
 	p := at.Plan
-	a := jobs.About{Scope: scope, Info: jobs.Info{ModelName: at.Name, ModelDigest: p.Canonical.Model, RequestKey: p.RequestKey,
+	a := jobs.About{Scope: scope, Info: jobs.Info{
+		ModelName: at.Name, ModelDigest: p.Canonical.Model, RequestKey: p.RequestKey,
 		Build: p.BuildKey, EP: p.EPs[0].Name, UID: at.Peer.UID, Why: why}}
 	for _, ep := range p.EPs {
 		a.EPs = append(a.EPs, ep.Name)
@@ -176,7 +180,8 @@ func (at *Attempt) JobAbout(scope, why string) jobs.About {
 	return a
 }
 
-// MemoryScope is where a request's failure is remembered: what is not kept for anybody is its user's own. "" is nowhere.
+// MemoryScope is where a request's failure is remembered: what is not kept for anybody is its
+// user's own. "" is nowhere.
 func (at *Attempt) MemoryScope(scope string) string {
 	switch {
 	case at.OnMiss == Bypass:
@@ -187,8 +192,8 @@ func (at *Attempt) MemoryScope(scope string) string {
 	return scope
 }
 
-// JobKey says which job the request is for. Without a scope the build is not kept, and the job is shared with no other
-// request.
+// JobKey says which job the request is for. Without a scope the build is not kept, and the job is
+// shared with no other request.
 func (at *Attempt) JobKey() jobs.Key {
 	if at.Scope == "" || at.OnMiss == Bypass {
 		return jobs.Key{Build: at.Plan.BuildKey, Alone: jobs.NewID()}

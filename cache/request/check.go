@@ -1,7 +1,6 @@
 package request
 
 import (
-	"context"
 	"maps"
 	"math"
 	"slices"
@@ -14,7 +13,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// options lists the provider options that the request gives, "" if it gives none.
+// GivenOptions lists the provider options that the request gives, "" if it gives none.
 func (r *Request) GivenOptions() string {
 	var given []string
 	for _, ep := range r.EPs {
@@ -30,31 +29,31 @@ const MaxGroup = 64
 
 // checkGroup refuses groups that no execution provider compiles.
 func (r *Request) checkGroup() error {
-	if len(r.Group) == 0 {
+	switch {
+	case len(r.Group) == 0:
 		return nil
-	}
-	if r.Models() > MaxGroup {
-		return apierr.New(apierr.BadRequest, nil, "a group of %d models, more than %d", r.Models(), MaxGroup)
-	}
-	if r.Embed {
-		return apierr.New(apierr.BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
+	case r.Models() > MaxGroup:
+		return bad("a group of %d models, more than %d", r.Models(), MaxGroup)
+	case r.Embed:
+		return bad("the models of a group share a context binary beside their graphs, which cannot be embedded").
 			WithHint("ask for them one by one, or without embedding")
-	}
-	if r.OnMiss == ForClaim {
-		return apierr.New(apierr.BadRequest, nil, "a group is compiled by the daemon, and not under a claim").WithHint("ask with on_miss wait, or claim the models one by one")
-	}
-	if r.Output.InitializersFile != "" || r.Output.InitializersInSource {
-		return apierr.New(apierr.BadRequest, nil, "the initializers of a group's models stay in their graphs").WithHint("ask for the models one by one")
+	case r.OnMiss == ForClaim:
+		return bad("a group is compiled by the daemon, and not under a claim").
+			WithHint("ask with on_miss wait, or claim the models one by one")
+	case r.Output.InitializersFile != "" || r.Output.InitializersInSource:
+		return bad("the initializers of a group's models stay in their graphs").
+			WithHint("ask for the models one by one")
 	}
 	for i, m := range r.Group {
 		if m.Graph == nil {
-			return apierr.New(apierr.BadRequest, nil, "the request has no model %d of the group", i+2)
+			return bad("the request has no model %d of the group", i+2)
 		}
 	}
 	return nil
 }
 
-// Sharing is the request with what makes execution providers share: their options, and sessions in which to compile.
+// Sharing is the request with what makes execution providers share: their options, and sessions in
+// which to compile.
 func (r *Request) Sharing() *Request {
 	out := *r
 	if out.Route == "" {
@@ -69,7 +68,8 @@ func (r *Request) Sharing() *Request {
 	return &out
 }
 
-// named gives a group's members the names that the request has for them, where it has one for each: not what others call them.
+// NamedMembers returns a group's members with the names that the request has for them, or none: not
+// those that other users gave them.
 func (r *Request) NamedMembers(members []index.Member) []index.Member {
 	out := slices.Clone(members)
 	for i := range out {
@@ -79,6 +79,10 @@ func (r *Request) NamedMembers(members []index.Member) []index.Member {
 		}
 	}
 	return out
+}
+
+func bad(format string, args ...any) *apierr.Error {
+	return apierr.New(apierr.BadRequest, nil, format, args...)
 }
 
 // maxEPs and maxOptions bound what one request may carry.
@@ -91,46 +95,45 @@ const (
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
-		return apierr.New(apierr.BadRequest, nil, "the request has no model")
+		return bad("the request has no model")
 	case len(r.EPs) == 0:
-		return apierr.New(apierr.BadRequest, nil, "model %q: the request names no execution provider", r.Name).
+		return bad("model %q: the request names no execution provider", r.Name).
 			WithHint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
 	case len(r.EPs) > maxEPs:
-		return apierr.New(apierr.BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+		return bad("model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
-		return apierr.New(apierr.BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
+		return bad("model %q: more than %d options", r.Name, maxOptions)
 	}
 	if err := r.checkGroup(); err != nil {
 		return err
 	}
 	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
-		return apierr.New(apierr.BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
+		return bad("verify_output %g is no tolerance", r.VerifyOutput)
 	}
-	switch r.Store {
-	case "", "shared", "user", "none":
-	default:
-		return apierr.New(apierr.BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
+	if !slices.Contains([]string{"", "shared", "user", "none"}, r.Store) {
+		return bad("store %q: it is one of shared, user, none", r.Store)
 	}
 	seen := make(map[string]bool)
 	for _, ep := range r.EPs {
 		if ep.Name == "" || len(ep.Name) > 200 || strings.ContainsAny(ep.Name, "/\x00\n") {
-			return apierr.New(apierr.BadRequest, nil, "execution provider %q: not a name", ep.Name)
+			return bad("execution provider %q: not a name", ep.Name)
 		}
 		if seen[ep.Name] {
-			return apierr.New(apierr.BadRequest, nil, "execution provider %q is named twice", ep.Name)
+			return bad("execution provider %q is named twice", ep.Name)
 		}
 		seen[ep.Name] = true
 	}
 	for name, v := range r.FreeDimensions {
 		if v <= 0 {
-			return apierr.New(apierr.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
+			return bad("free dimension %q: %d is not a size", name, v)
 		}
 	}
 	return nil
 }
 
-// scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
-// A model that every local user can read may be shared; what is private stays its user's. wish is the model's own.
+// scopes gives the scope that a build of the request is stored in, "" for none, and those that it
+// is looked for in. A model that every local user can read may be shared; what is private stays its
+// user's. wish is the model's own.
 func (r *Request) scopes(wish string) (store string, look []string) {
 	own := rights.OwnScope(r.Peer)
 	store = "shared"
@@ -151,9 +154,4 @@ func (r *Request) scopes(wish string) (store string, look []string) {
 		return store, []string{own, "shared"}
 	}
 	return store, []string{"shared", own}
-}
-
-// ContextError is the error of a caller that went away, or whose time is over.
-func ContextError(ctx context.Context, model string) error {
-	return apierr.OfContext(ctx, "model %q", model)
 }

@@ -46,7 +46,8 @@ func (r *Request) OpenDimensions(m *epmodel.Model) []OpenDimension {
 // maxNamedDimensions bounds what a message says.
 const maxNamedDimensions = 8
 
-// DimensionsHint says which dimensions to fix, and how: execution providers that need to know every shape take little or nothing else.
+// DimensionsHint says which dimensions to fix, and how: execution providers that need to know every
+// shape take little or nothing else.
 func DimensionsHint(open []OpenDimension) string {
 	var what, how []string
 	for i, d := range open {
@@ -72,7 +73,8 @@ func DimensionsHint(open []OpenDimension) string {
 	return hint
 }
 
-// SpelledName gives a name that a model chose as it can be told, and typed: plain ones as they are, others in quotes.
+// SpelledName gives a name that a model chose as it can be told, and typed: plain ones as they are,
+// others in quotes.
 func SpelledName(name string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.:/", r)

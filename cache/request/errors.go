@@ -3,11 +3,13 @@ package request
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -16,7 +18,7 @@ func WorkerError(err error, format string, args ...any) error {
 	return CompileError(err, "", format, args...)
 }
 
-// CompileError is workerError for who has what the worker printed.
+// CompileError is WorkerError with what the worker printed.
 func CompileError(err error, log string, format string, args ...any) error {
 	switch {
 	case errors.As(err, new(*apierr.Error)):
@@ -38,7 +40,7 @@ func CompileError(err error, log string, format string, args ...any) error {
 	return apierr.New(apierr.CompileFailed, err, format, args...)
 }
 
-// StoreError is for what goes wrong with the daemon's own files.
+// StoreError is the error of a request for a failure of the store.
 func StoreError(err error, model string) error {
 	e := apierr.New(StoreClass(err), err, "model %q", model)
 	if known := (*apierr.Error)(nil); errors.As(err, &known) {
@@ -52,6 +54,7 @@ func Unservable(err error, model, made string) error {
 	return apierr.New(StoreClass(err), err, "model %q: %s, but cannot be served", model, made)
 }
 
+// StoreClass returns the class of a failure of the store.
 func StoreClass(err error) apierr.Class {
 	if known := (*apierr.Error)(nil); errors.As(err, &known) {
 		return known.Class
@@ -60,4 +63,58 @@ func StoreClass(err error) apierr.Class {
 		return apierr.NoSpace
 	}
 	return apierr.Internal
+}
+
+// ContextError is the error of a caller that went away, or whose time is over.
+func ContextError(ctx context.Context, model string) error {
+	return apierr.OfContext(ctx, "model %q", model)
+}
+
+// OtherORTError refuses a request that waited for builds again and again, and may not have them
+// because another ONNX Runtime made them.
+func OtherORTError(at *Attempt, b *index.Build) error {
+	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s",
+		at.Name, b.ORTVersion).WithHint("ask again")
+}
+
+// JobError is the error of a request that waited for a job which brought nothing.
+func JobError(ctx context.Context, model string, err error) error {
+	var known *apierr.Error
+	var end *ClaimEnd
+	switch {
+	case ctx.Err() != nil:
+		return ContextError(ctx, model)
+	case errors.As(err, &end):
+		return ClaimFailed(model, end)
+	case errors.As(err, &known) && failure.In(known) != nil:
+		return failure.Retold(known, model)
+	case known != nil:
+		return err
+	}
+	return apierr.New(apierr.Cancelled, err, "model %q", model)
+}
+
+// ClaimFailed is the error of requests that waited for a claim which brought nothing, and cannot
+// have the claim themselves.
+func ClaimFailed(model string, end *ClaimEnd) *apierr.Error {
+	e := apierr.New(apierr.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
+		WithHint("ask with on_miss claim to compile it yourself, or load the model without epcached")
+	if end.Code != 0 {
+		e.WithFact("code", fmt.Sprint(end.Code))
+	}
+	return e
+}
+
+// ClaimEnd is how a claim ended that brought nothing.
+type ClaimEnd struct {
+	UID  uint32
+	Text string
+	Code int32 // ONNX Runtime's, of one that was given up; 0: none
+}
+
+func (e *ClaimEnd) Error() string {
+	if e.Code != 0 {
+		return fmt.Sprintf("the claim of uid %d ended: %s (code %d)", e.UID, e.Text, e.Code)
+	}
+	return fmt.Sprintf("the claim of uid %d ended: %s", e.UID, e.Text)
 }

@@ -16,7 +16,7 @@ var onMiss = map[wire.OnMiss]OnMiss{
 	wire.OnMiss_BACKGROUND: Background, wire.OnMiss_CLAIM: ForClaim,
 }
 
-// RequestOf translates a message of the protocol, whose indices are within the descriptors.
+// FromWire translates a message of the protocol, whose indices are within the descriptors.
 func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
@@ -29,17 +29,21 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	model := modelFiles([]*wire.Model{w.Model}, fds)[0]
 	r := &Request{
 		Peer: p, Name: model.Name, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
-		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
+		SessionOptions: w.SessionOptions,
+		FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
-		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView,
-		Adopt: w.Adopt,
-		Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
-			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
+		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput,
+		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView, Adopt: w.Adopt,
+		Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(),
+			InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
+			InitializersInSource:  w.Output.GetKeepInitializersInSource(),
+			NodeNamePrefix:        w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
 	for _, ep := range w.Eps {
 		one := identity.EP{Name: ep.Name, Options: ep.Options}
 		for _, d := range ep.Devices {
-			one.Devices = append(one.Devices, compilers.Device{Type: d.Type, VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
+			one.Devices = append(one.Devices, compilers.Device{Type: d.Type,
+				VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
 		}
 		if len(ep.OptionFds) > 0 {
 			one.Files = make(map[string]*os.File, len(ep.OptionFds))

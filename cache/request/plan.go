@@ -29,6 +29,7 @@ func (p *Plan) WithDimensions(check compilers.CheckJob) compilers.CheckJob {
 	return check
 }
 
+// PutText describes how a build was put.
 func PutText(b *index.Build) string {
 	if IsAdopted(b) {
 		return PutBy(b)
@@ -44,6 +45,7 @@ func PutBy(b *index.Build) string {
 	return fmt.Sprintf("made by uid %d with its own libraries", b.UID)
 }
 
+// Makers lists what made a build, for people.
 func Makers(b *index.Build) string {
 	names := make([]string, len(b.EPs))
 	for i, ep := range b.EPs {
@@ -55,6 +57,7 @@ func Makers(b *index.Build) string {
 	return strings.Join(names, ", ")
 }
 
+// EPNames lists the names of the execution providers.
 func EPNames(eps []identity.EP) string {
 	names := make([]string, len(eps))
 	for i, ep := range eps {
@@ -81,7 +84,7 @@ type Plan struct {
 	Fitting        []*index.Build       // in a store that is only read: the builds; no key is known
 }
 
-// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a
+// MadeExactly reports whether the build is what the plan would make. The driver is no part of the key, so a
 // build of the very same key may have been made with another one, and is judged. So is one that was
 // put and could not be run then. For libraries that are not run here the whole machine is part of it.
 func (p *Plan) MadeExactly(b *index.Build) bool {
@@ -89,7 +92,7 @@ func (p *Plan) MadeExactly(b *index.Build) bool {
 	return b.BuildKey == p.BuildKey && here
 }
 
-// own is the judgement of what the plan would make.
+// OwnJudgement is the judgement of what the plan would make.
 func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	reason, source := "made by these libraries, or equal ones, for this hardware", judge.SourceLibrary
 	if b.Put {
@@ -101,7 +104,8 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: runtime}
 }
 
-// Against is what a build is judged against: a runtime, with the execution providers and options of a request.
+// Against is what a build is judged against: a runtime, with the execution providers and options of
+// a request.
 type Against struct {
 	*Plan
 	Runtime string
@@ -111,6 +115,7 @@ type Against struct {
 	Adopting bool     // that is of an artefact
 }
 
+// Against is what builds are judged against for the plan.
 func (p *Plan) Against(rt string, rc *runtimes.Content) *Against {
 	return &Against{Plan: p, Runtime: rt, Content: rc}
 }
@@ -123,8 +128,8 @@ func (a *Against) Target() *judge.Target {
 
 // CheckJob loads a graph as an application would that asked for what is judged.
 func (a *Against) CheckJob(graph, level string) compilers.CheckJob {
-	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph, SessionOptions: a.Canonical.SessionOptions,
-		GraphOptimizationLevel: level}
+	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph,
+		SessionOptions: a.Canonical.SessionOptions, GraphOptimizationLevel: level}
 }
 
 // Spelled is the request but for its model.
@@ -134,8 +139,8 @@ func (a *Against) Spelled() []byte {
 	return r.Encode()
 }
 
-// LoadLevel is the level at which applications load the graph unless they are told another: a session's default,
-// except for those that asked to have nothing optimised.
+// LoadLevel is the level at which applications load the graph unless they are told another: a
+// session's default, except for those that asked to have nothing optimised.
 func LoadLevel(compiledAt string) string {
 	if compiledAt == "disable_all" {
 		return compiledAt
@@ -161,7 +166,7 @@ func (p *Plan) Stated(models []*epmodel.Model) []index.EPFacts {
 // Writes tells whether an execution provider writes compatibility strings, as far as is known.
 func (p *Plan) Writes(i int) bool { return p.Outside || p.Marks[i].CompatibilityString != "" }
 
-// state replaces what a one-node compile said by what the graphs of a build do.
+// SetStated replaces what a one-node compile said by what the graphs of a build do.
 func SetStated(f *index.EPFacts, says compilers.Stated, took bool) {
 	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
 	f.CompatibilityString = says.CompatibilityString
@@ -218,18 +223,26 @@ func Origin(b *index.Build) string {
 	if b.Converted.ID.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("converted from the %s form, build %s of %s", FormName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
+	return fmt.Sprintf("converted from the %s form, build %s of %s",
+		FormName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
 }
 
-// name is what the files of a build begin with: names are part of what is compiled, so it is made from the key.
+// ShortKey is what the names of a build's files begin with. It is made from the key, because names
+// are part of what is compiled.
 func (p *Plan) ShortKey() string { return hex.EncodeToString(p.BuildKey[:8]) }
 
+// OutputName is the name of a build's graph.
 func (p *Plan) OutputName() string { return p.ShortKey() + "_ctx.onnx" }
+
+// CheckGraph loads a graph of the build at the level at which applications load it.
+func (a *Against) CheckGraph(b *index.Build, graph string) compilers.CheckJob {
+	return a.CheckJob(graph, cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
+}
 
 // CheckJobOf loads a build from its view: a group's graphs together, in order.
 func (a *Against) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 	graph := filepath.Join(view.Path, filepath.FromSlash(view.Graph))
-	job := a.CheckJob(graph, cmp.Or(b.GraphOptimizationLevel, LoadLevel(a.Canonical.GraphOptimizationLevel)))
+	job := a.CheckGraph(b, graph)
 	for i := range b.Members {
 		job.SessionOptions = SharingOptions(a.Canonical.SessionOptions)
 		if i > 0 {
@@ -239,7 +252,7 @@ func (a *Against) CheckJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 	return job
 }
 
-// CheckJobAlone loads a group's graphs as checkJobOf does, but none of them shares anything with
+// CheckJobAlone loads a group's graphs as CheckJobOf does, but none of them shares anything with
 // the others.
 func (a *Against) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
 	job := a.CheckJobOf(b, view)
@@ -247,15 +260,17 @@ func (a *Against) CheckJobAlone(b *index.Build, view *Answer) compilers.CheckJob
 	return job
 }
 
-// SharingOptions gives session options with those that make the members of a group share.
+// SharingOptions returns session options with those that make the members of a group share.
 func SharingOptions(options map[string]string) map[string]string {
 	all := compilers.ShareOptions()
 	maps.Copy(all, options)
 	return all
 }
 
+// DigestOf is the BLAKE3 digest of the bytes.
 func DigestOf(b []byte) [32]byte { return blake3.Sum256(b) }
 
+// FormName is the name of the form that a build is stored in, for people.
 func FormName(embed bool) string {
 	if embed {
 		return "embedded"

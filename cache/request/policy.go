@@ -26,8 +26,22 @@ const (
 	PolicyFail            = "fail"
 )
 
-// Stricter gives the one of a and b that comes later in order; what is empty counts as usual.
-func Stricter(a, b, usual string, order ...string) string {
+// Stricter is the stricter of two policies, in each field.
+func (p Policy) Stricter(q Policy) Policy {
+	p.Unknown = stricter(p.Unknown, q.Unknown, PolicyLoadCheck, PolicyServe, PolicyLoadCheck, PolicyRefuse)
+	p.PreferRecompilation = stricter(p.PreferRecompilation, q.PreferRecompilation, PolicyServeAndRefresh,
+		PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
+	p.Unsupported = stricter(p.Unsupported, q.Unsupported, PolicyRecompile, PolicyRecompile, PolicyFail)
+	if q.MaxAge > 0 && (p.MaxAge == 0 || q.MaxAge < p.MaxAge) {
+		p.MaxAge = q.MaxAge
+	}
+	p.MinCompileSeconds = min(p.MinCompileSeconds, q.MinCompileSeconds)
+	p.MeasureGain = cmp.Or(p.MeasureGain, q.MeasureGain)
+	return p
+}
+
+// stricter returns the one of a and b that comes later in order; what is empty counts as usual.
+func stricter(a, b, usual string, order ...string) string {
 	if slices.Index(order, cmp.Or(b, usual)) > slices.Index(order, cmp.Or(a, usual)) {
 		return b
 	}

@@ -41,7 +41,8 @@ type Request struct {
 	Graph    *os.File
 	External map[string]*os.File // by location
 
-	// Group are further models, compiled together with the one above, after it and in this order, so that all share context binaries.
+	// Group are further models, compiled together with the one above, after it and in this order,
+	// so that all share context binaries.
 	Group []identity.Files
 
 	EPs                        []identity.EP
@@ -58,17 +59,18 @@ type Request struct {
 	OnMiss    OnMiss
 	Store     string // "", "shared", "user", "none"
 
-	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value may differ by so much, as it is or as a part
-	// of the model's. No part of the identity.
+	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value
+	// may differ by so much, as it is or as a part of the model's. No part of the identity.
 	VerifyOutput float64
 	KeepGoing    bool // finish the compile even if nobody waits any more
-	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else who has but the path is given some time
+	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else the path lasts for some time
 
 	// Adopt has a model that is compiled already kept, with the files that it refers to: they are
 	// External then.
 	Adopt bool
 
-	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
+	// Connection ends with the client's connection, and with it a claim that was given on it; nil:
+	// the client has none.
 	Connection context.Context
 }
 
@@ -78,7 +80,7 @@ func (r *Request) Wanted() *runtimes.Wanted {
 		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
 }
 
-// requestOf is a request with these terms, without its models.
+// FromTerms is a request with these terms, without its models.
 func FromTerms(t *identity.Terms) *Request {
 	return &Request{EPs: t.EPs, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
@@ -88,7 +90,7 @@ func FromTerms(t *identity.Terms) *Request {
 // Models counts the models that are asked for.
 func (r *Request) Models() int { return 1 + len(r.Group) }
 
-// model gives the files of one of the models. 0 is the first.
+// ModelFiles returns the files of one of the models. 0 is the first.
 func (r *Request) ModelFiles(i int) identity.Files {
 	if i == 0 {
 		return identity.Files{Name: r.Name, Graph: r.Graph, External: r.External}
@@ -96,25 +98,25 @@ func (r *Request) ModelFiles(i int) identity.Files {
 	return r.Group[i-1]
 }
 
-// all gives the files of every model.
+// AllModels returns the files of every model.
 func (r *Request) AllModels() []identity.Files {
 	return append([]identity.Files{r.ModelFiles(0)}, r.Group...)
 }
 
-// files lists every file of the models in a fixed order.
+// AllFiles lists every file of the models in a fixed order.
 func (r *Request) AllFiles() []*os.File { return identity.All(r.AllModels()...) }
 
 // Descriptors lists the files of the models, each once.
 func (r *Request) Descriptors() []*os.File { return identity.Descriptors(r.AllModels()...) }
 
-// with gives the request with other files of its models.
+// WithModels is the request with other files of its models.
 func (r *Request) WithModels(files []identity.Files) *Request {
 	out := *r
 	out.Graph, out.External, out.Group = files[0].Graph, files[0].External, files[1:]
 	return &out
 }
 
-// Own gives the request with descriptors of its own, because the caller may leave.
+// Own is the request with descriptors of its own, because the caller may leave.
 func (r *Request) Own() (*Request, error) {
 	files, err := identity.Own(r.AllModels()...)
 	if err != nil {

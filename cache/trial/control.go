@@ -56,7 +56,8 @@ func (ts *Trials) Check(ctx context.Context, a *request.Against, job compilers.C
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
 	}
-	// After an update many fail one after the other, so that one loads is remembered. That none does is not.
+	// After an update many fail one after the other, so that one loads is remembered. That none
+	// does is not.
 	key := ts.Runtimes.Key("control", a.Content, a.Spelled())
 	_, err = once.Do(ctx, ts.Facts, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)
@@ -71,8 +72,8 @@ func (ts *Trials) Check(ctx context.Context, a *request.Against, job compilers.C
 	return checked, nil
 }
 
-// Control returns why what these libraries make does not load here, "" if it does or if nothing can be
-// made to try that with.
+// Control returns why what these libraries make does not load here, "" if it does or if nothing can
+// be made to try that with.
 func (ts *Trials) Control(ctx context.Context, a *request.Against) (string, error) {
 	broken, err := ts.control(ctx, a)
 	return runtimes.Text(broken), err

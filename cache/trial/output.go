@@ -1,7 +1,6 @@
 package trial
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -17,9 +16,9 @@ import (
 )
 
 // VerifyOutput compares what the answer's build computes with what the request's model does, where
-// the request asks for it. It is no part of the identity: a build is compared once for each tolerance,
-// for the first request with it, and stays what it is for others. An error leaves the answer to its
-// caller.
+// the request asks for it. It is no part of the identity: a build is compared once for each
+// tolerance, for the first request with it, and stays what it is for others. An error leaves the
+// answer to its caller.
 func (ts *Trials) VerifyOutput(ctx context.Context, at *request.Attempt, a *request.Answer) error {
 	b := a.Build
 	switch {
@@ -109,8 +108,7 @@ func (ts *Trials) compare(ctx context.Context, v compilers.OutputVerifier, at *r
 			return compilers.VerifyResult{}, err
 		}
 	}
-	check := at.Plan.Against("", at.Content).CheckJob(filepath.Join(built, b.Graph),
-		cmp.Or(b.GraphOptimizationLevel, request.LoadLevel(at.Plan.Canonical.GraphOptimizationLevel)))
+	check := at.Plan.Against("", at.Content).CheckGraph(b, filepath.Join(built, b.Graph))
 	job := compilers.VerifyJob{CheckJob: at.Plan.WithDimensions(check), Source: source.Copies[0].Path, Most: at.VerifyOutput}
 	return runtimes.Still(at.Content, func() (compilers.VerifyResult, error) { return v.VerifyOutput(ctx, job) })
 }

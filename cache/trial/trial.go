@@ -64,8 +64,8 @@ func (ts *Trials) worthTrying(a *request.Against, b *index.Build, j judge.Judgem
 	return a.Marks.Elsewhere(b) || !j.Firm && policy != request.PolicyServe
 }
 
-// load loads the build's graph with the libraries that it is judged for, once for each pair. A build
-// that may be of another machine is run as well.
+// load loads the build's graph with the libraries that it is judged for, once for each pair. A
+// build that may be of another machine is run as well.
 func (ts *Trials) load(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
 	if a.Marks.Elsewhere(b) {
 		return ts.runOnce(ctx, a, b)
@@ -98,8 +98,8 @@ func (ts *Trials) tryView(ctx context.Context, a *request.Against, b *index.Buil
 	return ts.Check(ctx, a, job(b, answer))
 }
 
-// Proven reports whether the result of a load check is for good. A worker that crashed may have lacked
-// memory for a moment.
+// Proven reports whether the result of a load check is for good. A worker that crashed may have
+// lacked memory for a moment.
 func Proven(r compilers.CheckResult) bool { return r.Outcome != compilers.Failed || r.Code != Crashed }
 
 // Crashed is the code of a check whose process crashed.
