@@ -62,6 +62,7 @@ var allowed = map[string][]string{
 	"cache/upkeep":                           {"cache/judge", "cache/plan", "compilers", "cache/event", "cache/jobs", "cache/request", "cache/runtimes", "cache/sources", "internal/apierr", "cas", "index", "internal/memo", "cache/lookup", "cache/workspace", "internal/bytesize", "store"}, // index: for keys, builds and their ids
 	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure", "unixsock/wire"},
 	"cache/artefact":                         {"cache/identity", "cache/request", "cache/workspace", "compilers", "epmodel", "index"},
+	"cache/claims":                           {"cache/artefact", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse", "internal/witness", "store", "cache/trial"},
 	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
@@ -91,8 +92,8 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/picture":        {"cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/program":        {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
-	"cmd/epcached":                           {"cache", "cache/request", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/config", "unixsock", "unixsock/wire"},
-	"cmd/epcached/internal/backend":          {"cache", "cache/joblist", "cache/request", "cache/identity", "cache/jobs", "cache/reports", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire"},
+	"cmd/epcached":                           {"cache", "cache/request", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/config", "unixsock", "unixsock/wire", "cache/claims"},
+	"cmd/epcached/internal/backend":          {"cache", "cache/joblist", "cache/request", "cache/identity", "cache/jobs", "cache/reports", "cache/rights", "internal/apierr", "store", "unixsock", "unixsock/wire", "cache/claims"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},
 	"cmd/epcached/internal/reload":           {"cache", "cache/query", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch"},
@@ -105,6 +106,7 @@ var allowed = map[string][]string{
 	"cache": {
 		"cache/artefact",
 		"cache/change",
+		"cache/claims",
 		"cache/event",
 		"cache/explain",
 		"cache/failure",

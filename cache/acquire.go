@@ -153,7 +153,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		return nil, err
 	}
 	if at.OnMiss == request.ForClaim {
-		a, err := c.claims.claimOrWait(ctx, at, found.Why)
+		a, err := c.claims.ClaimOrWait(ctx, at, found.Why)
 		return c.lookup.Finish(a, at), err
 	}
 	if at.OnMiss == request.Background {

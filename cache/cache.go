@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/change"
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/explain"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
@@ -78,7 +79,7 @@ type Options struct {
 	KeepSource       string   // "reference" (default), "copy", "none": how a source model is kept for compiling it again
 	TrustedReporters []uint32 // users whose reports count without others'
 	Publishers       []uint32 // users who may put builds that all share, besides administrators
-	Claims           ClaimOptions
+	Claims           claims.Limits
 	Failures         failure.Options
 	Space            SpaceOptions
 	Pack             string        // when builds are packed: PackCold (default), PackAlways, PackOff
@@ -146,7 +147,7 @@ type Cache struct {
 	backlog    *upkeep.Backlog
 	reports    *reports.Reports
 	facts      *once.Facts // found out for reports, judgements and the doctor
-	claims     *claims
+	claims     *claims.Claims
 	gains      upkeep.Gains
 	failures   *failure.Remembered
 	reading    keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
@@ -233,9 +234,9 @@ func (c *Cache) open() error {
 	c.explainer = &explain.Explainer{Query: c.query, Lookup: c.lookup, Planner: c.planner, Runtimes: c.runtimes,
 		Rights: c.rights, Failed: c.failedBefore, OtherForm: c.explainOtherForm}
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
-	c.claims = newClaims(claimsOptions{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
-		Limits: func() ClaimOptions { return c.settings.Load().claims }, Now: c.now,
-		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Check: c.trials.Check})
+	c.claims = claims.New(claims.Options{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
+		Limits: func() claims.Limits { return c.settings.Load().claims }, Now: c.now,
+		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Trials: c.trials})
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log,
 		Store: c.store, Workspaces: c.workspaces, Compiler: c.compiler, Policy: c.policyOf})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
@@ -356,10 +357,10 @@ func (c *Cache) openLookup() *lookup.Lookup {
 func (c *Cache) JobList() *joblist.List { return c.jobList }
 
 // Claims has the claims of applications.
-func (c *Cache) Claims() *claims { return c.claims }
+func (c *Cache) Claims() *claims.Claims { return c.claims }
 
 // Put takes what was compiled under a claim, and answers with the build.
-func (c *Cache) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, error) {
+func (c *Cache) Put(ctx context.Context, p request.Peer, put *claims.Put, progress func(request.Progress)) (*request.Answer, error) {
 	a, at, err := c.claims.Put(ctx, p, put, progress)
 	return c.lookup.Finish(a, at), err
 }

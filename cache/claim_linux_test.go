@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
@@ -61,20 +62,20 @@ func (a *application) claim(r *request.Request) *request.Answer {
 }
 
 // compile does what the claim is for, and gives the files in the order in which they are put.
-func (a *application) compile(r *request.Request, claim *request.Claim) *Put {
+func (a *application) compile(r *request.Request, claim *request.Claim) *claims.Put {
 	a.Helper()
 	folder := a.TempDir()
 	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
 		Model: r.Graph.Name(), Folder: folder, Output: claim.Output, Embed: r.Embed}, nil)
 	require.NoError(a, err)
-	put := &Put{Claim: claim.ID, ORTVersion: a.spec.ORTVersion, CompileSeconds: 1000, MadeBy: []MadeBy{{EP: standin.EP, Version: "0.9"}}}
+	put := &claims.Put{Claim: claim.ID, ORTVersion: a.spec.ORTVersion, CompileSeconds: 1000, MadeBy: []claims.MadeBy{{EP: standin.EP, Version: "0.9"}}}
 	for _, name := range result.Files {
-		put.Files = append(put.Files, PutFile{Name: name, File: a.openFile(filepath.Join(folder, name))})
+		put.Files = append(put.Files, claims.PutFile{Name: name, File: a.openFile(filepath.Join(folder, name))})
 	}
 	return put
 }
 
-func (a *application) put(put *Put) *request.Answer {
+func (a *application) put(put *claims.Put) *request.Answer {
 	a.Helper()
 	got, err := a.cache.Put(context.Background(), request.Peer{UID: a.uid}, put, nil)
 	require.NoError(a, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
@@ -90,11 +91,11 @@ func requireNoClaims(b *bench) {
 func compileAndPut(a *application, r *request.Request, claim *request.Claim, folder string) error {
 	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
 		Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
-	put := &Put{Claim: claim.ID}
+	put := &claims.Put{Claim: claim.ID}
 	for _, name := range result.Files {
 		f, openErr := os.Open(filepath.Join(folder, name))
 		err = errors.Join(err, openErr)
-		put.Files = append(put.Files, PutFile{Name: name, File: f})
+		put.Files = append(put.Files, claims.PutFile{Name: name, File: f})
 	}
 	if err == nil {
 		var answer *request.Answer
@@ -195,7 +196,7 @@ func TestStoredBetweenLookUpAndJob(t *testing.T) {
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)
 	at.OnMiss = request.ForClaim
-	a, err = b.cache.claims.claimOrWait(t.Context(), at, "it was not there")
+	a, err = b.cache.claims.ClaimOrWait(t.Context(), at, "it was not there")
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
@@ -19,7 +20,7 @@ func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string
 	var result *jobs.Result
 	var first bool
 	var err error
-	for range maxHandOvers {
+	for range claims.MaxHandOvers {
 		key := at.JobKey()
 		if own := (jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}); at.OnMiss == request.Wait && key.Scope != "" && c.jobs.Open(own) != nil {
 			key = own // an application of the same user's holds the claim

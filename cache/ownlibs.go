@@ -64,9 +64,9 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
 	case at.OnMiss == request.ForClaim:
-		a, err := c.claims.claimOrWait(ctx, at, found.Why)
+		a, err := c.claims.ClaimOrWait(ctx, at, found.Why)
 		return c.lookup.Finish(a, at), err
 	}
-	a, err := c.claims.awaitClaim(ctx, at, missing)
+	a, err := c.claims.Await(ctx, at, missing)
 	return c.lookup.Finish(a, at), err
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -33,7 +33,7 @@ type claimed struct {
 	*application
 	request *request.Request
 	claim   *request.Claim
-	put     *Put
+	put     *claims.Put
 }
 
 func newClaimed(b *bench, change func(*request.Request)) *claimed {
@@ -102,21 +102,25 @@ func TestHostilePuts(t *testing.T) {
 		"sound":              {func(*claimed) {}, ""},
 		"sealed memory file": {func(c *claimed) { c.put.Files[0].File = c.memory(sealed) }, ""},
 
-		"memory file":        {func(c *claimed) { c.put.Files[0].File = c.memory(unix.F_SEAL_GROW) }, "opened for writing"},
-		"open for writing":   {func(c *claimed) { c.reopen(1, unix.O_RDWR) }, "opened for writing"},
-		"for writing only":   {func(c *claimed) { c.reopen(1, unix.O_WRONLY) }, "not opened for reading"},
-		"for nothing":        {func(c *claimed) { c.reopen(1, unix.O_PATH) }, "not opened for reading"},
-		"symbolic link":      {link, "not opened for reading"},
-		"folder":             {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) }, "not a regular file"},
-		"FIFO":               {fifo, "not a regular file"},
-		"device":             {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") }, "not a regular file"},
-		"huge":               {func(c *claimed) { hollow(c, 1, 1<<40) }, "all together may have"},
-		"growing":            {grow, "changed while it was read"},
-		"no files":           {func(c *claimed) { c.put.Files = nil }, "0 files"},
-		"too many files":     {many, "files, not 1 to"},
-		"file twice":         {func(c *claimed) { c.put.Files = append(c.put.Files, c.put.Files[1]) }, "comes twice"},
-		"file for nothing":   {func(c *claimed) { c.put.Files = append(c.put.Files, PutFile{"more.bin", c.put.Files[1].File}) }, `nothing refers to file "more.bin"`},
-		"graph twice":        {func(c *claimed) { c.put.Files = append(c.put.Files, PutFile{"more_ctx.onnx", c.put.Files[0].File}) }, "nothing refers"},
+		"memory file":      {func(c *claimed) { c.put.Files[0].File = c.memory(unix.F_SEAL_GROW) }, "opened for writing"},
+		"open for writing": {func(c *claimed) { c.reopen(1, unix.O_RDWR) }, "opened for writing"},
+		"for writing only": {func(c *claimed) { c.reopen(1, unix.O_WRONLY) }, "not opened for reading"},
+		"for nothing":      {func(c *claimed) { c.reopen(1, unix.O_PATH) }, "not opened for reading"},
+		"symbolic link":    {link, "not opened for reading"},
+		"folder":           {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) }, "not a regular file"},
+		"FIFO":             {fifo, "not a regular file"},
+		"device":           {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") }, "not a regular file"},
+		"huge":             {func(c *claimed) { hollow(c, 1, 1<<40) }, "all together may have"},
+		"growing":          {grow, "changed while it was read"},
+		"no files":         {func(c *claimed) { c.put.Files = nil }, "0 files"},
+		"too many files":   {many, "files, not 1 to"},
+		"file twice":       {func(c *claimed) { c.put.Files = append(c.put.Files, c.put.Files[1]) }, "comes twice"},
+		"file for nothing": {func(c *claimed) {
+			c.put.Files = append(c.put.Files, claims.PutFile{Name: "more.bin", File: c.put.Files[1].File})
+		}, `nothing refers to file "more.bin"`},
+		"graph twice": {func(c *claimed) {
+			c.put.Files = append(c.put.Files, claims.PutFile{Name: "more_ctx.onnx", File: c.put.Files[0].File})
+		}, "nothing refers"},
 		"two graphs":         {func(c *claimed) { c.put.Graphs = 2 }, "2 graphs"},
 		"other graph's name": {func(c *claimed) { c.put.Files[0].Name = "model_ctx.onnx" }, "the graph is called"},
 		"sidecar missing":    {func(c *claimed) { c.put.Files = c.put.Files[:1] }, "not part of the artefact"},
@@ -196,7 +200,7 @@ func hollow(c *claimed, i int, size int64) {
 
 func many(c *claimed) {
 	for i := range 64 {
-		c.put.Files = append(c.put.Files, PutFile{fmt.Sprintf("%d.bin", i), c.put.Files[1].File})
+		c.put.Files = append(c.put.Files, claims.PutFile{Name: fmt.Sprintf("%d.bin", i), File: c.put.Files[1].File})
 	}
 }
 
@@ -473,21 +477,6 @@ func TestOwnLibrariesAreExplained(t *testing.T) {
 	require.Equal(t, "eps[0].library_digest", why.Candidates[0].Differences[0].Field)
 }
 
-// Whatever a file is called, it is refused or stays below its folder.
-func FuzzPutName(f *testing.F) {
-	for _, name := range []string{"x.bin", "a/b.bin", "../x", "/x", "a/../../x", "..", ".", "a//b", "a/.", `a\..\b`, "x\x00", "\xff", "..x", "a/b/c/d/e", "...", "~", "C:x"} {
-		f.Add(name)
-	}
-	f.Fuzz(func(t *testing.T, name string) {
-		if badPutName(name) != "" {
-			return
-		}
-		at := filepath.Join("/store/put-1", filepath.FromSlash(name))
-		require.True(t, strings.HasPrefix(at, "/store/put-1/"), at)
-		require.Equal(t, "/store/put-1/"+name, at, "one spelling a file")
-	})
-}
-
 // What an artefact says of itself is what its maker wrote. Where it would be served to an application with libraries that the daemon
 // has, it is loaded first.
 func TestWhatIsPutIsNotBelieved(t *testing.T) {
@@ -547,29 +536,6 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 		})
-	}
-}
-
-// What has holes is staged with them; everything else is hashed on the way.
-func TestStagedPutsKeepTheirHoles(t *testing.T) {
-	b := newBench(t)
-	dir := t.TempDir()
-	for name, hole := range map[string]int64{"dense": 0, "sparse": 64 << 20} {
-		from, to := filepath.Join(dir, name), filepath.Join(dir, "out", name)
-		f, err := os.Create(from)
-		require.NoError(t, err)
-		_, err = f.WriteAt([]byte("the end"), hole)
-		require.NoError(t, err)
-		hashed, err := stagePut(context.Background(), b.cache.cas, f, f, to, hole+7)
-		require.NoError(t, err)
-		require.Equal(t, hole == 0, hashed != cas.Hashed{})
-		blocks, err := cas.DiskBytes(to)
-		require.NoError(t, err)
-		require.Less(t, blocks, int64(1<<20))
-		got, err := os.ReadFile(to)
-		require.NoError(t, err)
-		require.Equal(t, "the end", string(got[hole:]))
-		require.NoError(t, f.Close())
 	}
 }
 

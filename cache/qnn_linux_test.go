@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
@@ -275,7 +276,7 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	result, err := ort.Compile(t.Context(), compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder, Output: claim.Claim.Output,
 		EPs: []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)
 	require.NoError(t, err)
-	put := &Put{Claim: claim.Claim.ID, Files: []PutFile{
+	put := &claims.Put{Claim: claim.Claim.ID, Files: []claims.PutFile{
 		{Name: result.Graph, File: b.openFile(b.withSource(folder, result.Graph, "qnn"))},
 		{Name: result.Files[1], File: b.openFile(filepath.Join(folder, result.Files[1]))},
 	}}

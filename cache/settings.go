@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
@@ -28,7 +29,7 @@ type settings struct {
 	administrators   []uint32
 	trustedReporters []uint32
 	publishers       []uint32
-	claims           ClaimOptions
+	claims           claims.Limits
 	reportQuorum     int
 	keepSource       string
 	failures         failure.Options
@@ -42,7 +43,7 @@ type settings struct {
 // newSettings checks the options. The generations are the caller's to fill in.
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowed: o.AllowOptions, administrators: o.Administrators,
-		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.orDefault(), reportQuorum: o.ReportQuorum,
+		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.OrDefault(), reportQuorum: o.ReportQuorum,
 		failures: o.Failures.OrDefault(), store: store.Settings{Space: o.Space}}
 	if s.rules == nil {
 		s.rules = rules.Shipped()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
@@ -28,10 +29,10 @@ func (b *bench) withVTCM(seed uint64, miss request.OnMiss) *request.Request {
 }
 
 // putOf puts for a claim what was compiled in the folder.
-func (b *bench) putOf(claim *request.Answer, folder string, made compilers.Result) *Put {
-	put := &Put{Claim: claim.Claim.ID, ORTVersion: made.ORTVersion}
+func (b *bench) putOf(claim *request.Answer, folder string, made compilers.Result) *claims.Put {
+	put := &claims.Put{Claim: claim.Claim.ID, ORTVersion: made.ORTVersion}
 	for _, name := range made.Files {
-		put.Files = append(put.Files, PutFile{Name: name, File: b.openFile(filepath.Join(folder, name))})
+		put.Files = append(put.Files, claims.PutFile{Name: name, File: b.openFile(filepath.Join(folder, name))})
 	}
 	return put
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
@@ -17,7 +18,7 @@ import (
 
 // twoORT is a bench of two runtimes with equal libraries and another ONNX Runtime each, and a strict request for the second, of
 // a model for which the first holds a claim.
-func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *request.Answer, put *Put) {
+func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *request.Answer, put *claims.Put) {
 	other := filepath.Join(t.TempDir(), "other")
 	_, err := standin.Library(other, "1.30.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rules"
@@ -62,8 +63,8 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 	return out
 }
 
-func claimsOf(c config.Claims) cache.ClaimOptions {
-	return cache.ClaimOptions{Deadline: config.Seconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
+func claimsOf(c config.Claims) claims.Limits {
+	return claims.Limits{Deadline: config.Seconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
 }
 
 func toolsOf(s *config.Settings) []compilers.Tool {

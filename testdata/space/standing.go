@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -150,7 +151,7 @@ func (s *standing) put(one onebuild) error {
 	if a.Claim == nil {
 		return fmt.Errorf("%s where a claim was asked for: %s", a.Outcome, a.Why)
 	}
-	put := &cache.Put{Claim: a.Claim.ID, ORTVersion: ortVersion, CompileSeconds: 10}
+	put := &claims.Put{Claim: a.Claim.ID, ORTVersion: ortVersion, CompileSeconds: 10}
 	for i, info := range one.files {
 		f, err := os.Open(s.corpus.path(info))
 		if err != nil {
@@ -161,7 +162,7 @@ func (s *standing) put(one onebuild) error {
 		if i == 0 {
 			name = a.Claim.Output
 		}
-		put.Files = append(put.Files, cache.PutFile{Name: name, File: f})
+		put.Files = append(put.Files, claims.PutFile{Name: name, File: f})
 	}
 	a, err = s.cache.Put(ctx, self, put, nil)
 	if err != nil {

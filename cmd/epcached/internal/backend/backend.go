@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -69,16 +70,16 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
-	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds,
+	put := &claims.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds,
 		ORTVersion: w.OrtVersion}
 	for _, f := range w.Files {
 		if int64(f.Fd) >= int64(len(fds)) {
 			return unixsock.Answer{}, badRequest("put: a file has no descriptor")
 		}
-		put.Files = append(put.Files, cache.PutFile{Name: f.Name, File: fds[f.Fd]})
+		put.Files = append(put.Files, claims.PutFile{Name: f.Name, File: fds[f.Fd]})
 	}
 	for _, m := range w.MadeBy {
-		put.MadeBy = append(put.MadeBy, cache.MadeBy{EP: m.Ep, Version: m.Version})
+		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
 	a, err := b.Cache.Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {

@@ -1,4 +1,12 @@
-package cache
+// Package claims lets an application compile a missing build for all that wait for it, with libraries
+// of its own, and takes what it made into the store.
+//
+// A request for a claim waits for a job whose work is done outside of the daemon: an outsider grants
+// the claim to one request after the other, in the order in which they came, until an artefact is put.
+// The artefact is copied, checked as the work of a stranger, and published. An adoption takes in a
+// model that a user compiled before, in the same way and without a grant. Start reading at
+// Claims.ClaimOrWait and Claims.Put.
+package claims
 
 import (
 	"cmp"
@@ -12,22 +20,23 @@ import (
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/store"
 )
 
-// ClaimOptions bound what applications compile themselves, with libraries of their own.
-type ClaimOptions struct {
+// Limits bound what applications compile themselves, with libraries of their own.
+type Limits struct {
 	Deadline  time.Duration // how long a claim may take; 0: 30 min
 	Bytes     int64         // of one artefact that is put; 0: 64 GiB
 	UserBytes int64         // of all that a user has put, and is kept; 0: 256 GiB
 	Open      int           // claims of one user at the same time; 0: 16
 }
 
-func (o ClaimOptions) orDefault() ClaimOptions {
+// OrDefault returns the limits with the defaults for those that are 0.
+func (o Limits) OrDefault() Limits {
 	o.Deadline = cmp.Or(o.Deadline, 30*time.Minute)
 	o.Bytes = cmp.Or(o.Bytes, 64<<30)
 	o.UserBytes = cmp.Or(o.UserBytes, 256<<30)
@@ -39,7 +48,7 @@ func (o ClaimOptions) orDefault() ClaimOptions {
 // it was given on, or at its deadline, whichever is first; who puts in time may finish that.
 type claim struct {
 	request.Claim
-	of               *claims
+	of               *Claims
 	scope            string // of what is put
 	job              *jobs.Job
 	*request.Attempt // whose it is; its files are those of libraries only, and the claim's own
@@ -151,15 +160,16 @@ func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel() }
 }
 
-// claimsOptions are what claims use.
-type claimsOptions struct {
+// Options are what Claims use.
+type Options struct {
 	Store  *store.Store
 	Jobs   *jobs.Jobs
 	Judges *judge.Judge
+	Trials *trial.Trials
 	Rights *rights.Rights
 	Owner  func(uid uint32) uint32 // whose the claims of a user are
 	Checks keyed.Slots             // one token for each load check
-	Limits func() ClaimOptions     // those in force
+	Limits func() Limits           // those in force
 	Now    func() time.Time
 
 	// Failed returns the failure that a request is answered with instead of compiling; nil: none.
@@ -168,13 +178,11 @@ type claimsOptions struct {
 	Made func(at *request.Attempt, scope string) jobs.Work
 	// Waited answers a request that waited for a job's result.
 	Waited func(context.Context, *request.Attempt, *jobs.Result) (*request.Answer, error)
-	// Check loads a graph in a worker. A failure that the machine is to blame for is an error.
-	Check func(context.Context, *request.Against, compilers.CheckJob) (compilers.CheckResult, error)
 }
 
-// claims are those that are held, and the requests that want one.
-type claims struct {
-	claimsOptions
+// Claims are those that are held, and the requests that want one.
+type Claims struct {
+	Options
 	Limiter rights.Limiter
 	Puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
 	past    memo.Table[string, pastClaim] // that ended, by id
@@ -207,13 +215,14 @@ const (
 	claimInterval = time.Second
 )
 
-func newClaims(o claimsOptions) *claims {
-	return &claims{claimsOptions: o, Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
+// New returns Claims without any claim.
+func New(o Options) *Claims {
+	return &Claims{Options: o, Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
 		open: make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
-func (cs *claims) enter(key jobs.Key, a *claimer, most int) error {
+func (cs *Claims) enter(key jobs.Key, a *claimer, most int) error {
 	if wait, ok := cs.Limiter.Take(a.owner); !ok {
 		return apierr.New(apierr.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
@@ -233,7 +242,7 @@ func (cs *claims) enter(key jobs.Key, a *claimer, most int) error {
 }
 
 // withdraw takes a request out again, and gives the claim that it was given.
-func (cs *claims) withdraw(key jobs.Key, a *claimer) *claim {
+func (cs *Claims) withdraw(key jobs.Key, a *claimer) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.drop(key, a)
@@ -241,7 +250,7 @@ func (cs *claims) withdraw(key jobs.Key, a *claimer) *claim {
 }
 
 // drop is called with mu held.
-func (cs *claims) drop(key jobs.Key, a *claimer) {
+func (cs *Claims) drop(key jobs.Key, a *claimer) {
 	cs.asking[key] = slices.DeleteFunc(cs.asking[key], func(other *claimer) bool { return other == a })
 	if len(cs.asking[key]) == 0 {
 		delete(cs.asking, key)
@@ -250,7 +259,7 @@ func (cs *claims) drop(key jobs.Key, a *claimer) {
 
 // grant gives the claim that give makes to who has wanted it for longest; nil where nobody does, or give makes none: then who
 // wants it goes on waiting, for another job.
-func (cs *claims) grant(key jobs.Key, give func(*claimer) *claim) *claim {
+func (cs *Claims) grant(key jobs.Key, give func(*claimer) *claim) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if len(cs.asking[key]) == 0 {
@@ -268,7 +277,7 @@ func (cs *claims) grant(key jobs.Key, give func(*claimer) *claim) *claim {
 	return cl
 }
 
-func (cs *claims) remove(cl *claim) {
+func (cs *Claims) remove(cl *claim) {
 	why := cl.overWhy()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -277,7 +286,7 @@ func (cs *claims) remove(cl *claim) {
 }
 
 // Counts returns how many claims are held, and how many requests want one.
-func (cs *claims) Counts() (held, wanted int) {
+func (cs *Claims) Counts() (held, wanted int) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for _, some := range cs.asking {
@@ -287,7 +296,7 @@ func (cs *claims) Counts() (held, wanted int) {
 }
 
 // find gives a claim to the user whose it is. Others are not told that there is one.
-func (cs *claims) find(p request.Peer, id string) (*claim, error) {
+func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cl, why := cs.open[id], ""
@@ -307,7 +316,7 @@ func (cs *claims) find(p request.Peer, id string) (*claim, error) {
 }
 
 // GiveUp ends a claim without a result. Whoever waits is told text and code; the next who asked for a claim gets it.
-func (cs *claims) GiveUp(p request.Peer, id, text string, code int32) error {
+func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	cl, err := cs.find(p, id)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package cache
+package claims
 
 import (
 	"cmp"
@@ -24,7 +24,7 @@ import (
 // outsider is the job that applications do which hold the claim, one after the other. Who waits for it waits as for any
 // job.
 type outsider struct {
-	of    *claims
+	of    *Claims
 	key   jobs.Key
 	first jobs.About
 }
@@ -105,11 +105,11 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*jobs.Result, *request
 	return nil, end
 }
 
-// maxHandOvers bounds how often a request waits for yet another claim.
-const maxHandOvers = 16
+// MaxHandOvers bounds how often a request waits for yet another claim.
+const MaxHandOvers = 16
 
-// claimOrWait gives the caller the claim, or has it wait for the job that compiles already.
-func (cs *claims) claimOrWait(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
+// ClaimOrWait gives the caller the claim, or has it wait for the job that compiles already.
+func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
 	if compilers.Weightless(at.SessionOptions) {
 		return nil, apierr.New(apierr.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", at.Name).
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
@@ -135,7 +135,7 @@ func (cs *claims) claimOrWait(ctx context.Context, at *request.Attempt, why stri
 		return nil, err
 	}
 	var result *jobs.Result
-	for range maxHandOvers {
+	for range MaxHandOvers {
 		result, _, err = cs.Jobs.Join(waiting, key, at.Caller(cs.Owner), func() (jobs.Work, error) {
 			if m := cs.Made(at, key.Scope); m != nil {
 				return m, nil
@@ -181,7 +181,7 @@ func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*request.An
 
 // key says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
 // but where the daemon compiles for all already they wait for that.
-func (cs *claims) key(at *request.Attempt) (jobs.Key, error) {
+func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", at.Name).
 			WithHint("compile it without epcached")
@@ -194,7 +194,7 @@ func (cs *claims) key(at *request.Attempt) (jobs.Key, error) {
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
 // what they are; the model's own are read now.
-func (cs *claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
+func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
 	takes, err := readSignature(ctx, at.Request)
 	if err != nil {
 		return nil, err
@@ -240,14 +240,14 @@ func closeLibraries(ref *runtimes.Ref) {
 	}
 }
 
-func (cs *claims) newOutsider(key jobs.Key, a *claimer) *outsider {
+func (cs *Claims) newOutsider(key jobs.Key, a *claimer) *outsider {
 	o := &outsider{of: cs, key: key, first: a.JobAbout(key.Scope, "claimed by an application that compiles it itself")}
 	o.first.Claim = true
 	return o
 }
 
 // awaitClaim waits for whoever holds the claim. Where nobody does there is nothing to wait for, and missing is the error.
-func (cs *claims) awaitClaim(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
+func (cs *Claims) Await(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
 	key, err := cs.key(at)
 	if err != nil {
 		return nil, missing

@@ -1,4 +1,4 @@
-package cache
+package claims
 
 import (
 	"context"
@@ -55,7 +55,7 @@ const (
 
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
 // returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
-func (cs *claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, *request.Attempt, error) {
+func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, *request.Attempt, error) {
 	t := jobs.NewTelling(progress, cs.Now())
 	defer t.End()
 	cl, err := cs.find(p, put.Claim)
@@ -120,7 +120,7 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 }
 
 // take copies, checks and stores the artefact.
-func (cs *claims) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*jobs.Result, error) {
+func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*jobs.Result, error) {
 	phase("queued")
 	lasting, end := cl.during(ctx)
 	defer end()
@@ -179,7 +179,7 @@ func (cs *claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
 // released.
-func (cs *claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
+func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
 	total, err := cs.MayPut(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
 		return nil, err
@@ -207,7 +207,7 @@ func (cs *claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*stor
 }
 
 // MayPut bounds all that is kept of what a user put, conversions of it as well, and gives the sum of the sizes.
-func (cs *claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (total int64, err error) {
+func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (total int64, err error) {
 	most := cs.Limits().UserBytes
 	users, err := cs.Store.Index().Users(ctx)
 	if err != nil {
@@ -286,7 +286,7 @@ func badPutName(name string) string {
 
 // copyPut copies what the file held when it was announced with so many bytes, as long as lasting
 // lasts. What a client writes to it meanwhile shows.
-func (cs *claims) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
+func (cs *Claims) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
 	before, err := stampSettled(f.File)
 	if err == nil && before.Size != size { // its place was set aside for so many
 		err = io.ErrUnexpectedEOF

@@ -1,4 +1,4 @@
-package cache
+package claims
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 // Adopt makes a build of the request's own compiled model, in one job for all requests at the same
 // time. The caller calls done when it has the build. Where done is nil there is none, and err or why
 // says why not.
-func (cs *claims) Adopt(ctx context.Context, at *request.Attempt) (done func(), why string, err error) {
+func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (done func(), why string, err error) {
 	key, err := cs.key(at)
 	if err != nil {
 		return nil, "nothing is to be kept of it", nil
@@ -32,7 +32,7 @@ func (cs *claims) Adopt(ctx context.Context, at *request.Attempt) (done func(), 
 }
 
 // newAdoption is the work that makes a build of a user's compiled model: a claim with its put.
-func (cs *claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
+func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, error) {
 	files, err := at.Own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)

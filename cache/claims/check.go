@@ -1,4 +1,4 @@
-package cache
+package claims
 
 import (
 	"cmp"
@@ -77,7 +77,7 @@ func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bo
 }
 
 // examinePut checks the copies in the folder, and writes the build's record.
-func (cs *claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
+func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
 	ort, err := cl.ortVersion(put)
 	if err != nil {
 		return nil, notThis(cl, err)
@@ -259,7 +259,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 }
 
 // loadPut loads the artefact in a worker, as applications will.
-func (cs *claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
+func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
 	leave, err := cs.Checks.Take(ctx)
 	if err != nil {
 		return err
@@ -270,12 +270,12 @@ func (cs *claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	if a.Marks.Elsewhere(b) {
 		job.Zeros = trial.FreeSizes[0]
 	}
-	checked, err := cs.Check(ctx, a, job)
+	checked, err := cs.Trials.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
 		// Without the model nothing tells whether zeros are to blame: it is tried with that before it
 		// is served again.
 		job.Zeros = 0
-		checked, err = cs.Check(ctx, a, job)
+		checked, err = cs.Trials.Check(ctx, a, job)
 	}
 	switch {
 	case ctx.Err() != nil:

@@ -1,0 +1,115 @@
+package claims
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/internal/apierr"
+)
+
+// Whatever a file is called, it is refused or stays below its folder.
+func FuzzPutName(f *testing.F) {
+	for _, name := range []string{"x.bin", "a/b.bin", "../x", "/x", "a/../../x", "..", ".", "a//b", "a/.", `a\..\b`, "x\x00", "\xff", "..x", "a/b/c/d/e", "...", "~", "C:x"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if badPutName(name) != "" {
+			return
+		}
+		at := filepath.Join("/store/put-1", filepath.FromSlash(name))
+		require.True(t, strings.HasPrefix(at, "/store/put-1/"), at)
+		require.Equal(t, "/store/put-1/"+name, at, "one spelling a file")
+	})
+}
+
+// What has holes is staged with them; everything else is hashed on the way.
+func TestStagedPutsKeepTheirHoles(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "state"), 0o700))
+	blobs, err := cas.Open(filepath.Join(dir, "state"), cas.Options{})
+	require.NoError(t, err)
+	for name, hole := range map[string]int64{"dense": 0, "sparse": 64 << 20} {
+		from, to := filepath.Join(dir, name), filepath.Join(dir, "out", name)
+		f, err := os.Create(from)
+		require.NoError(t, err)
+		_, err = f.WriteAt([]byte("the end"), hole)
+		require.NoError(t, err)
+		hashed, err := stagePut(t.Context(), blobs, f, f, to, hole+7)
+		require.NoError(t, err)
+		require.Equal(t, hole == 0, hashed != cas.Hashed{})
+		blocks, err := cas.DiskBytes(to)
+		require.NoError(t, err)
+		require.Less(t, blocks, int64(1<<20))
+		got, err := os.ReadFile(to)
+		require.NoError(t, err)
+		require.Equal(t, "the end", string(got[hole:]))
+		require.NoError(t, f.Close())
+	}
+}
+
+// A job that is cancelled before it grants the claim grants none. The request has another job then,
+// and is not given a claim that ends at once.
+func TestACancelledJobGrantsNothing(t *testing.T) {
+	const user = 4242
+	js := jobs.New(jobs.Options{Slots: 1, Now: time.Now, GivenUp: runtimes.ErrGivenUp})
+	cs := New(Options{Now: time.Now, Limits: func() Limits { return Limits{}.OrDefault() }})
+	at := &request.Attempt{Request: &request.Request{Peer: request.Peer{UID: user}},
+		Plan: &request.Plan{EPs: []compilers.EP{{Name: "EP"}}}}
+	key := jobs.Key{Scope: rights.OwnScope(at.Peer)}
+	a := &claimer{Attempt: at, owner: user, wake: func() {}}
+	require.NoError(t, cs.enter(key, a, 16))
+	o := cs.newOutsider(key, a)
+	running := func() *jobs.Job {
+		work := jobs.Func{Is: jobs.About{Claim: true}, Do: func(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}
+		j, _, err := js.Send(jobs.Key{Alone: jobs.NewID()}, jobs.Caller{UID: user, Owner: user},
+			func() (jobs.Work, error) { return work, nil })
+		require.NoError(t, err)
+		t.Cleanup(func() { j.GiveUp(0, true) })
+		return j
+	}
+	give := func(j *jobs.Job) *claim {
+		return cs.grant(key, func(a *claimer) *claim { return o.give(a, j, nil) })
+	}
+	stopped := running()
+	stopped.GiveUp(0, true)
+	require.Nil(t, give(stopped))
+	require.Nil(t, a.granted)
+	cl := give(running())
+	require.NotNil(t, cl, "the request has waited for the next job")
+	require.Same(t, cl, a.granted)
+	cl.finish("", 0)
+	cs.remove(cl)
+}
+
+// Who gives the job up at the moment at which it is given the claim is given none, and the claim is over.
+func TestCancelCrossesTheGrant(t *testing.T) {
+	for name, cross := range map[string]func(*claim) error{
+		"the asker gave up":        func(*claim) error { return runtimes.ErrGivenUp },
+		"and so did all who asked": func(cl *claim) error { cl.finish(jobCancelled, 0); return context.Canceled },
+	} {
+		t.Run(name, func(t *testing.T) {
+			at := &request.Attempt{Request: &request.Request{Name: "m.onnx"}}
+			cl := &claim{Attempt: at, timer: time.NewTimer(time.Hour), ends: func() {}}
+			a, err := (&claimer{Attempt: at}).handed(context.Background(), cl, cross(cl))
+			require.Nil(t, a)
+			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err))
+			require.ErrorContains(t, err, "cancelled")
+			require.Equal(t, jobCancelled, cl.overWhy())
+		})
+	}
+}
