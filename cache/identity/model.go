@@ -28,8 +28,7 @@ type Model struct {
 	Group []cas.Digest `json:"-"` // of the further models of a group
 }
 
-// readerVersion is that of isArtefact. Remembered identities of earlier versions lack what they did
-// not look for.
+// readerVersion is that of isArtefact. Identities of earlier versions lack what those did not see.
 const readerVersion = 2
 
 // isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap
