@@ -55,8 +55,7 @@ func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
 	return known, nil
 }
 
-// hash hashes a file that nobody else can write. Its stamp is taken before:
-// whoever changes it from here on changes that.
+// hash hashes a file that nobody else can write. Its stamp is of before, so a change shows.
 func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	if err := regular(f); err != nil {
 		return Hashed{}, err

@@ -63,8 +63,7 @@ func (c *stampCache) load(d Digest) (Stamp, bool) {
 	return s, ok
 }
 
-// hold is called with mu held for writing. In a store without a book nothing
-// is dropped: there is nowhere to get it back from but by hashing.
+// hold is called with mu held for writing. Without a book nothing is dropped: it could not return.
 func (c *stampCache) hold(d Digest, s Stamp) {
 	if c.book != nil && len(c.held) >= maxStamps {
 		for other := range c.held { // any one: Go's order is as good as random
@@ -85,8 +84,7 @@ func (c *stampCache) save(d Digest, s Stamp) {
 	}
 }
 
-// forget is for a blob that is gone or wrong. The book is told first, so that
-// a load in between cannot bring the stamp back.
+// forget tells the book first, so that a load in between cannot bring the stamp back.
 func (c *stampCache) forget(d Digest) {
 	if c.book != nil {
 		// A stamp that stays behind fits no file: inode and times are another's.

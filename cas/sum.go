@@ -23,8 +23,7 @@ const (
 	pieceSize = 1 << 20                       // a power of two groups; small enough to stay in the cache of a core
 )
 
-// pieces are shared by everything that hashes: a daemon hashes often, and a
-// buffer a core is all that hashing needs, however large the input.
+// pieces are shared by everything that hashes: a buffer a core is all that it needs.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
 // SumFile returns the digest of the whole file at path.

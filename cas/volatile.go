@@ -7,8 +7,7 @@ import (
 	"os"
 )
 
-// unsynced is the file system of a volatile store: what it holds may be lost,
-// so nothing waits for the disk.
+// unsynced is the file system of a volatile store, whose bytes may be lost.
 type unsynced struct{ FS }
 
 func (unsynced) Sync(*os.File) error  { return nil }
@@ -87,8 +86,7 @@ func (s *Store) dropStale(d Digest) error {
 	return nil
 }
 
-// removeStale is for the start: what an earlier boot has left, and whatever
-// else has no stamp that holds, goes.
+// removeStale removes what an earlier boot has left, and whatever else has no stamp that holds.
 func (s *Store) removeStale() error {
 	return s.each(context.Background(), func(path string, d Digest, _ os.FileInfo, ok bool) error {
 		if !ok {

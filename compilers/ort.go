@@ -163,8 +163,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	return result, nil
 }
 
-// keepFiles copies what the artefact needs of the source models' files beside its graphs. It returns
-// the names in the folder that are not output.
+// keepFiles copies source files beside the graphs. It returns names that are not output.
 func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string, error) {
 	if job.Initializers.InSource || Weightless(job.SessionOptions) {
 		var err error

@@ -85,8 +85,7 @@ func (o *ORT) inScratch(path string) bool {
 	return o.opts.Scratch != "" && strings.HasPrefix(path+"/", o.opts.Scratch+"/")
 }
 
-// openFolders lets the group pass, and not list, the folders from Scratch on down to one. The
-// caller sees to a folder elsewhere.
+// openFolders lets the group pass, and not list, folders below Scratch; others are the caller's.
 func (o *ORT) openFolders(folder string) error {
 	for ; o.inScratch(folder); folder = filepath.Dir(folder) {
 		if err := o.share(folder, 0o010); err != nil {

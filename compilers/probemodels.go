@@ -61,8 +61,7 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 	return all, done, err
 }
 
-// mayTakeAnother tells whether an EP that fails so over one model may compile another one. It does
-// not where it crashes or does not end, and where it was never asked.
+// mayTakeAnother tells whether to try another model: the EP was asked, and refused in order.
 func mayTakeAnother(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) &&

@@ -42,8 +42,7 @@ func (e *MemberError) Error() string {
 }
 func (e *MemberError) Unwrap() error { return e.Err }
 
-// ofMember says of which model of a group an error is. An error of a single model stays as it is, and so does one of a model that
-// there is not: the number may be a worker's.
+// ofMember names the model of a group that an error is of; a worker's number may be wrong.
 func ofMember(member, count int, err error) error {
 	if err == nil || count < 2 || member < 0 || member >= count {
 		return err
@@ -51,8 +50,7 @@ func ofMember(member, count int, err error) error {
 	return &MemberError{Member: member, Err: err}
 }
 
-// shareRequest adds the further models of a group to a request. In the middle of a group an EP has binaries only in memory, so that nothing
-// can be embedded.
+// shareRequest adds a group's models. None is embedded: amid a group binaries are in memory.
 func shareRequest(job Job, req *dialogue.Request) error {
 	if len(job.Share) == 0 {
 		return nil

@@ -19,8 +19,7 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// host is what of this system's means a compiler's workers get. It is found out by trying: containers and security modules forbid more than the
-// kernel tells.
+// host is what workers get of the system, found by trying: containers forbid what kernels allow.
 type host struct {
 	mu   sync.Mutex  // guards ways
 	ways []isolation // that were not refused, the best first
@@ -245,8 +244,7 @@ func (l *launcher) close() {
 	}
 }
 
-// privateFolder is where a worker has its working directory, home and temporary files: in the job's
-// folder, and removed before output is listed.
+// privateFolder is a worker's working directory, home and TMPDIR; removed before output counts.
 const privateFolder = ".worker"
 
 // Spelling returns the path by which the worker of a Job with this Folder names a model: relative

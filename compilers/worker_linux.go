@@ -302,8 +302,7 @@ func exitOf(state *os.ProcessState) (code int, signal syscall.Signal) {
 	}
 }
 
-// watchOutput cancels the job when its folder grows beyond the limit. It looks now and then: what a worker writes between two looks is bounded by the
-// limit on each file.
+// watchOutput cancels a job whose folder grows too large. Each file is limited besides.
 func watchOutput(ctx context.Context, folder string, limit int64, cancel context.CancelCauseFunc) {
 	if limit < 0 {
 		return

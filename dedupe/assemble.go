@@ -121,8 +121,7 @@ func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 	return err
 }
 
-// fillRepeated reads at most one period from the source, and doubles what it
-// has, so that neither a short nor a long period is slow.
+// fillRepeated reads at most one period and doubles that, so that no period is slow.
 func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	phase := skip % e.Period
 	n := int(min(int64(len(p)), e.Period-phase))

@@ -102,8 +102,7 @@ func (r *Recipe) version() uint32 {
 	return formatPlain
 }
 
-// headBytes returns how long Encode's answer will be once the frames are known:
-// the length of their table is.
+// headBytes returns the length of Encode's answer before the frames are known.
 func (r *Recipe) headBytes() (int64, error) {
 	blank := *r
 	frames := *r.Frames
@@ -155,8 +154,7 @@ func DecodeRecipe(b []byte) (*Recipe, error) {
 	return r, err
 }
 
-// decodeRecipe reads the beginning of a file of so many bytes, and returns how
-// much of it stands before the frames.
+// decodeRecipe reads the head of a file of that size, and returns where its frames begin.
 func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	body, err := bodyOf(b, size)
 	if err != nil {
@@ -257,8 +255,7 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	return r, stamp, nil
 }
 
-// readHead reads what stands before the frames of a recipe's file of so many
-// bytes, at least its header.
+// readHead reads at least the header, and all before the frames, of a file of that size.
 func readHead(fsys cas.FS, f *os.File, size int64) ([]byte, error) {
 	b := make([]byte, min(size, headerSize))
 	if err := readAll(fsys, f, b); err != nil || len(b) < headerSize {

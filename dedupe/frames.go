@@ -111,12 +111,10 @@ func (f *Frames) open() (*framedSource, error) {
 	return s, nil
 }
 
-// keptFrames is how many decoded frames a source remembers: small extents that
-// follow each other take from the same ones.
+// keptFrames is how many decoded frames are kept: small extents in a row share them.
 const keptFrames = 8
 
-// framedSource reads what comes out of frames. Every frame is compared with its
-// sum before it is decoded.
+// framedSource reads what comes out of frames, and checks their sums first.
 type framedSource struct {
 	frames *Frames
 	in     *os.File

@@ -196,8 +196,7 @@ func recipeFolder(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }
 
-// know notes a blob's recipe. If it is certain that an earlier one cannot come
-// back, its containers are given up.
+// know notes a recipe. certain: no earlier one can come back, so its containers are given up.
 func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,8 +316,7 @@ func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Sourc
 	return err
 }
 
-// place gives what was staged its name, durably. After an error a crash may bring
-// the earlier recipe back.
+// place makes the name durable. After an error a crash may bring the earlier recipe back.
 func (s *Shelf) place(r *Recipe, path string, stored int64) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

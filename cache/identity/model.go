@@ -238,8 +238,7 @@ func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
 	return m, m.complete(kind)
 }
 
-// complete: a "graph" record may lack the digest when it was made before the external data had come; it is then
-// good for the list of locations only.
+// complete: a "graph" record without digest precedes its external data: for locations only.
 func (m *Model) complete(kind string) bool {
 	return !m.Digest.IsZero() || kind == "graph" && len(m.Locations) > 0
 }

@@ -19,8 +19,7 @@ import (
 // Allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
 type Allowed []string
 
-// canonicalOptions gives the EP's options as they count for identity: known names, one spelling for equal values,
-// what equals the default left out.
+// canonicalOptions gives options in one spelling, and leaves out what equals the default.
 func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name

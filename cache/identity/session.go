@@ -17,8 +17,7 @@ import (
 //go:embed session.toml
 var sessionData []byte
 
-// sessionClass says what a session config entry means for a request. The words are those of
-// session.toml.
+// sessionClass says what a session config entry means, in the words of session.toml.
 type sessionClass string
 
 const (
@@ -42,8 +41,6 @@ type sessionRule struct {
 
 var sessionKeys = mustParseSession(sessionData)
 
-// mustParseSession is for the table that is part of the program: no test run survives a mistake in
-// it.
 func mustParseSession(data []byte) map[string]sessionRule {
 	table, err := parseSession(data)
 	if err != nil {

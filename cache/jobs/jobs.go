@@ -166,8 +166,7 @@ const (
 	maxKeptFiles = 1024
 )
 
-// mayKeep refuses to have yet another job finished that no caller may wait for. j is nil where it is yet to be begun. The
-// caller holds js.mu.
+// mayKeep bounds the jobs that are finished for nobody. j is nil for a new one. js.mu is held.
 func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 	if !who.Keep {
 		return nil

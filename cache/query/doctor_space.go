@@ -65,8 +65,7 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	return out
 }
 
-// adviseUnkept names the models whose compiled builds could not be stored, those first that were
-// compiled most often.
+// adviseUnkept names models whose builds were not stored, those compiled most often first.
 func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	type lost struct {
 		last  *index.Event
@@ -110,8 +109,7 @@ func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	return out
 }
 
-// hasBuild reports whether the request has a build, shared or in the scope. It reports true if the
-// look-up fails.
+// hasBuild reports whether the request has a build, shared or in the scope, or the look-up fails.
 func (d *Doctor) hasBuild(key index.RequestKey, scope string) bool {
 	for _, one := range []string{"shared", scope} {
 		if builds, err := d.q.index.Lookup(key, one); err != nil || len(builds) > 0 {

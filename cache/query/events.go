@@ -125,8 +125,7 @@ func (s *Stream) End() uint64 {
 	return s.latest[len(s.latest)-1].Sequence + 1
 }
 
-// from returns the events from the sequence on, how many of them were dropped already, and a channel
-// that is closed with the next event.
+// from returns the events from next on, how many were dropped, and what is closed with a new one.
 func (s *Stream) from(next uint64) (events []index.Event, missed uint64, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,8 +161,7 @@ func (q *Queries) WithHistory(
 	return out
 }
 
-// shorten drops first what is farthest from the decision: the oldest history, then the farthest
-// neighbours.
+// shorten drops first what is farthest from the decision: old history, then far neighbours.
 func shorten(e *wire.Explanation, limit int) {
 	for proto.Size(e) > limit {
 		switch {

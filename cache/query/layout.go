@@ -168,8 +168,7 @@ func (l *Layout) largest(most int) {
 	l.Files = l.Files[:min(most, len(l.Files))]
 }
 
-// countShared counts the bytes that a file takes from others, or others take from it. Files that are
-// one blob share all of it.
+// countShared counts bytes that files take from each other. Files that are one blob share all.
 func (l *Layout) countShared() {
 	builds, taken := make(map[cas.Digest]int), make(map[cas.Digest][]Piece)
 	for i := range l.Files {
@@ -485,8 +484,7 @@ func heldBy(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]boo
 	return has
 }
 
-// relatives finds the files of other builds that may have bytes of a file, as far as the peer may see
-// them.
+// relatives finds the files of other builds, visible to the peer, that may share bytes.
 func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (out []relative, err error) {
 	holders := map[cas.Digest]bool{f.Digest: true}
 	for _, piece := range f.Pieces {

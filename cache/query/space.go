@@ -93,8 +93,7 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	return sum
 }
 
-// quota returns how many bytes one user's builds may have, and 0 where there is no bound or none is
-// known.
+// quota returns the bound of one user's builds in bytes, 0 where none is known.
 func (q *Queries) quota() int64 {
 	b, err := q.store.Bounds()
 	if err != nil {

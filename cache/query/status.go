@@ -156,8 +156,7 @@ const (
 	sourcelessBatch = 256
 )
 
-// sourceless counts the builds that the daemon cannot compile again without a request, because it does
-// not have their source models.
+// sourceless counts the builds whose source models the daemon does not have.
 func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := q.options.Rebuilds()
@@ -187,8 +186,7 @@ func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	return out, err
 }
 
-// whySourceless says why a build cannot be compiled again without a request; "" if it can, as far
-// as is known.
+// whySourceless says why a build cannot be compiled without a request, "" if it can.
 func whySourceless(b *index.Build, missing bool) string {
 	sources := []index.Source{b.Source}
 	for i := 1; i < len(b.Members); i++ {

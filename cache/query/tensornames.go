@@ -61,8 +61,7 @@ func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 
 const maxNames = 1 << 16
 
-// nameBinary names the ranges of a context binary, which is a range of a file. Names that its
-// container has and that do not fit are ignored.
+// nameBinary names the ranges of a context binary. Names that do not fit are ignored.
 func (k *kinship) nameBinary(ctx context.Context, f *LaidFile, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
 	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
 	var format *epmodel.FormatError

@@ -171,8 +171,7 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 
 const maxShared = 256
 
-// compareEntries finds what the files of two entries share, by reading them: bytes count wherever they
-// stand.
+// compareEntries reads the files of two entries, because bytes count wherever they stand.
 func (q *Queries) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
 	found []index.Build) error {
 	var files [2][]index.File

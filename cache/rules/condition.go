@@ -13,8 +13,7 @@ type condition struct {
 	check check
 }
 
-// check compares a fact's two values; empty ones are unknown. It gives an empty text if it holds,
-// and else why not.
+// check compares a fact's two values, where "" is unknown. It returns why it fails, or "".
 type check func(build, runtime string) (whyNot string)
 
 // sides of a comparison.

@@ -157,8 +157,7 @@ func (x *digests) contents(ctx context.Context, uid uint32,
 	return out, nil
 }
 
-// of gives the contents as those of a runtime are given: the library by its name, and nothing that
-// is no part of it.
+// of gives the contents as a runtime's are: the library by name, without what is no part of it.
 func (shown contents) of(ref *LibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {

@@ -278,8 +278,7 @@ func (rc *Content) equals(shown map[string]contents) bool {
 	return true
 }
 
-// carrying returns the runtime's contents if they have all that the request needs, and the caller's very
-// libraries; else nil.
+// carrying returns the contents if they have the caller's very libraries and all it needs, or nil.
 func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress func(string)) *Content {
 	rc := rt.Found()
 	if rc == nil || !s.holds(rc) {

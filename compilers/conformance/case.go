@@ -177,8 +177,7 @@ func (c *testCase) loads(path string, session set, source tinymodel.Model) {
 	c.computes(s, source)
 }
 
-// tolerance is by what part of the largest output another one may differ: EPs compute in fewer
-// bits.
+// tolerance is the part of the largest output that one may differ by, for fewer bits.
 const tolerance = 0.05
 
 func (c *testCase) computes(s *ort.Session, source tinymodel.Model) {
@@ -296,8 +295,7 @@ func (c *testCase) contexts(name string) (m *epmodel.Model) {
 	return m
 }
 
-// alone compiles a model of one block, the source for seed 1, and gives the one node. name is
-// without ".onnx".
+// alone compiles one block and gives its node. name has no ".onnx"; the source is for seed 1.
 func (c *testCase) alone(name string, seed uint64, session set) *epmodel.Model {
 	c.compile(c.write(name+".onnx", c.family.model(seed, 1, false)), session)
 	m := c.contexts(name + "_ctx.onnx")
@@ -307,8 +305,7 @@ func (c *testCase) alone(name string, seed uint64, session set) *epmodel.Model {
 	return m
 }
 
-// rebuilt writes a node of a compiled model again between two values, with other attributes where
-// edit says so; "-" leaves one out.
+// rebuilt writes a node again between two values, with attributes of edit; "-" leaves one out.
 func (c *testCase) rebuilt(m *epmodel.Model, graph string, in, out string,
 	edit set) tinymodel.Node {
 	n := m.Contexts[0]

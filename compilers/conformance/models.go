@@ -19,8 +19,7 @@ type family struct {
 	element int32
 }
 
-// families lists all in the order in which they are tried: those with weights first, because more
-// can be found out with them.
+// families lists those with weights first, because more can be found out with them.
 func families() []family {
 	var list []family
 	for _, element := range []int32{tinymodel.Float, tinymodel.Float16, tinymodel.Int8} {

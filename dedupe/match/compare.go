@@ -19,8 +19,7 @@ type comparer struct {
 	compared int64 // bytes that were read from either side, all in all
 }
 
-// buffers returns windows of n bytes; nearly all blobs need small ones only now
-// and then, so they grow when they have to.
+// buffers returns windows of n bytes, which grow because most blobs need small ones.
 func (c *comparer) buffers(n int64) (a, b []byte) {
 	if int64(len(c.a)) < n {
 		c.a, c.b = make([]byte, n), make([]byte, n)

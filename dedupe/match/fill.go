@@ -22,8 +22,7 @@ const (
 	fillTries = 4       // blocks that are compared at an offset
 )
 
-// fillBatch is how many gaps one core takes at a time. What is found is put together
-// in the order of the gaps, so it is always the same.
+// fillBatch is how many gaps a core takes at a time. Results keep the order of the gaps.
 const fillBatch = 64
 
 type gap struct {
@@ -108,8 +107,7 @@ func (f *filler) gap(g gap) error {
 	return nil
 }
 
-// compare finds what the gap, which stands at in the target, has in common with
-// n bytes of a candidate.
+// compare finds what the gap at that offset has in common with n bytes of a candidate.
 func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error {
 	src := f.candidates[source].Source
 	n = min(n, src.Size()-from)

@@ -201,8 +201,7 @@ func (b *builder) copy(m match) {
 	}
 }
 
-// again lays what the target has at from once more, as far as one extent goes
-// but at most n bytes, and returns how many.
+// again lays at most n bytes of what the target has at from, one extent, and returns how many.
 func (b *builder) again(from, n int64) int64 {
 	e := b.out[sort.Search(len(b.out), func(i int) bool { return b.out[i].At+b.out[i].Length > from })]
 	skip := from - e.At
@@ -230,8 +229,7 @@ func (b *builder) push(e dedupe.Extent) {
 	b.out = append(b.out, e)
 }
 
-// match is a range of the target whose bytes stand at from in another source,
-// or earlier in the target itself.
+// match is a range of the target that also stands at from in a source, or earlier in itself.
 type match struct {
 	at, from, length int64
 	source           int // index of the candidate

@@ -180,8 +180,7 @@ func wordPeriod(w uint64) int {
 // periodAt returns after how many bytes the beginning of b comes again, at most half of b; or 0.
 func periodAt(b []byte) int { return bytes.Index(b[1:len(b)/2+runPattern], b[:runPattern]) + 1 }
 
-// extend returns the range around at in which every byte is the same as the one
-// a period later or earlier, not before least.
+// extend returns the range around at, from least on, that repeats itself with the period.
 func extend(b []byte, at, period, least int) (from, to int) {
 	ahead := commonPrefix(b[at:len(b)-period], b[at+period:])
 	back := commonSuffix(b[least:at], b[least+period:at+period])
@@ -306,8 +305,7 @@ func (o *ownCopies) take(found match) {
 	o.end = found.end()
 }
 
-// copyOf extends what is the same at two positions of the target. It may
-// overlap itself: then it is periodic.
+// copyOf extends what is equal at two positions of the target, which may overlap.
 func (m *matcher) copyOf(c *comparer, at, from, end int64) (match, error) {
 	ahead, err := c.forward(m.target, from, m.target, at, m.target.Size()-at)
 	if err != nil {

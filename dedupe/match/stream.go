@@ -133,8 +133,7 @@ func (p *part) window(b []byte, pos, n int64) (int64, error) {
 	}
 }
 
-// try compares the candidate at c with the target at each place, and returns
-// the end of the longest match, or c.
+// try compares c with the target at each place, and returns the end of the longest match, or c.
 func (p *part) try(c int64, places []int64) (int64, error) {
 	var longest match
 	lower := p.last

@@ -23,8 +23,7 @@ const (
 	maxProbe = 32 // slots that are looked at for a key, whatever the keys are
 )
 
-// table finds the positions of a key in the target. It is filled by one
-// goroutine, and then read by many.
+// table finds the positions of a key. One goroutine fills it before many read it.
 type table struct {
 	slots []uint64 // 0: free; else a key's tag above a position plus 1
 	used  int      // of them
@@ -38,8 +37,7 @@ const (
 	mostSlots  = 1 << mostBits
 )
 
-// newTable makes one for a target of that size. It has room for n anchors, and
-// gets more when there are more.
+// newTable makes a table with room for n anchors, which grows with more.
 func newTable(n, size int64) *table {
 	t := &table{at: bits.Len64(uint64(size))}
 	slots := leastSlots
