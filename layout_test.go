@@ -58,6 +58,7 @@ var allowed = map[string][]string{
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
 	"cache/explain":                          {"cache/failure", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/rights", "cache/runtimes", "cache/sources", "index", "unixsock/wire"},
+	"cache/compiled":                         {"cache/claims", "cache/explain", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/trial", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "unixsock/wire"},
 	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
 	"cache/upkeep":                           {"cache/judge", "cache/plan", "compilers", "cache/event", "cache/jobs", "cache/request", "cache/runtimes", "cache/sources", "internal/apierr", "cas", "index", "internal/memo", "cache/lookup", "cache/workspace", "internal/bytesize", "store"}, // index: for keys, builds and their ids
 	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure", "unixsock/wire"},
@@ -107,6 +108,7 @@ var allowed = map[string][]string{
 		"cache/artefact",
 		"cache/change",
 		"cache/claims",
+		"cache/compiled",
 		"cache/event",
 		"cache/explain",
 		"cache/failure",

@@ -38,7 +38,7 @@ const (
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
 var larger = map[string]figures{
 	// Most of what a request needs is still in one package, as methods of one type.
-	"cache": {files: 29, lines: 3_027, methods: 64, circle: 27},
+	"cache": {files: 27, lines: 2_835, methods: 60, circle: 25},
 }
 
 func TestPackagesStaySmall(t *testing.T) {

@@ -105,7 +105,7 @@ func (c *Cache) unmoved(a *request.Answer, at *request.Attempt) error {
 
 func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	if at.Identity.Compiled {
-		return c.answerCompiled(ctx, at)
+		return c.compiled.Answer(ctx, at)
 	}
 	at, err := c.planner.Planned(ctx, at)
 	if err != nil {

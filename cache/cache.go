@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cache/compiled"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/rules"
@@ -139,6 +140,7 @@ type Cache struct {
 	query      *query.Queries
 	lookup     *lookup.Lookup
 	explainer  *explain.Explainer
+	compiled   *compiled.Answerer
 
 	jobs       *jobs.Jobs
 	jobList    *joblist.List
@@ -237,6 +239,8 @@ func (c *Cache) open() error {
 	c.claims = claims.New(claims.Options{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
 		Limits: func() claims.Limits { return c.settings.Load().claims }, Now: c.now,
 		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Trials: c.trials})
+	c.compiled = &compiled.Answerer{Planner: c.planner, Lookup: c.lookup, Explainer: c.explainer,
+		Trials: c.trials, Claims: c.claims, Index: c.index}
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log,
 		Store: c.store, Workspaces: c.workspaces, Compiler: c.compiler, Policy: c.policyOf})
 	c.rebuilds.Start(ctx, upkeep.Options{Limits: func() upkeep.Limits { return c.settings.Load().rebuild },
@@ -371,7 +375,9 @@ func (c *Cache) openPlanner() {
 		Allowed: func() (identity.Allowed, uint64) {
 			s := c.settings.Load()
 			return s.allowed, s.planning
-		}, TooLarge: c.tooLargeToAdopt}
+		}, TooLarge: func(r *request.Request) (string, error) {
+			return compiled.TooLarge(c.settings.Load().claims.Bytes, r)
+		}}
 }
 
 // Rights decides which user may see and do what.

@@ -1,4 +1,4 @@
-package cache
+package compiled
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// tooLargeToAdopt says that a request brings more than may be put, "" if it does not. Its files are not read then,
-// because hashing them would keep the application from loading a model that is passed through.
-func (c *Cache) tooLargeToAdopt(r *request.Request) (why string, err error) {
+// TooLarge says that a request brings more than may be put, "" if it does not. Its files are not
+// read then, because hashing them would delay the application, whose model is passed through.
+func TooLarge(most int64, r *request.Request) (why string, err error) {
 	if !r.Adopt || len(r.Group) > 0 {
 		return "", nil
 	}
@@ -26,7 +26,7 @@ func (c *Cache) tooLargeToAdopt(r *request.Request) (why string, err error) {
 		}
 		total += info.Size()
 	}
-	if most := c.settings.Load().claims.Bytes; total > most {
+	if total > most {
 		why = fmt.Sprintf("its files have %s, and a build that is put may have %s",
 			bytesize.Text(total), bytesize.Text(most))
 	}
@@ -37,7 +37,8 @@ func (c *Cache) tooLargeToAdopt(r *request.Request) (why string, err error) {
 // or with one that is made of the user's own files. These are taken in as a put's are, so a
 // stranger's bytes are never served unchecked. Without an answer the model is passed through, and
 // why says what kept it from being adopted. why is empty where the request adopts nothing.
-func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answer, why string, err error) {
+func (c *Answerer) adopt(ctx context.Context, at *request.Attempt) (
+	a *request.Answer, why string, err error) {
 	m, err := at.Request.ModelFiles(0).Read(ctx)
 	if err != nil {
 		return nil, "", err
@@ -51,50 +52,50 @@ func (c *Cache) adopt(ctx context.Context, at *request.Attempt) (a *request.Answ
 	for _, name := range names {
 		own.External[name] = at.External[name] // and nothing else that its user sent
 	}
-	if at, err = c.planner.Planned(ctx, at.AsAdoption(&own)); err != nil {
+	if at, err = c.Planner.Planned(ctx, at.AsAdoption(&own)); err != nil {
 		return nil, "", err
 	}
 	switch at.OnMiss {
 	case request.KeyOnly:
 		return at.Answer(request.Key), "", nil
 	case request.Explain:
-		a, err := c.explainer.Explain(ctx, at)
+		a, err := c.Explainer.Explain(ctx, at)
 		if err == nil && a.Explanation.Decision == query.Miss {
 			return nil, "", nil
 		}
 		return a, "", err
 	}
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
-		found, err := c.lookup.Find(ctx, at)
+		found, err := c.Lookup.Find(ctx, at)
 		if found.Answer != nil || err != nil {
-			return c.lookup.Finish(found.Answer, at), "", err
+			return c.Lookup.Finish(found.Answer, at), "", err
 		}
 		if found.Stale {
 			return nil, found.Why, nil
 		}
-		c.index.Counters.Add("misses", 1)
+		c.Index.Counters.Add("misses", 1)
 	}
 	if at.OnMiss == request.Fail || at.OnMiss == request.Bypass {
 		return nil, "", nil
 	}
-	done, why, err := c.claims.Adopt(ctx, at)
+	done, why, err := c.Claims.Adopt(ctx, at)
 	if done == nil {
 		return nil, why, err
 	}
 	defer done()
-	found, err := c.lookup.Find(ctx, at) // as the next request will
+	found, err := c.Lookup.Find(ctx, at) // as the next request will
 	if err != nil {
 		return nil, "", err
 	}
 	if found.Answer == nil {
 		return nil, "it is kept, and not served here: " + found.Why, nil
 	}
-	a = c.lookup.Finish(found.Answer, at)
+	a = c.Lookup.Finish(found.Answer, at)
 	a.Outcome, a.Why = request.Adopted, "your compiled model is kept now"
 	return a, "", nil
 }
 
-// embedded tells which form an artefact has.
+// embedded reports which form an artefact has.
 func embedded(m *epmodel.Model) bool {
 	for i := range m.Contexts {
 		if n := &m.Contexts[i]; n.MainContext == 1 {

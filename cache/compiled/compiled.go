@@ -1,4 +1,6 @@
-package cache
+// Package compiled answers requests for models that have EPContext nodes already. They are never
+// compiled: they are judged and passed through, or adopted if their user wants that.
+package compiled
 
 import (
 	"context"
@@ -6,15 +8,30 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/claims"
+	"github.com/epcached/epcached/cache/explain"
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// answerCompiled answers for a model that has EPContext nodes already.
-func (c *Cache) answerCompiled(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+// Answerer answers for compiled models. All fields must be set.
+type Answerer struct {
+	Planner   *plan.Planner
+	Lookup    *lookup.Lookup
+	Explainer *explain.Explainer
+	Trials    *trial.Trials
+	Claims    *claims.Claims
+	Index     *index.Index // counts misses
+}
+
+// Answer answers for a model that has EPContext nodes already.
+func (c *Answerer) Answer(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	why := at.TooLarge
 	if at.Adopts() {
 		a, said, err := c.adopt(ctx, at)
@@ -54,9 +71,8 @@ func explainPassThrough(a *request.Answer) *request.Answer {
 // compiledAlready begins the reason why a model is passed through.
 const compiledAlready = "the model is compiled already: "
 
-// passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
-// itself is judged for the caller's runtime, and the application loads its own file.
-func (c *Cache) passThrough(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+// passThrough judges the model for the caller's runtime. The application loads its own file.
+func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	m, err := at.Request.ModelFiles(0).Read(ctx)
 	if err != nil {
 		return nil, err
@@ -68,17 +84,18 @@ func (c *Cache) passThrough(ctx context.Context, at *request.Attempt) (*request.
 			sources = append(sources, n.Source)
 		}
 	}
-	a := &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest, Runtime: at.RuntimeName, Compatibility: judge.Judgement{Runtime: at.RuntimeName},
-		Why: compiledAlready + madeOf(len(m.Contexts), sources)}
-	if at, err = c.planner.Planned(ctx, at); err != nil {
+	a := &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest,
+		Runtime: at.RuntimeName, Why: compiledAlready + madeOf(len(m.Contexts), sources)}
+	if at, err = c.Planner.Planned(ctx, at); err != nil {
 		return nil, err
 	}
-	if a.Compatibility, err = c.trials.JudgeOwn(ctx, at, m); err != nil {
+	if a.Compatibility, err = c.Trials.JudgeOwn(ctx, at, m); err != nil {
 		return nil, request.WorkerError(err, "model %q", at.Name)
 	}
 	for _, s := range sources {
 		if !slices.ContainsFunc(at.EPs, func(ep identity.EP) bool { return ep.Name == s }) {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: it will not load with these execution providers", s))
+			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: "+
+				"it will not load with these execution providers", s))
 		}
 	}
 	return a, nil
