@@ -27,7 +27,7 @@ func (c *Cache) compileLater(ctx context.Context, at *request.Attempt, why strin
 			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 		}
 	}
-	c.keepQueued(f, at)
+	c.backlog.Keep(f, at)
 	a := at.Answer(request.Later)
 	a.Job, a.Why = f.ID, why
 	return a, nil
@@ -58,7 +58,7 @@ func (c *Cache) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 		next, _, err := c.jobs.Send(key, own.Caller(c.owners.Of), c.begin(own, key.Scope))
 		switch {
 		case err == nil:
-			c.keepQueued(next, own)
+			c.backlog.Keep(next, own)
 		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			c.log.Info("not compiled after a claim that ended without a result", "model", own.Name, "error", err)
 			c.happened(event.For(event.About{Peer: own.Peer, Key: f.About().RequestKey, Model: own.Name},

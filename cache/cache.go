@@ -227,7 +227,8 @@ func (c *Cache) open() error {
 	c.jobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures, Rights: c.rights, Store: c.store, Now: c.now}
 	c.reports = c.openReports()
 	c.recompiler = c.openRecompiler()
-	c.backlog = c.openBacklog()
+	c.backlog = &upkeep.Backlog{Table: &c.index.Wanted, Later: c.later, References: c.sources, Sources: c.kept, UID: c.uid,
+		Happened: c.happened, Log: c.log, Acquire: c.acquireResumed}
 	c.facts = once.New(c.now, c.later)
 	c.trials = &trial.Trials{Now: c.now, Store: c.store, Runtimes: c.runtimes, Compiler: c.compiler, Judges: c.judges, Facts: c.facts,
 		Workspaces: c.workspaces, Policy: c.policyOf, Planned: c.planner.Planned}

@@ -11,6 +11,13 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -37,27 +44,6 @@ type QueuedMember struct {
 	Source index.Source
 }
 
-// SetSources remembers where the models of the job, one for each name, are found again. After an error
-// of find, none is.
-func (w *QueuedJob) SetSources(names []string, find func(model int) (index.Source, error)) error {
-	for i, name := range names {
-		s, err := find(i)
-		if err == nil && !validPaths(s) {
-			err = errors.New("a path is not UTF-8")
-		}
-		if err != nil {
-			w.Source, w.Members = index.Source{}, nil
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if i == 0 {
-			w.Source = s
-			continue
-		}
-		w.Members = append(w.Members, QueuedMember{Name: name, Source: s})
-	}
-	return nil
-}
-
 // validPaths reports whether the row in the index, which is text, can hold the paths.
 func validPaths(s index.Source) bool {
 	for _, path := range s.External {
@@ -71,30 +57,38 @@ func validPaths(s index.Source) bool {
 // Backlog has queued jobs outlive the daemon: a job is in the index from its acceptance to its end, and
 // the next daemon takes it up under the same id. That needs the model to be found again, so it is for
 // files of the daemon's own user, or that all users may read. Clients of other jobs are told, by an
-// event, to ask again.
+// event, to ask again. All fields must be set.
 type Backlog struct {
-	Table *index.Table                // of the jobs, by their ids
-	Later func(func(context.Context)) // runs a function in the background
-	Log   *slog.Logger
+	Table      *index.Table                // of the jobs, by their ids
+	Later      func(func(context.Context)) // runs a function in the background
+	References *identity.Sources           // where models are found again
+	Sources    *sources.Sources            // opens them
+	UID        uint32                      // of the daemon
+	Happened   func(index.Event)
+	Log        *slog.Logger
 
-	// Queue queues a job again, and reports whether it is in the backlog again under its id.
-	Queue func(ctx context.Context, id string, w *QueuedJob) (bool, error)
-
-	// Dropped is called for a job that cannot be queued again.
-	Dropped func(id string, w *QueuedJob, err error)
+	// Acquire answers a request for a job that an earlier daemon did not finish.
+	Acquire func(context.Context, *request.Request, request.ResumedJob,
+		func(request.Progress)) (*request.Answer, error)
 }
 
 // maxStarts bounds how often a job is taken up again, because a job of which no daemon has seen the end
 // may be what ends them.
 const maxStarts = 3
 
-// Keep has a job outlive the daemon until done is closed. completed reports whether the job was then
-// successful, and not ended by the daemon's own end.
-func (l *Backlog) Keep(id string, w QueuedJob, done <-chan struct{}, completed func() bool) {
+// Keep has the job of the attempt outlive the daemon, until the job ends.
+func (l *Backlog) Keep(j *jobs.Job, at *request.Attempt) {
+	w := QueuedJob{UID: at.Peer.UID, Name: at.Name, Record: at.Plan.Record, Model: at.Plan.Canonical.Model,
+		Runtime: at.Runtime.Directory, Store: at.Store, StrictORT: at.StrictORT, Queued: j.Since,
+		Starts: at.Resumed.Starts}
+	if err := l.find(&w, at.Request); err != nil {
+		w.Source, w.Members = index.Source{}, nil
+		l.Log.Info("a queued compile will not outlive the daemon", "model", at.Name, "why", err)
+	}
 	save := func() bool {
 		row, err := json.Marshal(w)
 		if err == nil {
-			err = l.Table.SaveNow([]byte(id), row)
+			err = l.Table.SaveNow([]byte(j.ID), row)
 		}
 		if err != nil {
 			l.Log.Warn("a queued compile will not outlive the daemon", "model", w.Name, "error", err)
@@ -106,9 +100,9 @@ func (l *Backlog) Keep(id string, w QueuedJob, done <-chan struct{}, completed f
 	}
 	l.Later(func(ctx context.Context) {
 		select {
-		case <-done:
-			if ctx.Err() == nil || completed() {
-				l.Table.Drop([]byte(id))
+		case <-j.Done():
+			if ctx.Err() == nil || j.Info().State == jobs.Done {
+				l.Table.Drop([]byte(j.ID))
 				return
 			} // else the end of the daemon may have been that of the job
 		case <-ctx.Done():
@@ -116,6 +110,25 @@ func (l *Backlog) Keep(id string, w QueuedJob, done <-chan struct{}, completed f
 		w.Starts = 0 // the daemon was ended, and did not end of this
 		save()
 	})
+}
+
+// find notes where the models of a request are found again.
+func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
+	for i, model := range r.AllModels() {
+		s, err := l.References.Reference(context.Background(), model, r.Peer.UID == l.UID)
+		if err == nil && !validPaths(s) {
+			err = errors.New("a path is not UTF-8")
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", model.Name, err)
+		}
+		if i == 0 {
+			w.Source = s
+		} else {
+			w.Members = append(w.Members, QueuedMember{Name: model.Name, Source: s})
+		}
+	}
+	return nil
 }
 
 // Rows returns the jobs that earlier daemons had not completed. It is called before requests are
@@ -165,7 +178,7 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 	var again bool
 	err := fmt.Errorf("%d daemons ended before it did", w.Starts)
 	if w.Starts <= maxStarts {
-		again, err = l.Queue(ctx, id, w)
+		again, err = l.queue(ctx, id, w)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -176,7 +189,44 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 	}
 	l.Table.Drop([]byte(id))
 	if err != nil {
-		l.Dropped(id, w, err)
+		if failure.In(err) == nil { // else it is known that it does not compile, and was told
+			l.Happened(event.For(event.About{Peer: request.Peer{UID: w.UID},
+				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
+				event.Cancelled, "not compiled after the daemon's restart: %v", err))
+		}
 		l.Log.Info("a compile that was queued before the daemon's start is not queued again", "model", w.Name, "job", id, "why", err)
 	}
+}
+
+// queue asks for the model as the client did. It reports whether the job is in the backlog again under
+// its id.
+func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, error) {
+	if w.Source.Kind == "" {
+		return false, sources.Gone("the daemon cannot open the model by itself; ask again")
+	}
+	at, err := sources.Attempt(w.UID, w.Name, w.Model, w.Record)
+	if err != nil {
+		return false, err
+	}
+	names, list := []string{w.Name}, []index.Source{w.Source}
+	for _, m := range w.Members {
+		names, list = append(names, m.Name), append(list, m.Source)
+	}
+	r, err := l.Sources.Reopen(ctx, at, names, list)
+	if err != nil {
+		return false, err
+	}
+	defer r.Close()
+	r.OnMiss, r.Store, r.StrictORT = request.Background, w.Store, w.StrictORT
+	r.Runtime = runtimes.Ref{Directory: w.Runtime}
+	a, err := l.Acquire(ctx, r, request.ResumedJob{ID: id, Starts: w.Starts}, nil)
+	switch {
+	case err != nil:
+		return false, err
+	case a.Outcome == request.Later && a.Job == id:
+		return true, nil
+	case a.View != nil:
+		_ = a.View.Close() // only read
+	}
+	return false, nil
 }
