@@ -330,7 +330,7 @@ func (c *Cache) Queries() *query.Queries { return c.query }
 func (c *Cache) openQueries() *query.Queries {
 	return query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Remade: c.options.Remade,
 		Now: c.now, Store: c.store, Stream: &c.events, Rights: c.rights, Runtimes: c.runtimes,
-		Configured: c.configured.Load, Sandbox: c.sandbox, Jobs: c.jobs.Count, Try: c.trials.EP,
+		Configured: c.configured.Load, Sandbox: c.trials.Sandbox, Jobs: c.jobs.Count, Try: c.trials.EP,
 		Rebuilds: func() map[index.BuildID]bool {
 			out := make(map[index.BuildID]bool)
 			for _, r := range c.rebuilds.List() {

@@ -127,3 +127,17 @@ func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.
 	})
 	return cmp.Or(err, found.broken)
 }
+
+// Sandbox returns what confines the execution providers' code, found out once by trying. It is empty
+// for a compiler that has no such code.
+func (ts *Trials) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
+	s, ok := ts.Compiler.(compilers.Sandboxed)
+	if !ok {
+		return nil, nil
+	}
+	measures, err := s.Sandbox(ctx)
+	if err != nil {
+		return nil, request.WorkerError(err, "sandbox")
+	}
+	return measures, nil
+}
