@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 
 	"github.com/epcached/epcached/index"
 )
@@ -20,7 +21,7 @@ type Peer struct {
 const Shared = "shared"
 
 // OwnScope returns the scope of the builds that only this user gets.
-func OwnScope(p Peer) string { return fmt.Sprintf("uid:%d", p.UID) }
+func OwnScope(p Peer) string { return "uid:" + strconv.FormatUint(uint64(p.UID), 10) }
 
 // Privileged lists the users of the configuration that may do more than others.
 type Privileged struct {

@@ -96,7 +96,7 @@ func FileKey(uid uint32, f *os.File) (ID, bool) {
 	if !ok {
 		return ID{}, false
 	}
-	s, err := cas.StampOf(f)
+	s, err := cas.StampFD(int(f.Fd()))
 	if err != nil {
 		return ID{}, false
 	}
