@@ -236,11 +236,8 @@ func FreeBytes(folder string) (int64, error) {
 	return int64(st.Bavail) * int64(st.Bsize), nil
 }
 
-// OwnedBy tells whether a file is the user's.
-func OwnedBy(info os.FileInfo, uid uint32) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Uid == uid
-}
+// Owner returns the user that a file belongs to.
+func Owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 
 // FS is the seam to the file system: every call that changes something, can
 // lose something or can bring bytes that are wrong. OS is the real one; tests

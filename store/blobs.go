@@ -47,7 +47,7 @@ func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	if !info.IsDir() || !cas.OwnedBy(info, st.uid) {
+	if !info.IsDir() || cas.Owner(info) != st.uid {
 		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, st.uid) // somebody else's: what is read from it could be changed
 	}
 	if err := os.Chmod(folder, mode); err != nil {

@@ -23,7 +23,7 @@ import (
 // optimal now, are compiled again; so are builds that other rules judge worse than before.
 func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
 	former map[string]string, tell bool) (done bool) {
-	under, verdicts := x.generation(), x.options.Verdicts(rc)
+	under, verdicts := x.generation(), x.Verdicts(rc)
 	last := verdicts.lots.Load()
 	var before map[maker]*lot
 	if last != nil {
@@ -32,7 +32,7 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 	lots := make(map[maker]*lot)
 	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
 	half := store.Pace{Last: time.Now()}
-	err := x.options.Index.Each(ctx, func(b index.Build) error {
+	err := x.Index.Each(ctx, func(b index.Build) error {
 		if err := half.Rest(ctx); err != nil || !rc.HasEvery(&b) {
 			return err
 		}
@@ -57,7 +57,7 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			x.options.Log.Warn("builds not judged", "runtime", rt.Name, "error", err)
+			x.Log.Warn("builds not judged", "runtime", rt.Name, "error", err)
 		}
 		return false
 	}
@@ -77,9 +77,10 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 
 // rebuildAffected reports builds that a change made worse, and has them compiled again where there
 // is no better one.
-func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why string, lots map[maker]*lot, affected []index.BuildID) {
+func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why string,
+	lots map[maker]*lot, affected []index.BuildID) {
 	for i, id := range affected {
-		b, err := x.options.Index.Get(id)
+		b, err := x.Index.Get(id)
 		l := lots[makerOf(&b)]
 		if ctx.Err() != nil {
 			return
@@ -88,20 +89,23 @@ func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why s
 			continue // it has just gone
 		}
 		if i < maxTold {
-			x.options.Event(event.Of(&b, event.Judged, "%s for %s now: %s", l.judgement.Verdict, rt.Name, cmp.Or(l.judgement.Reason, "none")))
+			x.Event(event.Of(&b, event.Judged, "%s for %s now: %s", l.judgement.Verdict, rt.Name,
+				cmp.Or(l.judgement.Reason, "none")))
 		}
 		if !x.optimalThere(&b, lots) {
-			x.options.Rebuild(&b, rt.Name, fmt.Sprintf("%s, and this build is %s for %s", why, l.judgement.Verdict, rt.Name))
+			why := fmt.Sprintf("%s, and this build is %s for %s", why, l.judgement.Verdict, rt.Name)
+			x.Rebuild(&b, rt.Name, why)
 		}
 	}
 }
 
 // optimalThere reports whether one that is served in the build's place is the best there can be.
 func (x *Judge) optimalThere(b *index.Build, lots map[maker]*lot) bool {
-	builds, err := x.options.Index.Lookup(b.RequestKey, b.Scope)
+	builds, err := x.Index.Lookup(b.RequestKey, b.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
 		l := lots[makerOf(&one)]
-		return l != nil && l.judgement.Verdict == compilers.Optimal && x.options.Index.Journal.StateOf(one.ID).Name == index.Current
+		return l != nil && l.judgement.Verdict == compilers.Optimal &&
+			x.Index.Journal.StateOf(one.ID).Name == index.Current
 	})
 }
 
@@ -117,29 +121,26 @@ func (x *Judge) tellLot(rt *runtimes.Runtime, l *lot) {
 	if l.judgement.Source != "" {
 		text += fmt.Sprintf(" (%s: %s)", l.judgement.Source, l.judgement.Reason)
 	}
-	x.options.Event(index.Event{Kind: event.Judged, Runtime: rt.Name, Text: text})
+	x.Event(index.Event{Kind: event.Judged, Runtime: rt.Name, Text: text})
 }
 
 func madeBy(b *index.Build, libraries map[string]string) bool {
-	for i := range b.EPs {
-		if libraries[b.EPs[i].Name] != b.EPs[i].LibraryDigest.String() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(b.EPs, func(f index.EPFacts) bool { return libraries[f.Name] != f.LibraryDigest.String() })
 }
 
 // judgeLot judges one build for all of its maker, with the fingerprint that its own request would
 // give now. Where nothing can be compiled nothing can be loaded either, and so nothing is said.
-func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (Judgement, error) {
-	t, err := x.options.Target(ctx, rt, rc, b)
+func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
+	b *index.Build) (Judgement, error) {
+	t, err := x.Target(ctx, rt, rc, b)
 	if err == nil {
 		return x.Glance(ctx, t, b)
 	}
 	if runtimes.Unsettled(ctx, err) {
 		return Judgement{}, err
 	}
-	return Judgement{At: x.options.Now(), Runtime: rt.Name, Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
+	return Judgement{At: x.Now(), Runtime: rt.Name,
+		Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
 }
 
 // Verdicts remembers how other libraries' builds suit a runtime with certain contents. What was

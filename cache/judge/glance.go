@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -15,14 +16,15 @@ import (
 // Standing returns how a build suits the registered runtimes: the best of what is known.
 func (x *Judge) Standing(b *index.Build) Judgement {
 	var best Judgement
-	for _, rt := range x.options.Runtimes.All() {
+	for _, rt := range x.Runtimes.All() {
 		rc := rt.Found()
 		if rc == nil || !rc.HasEvery(b) {
 			continue
 		}
-		j, ok := x.options.Verdicts(rc).glance(b, x.generation())
+		j, ok := x.Verdicts(rc).glance(b, x.generation())
 		if !ok && rc.Made(b) {
-			j, ok = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary, Reason: "made by equal libraries", At: b.Created, Runtime: rt.Name}, true
+			j, ok = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
+				Reason: "made by equal libraries", At: b.Created, Runtime: rt.Name}, true
 		}
 		if ok && (best.Runtime == "" || Badness(j.Verdict) < Badness(best.Verdict)) {
 			best = j
@@ -48,7 +50,7 @@ func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 		}
 		out.Firm = firm
 	}
-	out.At, out.Runtime = x.options.Now(), t.Runtime
+	out.At, out.Runtime = x.Now(), t.Runtime
 	return out, nil
 }
 
@@ -65,7 +67,7 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 	if made.TookNone {
 		return tookNone(made, now), nil
 	}
-	set, _ := x.options.Rules()
+	set, _ := x.Rules()
 	rule := set.Judge(ruleFacts(made, b.ORT), ruleFacts(now, t.Content.Spec.ORTVersion))
 	byRule := Judgement{Verdict: rule.Verdict, Source: SourceRule + rule.Rule, Reason: rule.Reason}
 	if rule.Rule == "" {
@@ -144,7 +146,8 @@ func makerName(f *index.EPFacts) string {
 	if f.LibraryDigest.IsZero() {
 		return fmt.Sprintf("an unknown library (SDK %s)", cmp.Or(f.SDKVersion, "unknown"))
 	}
-	return fmt.Sprintf("%s (SDK %s, library %.12s)", cmp.Or(f.Version, "its library"), cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
+	return fmt.Sprintf("%s (SDK %s, library %.12s)", cmp.Or(f.Version, "its library"),
+		cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
 }
 
 // Shown shortens a compatibility string for people.
@@ -160,7 +163,7 @@ func Shown(s string) string {
 // another machine. Where the target device is here, that proves whether it loads; that it loads
 // does not prove that it is the best there could be.
 func (x *Judge) tried(t *Target, b *index.Build, glance Judgement, checked compilers.CheckResult) Judgement {
-	out := Judgement{At: x.options.Now(), Runtime: t.Runtime, Source: SourceLoadCheck}
+	out := Judgement{At: x.Now(), Runtime: t.Runtime, Source: SourceLoadCheck}
 	loads := "it loads"
 	if checked.Ran {
 		loads = "it loads and runs"
@@ -199,14 +202,11 @@ func (x *Judge) tried(t *Target, b *index.Build, glance Judgement, checked compi
 
 // MakerNames says what made a build, for people.
 func MakerNames(b *index.Build) string {
-	out := ""
+	names := make([]string, len(b.EPs))
 	for i := range b.EPs {
-		if i > 0 {
-			out += ", "
-		}
-		out += b.EPs[i].Name + " " + makerName(&b.EPs[i])
+		names[i] = b.EPs[i].Name + " " + makerName(&b.EPs[i])
 	}
-	return out
+	return strings.Join(names, ", ")
 }
 
 // Verdict asks the execution provider itself what it thinks of a compatibility string, once for
@@ -217,22 +217,24 @@ func (x *Judge) Verdict(ctx context.Context, t *Target, i int, info string) (com
 	}
 	rc, ep := t.Content, t.EPs[i]
 	key := x.Key(t, "verdict", []byte(ep.Name+"\x00"+info))
-	return runtimes.Remember(ctx, x.options.Runtimes, runtimes.Question{Key: key}, func(compilers.Verdict) bool { return true }, func(ctx context.Context) (compilers.Verdict, error) {
+	ask := func(ctx context.Context) (compilers.Verdict, error) {
 		return runtimes.Still(rc, func() (compilers.Verdict, error) {
-			verdicts, err := x.options.Compiler.Compatibility(ctx, rc.Spec, ep, []string{info})
-			var refused *compilers.RefusedError
-			if errors.As(err, &refused) || err == nil && len(verdicts) != 1 {
+			verdicts, err := x.Compiler.Compatibility(ctx, rc.Spec, ep, []string{info})
+			switch {
+			case errors.As(err, new(*compilers.RefusedError)), err == nil && len(verdicts) != 1:
 				return compilers.Unknown, nil // it has no word for this: that will not change
-			}
-			if err != nil {
+			case err != nil:
 				return compilers.Unknown, err
 			}
 			return verdicts[0], nil
 		})
-	})
+	}
+	always := func(compilers.Verdict) bool { return true }
+	return runtimes.Remember(ctx, x.Runtimes, runtimes.Question{Key: key}, always, ask)
 }
 
 func ruleFacts(f *index.EPFacts, ort string) rules.Facts {
-	return rules.Facts{EP: f.Name, EPVersion: f.Version, LibraryDigest: f.LibraryDigest.String(), SDKVersion: f.SDKVersion,
-		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString, DriverVersion: f.DriverVersion, ORTVersion: ort}
+	return rules.Facts{EP: f.Name, EPVersion: f.Version, LibraryDigest: f.LibraryDigest.String(),
+		SDKVersion: f.SDKVersion, HardwareArchitecture: f.HardwareArchitecture,
+		CompatibilityString: f.CompatibilityString, DriverVersion: f.DriverVersion, ORTVersion: ort}
 }

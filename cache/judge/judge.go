@@ -20,7 +20,7 @@ import (
 // Judgement says how a build suits a runtime, and how that is known.
 type Judgement struct {
 	Verdict compilers.Verdict
-	Source  string // "same library", "execution provider", "fingerprint", "load check", "rule NAME"; "": nobody could say
+	Source  string // one of those below; "": no source could tell
 	Reason  string
 	At      time.Time
 	Runtime string // the runtime's name
@@ -75,13 +75,13 @@ type Options struct {
 
 // Judge judges builds, and remembers the verdicts. Make one with New. Its methods may be called by
 // several goroutines.
-type Judge struct{ options Options }
+type Judge struct{ Options }
 
 // New returns a Judge.
 func New(o Options) *Judge { return &Judge{o} }
 
 func (x *Judge) generation() uint64 {
-	_, generation := x.options.Rules()
+	_, generation := x.Rules()
 	return generation
 }
 
@@ -93,7 +93,7 @@ type Check func(ctx context.Context, glance Judgement) (checked compilers.CheckR
 // worked out once for each build and runtime.
 func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Check) (Judgement, error) {
 	under := x.generation() // before anything that depends on it is read
-	verdicts := x.options.Verdicts(t.Content)
+	verdicts := x.Verdicts(t.Content)
 	if j, ok := verdicts.load(b.ID, under); ok {
 		return j, nil
 	}
@@ -121,7 +121,7 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build, check Chec
 
 // Knows reports whether Build need not work anything out.
 func (x *Judge) Knows(t *Target, b *index.Build) bool {
-	_, known := x.options.Verdicts(t.Content).load(b.ID, x.generation())
+	_, known := x.Verdicts(t.Content).load(b.ID, x.generation())
 	return known
 }
 
@@ -129,23 +129,23 @@ func (x *Judge) Knows(t *Target, b *index.Build) bool {
 // judgements said. It returns the judgement.
 func (x *Judge) Disprove(t *Target, b *index.Build, text string) Judgement {
 	j := Judgement{Verdict: compilers.Unsupported, Source: SourceLoadCheck, Reason: text,
-		At: x.options.Now(), Runtime: t.Runtime, Firm: true}
-	x.options.Verdicts(t.Content).save(b.ID, j, x.generation())
-	if err := memo.Save(&x.options.Index.Memos, x.disprovedKey(t, b), j); err != nil {
+		At: x.Now(), Runtime: t.Runtime, Firm: true}
+	x.Verdicts(t.Content).save(b.ID, j, x.generation())
+	if err := memo.Save(&x.Index.Memos, x.disprovedKey(t, b), j); err != nil {
 		// It is reported again after a restart.
-		x.options.Log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err)
+		x.Log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err)
 	}
 	return j
 }
 
 func (x *Judge) disproved(t *Target, b *index.Build) (j Judgement, ok bool) {
-	j, ok = memo.Recall[Judgement](&x.options.Index.Memos, x.disprovedKey(t, b))
+	j, ok = memo.Recall[Judgement](&x.Index.Memos, x.disprovedKey(t, b))
 	j.Firm = ok
 	return j, ok
 }
 
 func (x *Judge) disprovedKey(t *Target, b *index.Build) string {
-	return "disproved:" + x.options.Runtimes.Key("report", t.Content, b.ID[:])
+	return "disproved:" + x.Runtimes.Key("report", t.Content, b.ID[:])
 }
 
 // Target is what a build is judged for: a runtime, with the execution providers and options of a request.
@@ -162,7 +162,7 @@ type Target struct {
 // Key is for what is remembered of a judgement. It covers all that a probe can notice, such as
 // another SDK or driver.
 func (x *Judge) Key(t *Target, kind string, more []byte) string {
-	return x.options.Runtimes.Key(kind, t.Content, append(t.Seen[:], more...))
+	return x.Runtimes.Key(kind, t.Content, append(t.Seen[:], more...))
 }
 
 // Marks are the fingerprints of a request's execution providers, in their order.

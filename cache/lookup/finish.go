@@ -17,8 +17,8 @@ func (l *Lookup) Finish(a *request.Answer, at *request.Attempt) *request.Answer 
 		return nil
 	}
 	a.RequestKey, a.ModelDigest, a.Record = at.Plan.RequestKey, at.Plan.Canonical.Model, at.Plan.RecordJSON
-	a.Runtime = at.RuntimeName
-	a.SessionOptions, a.GraphOptimizationLevel = at.SessionOptions, at.Plan.Canonical.GraphOptimizationLevel // of a claim: to compile with
+	a.Runtime, a.SessionOptions = at.RuntimeName, at.SessionOptions
+	a.GraphOptimizationLevel = at.Plan.Canonical.GraphOptimizationLevel // of a claim: to compile with
 	if a.Build != nil {
 		a.SessionOptions = a.Build.SessionOptions
 		a.GraphOptimizationLevel = cmp.Or(a.Compatibility.Level, a.Build.GraphOptimizationLevel)

@@ -122,7 +122,8 @@ func (l *Lookup) countDoubt(at *request.Attempt, b *index.Build, found *Found) {
 }
 
 // try serves the build, or notes in found why it cannot be.
-func (l *Lookup) try(ctx context.Context, at *request.Attempt, b *index.Build, j judge.Judgement, found *Found) error {
+func (l *Lookup) try(ctx context.Context, at *request.Attempt, b *index.Build, j judge.Judgement,
+	found *Found) error {
 	a, err := l.o.Lease(ctx, l.o.Store, b, at.Phase)
 	switch {
 	case err == nil:
@@ -159,5 +160,6 @@ func (l *Lookup) used(b *index.Build) {
 
 // noCopy is the error for a build of which there is no space for a copy: a compile would have none either.
 func noCopy(b *index.Build, err error) error {
-	return request.StoreError(fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err), b.ModelName)
+	err = fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err)
+	return request.StoreError(err, b.ModelName)
 }

@@ -28,8 +28,11 @@ type Candidate struct {
 	untried   error           // why it could not be judged; nil: it was
 }
 
+// Builds are builds in the order in which they are read.
+type Builds = iter.Seq2[*index.Build, error]
+
 // Stored goes through the builds of the plan's entry, scope by scope, the newest first.
-func (l *Lookup) Stored(p *request.Plan, scopes []string) iter.Seq2[*index.Build, error] {
+func (l *Lookup) Stored(p *request.Plan, scopes []string) Builds {
 	return func(yield func(*index.Build, error) bool) {
 		for _, b := range p.Fitting {
 			if !yield(b, nil) {
@@ -54,7 +57,7 @@ func (l *Lookup) Stored(p *request.Plan, scopes []string) iter.Seq2[*index.Build
 // inOrder is the one order in which builds are considered, both by a look-up and by its explanation:
 // those of the plan's own build key as they come, with those that are barred among them, then the
 // others by how they suit the runtime. These are judged last, so that a hit does not wait for that.
-func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds iter.Seq2[*index.Build, error]) iter.Seq2[Candidate, error] {
+func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds Builds) iter.Seq2[Candidate, error] {
 	return func(yield func(Candidate, error) bool) {
 		offer := func(one Candidate) bool {
 			if one.Refused == "" {
@@ -79,7 +82,8 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds iter.S
 			case at.Plan.MadeExactly(b):
 				one.Judgement = at.Plan.OwnJudgement(b, at.RuntimeName)
 			case at.Plan.Outside:
-				one.Refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
+				one.Refused = "made with other libraries, under another ONNX Runtime or on another machine: " +
+					"without running yours nobody can tell whether it suits them"
 			default:
 				others = append(others, b)
 				continue
@@ -106,7 +110,7 @@ func (l *Lookup) inOrder(ctx context.Context, at *request.Attempt, builds iter.S
 }
 
 // Order returns the builds in the order in which a look-up considers them.
-func (l *Lookup) Order(ctx context.Context, at *request.Attempt, builds iter.Seq2[*index.Build, error]) (out []Candidate, err error) {
+func (l *Lookup) Order(ctx context.Context, at *request.Attempt, builds Builds) (out []Candidate, err error) {
 	for one, err := range l.inOrder(ctx, at.WithPhase(func(string) {}), builds) {
 		if err != nil {
 			return nil, err
@@ -118,8 +122,8 @@ func (l *Lookup) Order(ctx context.Context, at *request.Attempt, builds iter.Seq
 
 // rank judges builds, and puts the best first, and the newest of equals. A build that cannot be
 // judged, because its files are damaged or its load check does not end, is unknown.
-func (l *Lookup) rank(ctx context.Context, a *request.Against, builds []*index.Build, phase func(string)) ([]Candidate, error) {
-	var out []Candidate
+func (l *Lookup) rank(ctx context.Context, a *request.Against, builds []*index.Build,
+	phase func(string)) (out []Candidate, err error) {
 	for _, b := range builds {
 		if !l.o.Judge.Knows(a, b) {
 			phase("judging")
@@ -169,11 +173,14 @@ func (l *Lookup) Barred(at *request.Attempt, b *index.Build) string {
 	case at.AsMember && !l.o.Rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"
 	case state.Name == index.Withheld || state.Name == index.Damaged:
-		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+		return fmt.Sprintf("the build of %s is %s: %s",
+			b.Created.Format(time.RFC3339), state.Name, state.Reason)
 	case doubt != "":
-		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
+		return fmt.Sprintf("the build of %s is withheld from you: %s",
+			b.Created.Format(time.RFC3339), doubt)
 	case at.OtherORT(b.ORTVersion):
-		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, at.ORTVersion())
+		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s",
+			b.ORTVersion, at.ORTVersion())
 	}
 	return ""
 }

@@ -1,17 +1,16 @@
 package query
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/witness"
 	"github.com/epcached/epcached/store"
@@ -40,9 +39,10 @@ func (d *Doctor) adviseState() []Advice {
 	} else {
 		out = append(out, adviseDisk(d.q.options.Dir, s)...)
 	}
-	if o, err := ownerOf(d.q.options.Dir); err != nil {
+	if info, err := os.Stat(d.q.options.Dir); err != nil {
 		out = append(out, problem("rights", "%v", err))
 	} else {
+		o := owner{uid: cas.Owner(info), mode: info.Mode()}
 		out = append(out, adviseRights(d.q.options.Dir, o, d.q.options.UID)...)
 	}
 	return out
@@ -194,18 +194,6 @@ func fileSystemOf(path string) (fileSystem, error) {
 		s.volatile = true
 	}
 	return s, nil
-}
-
-func ownerOf(path string) (owner, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return owner{}, err
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return owner{}, errors.ErrUnsupported
-	}
-	return owner{uid: st.Uid, mode: info.Mode()}, nil
 }
 
 func watchLimits() string {

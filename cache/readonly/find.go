@@ -94,16 +94,17 @@ func everyOption(r *request.Request) (all identity.Allowed) {
 // the caller's own, and those of the store's owner are considered: what another user put is served
 // to no one else, even where file rights would let one read it.
 func (f *finding) fitting(wanted *identity.Record) (fitting []*index.Build) {
-	scopes := []string{"shared", rights.OwnScope(request.Peer{UID: f.uid}), rights.OwnScope(request.Peer{UID: f.owner})}
+	scopes := []string{rights.Shared, rights.OwnScope(rights.Peer{UID: f.uid}),
+		rights.OwnScope(rights.Peer{UID: f.owner})}
 	for i := range f.Builds {
 		b := &f.Builds[i]
 		ofModel := b.ModelDigest == wanted.Model || wanted.Member && b.MemberOf(wanted.Model) >= 0
-		if !ofModel || !slices.Contains(scopes, b.Scope) ||
-			!strings.HasPrefix(b.BuildKey.String(), f.build) {
+		if !ofModel || !slices.Contains(scopes, b.Scope) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
 		if state := f.store.Index().Journal.StateOf(b.ID); state.Name != index.Current {
-			f.why = fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+			f.why = fmt.Sprintf("the build of %s is %s: %s",
+				b.Created.Format(time.RFC3339), state.Name, state.Reason)
 			continue
 		}
 		if _, made := wanted.OnDevicesOf(b); !made {
@@ -170,7 +171,8 @@ func (f *finding) ambiguous(model string, builds []*index.Build) error {
 // pass notes that a build that fits is not served.
 func (f *finding) pass(b *index.Build, err error) {
 	f.passed = cmp.Or(f.passed, err)
-	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s", b.Created.Format(time.RFC3339), err))
+	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s",
+		b.Created.Format(time.RFC3339), err))
 }
 
 // none says why there is no answer.

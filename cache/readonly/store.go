@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -42,6 +43,9 @@ type Store struct {
 	reports *reports.Reports // none
 }
 
+// readable ends hints about files that the caller may not read.
+const readable = "lets others read it: chmod -R a+rX %s"
+
 // Open opens the store in the state directory dir read-only for the user uid. It fails where a
 // daemon has the store: ask that one. Problems returns what could not be read.
 func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
@@ -49,26 +53,28 @@ func Open(ctx context.Context, dir string, uid uint32) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, uid: uid}
-	if s.owner, err = ownerOf(dir); err != nil {
+	info, err := os.Stat(dir)
+	if err != nil {
 		return nil, err
 	}
+	s := &Store{dir: dir, uid: uid, owner: cas.Owner(info)}
 	s.store, s.Builds, err = store.OpenReadOnly(ctx, dir)
 	switch {
 	case errors.As(err, new(*store.LockedError)):
 		return nil, &apierr.Error{Class: apierr.Unavailable, Text: err.Error(), Err: err,
 			Hint: "a daemon has it: ask that one, without --state"}
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, apierr.New(apierr.NotFound, nil,
-			"it is no store: there is no folder \"manifests\" in it").WithHint("name the state folder of an epcached")
+		return nil, apierr.New(apierr.NotFound, nil, "it is no store: there is no folder \"manifests\" in it").
+			WithHint("name the state folder of an epcached")
 	case errors.Is(err, fs.ErrPermission):
 		return nil, apierr.New(apierr.NotAllowed, err, "the store cannot be read").
-			WithHint("a store is its owner's alone; whoever makes it a factory image lets others read it: chmod -R a+rX %s", dir)
+			WithHint("a store is its owner's alone; whoever makes it a factory image "+readable, dir)
 	case err != nil:
 		return nil, err
 	}
 	s.models = identity.NewModels(&s.store.Index().Memos, time.Now)
-	s.rights = rights.New(uid, s.store.Index(), func() rights.Privileged { return rights.Privileged{} }, slog.New(slog.DiscardHandler))
+	none := func() (none rights.Privileged) { return none }
+	s.rights = rights.New(uid, s.store.Index(), none, slog.New(slog.DiscardHandler))
 	s.reports = reports.New(reports.Options{Now: time.Now})
 	return s, nil
 }
@@ -107,7 +113,8 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 	}
 	at.Scopes = nil // the plan lists the builds, because no request key is known
 	if at.Identity.Compiled {
-		return &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest, Why: "the model is compiled already"}, nil
+		return &request.Answer{Outcome: request.PassThrough, ModelDigest: at.Identity.Digest,
+			Why: "the model is compiled already"}, nil
 	}
 	f := &finding{Store: s, build: build, why: "never compiled for this request"}
 	if build != "" {
@@ -120,9 +127,10 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 	if at, err = f.planned(ctx, at.WithRuntime(rc.Spec.Directory, rc)); err != nil {
 		return nil, err
 	}
-	builds := lookup.New(lookup.Options{Index: s.store.Index(), Store: s.store, Rights: s.rights, Reports: s.reports,
-		Judge: recorded{}, Now: time.Now, Planned: f.planned, Lease: s.lease, Pass: f.pass,
-		Policy: func([]compilers.EP) request.Policy { return request.Policy{Unknown: request.PolicyServe} }})
+	serve := func([]compilers.EP) request.Policy { return request.Policy{Unknown: request.PolicyServe} }
+	builds := lookup.New(lookup.Options{Index: s.store.Index(), Store: s.store, Rights: s.rights,
+		Reports: s.reports, Judge: recorded{}, Policy: serve, Now: time.Now, Planned: f.planned,
+		Lease: s.lease, Pass: f.pass})
 	found, err := builds.Find(ctx, at)
 	a := builds.Finish(found.Answer, at)
 	if a == nil && err == nil && f.several == nil {
@@ -195,7 +203,7 @@ func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 		return err
 	case errors.Is(err, fs.ErrPermission):
 		return apierr.New(apierr.NotAllowed, err, "%s cannot be read", name).
-			WithHint("whoever makes the store a factory image lets others read it: chmod -R a+rX %s", s.dir)
+			WithHint("whoever makes the store a factory image "+readable, s.dir)
 	case errors.Is(err, dedupe.ErrNewer):
 		return apierr.New(apierr.Version, err, "%s: %s", name, f.Name).
 			WithHint("read it with the epcached that packed it, or a later one")

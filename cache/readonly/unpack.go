@@ -81,9 +81,7 @@ func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacki
 // time: the view holds its folder against other calls, which remove what is not held when it was
 // not used for a month, or when space is needed. progress, which may be nil, is told bytes; its
 // calls do not overlap. Of errors NotAllowed and NoSpace are the folder's: another may do.
-func (s *Store) Unpack(
-	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
-) error {
+func (s *Store) Unpack(ctx context.Context, a *request.Answer, dir string, progress func(done, total int64)) error {
 	if a.View != nil || a.Build == nil {
 		return nil
 	}
@@ -94,8 +92,7 @@ func (s *Store) Unpack(
 		err = ownFolder(dir)
 	}
 	if err != nil {
-		return apierr.New(apierr.NotAllowed, err,
-			"no private folder to unpack into at %q", dir).WithHint(hint)
+		return apierr.New(apierr.NotAllowed, err, "no private folder to unpack into at %q", dir).WithHint(hint)
 	}
 	err = s.unpack(ctx, a, dir, progress)
 	if cas.Full(err) && sweepUnpacked(dir, 0) {
@@ -122,8 +119,7 @@ func ownFolder(dir string) error {
 		return err
 	}
 	info, err := os.Lstat(dir)
-	if err == nil && (!info.IsDir() || info.Mode().Perm()&0o022 != 0 ||
-		!cas.OwnedBy(info, uint32(os.Geteuid()))) {
+	if err == nil && (!info.IsDir() || info.Mode().Perm()&0o022 != 0 || cas.Owner(info) != uint32(os.Geteuid())) {
 		err = errors.New("it is not a folder of this user alone")
 	}
 	return err
@@ -146,9 +142,7 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 
 // unpack writes those of the build's files that the view lacks, each under another name until it is
 // verified. Calls for the same build at the same time write the same.
-func (s *Store) unpack(
-	ctx context.Context, a *request.Answer, dir string, progress func(done, total int64),
-) error {
+func (s *Store) unpack(ctx context.Context, a *request.Answer, dir string, progress func(done, total int64)) error {
 	var content []byte
 	for _, f := range a.Build.Files {
 		content = append(fmt.Appendf(content, "%q", f.Name), f.Digest[:]...)
@@ -165,28 +159,29 @@ func (s *Store) unpack(
 		for _, f := range lacking {
 			total += f.Size
 		}
-		var err error
 		if free, unknown := cas.FreeBytes(dir); unknown == nil {
-			err = store.Fits("the build", cas.OnDisk(total), free)
-		}
-		for _, f := range lacking {
-			if err == nil {
-				path := filepath.Join(folder, filepath.FromSlash(f.Name))
-				err = s.copyTo(ctx, a.Build, f, path, func(n, _ int64) {
-					if progress != nil {
-						progress(done+n, total)
-					}
-				})
-				done += f.Size
+			if err := store.Fits("the build", cas.OnDisk(total), free); err != nil {
+				return err
 			}
 		}
-		return err
+		for _, f := range lacking {
+			tell := func(n, _ int64) {
+				if progress != nil {
+					progress(done+n, total)
+				}
+			}
+			if err := s.copyTo(ctx, a.Build, f, filepath.Join(folder, filepath.FromSlash(f.Name)), tell); err != nil {
+				return err
+			}
+			done += f.Size
+		}
+		return nil
 	})
 }
 
-func (s *Store) copyTo(
-	ctx context.Context, b *index.Build, f index.File, path string, progress func(done, total int64),
-) error {
+// copyTo writes a file of the build under its name, when it is verified.
+func (s *Store) copyTo(ctx context.Context, b *index.Build, f index.File, path string,
+	progress func(done, total int64)) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
