@@ -13,9 +13,10 @@ import (
 )
 
 // Adopt makes a build of the request's own compiled model, in one job for all requests at the same
-// time. The caller calls done when it has the build. Where done is nil there is none, and err or why
-// says why not.
-func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (done func(), why string, err error) {
+// time. The caller calls done when it has the build. Where done is nil there is none, and err or
+// why says why not.
+func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
+	done func(), why string, err error) {
 	key, err := cs.key(at)
 	if err != nil {
 		return nil, "nothing is to be kept of it", nil
@@ -48,7 +49,8 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 	for _, name := range slices.Sorted(maps.Keys(files.External)) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
-	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()}, adopts: true, state: claimPutting, of: cs, scope: key.Scope,
+	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()},
+		adopts: true, state: claimPutting, of: cs, scope: key.Scope,
 		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), lasts: context.Background()}
 	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()

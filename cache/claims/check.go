@@ -77,7 +77,8 @@ func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bo
 }
 
 // examinePut checks the copies in the folder, and writes the build's record.
-func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
+func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (
+	*index.Build, error) {
 	ort, err := cl.ortVersion(put)
 	if err != nil {
 		return nil, notThis(cl, err)
@@ -141,7 +142,8 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	return nil
 }
 
-// ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here it is part of the key.
+// ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here it
+// is part of the key.
 func (cl *claim) ortVersion(put *Put) (string, error) {
 	if cl.adopts {
 		return "", nil // it does not say
@@ -155,7 +157,8 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
 	}
 	if cl.Content != nil && cl.OtherORT(said) {
-		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.Content.Spec.ORTVersion)
+		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes",
+			said, cl.Content.Spec.ORTVersion)
 	}
 	return said, nil
 }
@@ -169,12 +172,13 @@ func notThis(cl *claim, err error) error {
 	e := apierr.New(apierr.BadRequest, err, "model %q: %s", cl.Name, said)
 	var format *epmodel.FormatError
 	if errors.As(err, &format) {
-		e.WithFact("file", format.File).WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
+		e.WithFact("file", format.File).WithFact("field", format.Field).
+			WithFact("offset", fmt.Sprint(format.Offset))
 	}
 	return e
 }
 
-// nothingElse refuses files that nothing in the artefact refers to: they would be kept, and given out, for nothing.
+// nothingElse refuses files that nothing in the artefact refers to.
 func nothingElse(used map[string]bool, names []string) error {
 	for _, name := range names[1:] {
 		if !used[name] {
@@ -191,7 +195,8 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]
 		if !slices.ContainsFunc(cl.EPs, func(ep identity.EP) bool { return ep.Name == n.Source }) {
-			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, request.EPNames(cl.EPs))
+			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s",
+				n.Node, n.Source, request.EPNames(cl.EPs))
 		}
 		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.Embed {
 			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
@@ -301,7 +306,8 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 
 // moved refuses what is put because other libraries are in the place of those that it is for.
 func (cl *claim) moved() error {
-	return apierr.New(apierr.Unavailable, runtimes.ErrMoving, "model %q: the runtime's libraries changed since the claim was given", cl.Name).
+	return apierr.New(apierr.Unavailable, runtimes.ErrMoving,
+		"model %q: the runtime's libraries changed since the claim was given", cl.Name).
 		WithHint("ask for the model again")
 }
 

@@ -1,8 +1,8 @@
-// Package claims lets an application compile a missing build for all that wait for it, with libraries
-// of its own, and takes what it made into the store.
+// Package claims lets an application compile a missing build for all that wait for it, with
+// libraries of its own, and takes the result into the store.
 //
-// A request for a claim waits for a job whose work is done outside of the daemon: an outsider grants
-// the claim to one request after the other, in the order in which they came, until an artefact is put.
+// A request for a claim waits for a job whose work is done outside of the daemon. The job grants the
+// claim to one request after the other, in the order in which they came, until an artefact is put.
 // The artefact is copied, checked as the work of a stranger, and published. An adoption takes in a
 // model that a user compiled before, in the same way and without a grant. Start reading at
 // Claims.ClaimOrWait and Claims.Put.
@@ -12,8 +12,10 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
@@ -44,122 +46,6 @@ func (o Limits) OrDefault() Limits {
 	return o
 }
 
-// claim is a Claim as long as it lasts. It ends when its artefact is put, when it is given up, with the connection that
-// it was given on, or at its deadline, whichever is first; who puts in time may finish that.
-type claim struct {
-	request.Claim
-	of               *Claims
-	scope            string // of what is put
-	job              *jobs.Job
-	*request.Attempt // whose it is; its files are those of libraries only, and the claim's own
-	owner            uint32
-	began            time.Time
-	takes            signature
-	adopts           bool // what is put is the request's own model
-
-	lasts context.Context    // ends when it is over
-	ends  context.CancelFunc // ends lasts
-	timer *time.Timer
-	leave func() bool // stops the wait for the connection's end
-
-	mu     sync.Mutex
-	state  claimState
-	result *jobs.Result      // of one whose artefact was put
-	end    *request.ClaimEnd // of any other that is over
-	due    *request.ClaimEnd // what should have ended it while its artefact was stored: it does if that fails
-}
-
-// claimState is how far a claim has come.
-type claimState int
-
-const (
-	claimHeld    claimState = iota
-	claimPutting            // its artefact is being copied and checked
-	claimStoring            // and is sound: nothing but the store itself keeps it from being a build
-	claimOver
-)
-
-// putTime is how long a put may take that was begun in time.
-const putTime = 10 * time.Minute
-
-// finish ends the claim without a result, unless it is over or as good as stored. It tells whether it did.
-func (cl *claim) finish(text string, code int32) bool { return cl.finishUpTo(claimPutting, text, code) }
-
-// finishUpTo is finish for a claim that has come so far at most.
-func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	end := &request.ClaimEnd{UID: cl.Peer.UID, Text: text, Code: code}
-	if cl.state > latest {
-		if cl.due == nil {
-			cl.due = end
-		}
-		return false
-	}
-	cl.end = end
-	cl.over()
-	return true
-}
-
-func (cl *claim) deliver(result *jobs.Result) {
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	cl.result = result
-	cl.over()
-}
-
-// overWhy says why the claim is over; "": it is not.
-func (cl *claim) overWhy() string {
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	switch {
-	case cl.state != claimOver:
-		return ""
-	case cl.end != nil:
-		return cl.end.Text
-	}
-	return "it was put already"
-}
-
-// over is called with mu held.
-func (cl *claim) over() {
-	cl.state = claimOver
-	cl.timer.Stop()
-	if cl.leave != nil {
-		cl.leave()
-	}
-	cl.ends()
-}
-
-// move takes the claim from one state to another, if it is in that.
-func (cl *claim) move(from, to claimState) bool {
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	if cl.state != from {
-		return false
-	}
-	if to == claimHeld && cl.due != nil {
-		cl.end = cl.due
-		cl.over()
-		return true
-	}
-	cl.state = to
-	switch to {
-	case claimPutting:
-		cl.timer.Reset(putTime)
-	case claimHeld:
-		cl.timer.Reset(max(0, time.Until(cl.Deadline)))
-	}
-	return true
-}
-
-// during is the context for work that ends with the claim.
-func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(cl.lasts, cancel)
-	return ctx, func() { stop(); cancel() }
-}
-
 // Options are what Claims use.
 type Options struct {
 	Store  *store.Store
@@ -184,7 +70,7 @@ type Options struct {
 type Claims struct {
 	Options
 	Limiter rights.Limiter
-	Puts    keyed.Locks[uint32]           // one of each owner's is put at a time: files may take for ever to read
+	Puts    keyed.Locks[uint32]           // an owner puts one artefact at a time, because files may block
 	past    memo.Table[string, pastClaim] // that ended, by id
 
 	mu     sync.Mutex
@@ -192,39 +78,32 @@ type Claims struct {
 	asking map[jobs.Key][]*claimer // in order; guarded by mu
 }
 
-// pastClaim tells its holder why a put comes too late.
+// pastClaim has the reason for refusing a put that comes too late.
 type pastClaim struct {
 	why string
 	uid uint32
 }
 
-// claimer is a request that wants a claim.
-type claimer struct {
-	*request.Attempt
-	owner   uint32
-	takes   signature
-	why     string // what the look-up found
-	granted *claim // guarded by claims.mu
-	wake    context.CancelFunc
-}
-
 const (
 	maxPastClaims = 1024
-	// A user may be given so many claims at once, and then one in each interval: an application may load many models.
+	// A user may be given so many claims at once, and then one in each interval, because an
+	// application may load many models.
 	claimBurst    = 64
 	claimInterval = time.Second
 )
 
 // New returns Claims without any claim.
 func New(o Options) *Claims {
-	return &Claims{Options: o, Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
-		open: make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
+	return &Claims{Options: o,
+		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
+		open:    make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
-func (cs *Claims) enter(key jobs.Key, a *claimer, most int) error {
+func (cs *Claims) enter(key jobs.Key, a *claimer) error {
 	if wait, ok := cs.Limiter.Take(a.owner); !ok {
-		return apierr.New(apierr.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
+		return apierr.New(apierr.Busy, nil, "too many claims").
+			WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -234,14 +113,15 @@ func (cs *Claims) enter(key jobs.Key, a *claimer, most int) error {
 			n++
 		}
 	}
-	if n >= most {
-		return apierr.New(apierr.Busy, nil, "you hold %d claims already", n).WithHint("put what they are for, or give them up")
+	if n >= cs.Limits().Open {
+		return apierr.New(apierr.Busy, nil, "you hold %d claims already", n).
+			WithHint("put what they are for, or give them up")
 	}
 	cs.asking[key] = append(cs.asking[key], a)
 	return nil
 }
 
-// withdraw takes a request out again, and gives the claim that it was given.
+// withdraw takes a request out again, and returns the claim that it was given.
 func (cs *Claims) withdraw(key jobs.Key, a *claimer) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -249,7 +129,7 @@ func (cs *Claims) withdraw(key jobs.Key, a *claimer) *claim {
 	return a.granted
 }
 
-// drop is called with mu held.
+// drop is withdraw for a caller that holds mu.
 func (cs *Claims) drop(key jobs.Key, a *claimer) {
 	cs.asking[key] = slices.DeleteFunc(cs.asking[key], func(other *claimer) bool { return other == a })
 	if len(cs.asking[key]) == 0 {
@@ -257,26 +137,7 @@ func (cs *Claims) drop(key jobs.Key, a *claimer) {
 	}
 }
 
-// grant gives the claim that give makes to who has wanted it for longest; nil where nobody does, or give makes none: then who
-// wants it goes on waiting, for another job.
-func (cs *Claims) grant(key jobs.Key, give func(*claimer) *claim) *claim {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	if len(cs.asking[key]) == 0 {
-		return nil
-	}
-	a := cs.asking[key][0]
-	cl := give(a)
-	if cl == nil {
-		return nil
-	}
-	cs.drop(key, a)
-	cs.open[cl.ID] = cl
-	a.granted = cl
-	a.wake()
-	return cl
-}
-
+// remove forgets a claim that is over, but for the reason.
 func (cs *Claims) remove(cl *claim) {
 	why := cl.overWhy()
 	cs.mu.Lock()
@@ -295,7 +156,7 @@ func (cs *Claims) Counts() (held, wanted int) {
 	return len(cs.open), wanted
 }
 
-// find gives a claim to the user whose it is. Others are not told that there is one.
+// find returns the user's own claim. Other users are not told that there is one.
 func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -308,23 +169,22 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	if past, ok := cs.past.Load(id); ok && past.uid == p.UID {
 		why = past.why
 	}
-	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).WithHint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
+	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).WithHint(
+		"ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
 	if why != "" {
 		e.Text += ": " + why
 	}
 	return nil, e
 }
 
-// GiveUp ends a claim without a result. Whoever waits is told text and code; the next who asked for a claim gets it.
+// GiveUp ends a claim without a result. Requests that wait are told text and code; the next one that
+// asked for a claim gets it.
 func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	cl, err := cs.find(p, id)
 	if err != nil {
 		return err
 	}
-	if text = shownText(text); text == "" {
-		text = "it was given up"
-	}
-	if !cl.finish(text, code) {
+	if !cl.finish(cmp.Or(shownText(text), "it was given up"), code) {
 		return apierr.New(apierr.NotFound, nil, "claim %.80q is over", id)
 	}
 	return nil
@@ -334,6 +194,15 @@ func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 const maxClaimText = 4096
 
 // shownText makes what a client said fit to be shown.
-func shownText(text string) string {
-	return cleanText(text[:min(len(text), maxClaimText)])
+func shownText(text string) string { return cleanText(text[:min(len(text), maxClaimText)]) }
+
+// cleanText drops what is no text.
+func cleanText(text string) string {
+	text = strings.ToValidUTF8(text, "?")
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return -1
+		}
+		return r
+	}, text))
 }

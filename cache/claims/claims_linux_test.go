@@ -69,8 +69,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 		Plan: &request.Plan{EPs: []compilers.EP{{Name: "EP"}}}}
 	key := jobs.Key{Scope: rights.OwnScope(at.Peer)}
 	a := &claimer{Attempt: at, owner: user, wake: func() {}}
-	require.NoError(t, cs.enter(key, a, 16))
-	o := cs.newOutsider(key, a)
+	require.NoError(t, cs.enter(key, a))
 	running := func() *jobs.Job {
 		work := jobs.Func{Is: jobs.About{Claim: true}, Do: func(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
 			<-ctx.Done()
@@ -82,14 +81,11 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 		t.Cleanup(func() { j.GiveUp(0, true) })
 		return j
 	}
-	give := func(j *jobs.Job) *claim {
-		return cs.grant(key, func(a *claimer) *claim { return o.give(a, j, nil) })
-	}
 	stopped := running()
 	stopped.GiveUp(0, true)
-	require.Nil(t, give(stopped))
+	require.Nil(t, cs.grant(key, stopped, nil))
 	require.Nil(t, a.granted)
-	cl := give(running())
+	cl := cs.grant(key, running(), nil)
 	require.NotNil(t, cl, "the request has waited for the next job")
 	require.Same(t, cl, a.granted)
 	cl.finish("", 0)

@@ -53,9 +53,11 @@ const (
 	maxPutDepth = 4
 )
 
-// Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
-// returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
-func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (*request.Answer, *request.Attempt, error) {
+// Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and
+// stored. When it returns the build is durable, and all requests that waited for the claim have it. A
+// refusal of the artefact ends the claim. The attempt is that of the claim.
+func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (
+	*request.Answer, *request.Attempt, error) {
 	t := jobs.NewTelling(progress, cs.Now())
 	defer t.End()
 	cl, err := cs.find(p, put.Claim)
@@ -72,7 +74,8 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress fu
 	if err != nil {
 		return nil, nil, cl.putFailed(ctx, err)
 	}
-	done, err := cs.Store.Take(result.Build.ID) // or the collector might have it between the end of the job and the answer
+	// Otherwise the collector could remove it between the end of the job and the answer.
+	done, err := cs.Store.Take(result.Build.ID)
 	if err != nil {
 		return nil, nil, request.Unservable(err, cl.Name, "put")
 	}
@@ -89,7 +92,8 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress fu
 		cs.Store.Views().Told(a.LeasedView)
 	}
 	a.Outcome, a.Why = request.Taken, "put by you"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut, Reason: request.PutBy(result.Build), At: cs.Now()}
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
+		Reason: request.PutBy(result.Build), At: cs.Now()}
 	return a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content), nil
 }
 
@@ -98,23 +102,16 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = request.ContextError(ctx, cl.Name)
 	}
-	switch {
-	case ctx.Err() != nil || apierr.ClassOf(err) == apierr.NoSpace || apierr.ClassOf(err) == apierr.Busy:
+	class := apierr.ClassOf(err)
+	if ctx.Err() != nil || class == apierr.NoSpace || class == apierr.Busy {
 		if !cl.move(claimPutting, claimHeld) {
 			cl.move(claimStoring, claimHeld)
 		}
-	default:
+	} else {
 		cl.finishUpTo(claimStoring, "what was put is refused: "+err.Error(), 0)
 	}
-	select {
-	case <-cl.lasts.Done(): // it ended meanwhile, perhaps: that is why
-		cl.mu.Lock()
-		end := cl.end
-		cl.mu.Unlock()
-		if end != nil && !strings.Contains(end.Text, err.Error()) {
-			return apierr.New(apierr.ClassOf(err), err, "claim %s: %s", cl.ID, end.Text)
-		}
-	default:
+	if why := cl.overWhy(); why != "" && !strings.Contains(why, err.Error()) { // it ended meanwhile
+		return apierr.New(class, err, "claim %s: %s", cl.ID, why)
 	}
 	return err
 }
@@ -153,8 +150,11 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 	phase("reading")
 	hashed := make(map[string]cas.Hashed, len(put.Files))
 	for i, f := range put.Files {
-		if hashed[f.Name], err = cs.copyPut(ctx, lasting, cl, f, sizes[i], filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
-			return nil, err
+		to := filepath.Join(folder, filepath.FromSlash(f.Name))
+		if hashed[f.Name], err = cs.copyPut(lasting, f, sizes[i], to); ctx.Err() != nil {
+			return nil, ctx.Err()
+		} else if err != nil {
+			return nil, putError(err, cl.Name, f.Name)
 		}
 	}
 	phase("checking")
@@ -169,16 +169,16 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 	phase("storing")
 	hold := cs.Store.Blobs().Hold()
 	defer cs.Store.Forms().Release(hold)
-	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed, UID: cl.Peer.UID, Room: room,
-		Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
+	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed,
+		UID: cl.Peer.UID, Room: room, Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
 	}
 	return &jobs.Result{Build: b}, nil
 }
 
-// mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
-// released.
+// mayStore bounds what one user brings, and says with numbers why it would not fit. It reserves the
+// space until the reservation is released.
 func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
 	total, err := cs.MayPut(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
@@ -206,8 +206,10 @@ func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*stor
 	return room, nil
 }
 
-// MayPut bounds all that is kept of what a user put, conversions of it as well, and gives the sum of the sizes.
-func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (total int64, err error) {
+// MayPut bounds all that is kept of what a user put, conversions of it as well, and returns the sum of
+// the sizes.
+func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (
+	total int64, err error) {
 	most := cs.Limits().UserBytes
 	users, err := cs.Store.Index().Users(ctx)
 	if err != nil {
@@ -223,7 +225,8 @@ func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes 
 		total += size
 	}
 	if total > most-used {
-		return total, apierr.New(apierr.NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
+		return total, apierr.New(apierr.NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s",
+			model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
 			WithHint("remove what is not needed any more: epcachectl rm")
 	}
 	return total, nil
@@ -261,7 +264,8 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 			return nil, nil, bad("file %q: %v", f.Name, err)
 		}
 		if info.Size() > most-total {
-			return nil, nil, bad("file %q: %s, and all together may have %s", f.Name, bytesize.Text(info.Size()), bytesize.Text(most))
+			return nil, nil, bad("file %q: %s, and all together may have %s", f.Name,
+				bytesize.Text(info.Size()), bytesize.Text(most))
 		}
 		total += info.Size()
 		names, sizes = append(names, f.Name), append(sizes, info.Size())
@@ -284,29 +288,34 @@ func badPutName(name string) string {
 	return ""
 }
 
-// copyPut copies what the file held when it was announced with so many bytes, as long as lasting
-// lasts. What a client writes to it meanwhile shows.
-func (cs *Claims) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
+// copyPut copies what the file held when it was announced with so many bytes. A change of the file
+// meanwhile is io.ErrUnexpectedEOF.
+func (cs *Claims) copyPut(ctx context.Context, f PutFile, size int64, to string) (cas.Hashed, error) {
 	before, err := stampSettled(f.File)
-	if err == nil && before.Size != size { // its place was set aside for so many
+	if err != nil {
+		return cas.Hashed{}, err
+	}
+	if before.Size != size { // its space is reserved for so many
+		return cas.Hashed{}, io.ErrUnexpectedEOF
+	}
+	hashed, err := stagePut(ctx, cs.Store.Blobs(), &patient{ctx, f.File}, f.File, to, size)
+	if err != nil {
+		return hashed, err
+	}
+	after, err := stampSettled(f.File)
+	if err == nil && before != after {
 		err = io.ErrUnexpectedEOF
 	}
-	if err == nil {
-		hashed, err = stagePut(ctx, cs.Store.Blobs(), &patient{lasting, f.File}, f.File, to, before.Size)
+	return hashed, err
+}
+
+// putError refuses a file that could not be copied.
+func putError(err error, model, file string) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", model, file).
+			WithHint("put it when whatever writes it is done")
 	}
-	var after = before
-	if err == nil {
-		after, err = stampSettled(f.File)
-	}
-	switch {
-	case ctx.Err() != nil:
-		return hashed, ctx.Err()
-	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
-		return hashed, apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.Name, f.Name).WithHint("put it when whatever writes it is done")
-	case err != nil:
-		return hashed, request.StoreError(fmt.Errorf("file %q: %w", f.Name, err), cl.Name)
-	}
-	return hashed, nil
+	return request.StoreError(fmt.Errorf("file %q: %w", file, err), model)
 }
 
 // patient reads until its context ends.

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/internal/witness"
 )
 
-// unwritable refuses a file that whoever sent it could write through the very descriptor: it has to be opened for
-// reading only, or be a memory file that is sealed.
+// unwritable refuses a file that its sender could write through the very descriptor: it has to be
+// opened for reading only, or be a memory file that is sealed.
 func unwritable(f *os.File) error {
 	fd := f.Fd()
 	flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0)
@@ -49,8 +49,10 @@ func stampSettled(f *os.File) (cas.Stamp, error) {
 	return cas.StampOf(f)
 }
 
-// stagePut copies so many bytes of what a client sent, through from, into a new file of ours; without holes they are hashed on the way.
-func stagePut(ctx context.Context, blobs *cas.Store, from io.ReaderAt, file *os.File, path string, size int64) (cas.Hashed, error) {
+// stagePut copies so many bytes of what a client sent, through from, into a new file of ours. Without
+// holes they are hashed on the way.
+func stagePut(ctx context.Context, blobs *cas.Store, from io.ReaderAt, file *os.File, path string,
+	size int64) (cas.Hashed, error) {
 	if !sparse.Dense(file, size) {
 		return cas.Hashed{}, sparse.Copy(from, file, path, size)
 	}
