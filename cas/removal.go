@@ -32,7 +32,10 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	// Unlocked before the sync, which may take long: a Put of the same blob
 	// now links it again and syncs the folder too.
 	defer unlock()
-	if s.isHeld(d) {
+	s.heldMu.Lock()
+	held := s.held[d] > 0
+	s.heldMu.Unlock()
+	if held {
 		return false, nil
 	}
 	if is, err := needed(); is || err != nil {
@@ -77,12 +80,6 @@ func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed boo
 		return false, err
 	}
 	return removed, nil
-}
-
-func (s *Store) isHeld(d Digest) bool {
-	s.heldMu.Lock()
-	defer s.heldMu.Unlock()
-	return s.held[d] > 0
 }
 
 const syncsAtOnce = 16

@@ -171,8 +171,8 @@ func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 
 // File is an open file as a Source. It takes its size when it is made; store files do not change.
 type File struct {
+	*io.SectionReader
 	file *os.File
-	size int64
 }
 
 // NewFile returns f as a Source, which closes f when it is closed. It takes f over, also where it
@@ -182,14 +182,8 @@ func NewFile(f *os.File) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &File{f, info.Size()}, nil
+	return &File{io.NewSectionReader(f, 0, info.Size()), f}, nil
 }
-
-// ReadAt is io.ReaderAt.
-func (f *File) ReadAt(p []byte, off int64) (int, error) { return f.file.ReadAt(p, off) }
-
-// Size returns the length of the file in bytes.
-func (f *File) Size() int64 { return f.size }
 
 // Close closes the file.
 func (f *File) Close() error { return f.file.Close() }

@@ -67,7 +67,11 @@ func (r *Recipe) Encode() ([]byte, error) {
 	}
 	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+12*len(r.Extents)+sumSize)
 	copy(b, recipeMagic)
-	binary.LittleEndian.PutUint32(b[8:], r.version())
+	version := uint32(formatPlain) // the oldest that does
+	if r.Frames != nil {
+		version = formatFramed
+	}
+	binary.LittleEndian.PutUint32(b[8:], version)
 	b = append(b, r.Blob[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Size))
 	for _, n := range []int{len(r.Containers), len(r.Extents), 0, r.Literals + 1} {
@@ -92,14 +96,6 @@ func (r *Recipe) Same(other *Recipe) bool {
 	a, err := r.Encode()
 	b, err2 := other.Encode()
 	return err == nil && err2 == nil && bytes.Equal(a, b)
-}
-
-// version is the one that recipes of this kind are written in: the oldest that does.
-func (r *Recipe) version() uint32 {
-	if r.Frames != nil {
-		return formatFramed
-	}
-	return formatPlain
 }
 
 // headBytes returns the length of Encode's answer before the frames are known.

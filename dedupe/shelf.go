@@ -1,7 +1,6 @@
 package dedupe
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -99,14 +98,8 @@ func (s *Shelf) open() error {
 	if err := s.fs.SyncDir(s.dir); err != nil {
 		return err
 	}
-	names, err := s.fs.ReadDir(s.incoming)
-	if err != nil {
+	if err := cas.RemoveLeftovers(s.fs, s.incoming); err != nil {
 		return err
-	}
-	for _, name := range names {
-		if err := s.fs.Remove(filepath.Join(s.incoming, name)); err != nil {
-			return err
-		}
 	}
 	folders, err := s.fs.ReadDir(s.recipes)
 	if err != nil {
@@ -320,7 +313,10 @@ func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Sourc
 func (s *Shelf) place(r *Recipe, path string, stored int64) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := s.makeFolder(r.Blob)
+	err := s.fs.Mkdir(s.folder(r.Blob)) // with the first recipe in it, because few stores have many
+	if err == nil {
+		err = s.fs.SyncDir(s.recipes)
+	}
 	if err == nil {
 		// Visible from here on; a crash before this line leaves only the staged file.
 		err = s.fs.Rename(path, s.path(r.Blob))
@@ -331,14 +327,6 @@ func (s *Shelf) place(r *Recipe, path string, stored int64) error {
 	err = s.fs.SyncDir(s.folder(r.Blob))
 	s.know(r, stored, err == nil)
 	return err
-}
-
-// makeFolder makes the blob's folder, durably, with the first recipe in it: few stores have many.
-func (s *Shelf) makeFolder(d cas.Digest) error {
-	if err := s.fs.Mkdir(s.folder(d)); err != nil {
-		return err
-	}
-	return s.fs.SyncDir(s.recipes)
 }
 
 // Get reads the recipe of a blob. Errors are cas.ErrNotFound, *FormatError,
@@ -407,21 +395,21 @@ func (s *Shelf) ReadAgain() {
 func (s *Shelf) Users(container cas.Digest) []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.SortedFunc(maps.Keys(s.users[container]), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	return slices.SortedFunc(maps.Keys(s.users[container]), cas.Digest.Compare)
 }
 
 // Containers returns every container that a recipe needs, in order of digests.
 func (s *Shelf) Containers() []cas.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.SortedFunc(maps.Keys(s.users), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	return slices.SortedFunc(maps.Keys(s.users), cas.Digest.Compare)
 }
 
 // Walk calls fn with every recipe that there was when it began, in order of
 // digests, and stops at fn's first error.
 func (s *Shelf) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) error {
 	s.mu.RLock()
-	all := slices.SortedFunc(maps.Keys(s.packed), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	all := slices.SortedFunc(maps.Keys(s.packed), cas.Digest.Compare)
 	s.mu.RUnlock()
 	for _, d := range all {
 		if err := ctx.Err(); err != nil {

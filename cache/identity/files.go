@@ -35,12 +35,6 @@ func (e *NeedFilesError) Error() string {
 	return fmt.Sprintf("the model refers to %d files of external data that were not presented", len(e.Locations))
 }
 
-func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
-	for _, l := range missing.Locations {
-		e.Locations, e.Members = append(e.Locations, l), append(e.Members, member)
-	}
-}
-
 // All lists every file of the models in a fixed order.
 func All(models ...Files) (files []*os.File) {
 	for _, m := range models {

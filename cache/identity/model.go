@@ -84,7 +84,9 @@ func (ms *Models) Identify(ctx context.Context, asked *Asked) (Model, error) {
 		var missing *NeedFilesError
 		switch {
 		case errors.As(err, &missing):
-			need.add(missing, i)
+			for _, l := range missing.Locations {
+				need.Locations, need.Members = append(need.Locations, l), append(need.Members, i)
+			}
 			continue
 		case err != nil:
 			return Model{}, err

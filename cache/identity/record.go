@@ -67,8 +67,7 @@ const recordVersion = 1
 // A field is never used again for something else; a new one is left out at its default, so that old keys hold.
 func (r *Record) Encode() []byte {
 	b := make([]byte, 0, 512)
-	b = protowire.AppendTag(b, 1, protowire.VarintType)
-	b = protowire.AppendVarint(b, uint64(r.Version))
+	b = appendNumber(b, 1, uint64(r.Version))
 	b = appendBytes(b, 2, r.Model[:])
 	for _, ep := range r.EPs {
 		b = appendBytes(b, 3, ep.encode())
@@ -77,8 +76,7 @@ func (r *Record) Encode() []byte {
 	b = appendInts(b, 5, r.FreeDimensions)
 	b = appendInts(b, 6, r.FreeDimensionsByDenotation)
 	b = appendBytes(b, 7, []byte(r.GraphOptimizationLevel))
-	b = protowire.AppendTag(b, 8, protowire.VarintType)
-	b = protowire.AppendVarint(b, protowire.EncodeBool(r.Embed))
+	b = appendNumber(b, 8, protowire.EncodeBool(r.Embed))
 	b = appendBytes(b, 9, []byte(r.Route))
 	if r.Output != nil {
 		b = appendBytes(b, 10, r.Output.encode())
@@ -87,8 +85,7 @@ func (r *Record) Encode() []byte {
 		b = appendBytes(b, 20, r.Group[i][:])
 	}
 	if r.Member {
-		b = protowire.AppendTag(b, 21, protowire.VarintType)
-		b = protowire.AppendVarint(b, 1)
+		b = appendNumber(b, 21, 1)
 	}
 	return b
 }
@@ -97,10 +94,8 @@ func (ep *RecordEP) encode() []byte {
 	b := appendBytes(nil, 1, []byte(ep.Name))
 	for _, d := range ep.Devices {
 		m := appendBytes(nil, 1, []byte(d.Type))
-		m = protowire.AppendTag(m, 2, protowire.VarintType)
-		m = protowire.AppendVarint(m, uint64(d.VendorID))
-		m = protowire.AppendTag(m, 3, protowire.VarintType)
-		m = protowire.AppendVarint(m, uint64(d.DeviceID))
+		m = appendNumber(m, 2, uint64(d.VendorID))
+		m = appendNumber(m, 3, uint64(d.DeviceID))
 		b = appendBytes(b, 2, appendStrings(m, 4, d.Metadata))
 	}
 	b = appendStrings(b, 3, ep.Options)
@@ -136,6 +131,10 @@ func appendBytes(b []byte, field protowire.Number, v []byte) []byte {
 	return protowire.AppendBytes(b, v)
 }
 
+func appendNumber(b []byte, field protowire.Number, v uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+}
+
 func appendStrings(b []byte, field protowire.Number, m map[string]string) []byte {
 	if len(m) == 0 {
 		return b // as nearly always, at each hit
@@ -151,9 +150,7 @@ func appendInts(b []byte, field protowire.Number, m map[string]int64) []byte {
 		return b
 	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		kv := appendBytes(nil, 1, []byte(k))
-		kv = protowire.AppendTag(kv, 2, protowire.VarintType)
-		b = appendBytes(b, field, protowire.AppendVarint(kv, uint64(m[k])))
+		b = appendBytes(b, field, appendNumber(appendBytes(nil, 1, []byte(k)), 2, uint64(m[k])))
 	}
 	return b
 }

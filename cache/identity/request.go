@@ -72,7 +72,10 @@ func (t *Terms) Spelling() ([32]byte, bool) {
 // pass; devicesOf finds the devices that are meant, and its errors are given as they are.
 func (t *Terms) Record(ctx context.Context, allowed Allowed, devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
 	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group, Member: t.Member,
-		FreeDimensions: orEmpty(t.FreeDimensions)}
+		FreeDimensions: t.FreeDimensions}
+	if out.FreeDimensions == nil {
+		out.FreeDimensions = map[string]int64{}
+	}
 	var err error
 	if out.FreeDimensionsByDenotation, err = Denotations(t.FreeDimensionsByDenotation); err != nil {
 		return Record{}, err
@@ -114,13 +117,6 @@ func Devices(devices []compilers.Device) []RecordDevice {
 		out[i] = RecordDevice(d)
 	}
 	return out
-}
-
-func orEmpty(m map[string]int64) map[string]int64 {
-	if m == nil {
-		return map[string]int64{}
-	}
-	return m
 }
 
 // fileDigests stands for the options that name a file: what counts is its content.
@@ -224,8 +220,8 @@ func plainName(name string) bool {
 // encode gives the record of the output: {1 initializers file, 2 threshold (varint), 3 in the source (varint)}.
 func (o *RecordOutput) encode() []byte {
 	b := appendBytes(nil, 1, []byte(o.InitializersFile))
-	b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), uint64(o.InitializersThreshold))
-	return protowire.AppendVarint(protowire.AppendTag(b, 3, protowire.VarintType), protowire.EncodeBool(o.InitializersInSource))
+	b = appendNumber(b, 2, uint64(o.InitializersThreshold))
+	return appendNumber(b, 3, protowire.EncodeBool(o.InitializersInSource))
 }
 
 func decodeOutput(b []byte) (*RecordOutput, error) {

@@ -64,18 +64,10 @@ func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 // Examine gives advice on all that it looks at. It starts workers where a runtime was not probed yet,
 // and changes nothing.
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
-	out := append(d.adviseConfiguration(), d.adviseRuntimes(ctx)...)
-	out = append(out, d.DriverAdvice()...)
-	out = append(out, d.StateAdvice()...)
-	out = append(out, d.adviseState()...)
-	out = append(out, d.SpaceAdvice(p)...)
-	out = append(out, d.adviseSandbox(ctx)...)
-	out = append(out, d.adviseClock())
-	out = append(out, d.adviseWatching()...)
-	out = append(out, d.adviseIndex()...)
-	out = append(out, d.adviseBuilds(ctx)...)
-	out = append(out, d.adviseSources(ctx)...)
-	out = append(out, d.LatelyAdvice(p)...)
+	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
+		d.StateAdvice(), d.adviseState(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
+		[]Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(), d.adviseBuilds(ctx),
+		d.adviseSources(ctx), d.LatelyAdvice(p))
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
 	}
@@ -99,12 +91,12 @@ func (d *Doctor) DriverAdvice() []Advice {
 
 func (d *Doctor) adviseRuntimes(ctx context.Context) []Advice {
 	all := d.q.options.Runtimes.All()
+	if len(all) == 0 {
+		return []Advice{adviseNoRuntime(d.q.options.UID)}
+	}
 	var out []Advice
 	for _, rt := range all {
 		out = append(out, d.adviseRuntime(ctx, rt)...)
-	}
-	if len(all) == 0 {
-		return []Advice{adviseNoRuntime(d.q.options.UID)}
 	}
 	return out
 }

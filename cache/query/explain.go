@@ -33,8 +33,8 @@ const maxCandidates = 32
 // explaining bounds the explanations that are made at the same time, because each hashes the files
 // of its entry's builds, and may have builds loaded.
 type explaining struct {
-	users  keyed.Locks[uint32] // one of each user's
-	tokens chan struct{}       // and so many in all
+	users keyed.Locks[uint32] // one of each user's
+	slots keyed.Slots         // and so many in all
 }
 
 const maxExplaining = 4
@@ -45,13 +45,12 @@ func (e *explaining) enter(ctx context.Context, owner uint32, name string) (leav
 	if err != nil {
 		return nil, apierr.OfContext(ctx, "model %q", name)
 	}
-	select {
-	case e.tokens <- struct{}{}:
-		return func() { <-e.tokens; unlock() }, nil
-	case <-ctx.Done():
+	done, err := e.slots.Take(ctx)
+	if err != nil {
 		unlock()
 		return nil, apierr.OfContext(ctx, "model %q", name)
 	}
+	return func() { done(); unlock() }, nil
 }
 
 // Question is a planned request that is to be explained, with the steps of its look-up.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -27,7 +28,7 @@ func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
 
 // One explanation of each user is made at a time, and a few in all.
 func TestFewExplanationsAtATime(t *testing.T) {
-	e := &explaining{tokens: make(chan struct{}, maxExplaining)}
+	e := &explaining{slots: make(keyed.Slots, maxExplaining)}
 	waits := func(user uint32) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

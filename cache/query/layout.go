@@ -1,7 +1,6 @@
 package query
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -104,7 +103,10 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 	}
 	for i := range out.Files {
 		f := &out.Files[i]
-		err := kin.layOut(ctx, f)
+		var err error
+		if f.Pieces, err = kin.piecesOf(ctx, f.Digest, f.Size); err != nil {
+			f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check reports what is missing
+		}
 		if err == nil && tensors {
 			err = kin.place(ctx, p, f)
 		}
@@ -261,15 +263,6 @@ func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
 		}
 		return nil
 	})
-}
-
-// layOut finds where the bytes of a file stand.
-func (k *kinship) layOut(ctx context.Context, f *LaidFile) (err error) {
-	f.Pieces, err = k.piecesOf(ctx, f.Digest, f.Size)
-	if err != nil {
-		f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check reports what is missing
-	}
-	return err
 }
 
 func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Piece, error) {
@@ -497,7 +490,7 @@ func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (ou
 			kin[d] = true
 		}
 	}
-	list := slices.SortedFunc(maps.Keys(kin), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	list := slices.SortedFunc(maps.Keys(kin), cas.Digest.Compare)
 	for _, d := range list[:min(len(list), maxFamily)] {
 		ids, err := k.q.index.Needs(d)
 		if err != nil {

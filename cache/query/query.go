@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -65,7 +66,7 @@ func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
 		blobs: o.Store.Blobs(), forms: o.Store.Forms(),
 		naming: make(chan struct{}, 1), searches: make(chan struct{}, maxSearches),
-		explaining: explaining{tokens: make(chan struct{}, maxExplaining)}}
+		explaining: explaining{slots: make(keyed.Slots, maxExplaining)}}
 }
 
 // Error returns what a client is told of an error of the index or of a file.

@@ -93,15 +93,6 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 	return sum
 }
 
-// quota returns the bound of one user's builds in bytes, 0 where none is known.
-func (q *Queries) quota() int64 {
-	b, err := q.store.Bounds()
-	if err != nil {
-		return 0
-	}
-	return b.User
-}
-
 // KeptText says how the large files of a build are kept on the disk.
 func (q *Queries) KeptText(b *index.Build) string {
 	said := make(map[string]int64) // with the bytes of whom it is said

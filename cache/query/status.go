@@ -160,7 +160,6 @@ const (
 func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := q.options.Rebuilds()
-	enough := errors.New("enough")
 	until := time.Now().Add(sourcelessTime)
 	err := q.index.Each(ctx, func(b index.Build) error {
 		out.Looked++
@@ -169,18 +168,17 @@ func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 			reasons[why]++
 		}
 		if out.Looked%sourcelessBatch == 0 && time.Now().After(until) {
-			return enough
+			return errStop
 		}
 		return nil
 	})
-	if errors.Is(err, enough) {
+	if errors.Is(err, errStop) {
 		err = nil
 	}
 	for _, why := range slices.Sorted(maps.Keys(reasons)) {
 		out.Why = append(out.Why, &wire.Sourceless_Why{Text: why, Builds: reasons[why]})
 	}
-	slices.SortStableFunc(out.Why, func(a,
-		b *wire.Sourceless_Why) int {
+	slices.SortStableFunc(out.Why, func(a, b *wire.Sourceless_Why) int {
 		return cmp.Compare(b.Builds, a.Builds)
 	})
 	return out, err

@@ -75,8 +75,9 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	}
 	accounts := inv.Account(seen)
 	if wanted == nil {
+		bounds, _ := q.store.Bounds() // without a quota where none is known
 		u.Users = usageSums(accounts.SumsBy(list,
-			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), q.quota())
+			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), bounds.User)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
 		err := q.forms.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
 			u.PackableBytes += q.forms.Sharing.Saving(d)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/epcached/epcached/compilers"
 )
@@ -70,5 +69,3 @@ func codeByName(text string) (int, bool) {
 	}
 	return 0, false
 }
-
-func codeList() string { return strings.Join(compilers.CodeNames, ", ") }

@@ -255,5 +255,3 @@ func fits(operator string, order int) bool {
 	}
 	return order > 0
 }
-
-func isOperator(text string) bool { return slices.Contains(operators, text) }
