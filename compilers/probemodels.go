@@ -17,8 +17,7 @@ var ErrNotTaken = errors.New("none of the tiny models is taken")
 // where it takes none of them the model of own, if that is not nil, with the session's options that
 // own has. The compiled model is in a folder below folder, and job.Folder is its path. The error is
 // that of own's model; without own it is that of the smallest and wraps ErrNotTaken.
-func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result,
-	error) {
+func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result, error) {
 	folder, all := job.Folder, job
 	var first error
 	for i, m := range tinymodel.Probes() {

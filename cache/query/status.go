@@ -105,8 +105,7 @@ func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 			DriverSource: driver.Source}
 		for i, d := range ep.Devices {
 			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor,
-				DeviceId:   d.DeviceID,
-				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
+				DeviceId: d.DeviceID, EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
 			if i == 0 { // which the fingerprint is of
 				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
 				dev.CompatibilityString, dev.Error = mark.CompatibilityString,

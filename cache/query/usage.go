@@ -96,8 +96,7 @@ const maxSums = 256
 func usageSums(list []evict.Sum, quota int64) (out []*wire.UsageSum) {
 	for _, s := range list[:min(len(list), maxSums)] {
 		out = append(out, &wire.UsageSum{Name: wire.Clip(s.Name), Builds: s.Builds,
-			LogicalBytes: s.Logical, OwnBytes: s.Own,
-			DiskBytes: s.Disk, QuotaBytes: quota})
+			LogicalBytes: s.Logical, OwnBytes: s.Own, DiskBytes: s.Disk, QuotaBytes: quota})
 	}
 	return out
 }

@@ -215,7 +215,6 @@ func meansEvent(name string, e *index.Event) bool {
 	if name == e.ModelName {
 		return true
 	}
-	return len(name) >= index.MinPrefix && (strings.HasPrefix(e.RequestKey.String(),
-		name) || strings.HasPrefix(e.BuildKey.String(),
-		name) || strings.HasPrefix(e.BuildID.String(), name))
+	return len(name) >= index.MinPrefix && (strings.HasPrefix(e.RequestKey.String(), name) ||
+		strings.HasPrefix(e.BuildKey.String(), name) || strings.HasPrefix(e.BuildID.String(), name))
 }

@@ -133,8 +133,7 @@ func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (diges
 }
 
 // contents gives what a client shows: the library under the empty name, and those beside it.
-func (x *digests) contents(ctx context.Context, uid uint32,
-	ref *LibraryRef) (contents, error) {
+func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (contents, error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
 		return nil, apierr.New(apierr.BadRequest, nil,
 			"library of %s: more than %d libraries beside it, or a path of more than %d bytes",

@@ -315,10 +315,9 @@ func (c *testCase) rebuilt(m *epmodel.Model, graph string, in, out string,
 	}
 	attributes := map[string]any{"ep_cache_context": content, "main_context": n.MainContext,
 		"embed_mode": n.EmbedMode}
-	for name, text := range map[string]string{"source": n.Source,
-		"partition_name": n.PartitionName, "ep_sdk_version": n.SDKVersion,
-		"hardware_architecture": n.HardwareArchitecture,
-		"onnx_model_filename":   n.ONNXModelFilename, "notes": n.Notes} {
+	for name, text := range map[string]string{"source": n.Source, "partition_name": n.PartitionName,
+		"ep_sdk_version": n.SDKVersion, "hardware_architecture": n.HardwareArchitecture,
+		"onnx_model_filename": n.ONNXModelFilename, "notes": n.Notes} {
 		if text != "" {
 			attributes[name] = text
 		}

@@ -118,8 +118,7 @@ var generation = []guideline{
 		var nodes []tinymodel.Node
 		var from *epmodel.Model
 		for i, name := range []string{"one", "two"} {
-			m := c.alone(name, uint64(10*i+1),
-				set{"ep.context_node_name_prefix": name + "_"})
+			m := c.alone(name, uint64(10*i+1), set{"ep.context_node_name_prefix": name + "_"})
 			n := c.rebuilt(m, name+"_ctx.onnx", []string{"x", "between"}[i],
 				[]string{"between", "y"}[i], nil)
 			n.Name = name

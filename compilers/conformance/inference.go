@@ -65,8 +65,7 @@ var inference = []guideline{
 		model := c.bytes("m_ctx.onnx")
 		must(os.Remove(c.folder + "/m_ctx.onnx")) // only its path counts
 		must(os.Chdir("/"))
-		s := c.openAs("m_ctx.onnx", model,
-			set{"ep.context_file_path": c.folder + "/m_ctx.onnx"})
+		s := c.openAs("m_ctx.onnx", model, set{"ep.context_file_path": c.folder + "/m_ctx.onnx"})
 		defer s.Release()
 		c.computes(s, c.source)
 	}),
@@ -88,8 +87,7 @@ var inference = []guideline{
 		binary := filepath.Join(c.folder, "in", m.Contexts[0].CacheContext)
 		for i, name := range []string{binary, "../in/" + filepath.Base(binary)} {
 			node := c.rebuilt(m, "in/m_ctx.onnx", "x", "y", set{"ep_cache_context": name})
-			c.refuses(c.write(fmt.Sprintf("in/bad%d.onnx", i), c.contextModel(m, node)), nil,
-				nil)
+			c.refuses(c.write(fmt.Sprintf("in/bad%d.onnx", i), c.contextModel(m, node)), nil, nil)
 		}
 	}),
 	required("a binary that is missing, empty, cut in half or of something else is an error, and "+

@@ -26,8 +26,7 @@ var pluginLibrary = []guideline{
 	}),
 	required("GetVendor is not empty", func(c *testCase) {
 		for _, d := range c.devices {
-			c.check("vendor of the EP of device "+d.Type, "a name", d.EPVendor,
-				d.EPVendor != "")
+			c.check("vendor of the EP of device "+d.Type, "a name", d.EPVendor, d.EPVendor != "")
 		}
 	}),
 	required("GetVersion is a semantic version", func(c *testCase) {
