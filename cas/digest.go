@@ -24,8 +24,7 @@ func (d Digest) Compare(other Digest) int { return bytes.Compare(d[:], other[:])
 // so that every digest has one spelling and one file name.
 func ParseDigest(s string) (d Digest, err error) { return d, ParseHex("digest", s, d[:]) }
 
-// ParseHex reads lower-case hexadecimal digits of exactly as many bytes as to has. what names them in
-// errors.
+// ParseHex reads lower-case hexadecimal digits into all of to. what names them in errors.
 func ParseHex(what, s string, to []byte) error {
 	if len(s) != 2*len(to) {
 		return fmt.Errorf("%s %.80q: %d characters, not %d", what, s, len(s), 2*len(to))

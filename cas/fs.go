@@ -112,8 +112,7 @@ func StampAt(dirfd int, name string) (Stamp, error) {
 	return s, err
 }
 
-// StampPath returns the stamp of the file that a path leads to, through symbolic links: a link that is
-// switched is a change.
+// StampPath returns the stamp of what a path leads to: a link that is switched is a change.
 func StampPath(path string) (Stamp, error) {
 	s, err := stampAt(unix.AT_FDCWD, path, 0)
 	if err != nil {
@@ -252,8 +251,7 @@ type FS interface {
 	ReadDir(path string) ([]string, error)
 	// Create makes a file for reading and writing, mode 0600. It never opens what is there already.
 	Create(path string) (*os.File, error)
-	// Open opens for reading, follows no symbolic link at the end of path, and
-	// does not wait at a FIFO.
+	// Open opens for reading, follows no link at the end of path, and does not wait at a FIFO.
 	Open(path string) (*os.File, error)
 	// OpenWrite opens an existing file for reading and writing.
 	OpenWrite(path string) (*os.File, error)
@@ -263,8 +261,7 @@ type FS interface {
 	// Clone makes dst, which is empty, share the bytes of src.
 	Clone(dst, src *os.File) error
 	Truncate(f *os.File, size int64) error
-	// Allocate makes f, which is empty, that many bytes long, and has the disk
-	// keep room for all of them.
+	// Allocate makes the empty f that long, and has the disk keep room for all of it.
 	Allocate(f *os.File, size int64) error
 	Chmod(f *os.File, mode os.FileMode) error
 	// Sync makes the bytes and the size of f durable.

@@ -69,8 +69,7 @@ func (r *Removal) Sync() (err error) {
 	return err
 }
 
-// RemoveUnless removes the blob, durably, unless it is held or needed says that
-// somebody refers to it; see Removal.
+// RemoveUnless removes the blob, durably, unless it is held or needed; see Removal.
 func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
 	r := s.Removal()
 	if removed, err = r.RemoveUnless(d, needed); err != nil {

@@ -171,8 +171,7 @@ func RemoveLeftovers(fsys FS, incoming string) error {
 func (s *Store) folder(d Digest) string { return filepath.Join(s.objects, d.String()[:2]) }
 func (s *Store) path(d Digest) string   { return filepath.Join(s.folder(d), d.String()) }
 
-// Has reports whether a blob of that digest is there. It does not look at the
-// bytes; Open and Verify do.
+// Has reports whether a blob of that digest is there, without a look at its bytes.
 func (s *Store) Has(d Digest) bool {
 	_, err := s.Size(d)
 	return err == nil

@@ -218,8 +218,7 @@ type Facts struct {
 	EPs        []EPProbe // in the order of Runtime.EPs
 }
 
-// EPProbe is what a probe found of one EP library, without its version: all its devices, or why it
-// could not be registered.
+// EPProbe is what a probe found of an EP library: its devices, or why it did not register.
 type EPProbe = dialogue.EPResult
 
 // DeviceFacts describes a device as ORT and the EP report it.

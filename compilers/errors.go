@@ -180,8 +180,7 @@ func (t *Tail) String() string {
 	return string(t.kept)
 }
 
-// LastWords shortens a long message to its end: ONNX Runtime begins with where in its source it was,
-// and the cause comes last.
+// LastWords shortens a message to its end, because ONNX Runtime's begin with a place in its source.
 func LastWords(text string) string {
 	const most = 400
 	if len(text) <= most {

@@ -253,8 +253,7 @@ func Beside(library string) []string {
 	return names
 }
 
-// Foreign tells files of ONNX Runtime itself and of other EPs, which are no part of an EP library
-// beside them.
+// Foreign tells files of ONNX Runtime and of other EPs, which are no part of a library beside them.
 func Foreign(file string) bool {
 	base := filepath.Base(file)
 	if _, isEP := epOfLibrary(base); isEP {

@@ -39,8 +39,7 @@ func MachineClass(ep EP, devices []DeviceFacts) string {
 
 var machineClass = regexp.MustCompile(`^(cpu|gpu|npu):[0-9a-f:]+(,|$)`)
 
-// IsMachineClass tells whether a hardware architecture is what MachineClass gives, and not what an
-// EP states.
+// IsMachineClass tells whether hardware is what MachineClass gives, and no EP states.
 func IsMachineClass(hardware string) bool { return machineClass.MatchString(hardware) }
 
 // ProcessorClass is the MachineClass of an EP that uses the processor.

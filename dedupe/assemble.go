@@ -85,8 +85,7 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 	return ReadExtents(a.recipe.Extents, p, off, a.fill)
 }
 
-// ReadExtents reads from off what extents in order of At make up; fill reads the bytes of one, from
-// skip on.
+// ReadExtents reads from off what extents in order of At make up, each by fill, from skip on.
 func ReadExtents(
 	all []Extent, p []byte, off int64, fill func(p []byte, e Extent, skip int64) error,
 ) (n int, err error) {
@@ -156,8 +155,7 @@ type Source interface {
 	Size() int64
 }
 
-// ReadFull fills p from off. The end before that is io.ErrUnexpectedEOF: a
-// source has the size that it states.
+// ReadFull fills p from off. An earlier end is io.ErrUnexpectedEOF.
 func ReadFull(r io.ReaderAt, p []byte, off int64) error {
 	n, err := r.ReadAt(p, off)
 	if n == len(p) {
@@ -175,8 +173,7 @@ type File struct {
 	file *os.File
 }
 
-// NewFile returns f as a Source, which closes f when it is closed. It takes f over, also where it
-// fails.
+// NewFile returns f as a Source that closes f. It takes f over, also where it fails.
 func NewFile(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {

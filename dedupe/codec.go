@@ -143,8 +143,7 @@ func (r *Recipe) appendExtents(b []byte) []byte {
 }
 
 // DecodeRecipe reads the bytes of a recipe file. What it accepts is sound as
-// Validate says. Frames are there, and are looked at when they are read. Errors are
-// *FormatError or ErrNewer.
+// Validate says. Frames are looked at when they are read. Errors are *FormatError or ErrNewer.
 func DecodeRecipe(b []byte) (*Recipe, error) {
 	r, _, err := decodeRecipe(b, int64(len(b)))
 	return r, err

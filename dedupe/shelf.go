@@ -329,8 +329,7 @@ func (s *Shelf) place(r *Recipe, path string, stored int64) error {
 	return err
 }
 
-// Get reads the recipe of a blob. Errors are cas.ErrNotFound, *FormatError,
-// ErrNewer, or the system's.
+// Get reads a blob's recipe. Errors are cas.ErrNotFound, *FormatError, ErrNewer, or the system's.
 func (s *Shelf) Get(d cas.Digest) (*Recipe, error) {
 	r, _, err := s.GetStamped(d)
 	return r, err

@@ -27,8 +27,7 @@ type Model struct {
 	Contexts        []Context      // every EPContext node, of every graph and function, in file order
 	OpTypes         map[string]int // "domain::Op" -> number of nodes; the default domain is "ai.onnx"
 	Nodes           int            // of every graph and function
-	// Whole lists files besides external data whose every byte is part of the model: those of WrapsIR.
-	// Callers may add some.
+	// Whole lists files that are wholly part of the model: those of WrapsIR. Callers may add some.
 	Whole []string
 }
 

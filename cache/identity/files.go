@@ -208,8 +208,7 @@ func (s *Sums) DigestAt(ctx context.Context, m *epmodel.Model, graph string) (ca
 	return cas.Digest(d), err
 }
 
-// source opens a file for of. The sums of one that was changed a moment ago are not remembered,
-// because its times do not tell enough.
+// source opens a file for of. Sums of one that was changed a moment ago are not remembered.
 func (s *Sums) source(f *os.File) (epmodel.Source, error) {
 	src, err := epmodel.FileSource(f)
 	if err != nil || s == nil {

@@ -32,8 +32,7 @@ type Model struct {
 const readerVersion = 2
 
 // isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap
-// a model in OpenVINO's own format are a source: that has to be compiled each time it is loaded,
-// too.
+// a model in OpenVINO's own format are a source, because each load has to compile that.
 func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
 
 // Models identifies models, and remembers them by the stamps of their files: in memory, and in a book

@@ -52,8 +52,7 @@ type Terms struct {
 	Output                     Output
 }
 
-// Spelling digests the terms as they came. Those with option files are not remembered: a descriptor is not a
-// spelling.
+// Spelling digests the terms as they came. Those with files are not remembered.
 func (t *Terms) Spelling() ([32]byte, bool) {
 	raw := Record{Version: recordVersion, Model: t.Model, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,

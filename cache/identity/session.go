@@ -86,8 +86,7 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 }
 
 // SplitSession returns those session config entries that a compile is given, and whether the
-// request takes optimal builds only. Entries that say how a session runs are left out. What is
-// wrong with an entry, Record says.
+// request takes optimal builds only, without those of running. Record says what is wrong with one.
 func SplitSession(entries map[string]string) (compile map[string]string, optimal bool) {
 	compile = entries
 	for key, value := range entries {

@@ -17,8 +17,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Sources remembers source models by the paths of their files, and opens them again. It is safe for
-// concurrent use.
+// Sources remembers source models by paths, and opens them again. It is safe for concurrent use.
 type Sources struct {
 	uid     uint32        // the daemon's user
 	opening chan struct{} // one token for each open

@@ -54,15 +54,13 @@ func (a Advice) hint(format string, args ...any) Advice {
 	return a
 }
 
-// Doctor looks for problems on this machine: runtimes, disk, clock, rights, watching, the index, and
-// the failures of the last day.
+// Doctor looks for problems of runtimes, disk, clock, rights, watching, index, and lately failures.
 type Doctor struct{ q *Queries }
 
 // Doctor returns the doctor of this store.
 func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 
-// Examine gives advice on all that it looks at. It starts workers where a runtime was not probed yet,
-// and changes nothing.
+// Examine gives advice on all of it. It probes runtimes by workers, and changes nothing.
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
@@ -313,8 +311,7 @@ func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 
 const lately = 24 * time.Hour
 
-// LatelyAdvice reports the failures of the last day. Their texts are for administrators, because they
-// name models.
+// LatelyAdvice reports the failures of the last day, to administrators with their texts.
 func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""

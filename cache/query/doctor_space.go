@@ -31,8 +31,7 @@ func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// SpaceAdvice warns of a budget that is too small, and of results that were not kept, as far as the
-// peer may see their models.
+// SpaceAdvice warns of too small a budget, and of results not kept whose models the peer may see.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
 	r, err := d.q.Space()

@@ -48,8 +48,7 @@ func (d *Doctor) adviseState() []Advice {
 	return out
 }
 
-// Below these the disk counts as nearly full, because a compile writes a copy of the model and the
-// artefact.
+// Below these the disk is nearly full: a compile writes a copy of the model and the artefact.
 const (
 	lowBytes  = 1 << 30
 	lowInodes = 10_000

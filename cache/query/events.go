@@ -144,8 +144,7 @@ func (s *Stream) from(next uint64) (events []index.Event, missed uint64, more <-
 
 const maxHistory = 200
 
-// WithHistory adds the events of the entry that the peer may see, as many as fit into an answer, and
-// returns the explanation.
+// WithHistory adds what the peer may see of the entry's events and fits, and returns the answer.
 func (q *Queries) WithHistory(
 	p rights.Peer, key index.RequestKey, out *wire.Explanation,
 ) *wire.Explanation {

@@ -79,8 +79,7 @@ type Candidate struct {
 	Judge       func(*wire.Build) // fills in the verdict for the runtime; nil: it was not judged
 }
 
-// Explain decides as the request does, but compiles nothing, withholds nothing, and neither counts
-// nor leases.
+// Explain decides as the request does, but compiles, withholds, counts and leases nothing.
 func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation, error) {
 	leave, err := q.explaining.enter(ctx, q.options.Owner(of.Peer.UID), of.Name)
 	if err != nil {

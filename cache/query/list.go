@@ -18,8 +18,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// List pages through the builds that the peer may see, in the order of their ids. Next is empty at
-// the end.
+// List pages through builds that the peer may see, in the order of ids, until Next is empty.
 func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 	progress func(*wire.Progress)) (*wire.ListReply, error) {
 	limit := 500
@@ -89,8 +88,7 @@ func isListed(w *wire.List, b *index.Build) bool {
 		func(e index.EPFacts) bool { return e.Name == w.Ep })
 }
 
-// Listing returns what is known of a build and its use. Listed adds how it is kept, and what its
-// removal would free.
+// Listing returns what is known of a build. Listed adds how it is kept, and what it takes.
 func (q *Queries) Listing(b *index.Build) *wire.Build {
 	state := q.index.Journal.StateOf(b.ID)
 	lastUsed, hits := q.index.Uses.Last(b.ID)
@@ -149,8 +147,7 @@ func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
 	return out, nil
 }
 
-// Show returns all that is known of the builds that a name means, each with its record, and the
-// latest history of their requests.
+// Show returns all that is known of the builds of a name, with records and latest history.
 func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.ShowReply, error) {
 	builds, err := q.Find(ctx, p, []string{name})
 	if err != nil {

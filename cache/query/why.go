@@ -158,8 +158,7 @@ func (q *Queries) whyGone(p rights.Peer, name string, notFound error) (*wire.Exp
 	return q.WithHistory(p, stone.RequestKey, out), nil
 }
 
-// WhyNone returns what became of the last build for a request, as far as the peer may know it, and
-// "" if no build is known.
+// WhyNone returns what became of a request's last build, as the peer may know, or "".
 func (q *Queries) WhyNone(p rights.Peer, key index.RequestKey) string {
 	all := q.index.Journal.History(key)
 	var last *index.Event

@@ -43,8 +43,7 @@ func (s *Set) assessChanges(ctx context.Context) {
 // MachineEvery is how often the machine is looked at where nothing tells of a change.
 const MachineEvery = time.Minute
 
-// LookAtMachine reads the drivers' versions again. When they are other ones, every runtime is looked at
-// again. Call it every MachineEvery.
+// LookAtMachine, every MachineEvery, reads drivers again, and looks at runtimes if they changed.
 func (s *Set) LookAtMachine(ctx context.Context) {
 	lines := s.machine.Look(ctx)
 	for _, line := range lines {

@@ -85,8 +85,7 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 	return nil, nil, None(w.EPs, have)
 }
 
-// None returns the error for execution providers that no registered runtime has all of. have lists those
-// that the runtimes have.
+// None is the error for EPs that no registered runtime has all of. have lists those of runtimes.
 func None(eps []identity.EP, have []string) error {
 	var all, names []string
 	for _, ep := range eps {
@@ -160,8 +159,7 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 // mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
 func (s *Set) mayName(w *Wanted) bool { return w.UID == s.options.UID }
 
-// FactInstead of an error lists what the client can do instead, the best first, separated by
-// spaces.
+// FactInstead of an error lists what the client can do instead, the best first, after spaces.
 const (
 	FactInstead = "instead"
 	insteadShow = "show" // ask again, and show all libraries beside those of the EPs
@@ -189,8 +187,7 @@ func (s *Set) notMine(w *Wanted, what string) error {
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
 }
 
-// Shows reports whether the caller shows the whole libraries of all EPs of the request, and not only
-// their paths.
+// Shows reports whether the caller shows whole libraries of all EPs, and not only paths.
 func (w *Wanted) Shows() bool {
 	for _, ep := range w.EPs {
 		if ref := w.Library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {

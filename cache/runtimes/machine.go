@@ -53,8 +53,7 @@ type driver struct {
 	err     error  // why it could not be read at the last look
 }
 
-// NewMachine returns a machine that has not been looked at. Now and Driver block until Look has
-// returned once.
+// NewMachine returns a machine that was not looked at. Now and Driver block until Look returns.
 func NewMachine(sources []DriverSource) *Machine {
 	m := &Machine{seen: make(chan struct{})}
 	m.SetSources(sources)
@@ -80,8 +79,7 @@ func (m *Machine) Now() MachineID {
 	return *m.current.Load()
 }
 
-// SetSources has drivers' versions read elsewhere from the next look on. It reports whether the sources
-// are other ones than before.
+// SetSources has drivers read elsewhere from the next look on, and reports whether it is new.
 func (m *Machine) SetSources(sources []DriverSource) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,8 +174,7 @@ func (m *Machine) Unreadable() (errs []error) {
 	return errs
 }
 
-// Driver returns the version of an execution provider's driver and where it is from. The metadata of
-// its device come first.
+// Driver returns the version of an EP's driver and its origin: first the device's metadata.
 func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source string) {
 	if mark.DriverVersion != "" {
 		return mark.DriverVersion, "device metadata"

@@ -24,8 +24,7 @@ import (
 // nothing that we look at need tell of it.
 const FailureHolds = 30 * time.Second
 
-// maxFacts bounds what is held in memory, because clients choose options, and bring models. What is for
-// good is in the book as well.
+// maxFacts bounds memory, because clients choose options. What is for good is in the book too.
 const maxFacts = 1 << 14
 
 // Question is a fact to find out about a runtime, once for all callers.
@@ -140,8 +139,7 @@ var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update"
 // ErrGivenUp ends a request, or an inquiry, of a user who cancelled it.
 var ErrGivenUp = errors.New("the job was cancelled")
 
-// Unsettled reports whether an error says nothing of what was asked about: the caller left, or the
-// libraries changed.
+// Unsettled reports whether an error says nothing of the question: who asked left, or files moved.
 func Unsettled(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrMoving) || errors.Is(err, ErrReplaced) ||
 		errors.Is(err, ErrGivenUp))
@@ -215,8 +213,7 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	return out
 }
 
-// ResolveDevices finds the devices that a request's EP means: for each selector the first that fits, and without any
-// selector the EP's first device.
+// ResolveDevices finds for each selector the first device that fits, or the EP's first device.
 func ResolveDevices(facts compilers.Facts, ep identity.EP) ([]compilers.Device, error) {
 	i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
 	if i < 0 {

@@ -65,8 +65,7 @@ func newRuntime(name string, registered bool, find func() (compilers.Runtime, er
 	return rt
 }
 
-// Content returns the runtime as it is now. It looks again if any of its files changed since, and blocks
-// while they are being changed.
+// Content returns the runtime as it is now. It looks again, or blocks, while its files change.
 func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (*Content, error) {
 	if rc := rt.Found(); rc != nil && s.holds(rc) {
 		return rc, nil

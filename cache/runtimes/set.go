@@ -47,8 +47,7 @@ type Options struct {
 	Event func(index.Event)
 	// Inquire runs find, once for all callers of one key at a time. The jobs show it to the asker.
 	Inquire func(ctx context.Context, q Question, find func(context.Context) (any, error)) (any, error)
-	// ReadShown blocks until a library that the user shows may be read, because each may be on a file
-	// system that never answers.
+	// ReadShown blocks until a library may be read: its file system may never answer.
 	ReadShown func(ctx context.Context, uid uint32) (leave func(), err error)
 	// Assessed is called when a runtime was probed that is new or changed, with the digests of the
 	// libraries by EP that it had before. told: the history has an event of what changed. False says that
@@ -87,8 +86,7 @@ func New(o Options) *Set {
 	return s
 }
 
-// Start begins to look at the machine, to notice changes and to assess them, until the context ends.
-// Close must follow.
+// Start looks at the machine and assesses changes until the context ends. Close must follow.
 func (s *Set) Start(ctx context.Context) {
 	s.ctx = ctx
 	s.work.Go(func() { s.machine.Look(ctx) })
@@ -146,8 +144,7 @@ func (s *Set) SetDrivers(sources []DriverSource) {
 // Machine returns the machine that the runtimes are on.
 func (s *Set) Machine() *Machine { return s.machine }
 
-// Watched says how changes of the runtime's files are noticed: "inotify", "polled: REASON", or "" where
-// they are not watched.
+// Watched says how changes are noticed: "inotify", "polled: REASON", or "": they are not.
 func (s *Set) Watched(rt *Runtime) string { return s.watcher.How(rt.subject) }
 
 // Reassess has each runtime assessed again, because builds are judged otherwise now.
@@ -167,8 +164,7 @@ func (s *Set) All() []*Runtime {
 // Has reports whether the runtime may still be used: it was not taken out of the set.
 func (s *Set) Has(rt *Runtime) bool { return slices.Contains(s.All(), rt) }
 
-// Named returns the runtime of that name that has the build's execution providers, as far as is known;
-// nil if there is none.
+// Named returns the runtime of that name that has the build's EPs, nil if none is known.
 func (s *Set) Named(name string, b *index.Build) *Runtime {
 	for _, rt := range s.All() {
 		if rc := rt.Found(); rt.Name == name && rc != nil && rc.HasEvery(b) {

@@ -81,8 +81,7 @@ func (e *Env) Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// DevicesOf lists the devices under exactly this EP name: OpenVINO also has names with an ending,
-// such as ".AUTO".
+// DevicesOf lists devices under exactly this EP name, and not under names such as \X.AUTO".
 func (e *Env) DevicesOf(ep string) ([]Device, error) {
 	all, err := e.Devices()
 	return slices.DeleteFunc(all, func(d Device) bool { return d.EP != ep }), err

@@ -190,8 +190,7 @@ func DenseModel(seed uint64, n int, batch any) Model {
 }
 
 // Apply adds a node from in to out: an operator on that and on a weight, unless the weight has no
-// name. Of an Int8 weight there are also nodes that quantize and dequantize, in steps of that size.
-// Names begin with id.
+// name. Of an Int8 weight there are nodes that quantize in steps of that size. Names begin with id.
 func (m *Model) Apply(op, id, in, out string, weight Tensor, step float32) {
 	inputs := []string{in}
 	if weight.Name != "" {
@@ -320,6 +319,5 @@ func probe(op string, element int32) Model {
 	return m
 }
 
-// half is one half as elements of a type, or one step of what is quantized: a value that no
-// optimization takes for a no-op.
+// half is one half, or a step of what is quantized: no optimization takes it for a no-op.
 var half = map[int32][]byte{Float: {0, 0, 0, 0x3f}, Float16: {0, 0x38}, Int8: {1}}

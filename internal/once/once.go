@@ -26,8 +26,7 @@ const (
 	maxRuns = 2
 )
 
-// New returns Facts without any. Start runs a search in a goroutine of its own, with the context that
-// ends it.
+// New returns Facts. Start runs a search in a goroutine of its own, with a context that ends it.
 func New(now func() time.Time, start func(func(context.Context))) *Facts {
 	return &Facts{now: now, start: start, slots: make(keyed.Slots, maxRuns)}
 }
