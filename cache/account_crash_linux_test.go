@@ -60,6 +60,7 @@ func TestALeftoverBlobGoesAtTheNextStart(t *testing.T) {
 	left := needed
 	left[31] ^= 1
 	path := func(d cas.Digest) string { return filepath.Join(b.state, "objects", d.String()[:2], d.String()) }
+	require.NoError(t, os.MkdirAll(filepath.Dir(path(left)), 0o700))
 	require.NoError(t, os.WriteFile(path(left), []byte("nobody's"), 0o444))
 	b.reopen()
 	<-b.cache.tidied

@@ -60,6 +60,7 @@ func earlierStore(t *testing.T, state string) {
 		slices.Concat(noise(3, 200<<10), noise(4, 70<<10)), // the literals of one that has a part twice
 	} {
 		name := cas.Digest(blake3.Sum256(content)).String()
+		require.NoError(t, os.MkdirAll(filepath.Join(state, "objects", name[:2]), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(state, "objects", name[:2], name), content, 0o444))
 	}
 }

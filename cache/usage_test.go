@@ -60,6 +60,7 @@ func TestTheAccountIsExact(t *testing.T) {
 
 	<-b.cache.tidied // a start removes strangers
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
+	require.NoError(t, os.MkdirAll(filepath.Dir(stranger), 0o700))
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
 	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
 	require.NoError(t, err)

@@ -17,7 +17,7 @@ import (
 // What a new store was told to keep is there after a power cut, and so are the folders on the way to it, though they were made a moment ago; also where an earlier start was stopped
 // while it made them.
 func TestTheFirstBlobSurvivesAPowerCut(t *testing.T) {
-	for _, stopped := range []int{0, 2, 3, 4, 100, 259, 260} {
+	for _, stopped := range []int{0, 2, 3, 4, 5, 6, 7} {
 		t.Run(fmt.Sprintf("a start stopped at step %d", stopped), func(t *testing.T) {
 			root := memoryDir(t)
 			state := filepath.Join(root, "state")
@@ -43,8 +43,10 @@ func TestTheFirstBlobSurvivesAPowerCut(t *testing.T) {
 func TestABlobInAFolderThatWasDeleted(t *testing.T) {
 	fs, s, root := start(t)
 	d := digestOf(fresh).String()
-	require.NoError(t, os.Remove(filepath.Join(root, "state", "objects", d[:2])))
 	_, _, err := s.Put(context.Background(), bytes.NewReader(fresh))
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(filepath.Join(root, "state", "objects", d[:2])))
+	_, _, err = s.Put(context.Background(), bytes.NewReader(fresh))
 	require.NoError(t, err)
 	requireAfterCrash(t, fs, [][]byte{old, fresh}, nil)
 }

@@ -197,6 +197,9 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest, ad
 // linkNew links path to the blob's name, unless a sound blob stands there already. A damaged one is
 // set aside: its bytes are here again. The blob's lock is held.
 func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool, err error) {
+	if err := s.shards.Make(d[0], false); err != nil {
+		return false, err
+	}
 	for range 2 {
 		err = s.fs.Link(path, s.path(d))
 		switch {
@@ -206,7 +209,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 			return false, errElsewhere
 		case errors.Is(err, fs.ErrNotExist):
 			// The folder was deleted behind our back.
-			if err := errors.Join(s.fs.Mkdir(s.folder(d)), s.fs.SyncDir(s.objects)); err != nil {
+			if err := s.shards.Make(d[0], true); err != nil {
 				return false, err
 			}
 			continue

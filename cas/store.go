@@ -23,6 +23,8 @@ type Store struct {
 	stamps   stampCache
 	volatile bool
 
+	shards Shards // the folders of blobs
+
 	// locks orders what happens to one blob: linking, unlinking, hashing,
 	// removing. A blob's lock is taken first; no other lock is held over it.
 	locks keyed.Locks[Digest]
@@ -71,6 +73,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if s.volatile = o.Volatile; s.volatile {
 		s.fs = unsynced{s.fs}
 	}
+	s.shards.FS, s.shards.Dir = s.fs, s.objects
 	if o.ReadOnly {
 		return s, nil
 	}
@@ -87,20 +90,18 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// makeFolders makes every folder that a blob can ever need, so that a Put has
-// one folder to sync. They are synced at each Open and not only when made:
-// whoever made them may have been stopped before it synced them.
+// makeFolders makes the folders that are always there.
 func (s *Store) makeFolders() error {
 	if err := MakeFolder(s.fs, s.dir); err != nil {
 		return err
 	}
-	if s.volatile { // each blob's folder is made with its first blob: there is nothing to sync
+	if s.volatile {
 		return makeFolders(s.fs, s.objects, s.incoming)
 	}
 	if err := s.fs.Mkdir(filepath.Join(s.dir, quarantineName)); err != nil {
 		return err
 	}
-	return MakeShards(s.fs, s.objects)
+	return s.shards.Open()
 }
 
 // MakeFolder makes a folder of mode 0700 durably, if it is not there. Its name is
@@ -134,31 +135,6 @@ func makeFolders(fsys FS, paths ...string) error {
 	return nil
 }
 
-// MakeShards durably makes the folder at path, and in it the folders 00 to ff and "incoming".
-func MakeShards(fsys FS, path string) error {
-	if err := makeFolders(fsys, path, filepath.Join(path, incomingName)); err != nil {
-		return err
-	}
-	names, err := fsys.ReadDir(path)
-	if err != nil {
-		return err
-	}
-	there := make(map[string]bool, len(names))
-	for _, name := range names {
-		there[name] = true
-	}
-	for i := range 256 {
-		name := fmt.Sprintf("%02x", i)
-		if there[name] {
-			continue
-		}
-		if err := fsys.Mkdir(filepath.Join(path, name)); err != nil {
-			return err
-		}
-	}
-	return errors.Join(fsys.SyncDir(path), fsys.SyncDir(filepath.Dir(path)))
-}
-
 // RemoveLeftovers removes the files that a crash has left in an incoming folder.
 func RemoveLeftovers(fsys FS, incoming string) error {
 	names, err := fsys.ReadDir(incoming)
@@ -168,7 +144,7 @@ func RemoveLeftovers(fsys FS, incoming string) error {
 	return err
 }
 
-func (s *Store) folder(d Digest) string { return filepath.Join(s.objects, d.String()[:2]) }
+func (s *Store) folder(d Digest) string { return s.shards.Path(d[0]) }
 func (s *Store) path(d Digest) string   { return filepath.Join(s.folder(d), d.String()) }
 
 // Has reports whether a blob of that digest is there, without a look at its bytes.
@@ -309,7 +285,7 @@ func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs
 		folder := filepath.Join(s.objects, shard)
 		names, err := s.fs.ReadDir(folder)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // deleted behind our back; Open makes it again
+			continue // deleted since
 		}
 		if err != nil {
 			return err

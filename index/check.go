@@ -58,10 +58,7 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 	x.manifests.changing.Lock()
 	defer x.manifests.changing.Unlock()
 	names, err := x.FS.ReadDir(x.manifests.folder(i))
-	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{{"missing", x.manifests.folder(i), "the folder is not there; it is made again at the next start"}}, 0, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a folder is made with its first manifest
 		return nil, 0, err
 	}
 	there := make(map[BuildID]bool)

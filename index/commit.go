@@ -129,7 +129,7 @@ func (m *manifests) move(list []*Change) {
 		if c.publish {
 			// Visible to a start from here on, though a power cut may take it back. A crash before this
 			// line leaves only the staged file, which Open removes.
-			c.fail(m.fs.Link(m.staged(c.ID), m.path(c.ID)))
+			c.fail(m.link(c.ID))
 		} else {
 			// One without a manifest was deleted, or unlinked by an earlier call that failed to sync:
 			// make that durable.

@@ -2,7 +2,7 @@ package index
 
 import (
 	"errors"
-	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -50,11 +50,13 @@ type manifests struct {
 	wake     func() // asks for a flush some seconds from now
 	times    Table  // of folders
 
+	shards cas.Shards
+
 	changing sync.Mutex // held from a change of manifests until the database has it; guards folders
 	folders  [256]folder
 }
 
-func (m *manifests) folder(i byte) string { return filepath.Join(m.dir, fmt.Sprintf("%02x", i)) }
+func (m *manifests) folder(i byte) string { return m.shards.Path(i) }
 
 func (m *manifests) path(id BuildID) string { return filepath.Join(m.folder(id[0]), id.String()) }
 
@@ -115,9 +117,13 @@ func (m *manifests) note(tx *bbolt.Tx, i byte, t folderTimes) error {
 	return put(tx, bucketFolders, []byte{i}, encodeRow(t))
 }
 
-// list returns the ids of the manifests in a folder. Other names are left for Check to tell.
+// list returns the ids of the manifests in a folder, none where that was never made. Other names
+// are left for Check to tell.
 func (m *manifests) list(i byte) ([]BuildID, error) {
 	names, err := m.fs.ReadDir(m.folder(i))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -153,6 +159,21 @@ func (m *manifests) stage(id BuildID, file []byte) error {
 	if err != nil {
 		// After a failed sync the file's bytes cannot be trusted: try again with a new one.
 		err = cas.WriteFile(m.fs, m.staged(id), file)
+	}
+	return err
+}
+
+// link gives a staged manifest its name. A start sees it from here on, though a power cut may take
+// it back.
+func (m *manifests) link(id BuildID) error {
+	err := m.shards.Make(id[0], false)
+	if err == nil {
+		err = m.fs.Link(m.staged(id), m.path(id))
+	}
+	if errors.Is(err, fs.ErrNotExist) { // the folder was deleted
+		if err = m.shards.Make(id[0], true); err == nil {
+			err = m.fs.Link(m.staged(id), m.path(id))
+		}
 	}
 	return err
 }

@@ -128,6 +128,7 @@ func newIndex(dir string, o Options) *Index {
 	files := filepath.Join(dir, manifestsName)
 	x.manifests = &manifests{fs: x.FS, dir: files, incoming: filepath.Join(files, incomingName),
 		now: x.now, wake: x.wake, times: Table{soft: x.soft, bucket: bucketFolders}}
+	x.manifests.shards.FS, x.manifests.shards.Dir = x.FS, files
 	x.Memos = Memos{table: Table{x.soft, bucketMemo, maxMemos}, now: x.now}
 	x.Uses = Uses{table: Table{soft: x.soft, bucket: bucketUse}, latest: make(map[BuildID]Usage)}
 	x.Counters = Counters{table: Table{x.soft, bucketCounters, 1024}, counts: make(map[string]uint64),
@@ -201,7 +202,7 @@ func (x *Index) makeFolders() error {
 	if err := cas.MakeFolder(x.FS, x.dir); err != nil {
 		return err
 	}
-	if err := cas.MakeShards(x.FS, x.manifests.dir); err != nil {
+	if err := x.manifests.shards.Open(); err != nil {
 		return err
 	}
 	if err := cas.RemoveLeftovers(x.FS, x.manifests.incoming); err != nil {

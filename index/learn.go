@@ -54,7 +54,11 @@ func (x *Index) differences() (all []difference, err error) {
 
 // compare adds what the database has to learn of a folder.
 func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference, error) {
-	there, err := x.manifests.list(i)
+	var there []BuildID
+	var err error
+	if x.manifests.shards.There(i) {
+		there, err = x.manifests.list(i)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +71,9 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 			all = append(all, difference{id: id})
 		}
 		delete(known, id)
+	}
+	if len(there)+len(known) == 0 && now == (folderTimes{}) {
+		return all, nil // no such folder
 	}
 	for id := range known {
 		all = append(all, difference{id: id, gone: true})

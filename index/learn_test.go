@@ -130,6 +130,13 @@ func bigEndian(i uint64) []byte {
 	return bytes.Clone(b)
 }
 
+// putManifest writes a manifest as another process would.
+func putManifest(t *testing.T, dir string, id BuildID, file []byte) {
+	path := manifestFile(dir, id)
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, file, 0o600))
+}
+
 // putManifests writes so many manifests beside a database that does not know them.
 func putManifests(t *testing.T, dir string, from, n int) (last Build) {
 	for i := from; i < from+n; i++ {
@@ -139,7 +146,7 @@ func putManifests(t *testing.T, dir string, from, n int) (last Build) {
 		b.ID[15] = 1
 		file, err := encodeManifest(b)
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+		putManifest(t, dir, b.ID, file)
 		last = b
 	}
 	return last
@@ -190,7 +197,7 @@ func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 		b.ID[0] = 7
 		file, err := encodeManifest(b)
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+		putManifest(t, dir, b.ID, file)
 		last = b.ID
 	}
 	later := func() time.Time { return time.Now().Add(2 * fresh) } // the times of the folder have settled

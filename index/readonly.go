@@ -40,9 +40,6 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 	}
 	for i := range x.manifests.folders {
 		ids, err := x.manifests.list(byte(i))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
 		if err == nil {
 			err = ctx.Err()
 		}

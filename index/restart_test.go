@@ -517,7 +517,7 @@ func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
 	require.NoError(t, err)
 	file[8] = 2
 	require.NoError(t, os.Remove(manifestFile(dir, b.ID)))
-	require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+	putManifest(t, dir, b.ID, file)
 	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // a newer format comes with a newer schema
 	for range 3 {
 		x, err = Open(dir, Options{now: now})
@@ -528,7 +528,7 @@ func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
 		require.NoError(t, x.Close())
 	}
 	file[8] = 1
-	require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+	putManifest(t, dir, b.ID, file)
 	x = open(t, dir)
 	require.True(t, x.Complete())
 	got, err := x.Get(b.ID)
@@ -564,7 +564,7 @@ func TestAnUnknownManifestIsTakenIn(t *testing.T) {
 	b := sampleBuild()
 	file, err := encodeManifest(b)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+	putManifest(t, dir, b.ID, file)
 	x := open(t, dir)
 	require.Empty(t, x.Rebuilt())
 	got, err := x.Get(b.ID)
