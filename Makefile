@@ -87,9 +87,13 @@ race: build deps ## run the tests of what is concurrent under the race detector
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long
-test-long: test matrix stress kills fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
+test-long: test matrix stress kills explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	$(MAKE) bench-million wheel-proof-arm64
+
+.PHONY: explore
+explore: ## a million states that crashes could leave a store in; hours
+	$(PLAIN) $(GO) test ./store -run NoCrashLoses -timeout 12h -args -explore.states=1000000 -explore.ops=20
 
 .PHONY: test-short
 test-short: build ## run what needs no download
