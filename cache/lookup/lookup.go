@@ -2,15 +2,21 @@
 package lookup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -162,4 +168,104 @@ func (l *Lookup) used(b *index.Build) {
 func noCopy(b *index.Build, err error) error {
 	err = fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err)
 	return request.StoreError(err, b.ModelName)
+}
+
+// Finish fills in what every answer with a build says. It returns nil for no answer.
+func (l *Lookup) Finish(a *request.Answer, at *request.Attempt) *request.Answer {
+	if a == nil {
+		return nil
+	}
+	a.RequestKey, a.ModelDigest, a.Record = at.Plan.RequestKey, at.Plan.Canonical.Model, at.Plan.RecordJSON
+	a.Runtime, a.SessionOptions = at.RuntimeName, at.SessionOptions
+	a.GraphOptimizationLevel = at.Plan.Canonical.GraphOptimizationLevel // of a claim: to compile with
+	if a.Build != nil {
+		a.SessionOptions = a.Build.SessionOptions
+		a.GraphOptimizationLevel = cmp.Or(a.Compatibility.Level, a.Build.GraphOptimizationLevel)
+		a.Warnings = append(a.Warnings, a.Build.Warnings...)
+		if l.o.Warnings != nil {
+			a.Warnings = append(a.Warnings, l.o.Warnings(a.Build.ID)...)
+		}
+		a.TellMembers(at.Request, at.Plan.Canonical.Model)
+		l.o.Rights.Saw(at.Peer, a.Build)
+	}
+	for _, name := range slices.Sorted(maps.Keys(at.FreeDimensions)) {
+		if !slices.Contains(at.Identity.FreeDims, name) {
+			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s",
+				name, namedDimensions(at.Identity.FreeDims)))
+		}
+	}
+	a.ProviderOptions = make(map[string]map[string]string, len(at.EPs))
+	for _, ep := range at.Plan.EPs {
+		a.ProviderOptions[ep.Name] = ep.Options
+	}
+	return a
+}
+
+// namedDimensions lists the free dimensions of a model's inputs, for people.
+func namedDimensions(names []string) string {
+	if len(names) == 0 {
+		return "none of them is free"
+	}
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = strconv.Quote(name)
+	}
+	return "they have " + strings.Join(quoted, ", ")
+}
+
+// FindMember finds a group that has the request's model among its members and was asked for with
+// the same options; nil: there is none. The group is served to users who have had all of it,
+// because who brings one model has not shown the others.
+func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	member, err := l.Member(ctx, at)
+	if member == nil || err != nil {
+		return nil, err
+	}
+	found, err := l.Find(ctx, member)
+	if found.Answer == nil || err != nil {
+		return nil, err
+	}
+	a := l.Finish(found.Answer, member)
+	a.RequestKey, a.Record = at.Plan.RequestKey, at.Plan.RecordJSON
+	a.Why = "one of a group of models that was compiled together: " + a.Why
+	return a, nil
+}
+
+// Member plans the request as one for a group that has its model among its members. It returns nil
+// where there is no such group.
+func (l *Lookup) Member(ctx context.Context, at *request.Attempt) (*request.Attempt, error) {
+	if len(at.Identity.Group) > 0 || at.Embed {
+		return nil, nil
+	}
+	member := at.WithRequest(at.Sharing())
+	member.AsMember = true
+	member, err := l.o.Planned(ctx, member)
+	if err != nil && ctx.Err() == nil {
+		return nil, nil // the request itself is answered as if nobody had looked
+	}
+	return member, err
+}
+
+// notAlone returns why a group's build is not served for one of its models, "" if it is: the models
+// were loaded without sharing when an equal library compiled them, or they load so now.
+func (l *Lookup) notAlone(ctx context.Context, at *request.Attempt, one *Candidate) (string, error) {
+	const notKnownAlone = "the models of this group are not known to load alone: "
+	b := one.Build
+	if !at.AsMember || b.LoadCheck == compilers.Passed && one.Judgement.Source == judge.SourceLibrary {
+		return "", nil
+	}
+	checked, err := l.o.Judge.LoadsAlone(ctx, at.Plan.Against(at.RuntimeName, at.Content), b)
+	switch {
+	case err != nil && runtimes.Unsettled(ctx, err):
+		return "", err
+	case err != nil:
+		return notKnownAlone + err.Error(), nil
+	case checked.Outcome == compilers.Failed:
+		return "the models of this group load together and not alone: " + compilers.LastWords(checked.Text), nil
+	case checked.Outcome != compilers.Passed:
+		return notKnownAlone + "that cannot be tried on this machine", nil
+	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel != "disable_all":
+		return "the models of this group load alone only without graph optimisation", nil
+	}
+	return "", nil
 }
