@@ -118,12 +118,6 @@ func envelopeOf(number uint64, message proto.Message) *wire.Envelope {
 
 // bodyOf gives the message that an envelope carries, nil if there is none that is known here.
 func bodyOf(e *wire.Envelope) proto.Message {
-	switch body := e.Body.(type) { // of hits, as above
-	case *wire.Envelope_Acquire:
-		return body.Acquire
-	case *wire.Envelope_AcquireReply:
-		return body.AcquireReply
-	}
 	m := e.ProtoReflect()
 	field := m.WhichOneof(bodyOneof)
 	if field == nil {
