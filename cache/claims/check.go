@@ -142,8 +142,8 @@ func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (e
 	return nil
 }
 
-// ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here it
-// is part of the key.
+// ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here
+// it is part of the key.
 func (cl *claim) ortVersion(put *Put) (string, error) {
 	if cl.adopts {
 		return "", nil // it does not say

@@ -10,8 +10,8 @@ import (
 )
 
 // claim is a Claim as long as it lasts. It ends when its artefact is put, when it is given up, with
-// the connection that it was given on, or at its deadline, whichever is first. A put that is begun in
-// time may be finished.
+// the connection that it was given on, or at its deadline, whichever is first. A put that is begun
+// in time may be finished.
 type claim struct {
 	request.Claim
 	of               *Claims

@@ -1,10 +1,10 @@
 // Package claims lets an application compile a missing build for all that wait for it, with
 // libraries of its own, and takes the result into the store.
 //
-// A request for a claim waits for a job whose work is done outside of the daemon. The job grants the
-// claim to one request after the other, in the order in which they came, until an artefact is put.
-// The artefact is copied, checked as the work of a stranger, and published. An adoption takes in a
-// model that a user compiled before, in the same way and without a grant. Start reading at
+// A request for a claim waits for a job whose work is done outside of the daemon. The job grants
+// the claim to one request after the other, in the order in which they came, until an artefact is
+// put. The artefact is copied, checked as the work of a stranger, and published. An adoption takes
+// in a model that a user compiled before, in the same way and without a grant. Start reading at
 // Claims.ClaimOrWait and Claims.Put.
 package claims
 
@@ -177,8 +177,8 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	return nil, e
 }
 
-// GiveUp ends a claim without a result. Requests that wait are told text and code; the next one that
-// asked for a claim gets it.
+// GiveUp ends a claim without a result. Requests that wait are told text and code; the next one
+// that asked for a claim gets it.
 func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	cl, err := cs.find(p, id)
 	if err != nil {

@@ -26,8 +26,8 @@ type claimer struct {
 	wake    context.CancelFunc
 }
 
-// newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see
-// that they stay what they are; the model's own are read now.
+// newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to
+// see that they stay what they are; the model's own are read now.
 func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
 	takes, err := readSignature(ctx, at.Request)
 	if err != nil {
@@ -128,8 +128,8 @@ func (cs *Claims) outside(key jobs.Key, first *claimer) jobs.Work {
 	}}
 }
 
-// run gives the claim to one request after the other, until one of them puts a result or none wants it
-// any more.
+// run gives the claim to one request after the other, until one of them puts a result or none wants
+// it any more.
 func (cs *Claims) run(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Result, error) {
 	about := j.About()
 	var last *request.ClaimEnd
@@ -167,9 +167,9 @@ func (cs *Claims) run(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Res
 // jobCancelled is why a claim ended that was part of a job which a user cancelled.
 const jobCancelled = "its job was cancelled"
 
-// grant gives the claim to the request that has wanted it for longest. It returns nil where there is
-// none, or where the job is cancelled: then the request goes on waiting, for another job. last is how
-// the claim before it ended.
+// grant gives the claim to the request that has wanted it for longest. It returns nil where there
+// is none, or where the job is cancelled: then the request goes on waiting, for another job. last
+// is how the claim before it ended.
 func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -214,8 +214,9 @@ func (cs *Claims) await(ctx context.Context, cl *claim) (*jobs.Result, *request.
 	return cl.result, cl.end
 }
 
-// handed answers a request that was given the claim. err is how its wait ended: a user that gave the
-// job up at that moment has given the claim up as well, and the next request that asked for it gets it.
+// handed answers a request that was given the claim. err is how its wait ended: a user that gave
+// the job up at that moment has given the claim up as well, and the next request that asked for it
+// gets it.
 func (a *claimer) handed(ctx context.Context, cl *claim, err error) (*request.Answer, error) {
 	switch {
 	case ctx.Err() != nil:

@@ -54,8 +54,8 @@ const (
 )
 
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and
-// stored. When it returns the build is durable, and all requests that waited for the claim have it. A
-// refusal of the artefact ends the claim. The attempt is that of the claim.
+// stored. When it returns the build is durable, and all requests that waited for the claim have it.
+// A refusal of the artefact ends the claim. The attempt is that of the claim.
 func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (
 	*request.Answer, *request.Attempt, error) {
 	t := jobs.NewTelling(progress, cs.Now())
@@ -206,8 +206,8 @@ func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*stor
 	return room, nil
 }
 
-// MayPut bounds all that is kept of what a user put, conversions of it as well, and returns the sum of
-// the sizes.
+// MayPut bounds all that is kept of what a user put, conversions of it as well, and returns the sum
+// of the sizes.
 func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (
 	total int64, err error) {
 	most := cs.Limits().UserBytes

@@ -49,8 +49,8 @@ func stampSettled(f *os.File) (cas.Stamp, error) {
 	return cas.StampOf(f)
 }
 
-// stagePut copies so many bytes of what a client sent, through from, into a new file of ours. Without
-// holes they are hashed on the way.
+// stagePut copies so many bytes of what a client sent, through from, into a new file of ours.
+// Without holes they are hashed on the way.
 func stagePut(ctx context.Context, blobs *cas.Store, from io.ReaderAt, file *os.File, path string,
 	size int64) (cas.Hashed, error) {
 	if !sparse.Dense(file, size) {

@@ -10,8 +10,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// Failures lists the failed compiles that are answered from memory and that the peer may know of, the
-// newest first.
+// Failures lists the failed compiles that are answered from memory and that the peer may know of,
+// the newest first.
 func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "failures")
@@ -19,9 +19,9 @@ func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure,
 	return l.Remembered(p), nil
 }
 
-// Retry forgets failures, so that the next request compiles again: those that the names mean, or all of
-// the peer's; for administrators all there are. It returns the forgotten ones. A name that means none
-// is an error.
+// Retry forgets failures, so that the next request compiles again: those that the names mean, or
+// all of the peer's; for administrators all there are. It returns the forgotten ones. A name that
+// means none is an error.
 func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all bool) ([]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "retry")

@@ -1,5 +1,6 @@
-// Package joblist has the jobs as users see them: those of the queue and the rebuilds that the daemon
-// has yet to begin. A user lists, follows and cancels its own jobs, and an administrator all.
+// Package joblist has the jobs as users see them: those of the queue and the rebuilds that the
+// daemon has yet to begin. A user lists, follows and cancels its own jobs, and an administrator
+// all.
 package joblist
 
 import (
@@ -32,7 +33,7 @@ type List struct {
 // Administrators may follow all.
 func (l *List) mayFollow(p request.Peer, a *jobs.About, asked bool) bool {
 	return asked || l.Rights.Administrator(p) ||
-		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else it is of a request of another user
+		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else another user asked
 }
 
 // toldTo is what the peer may hear of a job.
@@ -41,8 +42,8 @@ func (l *List) toldTo(p request.Peer, i jobs.Info) jobs.Info {
 }
 
 // All returns the jobs that the peer may see, in the order in which they run: its own, rebuilds of
-// builds that it had, and for administrators all. Of the rebuilds that have not begun it returns those
-// that have waited longest; the most used of all of them is the next.
+// builds that it had, and for administrators all. Of the rebuilds that have not begun it returns
+// those that have waited longest; the most used of all of them is the next.
 func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j.About(), j.AskedBy(p.UID)) })
 	if ctx.Err() != nil {
@@ -56,20 +57,22 @@ func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 
 // Of returns the job that the request would wait for, nil if there is none.
 func (l *List) Of(at *request.Attempt) *jobs.Job {
-	key := at.JobKey()
-	own := jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)} // where an application of the same user's holds the claim
-	return l.Jobs.Open(key, own)
+	own := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)} // of a claim of the user's
+	return l.Jobs.Open(at.JobKey(), own)
 }
 
 // NotYet is the error of a request that does not wait for the compile that is under way.
 func (l *List) NotYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
 	j := f.Info()
-	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", at.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
+	phase, of := cmp.Or(j.Phase, j.State), ""
 	if j.Estimate > 0 {
-		text += fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
+		of = fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
 	}
-	e := apierr.New(apierr.NotFound, nil, "%s)", text).WithFact("request_key", at.Plan.RequestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
-		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
+	e := apierr.New(apierr.NotFound, nil, "no build yet for model %q: it is being compiled (%s, for %s%s)",
+		at.Name, phase, j.Elapsed.Round(time.Second), of).
+		WithFact("request_key", at.Plan.RequestKey.String()).WithFact("phase", phase).
+		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).
+		WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
 	if !l.mayFollow(at.Peer, f.About(), f.AskedBy(at.Peer.UID)) {
 		return e.WithHint("wait for it: ask with on_miss wait")
 	}
@@ -77,9 +80,10 @@ func (l *List) NotYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
 }
 
 // Follow waits until the job ends, and returns its end; that of a job which ended lately at once.
-// progress is called at each change of phase, and not after Follow returned. Following a job does not
-// keep it going.
-func (l *List) Follow(ctx context.Context, p request.Peer, id string, progress func(request.Progress)) (jobs.Info, error) {
+// progress is called at each change of phase, and not after Follow returned. Following a job does
+// not keep it going.
+func (l *List) Follow(ctx context.Context, p request.Peer, id string,
+	progress func(request.Progress)) (jobs.Info, error) {
 	f, anew, err := l.Find(p, id)
 	if err == nil && f == nil {
 		f, anew, err = l.AwaitBegin(ctx, p, *anew)
@@ -113,30 +117,29 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 	for _, f := range named {
 		ends, held := f.GiveUp(p.UID, l.Rights.Administrator(p))
 		if held != nil {
-			held() // for the next who wants it, if somebody does
+			held() // for the next request that wants the claim
 		}
-		if ends && f.About().Compiles() {
-			l.Store.Happened(event.For(event.About{Peer: request.Peer{UID: f.About().UID}, Key: f.About().RequestKey, Model: f.About().ModelName},
-				event.Cancelled, "by uid %d", p.UID))
+		if about := f.About(); ends && about.Compiles() {
+			l.Store.Happened(event.For(event.About{Peer: request.Peer{UID: about.UID},
+				Key: about.RequestKey, Model: about.ModelName}, event.Cancelled, "by uid %d", p.UID))
 		}
 	}
 	for _, f := range named {
-		if !f.Stopped() {
-			past = append(past, l.toldTo(p, f.Info()))
-			continue
+		if f.Stopped() {
+			select { // the worker is being killed
+			case <-f.Done():
+			case <-ctx.Done():
+				return past, request.ContextError(ctx, f.About().ModelName)
+			}
 		}
-		select { // the worker is being killed
-		case <-f.Done():
-			past = append(past, l.toldTo(p, f.Info()))
-		case <-ctx.Done():
-			return past, request.ContextError(ctx, f.About().ModelName)
-		}
+		past = append(past, l.toldTo(p, f.Info()))
 	}
 	return past, nil
 }
 
-// named gives the jobs that are meant. Those that ended already are given as they are.
-func (l *List) named(p request.Peer, ids []string, all bool) (named []*jobs.Job, past []jobs.Info, err error) {
+// named returns the jobs that are meant. past are those that have ended, and rebuilds.
+func (l *List) named(p request.Peer, ids []string, all bool) (
+	named []*jobs.Job, past []jobs.Info, err error) {
 	if all {
 		for _, f := range l.Jobs.List() {
 			if f.AskedBy(p.UID) || l.Rights.Administrator(p) {

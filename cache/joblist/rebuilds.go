@@ -13,10 +13,11 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// maxJobsAnew bounds what is listed of what the daemon wants by itself: after an update that may be every build.
+// maxJobsAnew bounds the rebuilds that are listed, because after an update there may be one of
+// every build.
 const maxJobsAnew = 256
 
-// jobsAnew gives what the daemon wants to compile anew and has not begun, as far as the peer may see the builds.
+// jobsAnew returns the rebuilds that have not begun, as far as the peer may see the builds.
 func (l *List) jobsAnew(p request.Peer) []jobs.Info {
 	var out []jobs.Info
 	for _, r := range l.Rebuilds.List() {
@@ -30,25 +31,27 @@ func (l *List) jobsAnew(p request.Peer) []jobs.Info {
 	return out
 }
 
-// toBeMade gives a rebuild as a job that has not begun; nil: it waits for a request, or is not for the peer to see.
+// toBeMade returns a rebuild as a job that has not begun; nil: it waits for a request, or is not
+// for the peer to see.
 func (l *List) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	if r.State != upkeep.Queued && r.State != upkeep.Running {
 		return nil
 	}
 	b, err := l.Store.Index().Get(r.Build)
 	if err != nil || !l.Rights.MaySee(p, b.ID, b.Scope) {
-		return nil // what is gone is not made anew either
+		return nil // a build that is gone is not made again either
 	}
-	j := &jobs.Info{ID: r.ID, State: jobs.Queued, Phase: "queued", ModelName: r.ModelName, ModelDigest: b.ModelDigest, RequestKey: r.RequestKey,
-		UID: b.UID, Background: true, Queued: r.Since, Elapsed: l.Now().Sub(r.Since), Why: r.Why}
+	j := &jobs.Info{ID: r.ID, State: jobs.Queued, Phase: "queued", ModelName: r.ModelName,
+		ModelDigest: b.ModelDigest, RequestKey: r.RequestKey, UID: b.UID, Background: true,
+		Queued: r.Since, Elapsed: l.Now().Sub(r.Since), Why: r.Why}
 	if len(b.EPs) > 0 {
 		j.EP = b.EPs[0].Name
 	}
 	return j
 }
 
-// AwaitBegin waits until a rebuild of the daemon's has begun, and returns its job. A rebuild that turns
-// out not to be needed is returned as done.
+// AwaitBegin waits until a rebuild of the daemon's has begun, and returns its job. A rebuild that
+// turns out not to be needed is returned as done.
 func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (*jobs.Job, *jobs.Info, error) {
 	tick := time.NewTicker(jobs.ProgressEvery)
 	defer tick.Stop()
@@ -59,18 +62,17 @@ func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (*jo
 		case <-ctx.Done():
 			return nil, nil, request.ContextError(ctx, j.ModelName)
 		}
-		f, _, err := l.Find(p, j.ID)
-		if apierr.ClassOf(err) == apierr.NotFound && err != nil {
+		switch f, _, err := l.Find(p, j.ID); {
+		case f != nil:
+			return f, nil, nil
+		case err != nil && apierr.ClassOf(err) == apierr.NotFound:
 			j.State = jobs.Done
 			return nil, &j, nil
-		}
-		if f != nil {
-			return f, nil, nil
 		}
 	}
 }
 
-// dropAnew takes all of them out of the queue, for an administrator, and gives the first.
+// dropAnew takes all rebuilds out of the queue, for an administrator, and returns the first ones.
 func (l *List) dropAnew(p request.Peer) []jobs.Info {
 	if !l.Rights.Administrator(p) {
 		return nil
@@ -101,7 +103,8 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 	switch {
 	case name == "" || found[name]:
 	case len(found) > 1:
-		return nil, nil, apierr.New(apierr.BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).WithHint("write more of its id: epcachectl jobs --json")
+		return nil, nil, apierr.New(apierr.BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).
+			WithHint("write more of its id: epcachectl jobs --json")
 	case len(found) == 1:
 		id = slices.Collect(maps.Keys(found))[0]
 	}
@@ -119,6 +122,7 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 	case f == nil && anew != nil:
 		return nil, anew, nil
 	}
-	return nil, nil, apierr.New(apierr.NotFound, nil, "no job %.80q: none is under way, or ended within %s, whose id begins so", name, jobs.PastFor).
+	return nil, nil, apierr.New(apierr.NotFound, nil,
+		"no job %.80q: none is under way, or ended within %s, whose id begins so", name, jobs.PastFor).
 		WithHint("epcachectl jobs shows those that wait or run")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Reply fills the message that clients receive with the first jobs and failures, as many as fit. The
-// compiler's words are left out of the older failures.
+// Reply fills the message that clients receive with the first jobs and failures, as many as fit.
+// The compiler's words are left out of the older failures.
 func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 	reply, left := &wire.JobsReply{}, wire.Left(wire.MaxReply/2) // the rest is for failures
 	for i := range listed {

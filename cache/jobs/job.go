@@ -260,12 +260,18 @@ func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
 	if everybody {
 		clear(j.kept)
 	}
+	return j.settle(left), held
+}
+
+// settle cancels a job that nobody wants any more, with so many waiters left, and reports whether it
+// did. The caller holds Jobs.mu and j.mu.
+func (j *Job) settle(left int) (ends bool) {
 	if left == 0 && len(j.kept) == 0 {
-		js.stop(j)
-		return true, held
+		j.jobs.stop(j)
+		return true
 	}
 	j.rerank()
-	return false, held
+	return false
 }
 
 // wait waits for the job's end, and tells whether it came before that of the context.
@@ -321,14 +327,9 @@ func (j *Job) leave(w *waiter) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.waiters, w)
-	if j.over() {
-		return
+	if !j.over() {
+		j.settle(len(j.waiters))
 	}
-	if len(j.waiters) == 0 && len(j.kept) == 0 {
-		js.stop(j)
-		return
-	}
-	j.rerank()
 }
 
 // over tells whether the work has ended. The caller holds j.mu.

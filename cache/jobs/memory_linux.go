@@ -1,4 +1,4 @@
-package cache
+package jobs
 
 import (
 	"os"
@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineMemory is how many bytes of memory this process may have the use of: the machine's, or what its cgroups leave of that.
-// 0: it cannot be told.
-func machineMemory() int64 {
+// MachineMemory returns how many bytes of memory this process may use: the machine's, or what its
+// cgroups leave of that. 0: it cannot be told.
+func MachineMemory() int64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
 		return 0 // it fails for no reason that there is here
