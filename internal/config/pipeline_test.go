@@ -47,13 +47,13 @@ dims_by_denotation = { DATA_BATCH = 2 }
 	common := map[string]string{"one": "1", "two": "true", "three": "x"}
 	require.Equal(t, []PipelineRequest{
 		{Models: []string{filepath.Join(folder, "det.onnx")}, EPs: []string{"A:CPU"}, Level: "basic",
-			Options: map[string]string{"one": "2", "two": "true", "three": "x"}, Dims: map[string]uint64{"batch": 1, "height": 640},
+			Options: map[string]string{"one": "2", "two": "true", "three": "x"}, Dims: map[string]int64{"batch": 1, "height": 640},
 			SessionOptions: map[string]string{"session.x64quantprecision": "true"}},
 		{Models: []string{filepath.Join(folder, "rec.onnx")}, EPs: []string{"B", "C:NPU"}, Level: "basic", Embed: true,
-			Options: map[string]string{"B/soc_model": "60"}, Dims: map[string]uint64{"batch": 1, "height": 320},
-			Denotations: map[string]uint64{"DATA_BATCH": 2}},
+			Options: map[string]string{"B/soc_model": "60"}, Dims: map[string]int64{"batch": 1, "height": 320},
+			Denotations: map[string]int64{"DATA_BATCH": 2}},
 		{Models: []string{"/m/prefill.onnx", filepath.Join(folder, "sub/decode.onnx")}, EPs: []string{"A:CPU"}, Level: "all",
-			Options: common, Dims: map[string]uint64{"batch": 1, "height": 320}},
+			Options: common, Dims: map[string]int64{"batch": 1, "height": 320}},
 	}, p.Requests)
 }
 

@@ -115,7 +115,7 @@ func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 		} else {
 			v.Wrong("it is %s, not true or false", Kind(v.Raw))
 		}
-	case reflect.Uint64, reflect.Uint32, reflect.Float64:
+	case reflect.Uint64, reflect.Uint32, reflect.Int64, reflect.Float64:
 		v.number(to, tag)
 	case reflect.Slice:
 		if _, ok := v.Raw.([]any); !ok {
@@ -299,6 +299,8 @@ func (v Value) number(to reflect.Value, tag reflect.StructTag) {
 		v.Wrong("%v is not %s", v.Raw, said)
 	case to.Kind() == reflect.Float64:
 		to.SetFloat(n)
+	case to.Kind() == reflect.Int64:
+		to.SetInt(whole)
 	default:
 		to.SetUint(uint64(whole))
 	}

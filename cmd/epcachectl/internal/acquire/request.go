@@ -173,7 +173,7 @@ func dimension(to *map[string]int64) func(string) error {
 // Complete checks what only the whole call tells.
 func (r *Request) Complete() error {
 	if len(r.EPs) == 0 {
-		return exit.Usage(exit.Hint(fmt.Errorf("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe"))
+		return exit.Hint(exit.Usagef("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe")
 	}
 	for _, o := range r.early {
 		if len(r.EPs) > 1 {

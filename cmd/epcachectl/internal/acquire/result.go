@@ -31,13 +31,13 @@ func objects(results []got, dryRun bool) []any {
 // that the others keep their places.
 func (r *got) json(dryRun bool) jsonout.Object {
 	out := jsonout.Object{"outcome": "missing"} // with -n: it would be compiled
-	a, e := r.reply, (*unixsock.Error)(nil)
+	a := r.reply
 	switch {
 	case r.missing:
 	case r.err != nil:
 		out = jsonout.Object{"outcome": "failed", "error": r.err.Error(),
 			"hint": strings.Join(exit.Hints(r.err), "; ")}
-		if errors.As(r.err, &e) {
+		if e, is := errors.AsType[*unixsock.Error](r.err); is {
 			out["class"], out["facts"] = wire.ErrorClass_name[int32(e.Class)], e.Facts
 		}
 	default:
@@ -45,8 +45,7 @@ func (r *got) json(dryRun bool) jsonout.Object {
 			"hardware_architecture", "compatibility", "view", "files", "provider_options",
 			"session_options", "compile_seconds", "why", "unkept", "job", "member", "members",
 			"warnings")
-		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph,
-			r.elapsed.Seconds()
+		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph, r.elapsed.Seconds()
 		if level := a.GetGraphOptimizationLevel(); level != "" {
 			out["session_options"].(jsonout.Object)["graph_optimization_level"] = level
 		}
@@ -91,7 +90,8 @@ type got struct {
 
 // asked returns the connection to the daemon that answered, where the call asked with c.
 func (r *got) asked(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
-func (r *got) queued() bool                              { return r.reply.GetOutcome() == "background" && r.job == nil }
+
+func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
 func (r *got) errQueued() error {
@@ -99,15 +99,12 @@ func (r *got) errQueued() error {
 }
 
 func (r *got) line(dryRun bool) string {
-	path := r.name()
-	if r.begun {
-		return "would wait for " + path + ": it is being compiled"
-	}
-	if r.missing {
-		return "would compile " + path
-	}
-	a := r.reply
+	path, a := r.name(), r.reply
 	switch {
+	case r.begun:
+		return "would wait for " + path + ": it is being compiled"
+	case r.missing:
+		return "would compile " + path
 	case dryRun && r.adopts && r.passedThrough() && !slices.ContainsFunc(a.GetWarnings(), notAdopted):
 		return "would adopt " + path
 	case r.passedThrough():
@@ -138,15 +135,14 @@ func (r *got) line(dryRun bool) string {
 func notAdopted(warning string) bool { return strings.HasPrefix(warning, "not adopted") }
 
 func passThroughLine(path string, a *wire.AcquireReply) string {
-	compatibility := term.OrDash(a.GetCompatibility())
-	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, compatibility)
+	line := "passthrough " + path + ": it is compiled already, "
 	switch a.GetCompatibility() {
 	case "unsupported":
-		return line + ": " + term.Printable(a.GetCompatibilityReason())
+		return line + "unsupported: " + term.Printable(a.GetCompatibilityReason())
 	case "unknown":
-		line = fmt.Sprintf("passthrough %s: it is compiled already, whether it loads here is not known", path)
+		return line + "whether it loads here is not known; load it as it is"
 	}
-	return line + "; load it as it is"
+	return line + term.OrDash(a.GetCompatibility()) + "; load it as it is"
 }
 
 // outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.
@@ -189,13 +185,12 @@ func closeViews(results []got) {
 
 // filePath gives the path of a file of a view, for this process and those that inherit the descriptor.
 func (r *got) filePath(name string) (string, error) {
-	if r.queued() {
+	switch {
+	case r.queued():
 		return "", r.errQueued()
-	}
-	if r.view == nil {
+	case r.view == nil:
 		return "", errors.New("the daemon sent no descriptor of the view")
-	}
-	if !filepath.IsLocal(name) {
+	case !filepath.IsLocal(name):
 		return "", fmt.Errorf("the daemon names a file %q outside the view", name)
 	}
 	return fmt.Sprintf("/proc/self/fd/%d/%s", r.view.Fd(), name), nil

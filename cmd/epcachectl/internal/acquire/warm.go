@@ -1,6 +1,7 @@
 package acquire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -177,12 +178,10 @@ func (r *Request) over(file *config.PipelineRequest) *config.Error {
 		return file.Wrong(errors.New("what the models share is a file of its own, so --embed cannot be"), "models")
 	}
 	r.sessionOptions = merged(r.sessionOptions, file.SessionOptions)
-	r.dims = merged(r.dims, sizes(file.Dims))
-	r.Denotations = merged(r.Denotations, sizes(file.Denotations))
+	r.dims = merged(r.dims, file.Dims)
+	r.Denotations = merged(r.Denotations, file.Denotations)
 	r.embed = r.embed || file.Embed
-	if file.Level != "" {
-		r.level = file.Level
-	}
+	r.level = cmp.Or(file.Level, r.level)
 	return nil
 }
 
@@ -190,11 +189,11 @@ func (r *Request) over(file *config.PipelineRequest) *config.Error {
 // names.
 func (r *Request) replaceOption(key, value string) error {
 	name, option, named := strings.Cut(key, "/")
-	if !named && len(r.EPs) > 1 {
+	switch {
+	case !named && len(r.EPs) > 1:
 		return fmt.Errorf("there are %d execution providers: write %q", len(r.EPs),
 			r.EPs[0].GetName()+"/"+key)
-	}
-	if !named {
+	case !named:
 		name, option = r.EPs[0].GetName(), key
 	}
 	for _, ep := range r.EPs {
@@ -213,14 +212,6 @@ func merged[V any](below, over map[string]V) map[string]V {
 	return out
 }
 
-func sizes(dims map[string]uint64) map[string]int64 {
-	out := make(map[string]int64, len(dims))
-	for name, n := range dims {
-		out[name] = int64(n)
-	}
-	return out
-}
-
 // mostAsks bounds how often warm asks for one model again whose job is gone when it is to be followed.
 const mostAsks = 3
 
@@ -232,11 +223,10 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 	}
 	return g.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		if path := w.needsEP(); path != "" {
-			err := g.Request.OnlyEP(ctx, c, g.Print)
-			if err != nil && file != "" {
+			switch err := g.Request.OnlyEP(ctx, c, g.Print); {
+			case err != nil && file != "":
 				return exit.Failing("warm", path, err) // others have one in the file
-			}
-			if err != nil {
+			case err != nil:
 				return exit.During("warm", err)
 			}
 		}
@@ -244,22 +234,16 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 		if err != nil {
 			return err
 		}
-		return g.warmAll(ctx, c, asks, w.onMiss, follow && !g.DryRun)
+		show := term.NewPhases(g.Print, g.Progress, len(asks))
+		results := acquireEach(ctx, c, asks, w.onMiss, show)
+		show.End()
+		closeViews(results)
+		g.askAgain(ctx, c, asks, results, w.onMiss)
+		if follow && !g.DryRun {
+			g.followAll(ctx, c, asks, results)
+		}
+		return g.report(eachModel(asks, results))
 	})
-}
-
-// warmAll asks for everything, again for what the daemon had no room for, and prints what came of it.
-func (g *Get) warmAll(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
-	follow bool) error {
-	show := term.NewPhases(g.Print, g.Progress, len(asks))
-	results := acquireEach(ctx, c, asks, onMiss, show)
-	show.End()
-	closeViews(results)
-	g.askAgain(ctx, c, asks, results, onMiss)
-	if follow {
-		g.followAll(ctx, c, asks, results)
-	}
-	return g.report(eachModel(asks, results))
 }
 
 // modelsBelow replaces directories by the models in them. It skips what a compile has written there,
@@ -293,12 +277,8 @@ func modelsBelow(args []string) ([]string, error) {
 }
 
 func isStore(dir string) bool {
-	for _, name := range []string{"CACHEDIR.TAG", "manifests", "objects"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
-			return false
-		}
-	}
-	return true
+	missing := func(name string) bool { _, err := os.Lstat(filepath.Join(dir, name)); return err != nil }
+	return !slices.ContainsFunc([]string{"CACHEDIR.TAG", "manifests", "objects"}, missing)
 }
 
 // askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.

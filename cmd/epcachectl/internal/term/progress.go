@@ -76,34 +76,28 @@ func (s *Phases) find(name string) int {
 
 // told is what a line that stays says of a phase that begins.
 func told(p *wire.Progress) string {
-	text := ""
-	if more := detail(p); more != "" {
-		text = " " + more
-	}
-	if usual := estimated(p); usual > 0 {
+	text := detail(p)
+	if usual := Milliseconds(p.GetEstimateMs()); usual > 0 {
 		text += ", about " + Whole(usual) + " in all"
 	}
 	return text
 }
 
 func detail(p *wire.Progress) string {
-	text := ""
+	var parts []string
 	switch {
 	case p.GetTotalBytes() > 0:
-		text = Bytes(p.GetDoneBytes()) + " of " + Bytes(p.GetTotalBytes())
+		parts = append(parts, Bytes(p.GetDoneBytes())+" of "+Bytes(p.GetTotalBytes()))
 	case p.GetDetail() != "":
-		text = Printable(p.GetDetail())
+		parts = append(parts, Printable(p.GetDetail()))
 	}
 	if n := p.GetWaiting(); n > 1 {
-		if text != "" {
-			text += ", "
-		}
-		text += fmt.Sprintf("%d wait for it", n)
+		parts = append(parts, fmt.Sprintf("%d wait for it", n))
 	}
-	if text == "" {
+	if len(parts) == 0 {
 		return ""
 	}
-	return "(" + text + ")"
+	return " (" + strings.Join(parts, ", ") + ")"
 }
 
 // Done tells that a model is done.
@@ -152,11 +146,7 @@ func bar(name string, p *wire.Progress, age time.Duration) string {
 		full := int(part * barCells)
 		text += "  [" + strings.Repeat("#", full) + strings.Repeat(".", barCells-full) + "]"
 	}
-	text += "  " + tookOf(p, age)
-	if more := detail(p); more != "" {
-		text += " " + more
-	}
-	return text
+	return text + "  " + tookOf(p, age) + detail(p)
 }
 
 // portion is how much is done. An estimate never fills the bar: only the end does.
@@ -167,7 +157,7 @@ func portion(p *wire.Progress, age time.Duration) (float64, bool) {
 	case p.GetTotal() > 0:
 		return min(float64(p.GetDone())/float64(p.GetTotal()), 1), true
 	case p.GetEstimateMs() > 0:
-		return min(float64(elapsed(p, age))/float64(estimated(p)), 0.95), true
+		return min(float64(elapsed(p, age))/float64(Milliseconds(p.GetEstimateMs())), 0.95), true
 	}
 	return 0, false
 }
@@ -176,13 +166,11 @@ func elapsed(p *wire.Progress, age time.Duration) time.Duration {
 	return max(0, Milliseconds(p.GetElapsedMs())+age)
 }
 
-func estimated(p *wire.Progress) time.Duration { return Milliseconds(p.GetEstimateMs()) }
-
 // Milliseconds is a number of them as a duration.
 func Milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
 
 func tookOf(p *wire.Progress, age time.Duration) string {
-	took, usual := elapsed(p, age), estimated(p)
+	took, usual := elapsed(p, age), Milliseconds(p.GetEstimateMs())
 	switch {
 	case usual <= 0:
 		return Whole(took)
@@ -193,6 +181,4 @@ func tookOf(p *wire.Progress, age time.Duration) string {
 }
 
 // Whole spells a time for somebody who watches it pass.
-func Whole(d time.Duration) string {
-	return (d + time.Second/2).Truncate(time.Second).String()
-}
+func Whole(d time.Duration) string { return (d + time.Second/2).Truncate(time.Second).String() }
