@@ -17,27 +17,27 @@ func checkAcquire(a *wire.Acquire, fds []int) error {
 	if a.GetModel() == nil {
 		return refused("acquire: no model")
 	}
-	named := newDescriptors("acquire", len(fds))
-	for _, m := range append([]*wire.Model{a.GetModel()}, a.GetGroup()...) {
-		named.name(m.GetFd(), "model", m.GetName())
-		for _, x := range m.GetExternal() {
-			named.name(x.GetFd(), "external data", x.GetLocation())
+	return checkDescriptors("acquire", fds, func(name namer) {
+		for _, m := range append([]*wire.Model{a.GetModel()}, a.GetGroup()...) {
+			name(m.GetFd(), "model", m.GetName())
+			for _, x := range m.GetExternal() {
+				name(x.GetFd(), "external data", x.GetLocation())
+			}
 		}
-	}
-	for _, ep := range a.GetEps() {
-		for option, fd := range ep.GetOptionFds() {
-			named.name(fd, "file of option", option)
+		for _, ep := range a.GetEps() {
+			for option, fd := range ep.GetOptionFds() {
+				name(fd, "file of option", option)
+			}
 		}
-	}
-	for _, lib := range a.GetRuntime().GetEpLibraries() {
-		if lib.Fd != nil {
-			named.name(lib.GetFd(), "library of", lib.GetEp())
+		for _, lib := range a.GetRuntime().GetEpLibraries() {
+			if lib.Fd != nil {
+				name(lib.GetFd(), "library of", lib.GetEp())
+			}
+			for _, x := range lib.GetBeside() {
+				name(x.GetFd(), "library beside that of", lib.GetEp())
+			}
 		}
-		for _, x := range lib.GetBeside() {
-			named.name(x.GetFd(), "library beside that of", lib.GetEp())
-		}
-	}
-	return named.check(fds)
+	})
 }
 
 func checkPut(p *wire.Put, fds []int) error {
@@ -47,62 +47,48 @@ func checkPut(p *wire.Put, fds []int) error {
 	if int64(p.GetGraphs()) > int64(len(p.GetFiles())) {
 		return refused("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
 	}
-	named := newDescriptors("put", len(fds))
-	for _, f := range p.GetFiles() {
-		named.name(f.GetFd(), "file", f.GetName())
-	}
-	return named.check(fds)
-}
-
-// descriptors is what a request says of those that came with it. One that is named twice is all right, and so is one
-// that nothing names: a later protocol may have a use for it.
-type descriptors struct {
-	request string
-	what    []described
-	err     error // of the first name that is none of a descriptor
-}
-
-type described struct{ kind, name string }
-
-func newDescriptors(request string, n int) *descriptors {
-	return &descriptors{request: request, what: make([]described, n)}
-}
-
-func (d *descriptors) name(fd uint32, kind, name string) {
-	switch {
-	case d.err != nil:
-	case int64(fd) >= int64(len(d.what)):
-		d.err = refused("%s: %s %q is descriptor %d of %d", d.request, kind, name, fd, len(d.what))
-	default:
-		d.what[fd] = described{kind, name}
-	}
-}
-
-// check proves that every index in the request has a descriptor, and looks at what those are.
-func (d *descriptors) check(fds []int) error {
-	if d.err != nil {
-		return d.err
-	}
-	for i, fd := range fds {
-		if err := checkFD(fd); err != nil {
-			return d.describe(err, i)
+	return checkDescriptors("put", fds, func(name namer) {
+		for _, f := range p.GetFiles() {
+			name(f.GetFd(), "file", f.GetName())
 		}
-	}
-	return nil
+	})
 }
 
-// describe says which descriptor was refused, in the words of the request.
-func (d *descriptors) describe(cause error, index int) *Error {
-	e := &Error{Class: wire.ErrorClass_BAD_REQUEST, Err: cause, Facts: map[string]string{"fd": strconv.Itoa(index)}}
-	what := d.what[index]
-	if what.kind == "" {
-		e.Text = fmt.Sprintf("%s: descriptor %d %v", d.request, index, cause)
+// namer is told what a request says of a descriptor that came with it.
+type namer func(fd uint32, kind, name string)
+
+// checkDescriptors proves that every index that the request names has a descriptor, and looks at
+// what those are. One that is named twice is all right, and so is one that nothing names: a later
+// protocol may have a use for it.
+func checkDescriptors(request string, fds []int, names func(namer)) error {
+	what, wrong := make([]struct{ kind, name string }, len(fds)), error(nil)
+	names(func(fd uint32, kind, name string) {
+		switch {
+		case wrong != nil:
+		case int64(fd) >= int64(len(fds)):
+			wrong = refused("%s: %s %q is descriptor %d of %d", request, kind, name, fd, len(fds))
+		default:
+			what[fd].kind, what[fd].name = kind, name
+		}
+	})
+	for i, fd := range fds {
+		if wrong != nil {
+			break
+		}
+		err, is := checkFD(fd), what[i]
+		if err == nil {
+			continue
+		}
+		e := &Error{Class: wire.ErrorClass_BAD_REQUEST, Err: err, Facts: map[string]string{"fd": strconv.Itoa(i)},
+			Text: fmt.Sprintf("%s: descriptor %d %v", request, i, err)}
+		if is.kind != "" {
+			e.Facts["file"] = is.name
+			e.Text = fmt.Sprintf("%s: descriptor of %s %q %v", request, is.kind, is.name, err)
+			e.Hint = "send a regular file that was opened for reading"
+		}
 		return e
 	}
-	e.Facts["file"] = what.name
-	e.Text = fmt.Sprintf("%s: descriptor of %s %q %v", d.request, what.kind, what.name, cause)
-	e.Hint = "send a regular file that was opened for reading"
-	return e
+	return wrong
 }
 
 func toFiles(fds []int) []*os.File {
