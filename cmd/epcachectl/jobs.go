@@ -90,17 +90,14 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 func jobID(listed []*wire.Job, name string) (string, error) {
 	var found []string
 	for _, j := range listed {
-		if j.GetId() == name {
-			return name, nil
-		}
 		if strings.HasPrefix(j.GetId(), name) {
 			found = append(found, j.GetId())
 		}
 	}
-	switch len(found) {
-	case 0:
+	switch {
+	case len(found) == 0 || slices.Contains(found, name):
 		return name, nil
-	case 1:
+	case len(found) == 1:
 		return found[0], nil
 	}
 	return "", exit.Usage(exit.Hint(fmt.Errorf("job %q: %s begin so", term.Brief(name), term.Counted(len(found), "job")), "write more of it: epcachectl jobs --json"))
@@ -174,18 +171,13 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 					reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.CancelJobs{Jobs: ids, All: all}, nil)
 					return printEnded(a, reply, "cancelled", false, exit.During("jobs cancel", err))
 				}
-				chosen := &wire.JobsReply{}
 				for _, id := range ids {
 					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job %q", term.Brief(id))), "see what there is: epcachectl jobs")
 					}
 				}
-				for _, j := range listed.GetJobs() {
-					if all || slices.Contains(ids, j.GetId()) {
-						chosen.Jobs = append(chosen.Jobs, j)
-					}
-				}
-				return printEnded(a, chosen, "would cancel", true, nil)
+				chosen := slices.DeleteFunc(listed.GetJobs(), func(j *wire.Job) bool { return !all && !slices.Contains(ids, j.GetId()) })
+				return printEnded(a, &wire.JobsReply{Jobs: chosen}, "would cancel", true, nil)
 			})
 		},
 	}
@@ -218,18 +210,15 @@ forgotten.` + exit.Help(exit.AskingCodes...),
 					return printEnded(a, reply, "forgot", false, exit.During("jobs retry", modelfile.AsGiven(err, args, entries)))
 				}
 				reply, err := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
-				chosen := &wire.JobsReply{}
 				for i, entry := range entries {
 					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return isOf(f, entry) }) {
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", term.Brief(args[i]))), "see what there is: epcachectl jobs")
 					}
 				}
-				for _, f := range reply.GetFailures() {
-					if all || slices.ContainsFunc(entries, func(entry string) bool { return isOf(f, entry) }) {
-						chosen.Failures = append(chosen.Failures, f)
-					}
-				}
-				return printEnded(a, chosen, "would forget", true, err)
+				chosen := slices.DeleteFunc(reply.GetFailures(), func(f *wire.Failure) bool {
+					return !all && !slices.ContainsFunc(entries, func(entry string) bool { return isOf(f, entry) })
+				})
+				return printEnded(a, &wire.JobsReply{Failures: chosen}, "would forget", true, err)
 			})
 		},
 	}
@@ -240,12 +229,8 @@ forgotten.` + exit.Help(exit.AskingCodes...),
 
 // isOf tells whether the entry's name means the failure, as the daemon would.
 func isOf(f *wire.Failure, entry string) bool {
-	for _, key := range []string{f.GetBuild(), f.GetRequestKey(), f.GetModelDigest()} {
-		if entry != "" && strings.HasPrefix(key, entry) {
-			return true
-		}
-	}
-	return entry == f.GetModelName()
+	begins := func(key string) bool { return entry != "" && strings.HasPrefix(key, entry) }
+	return begins(f.GetBuild()) || begins(f.GetRequestKey()) || begins(f.GetModelDigest()) || entry == f.GetModelName()
 }
 
 func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err error) error {

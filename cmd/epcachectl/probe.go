@@ -99,8 +99,9 @@ func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe, 
 	for _, r := range reply.GetRuntimes() {
 		printRuntime(a.Print, r)
 	}
-	if status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil); err == nil && sourcelessLine(status.GetSourceless()) != "" {
-		a.Print.Hint(sourcelessLine(status.GetSourceless()))
+	status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
+	if line := sourcelessLine(status.GetSourceless()); err == nil && line != "" {
+		a.Print.Hint(line)
 	}
 	if len(reply.GetRuntimes()) == 0 {
 		a.Print.Hint("the daemon has no runtime; find some with: epcachectl probe --find")
@@ -186,11 +187,10 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 			p.Line("    not usable: %s", term.Printable(ep.GetError()))
 		}
 		if version := ep.GetDriverVersion(); version != "" {
-			source := term.After(" (from ", ep.GetDriverSource())
-			if source != "" {
-				source += ")"
+			if source := ep.GetDriverSource(); source != "" {
+				version += " (from " + source + ")"
 			}
-			p.Line("    driver %s%s", term.Printable(version), source)
+			p.Line("    driver %s", term.Printable(version))
 		}
 		for _, d := range ep.GetDevices() {
 			p.Line("    %s %s (vendor %04x, device %04x)%s", term.OrDash(d.GetType()), term.OrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))

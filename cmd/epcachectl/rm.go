@@ -33,8 +33,7 @@ unless -f is given. With -n it prints what would be deleted, and how many bytes 
 			if request.All == (len(args) > 0) {
 				return exit.Usage(exit.Hint(errors.New("rm: name entries, or give --all"), "see what there is: epcachectl list"))
 			}
-			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				var err error
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) (err error) {
 				if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 					return err
 				}
@@ -73,7 +72,7 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 		return nil
 	}
 	for i, b := range builds {
-		if i == mostNamed {
+		if i == 10 {
 			a.Print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
@@ -94,5 +93,3 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 	}
 	return nil
 }
-
-const mostNamed = 10

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"os/exec"
 	"path/filepath"
@@ -56,7 +55,7 @@ Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.Ba
   epcachectl run --report=run.json --json -- python serve.py`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.program = args
-			return r.run(cmd.Context())
+			return r.run()
 		},
 	}
 	f := cmd.Flags()
@@ -71,7 +70,7 @@ Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.Ba
 	return cmd
 }
 
-func (r *runCall) run(ctx context.Context) error {
+func (r *runCall) run() error {
 	if err := r.check(); err != nil {
 		return err
 	}

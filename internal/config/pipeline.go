@@ -31,8 +31,8 @@ type terms struct {
 	EPs            []string          `toml:"ep" is:"some"`
 	Options        map[string]string `toml:"options" loose:"true"`
 	SessionOptions map[string]string `toml:"session_options" loose:"true"`
-	Dims           map[string]int64 `toml:"dims" range:"1 4611686018427387904"`
-	Denotations    map[string]int64 `toml:"dims_by_denotation" range:"1 4611686018427387904"`
+	Dims           map[string]int64  `toml:"dims" range:"1 4611686018427387904"`
+	Denotations    map[string]int64  `toml:"dims_by_denotation" range:"1 4611686018427387904"`
 	Embed          bool              `toml:"embed"`
 	Level          string            `toml:"optimization_level" in:"disable_all,basic,extended,layout,all"`
 }

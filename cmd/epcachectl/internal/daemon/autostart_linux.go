@@ -117,23 +117,65 @@ func AutostartOff() bool {
 func startDaemon(ctx context.Context, program string, there func() bool) error {
 	failed := errors.New("there is no home directory")
 	for _, socket := range unixsock.UserSockets() {
-		if failed = unixsock.OwnFolder(filepath.Dir(socket)); failed != nil {
-			continue
+		if failed = unixsock.OwnFolder(filepath.Dir(socket)); failed == nil {
+			return startAt(ctx, program, socket, there)
 		}
-		lock, err := lockStart(ctx, socket, there)
-		if lock == nil || err != nil {
-			return err
-		}
-		reason := lock.failed()
-		if reason == "" {
-			reason = start(ctx, program, socket)
-		}
-		if lock.end(reason); reason != "" {
-			err = errors.New(reason)
-		}
-		return err
 	}
 	return failed
+}
+
+// startAt is startDaemon for one socket. A lock is held by the one process that starts the daemon for all that want one at the same time,
+// whichever client they are of: doc/protocol.md, "Starting a daemon". Its file says why the last start failed; nothing, if it did not.
+func startAt(ctx context.Context, program, socket string, there func() bool) error {
+	asked := time.Now()
+	lock, err := os.OpenFile(socket+".start", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close() // nothing of what it holds is kept beyond a minute
+	for {
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		held := errors.Is(err, unix.EWOULDBLOCK)
+		switch {
+		case (err == nil || held) && there():
+			return nil
+		case err == nil:
+			return startLocked(ctx, program, socket, lock, asked)
+		case !held && !errors.Is(err, unix.EINTR): // as on a file system without locks
+			return err
+		case time.Since(asked) > MaxWait:
+			return errors.New("one is being started, and does not answer yet")
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(3 * time.Millisecond):
+		}
+	}
+}
+
+const maxStartReason = 1024
+
+// startLocked returns why the start failed that went on since this process asked for one: a hundred of them are not to try it one after the
+// other. What failed before is tried again, for this is a person's command, who may just have mended it.
+func startLocked(ctx context.Context, program, socket string, lock *os.File, asked time.Time) error {
+	reason := ""
+	if info, err := lock.Stat(); err == nil && !info.ModTime().Before(asked) {
+		text := make([]byte, maxStartReason)
+		n, _ := lock.ReadAt(text, 0) // what cannot be read is tried again
+		reason = string(text[:n])
+	}
+	if reason == "" {
+		reason = start(ctx, program, socket)
+	}
+	// On a full disk nothing is left, and the next one tries.
+	if lock.Truncate(0) == nil && reason != "" {
+		_, _ = lock.WriteAt([]byte(reason[:min(len(reason), maxStartReason)]), 0)
+	}
+	if reason != "" {
+		return errors.New(reason)
+	}
+	return nil
 }
 
 // start runs the program that starts the daemon, and returns why it did not; "" if it did.
@@ -155,65 +197,4 @@ func NamedBy() string {
 		return ""
 	}
 	return "; " + ProgramVariable + " names the program"
-}
-
-// startLock is held by the one process that starts the daemon for all that want one at the same time, whichever client they are of:
-// doc/protocol.md, "Starting a daemon". The file says why the last start failed; nothing, if it did not.
-type startLock struct {
-	file  *os.File
-	asked time.Time // when this process began to want it
-}
-
-const (
-	startLockSuffix = ".start"
-	startPause      = 3 * time.Millisecond
-	maxStartReason  = 1024
-)
-
-// lockStart waits for the lock of a socket. It returns nil without an error as soon as `meanwhile` tells that there is a daemon.
-func lockStart(ctx context.Context, socket string, meanwhile func() bool) (*startLock, error) {
-	asked := time.Now()
-	file, err := os.OpenFile(socket+startLockSuffix, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	l := &startLock{file, asked}
-	for end := l.asked.Add(MaxWait); ; {
-		switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-		case err == nil && !meanwhile():
-			return l, nil
-		case err == nil, errors.Is(err, unix.EWOULDBLOCK) && meanwhile():
-			return nil, file.Close()
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR): // as on a file system without locks
-			return nil, errors.Join(err, file.Close())
-		case time.Now().After(end):
-			return nil, errors.Join(errors.New("one is being started, and does not answer yet"), file.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), file.Close())
-		case <-time.After(startPause):
-		}
-	}
-}
-
-// failed tells why the start failed that went on while this process waited: a hundred of them are not to try it one after the other. What failed
-// before is tried again, for this is a person's command, who may just have mended it.
-func (l *startLock) failed() string {
-	info, err := l.file.Stat()
-	if err != nil || info.ModTime().Before(l.asked) {
-		return ""
-	}
-	reason := make([]byte, maxStartReason)
-	n, _ := l.file.ReadAt(reason, 0) // what cannot be read is tried again
-	return string(reason[:n])
-}
-
-// end gives the lock back, and leaves to the others why there is no daemon; "" where there is one.
-func (l *startLock) end(reason string) {
-	// On a full disk nothing is left, and the next one tries.
-	if l.file.Truncate(0) == nil && reason != "" {
-		_, _ = l.file.WriteAt([]byte(reason[:min(len(reason), maxStartReason)]), 0)
-	}
-	_ = l.file.Close() // nothing of what it holds is kept beyond a minute
 }
