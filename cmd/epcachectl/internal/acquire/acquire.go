@@ -220,8 +220,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 			if claimErr != nil {
 				return errors.Join(claimErr, giveUp(ctx, c, result.reply.GetClaim(), claimErr))
 			}
-			result.reply, result.view, result.own, err = cl.work(ctx, c, models[0], g, result.reply,
-				progress)
+			err = cl.work(ctx, c, models[0], g, &result, progress)
 		}
 		return err
 	}
@@ -236,9 +235,6 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	result.elapsed = time.Since(start)
 	result.graph = result.reply.GetGraph()
-	if result.own != nil {
-		result.blobs = result.own.openers()
-	}
 	if err == nil && result.passedThrough() {
 		err = checkReferences(ctx, path)
 	}
@@ -420,13 +416,12 @@ func (g *Get) become(results []got) error {
 	}
 	argv := program.FillPlaces(g.Program, paths)
 	g.Print.Clear()
-	if told, err := program.Tell(objects(results, false)); err != nil {
-		return exit.Failing("run", path, err)
-	} else if !told {
+	told, err := program.Tell(objects(results, false))
+	if err == nil && !told {
 		g.Print.Warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", path, program.ToldVariable, program.MaxTold))
 	}
-	if err := program.Replace(path, argv, views); err != nil {
-		return exit.Failing("run", path, err)
+	if err == nil {
+		err = program.Replace(path, argv, views)
 	}
-	return nil
+	return exit.Failing("run", path, err) // else it is the program
 }

@@ -110,83 +110,70 @@ func instead(err error) []string {
 	return strings.Fields(factOf(err, "instead"))
 }
 
-// work compiles what a claim is for, and puts it. It tells the daemon of a failure, so that the next
-// waiter may try. own are the files of a result for which the store has no space, where copies of
-// them are all that is wanted: the reply describes them, and they stay until the caller calls end.
-func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
+// work compiles what the claim in r is for, and puts it. It tells the daemon of a failure, so that the next
+// waiter may try. Where the store has no space for a result, and copies of its files are all that is wanted,
+// the files stay in the folder r.own, and the reply in r describes them.
+func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get, r *got, progress func(*wire.Progress)) error {
+	claimed, claim := r.reply, r.reply.GetClaim()
+	r.reply = nil
 	cl.places <- struct{}{}
 	defer func() { <-cl.places }()
 	above, err := os.MkdirTemp("", "epcachectl-claim-")
+	defer func() {
+		if r.own == "" {
+			os.RemoveAll(above) // what stays is in a temporary folder
+		}
+	}()
 	folder := filepath.Join(above, "out")
 	if err == nil {
 		err = os.Mkdir(folder, 0o700)
 	}
-	if err != nil {
-		return nil, nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
+	var made compilers.Result
+	if err == nil {
+		made, err = cl.compile(ctx, folder, m, &g.Request, claimed, progress)
 	}
-	defer func() {
-		if own == nil {
-			os.RemoveAll(above) // what stays is in a temporary folder
-		}
-	}()
-	result, err := cl.compile(ctx, folder, m, &g.Request, claimed, progress)
 	if err != nil {
-		return nil, nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
+		return errors.Join(err, giveUp(ctx, c, claim, err))
 	}
 	// What is refused for what it is has ended the claim.
-	reply, view, err = put(ctx, c, folder, result, claimed.GetClaim(), progress)
+	r.reply, r.view, err = put(ctx, c, folder, made, claim, progress)
 	if !g.copies() || !errors.Is(err, unixsock.ErrNoSpace) {
-		return reply, view, nil, err
+		return err
 	}
 	why := "not kept: " + err.Error()
-	_ = giveUp(ctx, c, claimed.GetClaim(), err) // the claim ends with the connection in any case
-	if own, err = ownFilesIn(ctx, folder, result); err != nil {
-		return nil, nil, nil, err
-	}
-	return own.reply(claimed, g.Request.EPs, why), nil, own, nil
-}
-
-// ownFiles are those of a result that this program has compiled itself, and the daemon does not keep.
-type ownFiles struct {
-	folder string
-	made   compilers.Result
-	files  []*wire.File
-}
-
-func ownFilesIn(ctx context.Context, folder string, made compilers.Result) (*ownFiles, error) {
-	o := &ownFiles{folder: folder, made: made}
+	_ = giveUp(ctx, c, claim, err) // the claim ends with the connection in any case
+	// What the daemon would have answered, without a view.
+	reply := &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: g.Request.EPs[0].GetName(),
+		Graph: filepath.ToSlash(made.Graph), ProviderOptions: claimed.GetProviderOptions(), SessionOptions: claimed.GetSessionOptions(),
+		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}
+	r.blobs = make(map[string]func() (io.ReadCloser, error))
 	for _, name := range made.Files {
-		f, err := modelfile.OpenRegular(filepath.Join(folder, name))
+		open := func() (*os.File, error) { return modelfile.OpenRegular(filepath.Join(folder, name)) }
+		f, err := describeFile(ctx, open)
 		if err != nil {
-			return nil, err
+			return fmt.Errorf("%q: %w", name, err)
 		}
-		info, err := f.Stat()
-		var digest cas.Digest
-		if err == nil {
-			digest, err = cas.Sum(ctx, f, 0, info.Size())
-		}
-		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, fmt.Errorf("%q: %w", name, err)
-		}
-		o.files = append(o.files, &wire.File{Name: filepath.ToSlash(name), Size: info.Size(), Digest: digest.String()})
+		f.Name = filepath.ToSlash(name)
+		reply.Files = append(reply.Files, f)
+		r.blobs[f.Name] = func() (io.ReadCloser, error) { return open() }
 	}
-	return o, nil
+	r.reply, r.own = reply, above
+	return nil
 }
 
-func (o *ownFiles) reply(claimed *wire.AcquireReply, eps []*wire.ExecutionProvider, why string) *wire.AcquireReply {
-	return &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: eps[0].GetName(),
-		Graph: filepath.ToSlash(o.made.Graph), Files: o.files, ProviderOptions: claimed.GetProviderOptions(), SessionOptions: claimed.GetSessionOptions(),
-		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: o.made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}
-}
-
-func (o *ownFiles) openers() map[string]func() (io.ReadCloser, error) {
-	open := make(map[string]func() (io.ReadCloser, error))
-	for _, f := range o.files {
-		open[f.GetName()] = func() (io.ReadCloser, error) {
-			return modelfile.OpenRegular(filepath.Join(o.folder, filepath.FromSlash(f.GetName())))
-		}
+// describeFile returns the size and the digest of a file.
+func describeFile(ctx context.Context, open func() (*os.File, error)) (*wire.File, error) {
+	f, err := open()
+	if err != nil {
+		return nil, err
 	}
-	return open
+	defer f.Close() // only read from
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	digest, err := cas.Sum(ctx, f, 0, info.Size())
+	return &wire.File{Size: info.Size(), Digest: digest.String()}, err
 }
 
 func (cl *claimant) compile(ctx context.Context, folder string, m *modelfile.Model, r *Request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {

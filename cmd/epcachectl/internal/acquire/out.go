@@ -1,7 +1,6 @@
 package acquire
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -75,8 +74,17 @@ func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 		if err != nil || !filepath.IsLocal(name) {
 			return nil, fmt.Errorf("the daemon names a file %q that is not beside the graph", f.GetName())
 		}
+		if f.GetDigest() == "" { // of what is not kept nobody made digests
+			path, err := r.filePath(f.GetName())
+			if err != nil {
+				return nil, err
+			}
+			if f, err = describeFile(ctx, func() (*os.File, error) { return os.Open(path) }); err != nil {
+				return nil, err
+			}
+		}
 		c := copied{from: from, to: filepath.Join(g.out, name), size: f.GetSize(), digest: f.GetDigest()}
-		if plan, err = g.add(plan, c); err != nil {
+		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
 		}
 	}
@@ -94,21 +102,21 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []copied, err er
 		return nil, err
 	}
 	for _, name := range append([]string{filepath.Base(path)}, names...) {
-		size, err := m.ExternalSize(name)
+		f, err := describeFile(ctx, func() (*os.File, error) { return m.External(name) })
 		if err != nil {
 			return nil, err
 		}
-		c := copied{to: filepath.Join(g.out, filepath.FromSlash(name)), size: size}
+		c := copied{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(), digest: f.GetDigest()}
 		c.from = func() (io.ReadCloser, error) { return m.External(name) }
-		if plan, err = g.add(plan, c); err != nil {
+		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
 		}
 	}
 	return plan, nil
 }
 
-func (g *Get) add(plan []copied, c copied) (_ []copied, err error) {
-	if c.same, err = c.isThere(); err != nil {
+func (g *Get) add(ctx context.Context, plan []copied, c copied) (_ []copied, err error) {
+	if c.same, err = c.isThere(ctx); err != nil {
 		return nil, err
 	}
 	if !c.same && !g.force {
@@ -123,7 +131,7 @@ func (g *Get) add(plan []copied, c copied) (_ []copied, err error) {
 }
 
 // isThere compares bytes: a file of that name and size is not yet the same file.
-func (c *copied) isThere() (bool, error) {
+func (c *copied) isThere(ctx context.Context) (bool, error) {
 	info, err := os.Lstat(c.to)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != c.size {
 		return false, nil // absent, or to be replaced; what hinders that shows when it is tried
@@ -133,31 +141,8 @@ func (c *copied) isThere() (bool, error) {
 		return false, err
 	}
 	defer have.Close()
-	want, err := c.from()
-	if err != nil {
-		return false, err
-	}
-	defer want.Close()
-	return sameBytes(have, want)
-}
-
-func sameBytes(a, b io.Reader) (bool, error) {
-	one, two := make([]byte, 256<<10), make([]byte, 256<<10)
-	for {
-		n, errA := io.ReadFull(a, one)
-		m, errB := io.ReadFull(b, two)
-		if !bytes.Equal(one[:n], two[:m]) {
-			return false, nil
-		}
-		for _, err := range []error{errA, errB} {
-			if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-				return false, err
-			}
-		}
-		if errA != nil || errB != nil {
-			return errA != nil && errB != nil, nil
-		}
-	}
+	digest, err := cas.Sum(ctx, have, 0, c.size)
+	return digest.String() == c.digest, err
 }
 
 // write makes the copy visible only when it is whole, and proven to be what the daemon said it is.
@@ -171,10 +156,7 @@ func (c *copied) write(ctx context.Context) error {
 		return err
 	}
 	defer os.Remove(temporary.Name()) // gone already when all went well
-	if err := c.fill(ctx, temporary); err != nil {
-		return errors.Join(err, temporary.Close())
-	}
-	if err := temporary.Close(); err != nil {
+	if err := errors.Join(c.fill(ctx, temporary), temporary.Close()); err != nil {
 		return err
 	}
 	return os.Rename(temporary.Name(), c.to)
@@ -194,7 +176,7 @@ func (c *copied) fill(ctx context.Context, to *os.File) error {
 	if err != nil {
 		return err
 	}
-	if c.digest != "" && got.String() != c.digest { // of what is not kept nobody made digests
+	if got.String() != c.digest {
 		want, err := cas.ParseDigest(c.digest)
 		return errors.Join(err, &cas.CorruptError{Digest: want, Got: got})
 	}

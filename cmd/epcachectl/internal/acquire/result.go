@@ -83,7 +83,7 @@ type got struct {
 	blobs   map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
 	group   []string                                 // the paths of all models of the group; nil: it is none
 	member  int                                      // which of them it is
-	own     *ownFiles                                // that were compiled here under a claim, where there is no view of them; else nil
+	own     string                                   // the folder of what was compiled here under a claim, where there is no view of it; else ""
 	// daemon is the user's own, where it answered instead of another user's; else nil
 	daemon *unixsock.Client
 }
@@ -174,8 +174,8 @@ func JobResultLine(job *wire.Job) string {
 
 func closeViews(results []got) {
 	for _, r := range results {
-		if r.own != nil {
-			os.RemoveAll(filepath.Dir(r.own.folder)) // what stays is in a temporary folder
+		if r.own != "" {
+			os.RemoveAll(r.own) // what stays is in a temporary folder
 		}
 		if r.view != nil && !r.told() {
 			r.view.Close() // a folder that was only read from
