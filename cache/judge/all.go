@@ -168,7 +168,7 @@ func (vs *Verdicts) save(id index.BuildID, j Judgement, generation uint64) {
 	vs.known.Save(memo.Under[index.BuildID]{Generation: generation, Key: id}, j, maxJudged)
 }
 
-// glance gives what is known of the build, at a glance at least.
+// glance returns what is known of the build, at a glance at least.
 func (vs *Verdicts) glance(b *index.Build, generation uint64) (Judgement, bool) {
 	if j, ok := vs.load(b.ID, generation); ok {
 		return j, true

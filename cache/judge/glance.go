@@ -114,7 +114,7 @@ func tookNone(made, now *index.EPFacts) Judgement {
 	return j
 }
 
-// ownLibrary judges what an equal library made, and tells whether one did. It is firm where nothing
+// ownLibrary judges what an equal library made, and reports whether one did. It is firm where nothing
 // else changed: the driver and, for execution providers that state no hardware, the machine.
 func (t *Target) ownLibrary(i int, b Part) (j Judgement, equal bool) {
 	made, now := b.Made, &t.Facts[i]

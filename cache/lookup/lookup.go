@@ -164,7 +164,7 @@ func (l *Lookup) used(b *index.Build) {
 	l.o.Index.Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
-// noCopy is the error for a build of which there is no space for a copy: a compile would have none either.
+// noCopy is the error where no space is left to unpack a build: a compile would have none either.
 func noCopy(b *index.Build, err error) error {
 	err = fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err)
 	return request.StoreError(err, b.ModelName)
@@ -214,8 +214,8 @@ func namedDimensions(names []string) string {
 }
 
 // FindMember finds a group that has the request's model among its members and was asked for with
-// the same options; nil: there is none. The group is served to users who have had all of it,
-// because who brings one model has not shown the others.
+// the same options; nil: there is none. A user gets a group only after having had all of it,
+// because a request with one model does not show the others.
 func (l *Lookup) FindMember(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	member, err := l.Member(ctx, at)
 	if member == nil || err != nil {
@@ -241,7 +241,7 @@ func (l *Lookup) Member(ctx context.Context, at *request.Attempt) (*request.Atte
 	member.AsMember = true
 	member, err := l.o.Planned(ctx, member)
 	if err != nil && ctx.Err() == nil {
-		return nil, nil // the request itself is answered as if nobody had looked
+		return nil, nil // the request itself is answered without the group
 	}
 	return member, err
 }

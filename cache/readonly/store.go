@@ -190,8 +190,7 @@ func (recorded) Judge(_ context.Context, a *request.Against, b *index.Build) (ju
 	return j, nil
 }
 
-// cannotServe says of an error of one file that the build cannot be served, and who can do what
-// about it.
+// cannotServe returns the error for a build of which one file cannot be served.
 func (s *Store) cannotServe(b *index.Build, f index.File, err error) error {
 	name := fmt.Sprintf("build %.12s", b.BuildKey)
 	unit := name

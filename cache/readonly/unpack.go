@@ -45,8 +45,8 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build, _ fun
 	return a, nil
 }
 
-// hold gives the answer the view that has the folder with the files, and holds it against its
-// removal. fill is called with the files that are not there or not what they should be.
+// hold puts the view with the files in folder into the answer, and holds it against its removal.
+// fill is called with the files that are missing or damaged.
 func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacking []index.File) error) error {
 	view, err := os.Open(filepath.Dir(folder))
 	if err != nil {

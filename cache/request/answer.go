@@ -50,7 +50,7 @@ func (a *Answer) Reply() *wire.AcquireReply {
 			if inView { // else the files are read from a store that has no view of them
 				one.Name = id + "/" + f.Name
 			}
-			if !f.Digest.IsZero() { // else nobody made one
+			if !f.Digest.IsZero() { // else there is none
 				one.Digest = f.Digest.String()
 			}
 			reply.Files = append(reply.Files, one)
@@ -115,7 +115,7 @@ type Answer struct {
 	ModelDigest   cas.Digest
 	Record        string       // the request record as JSON
 	Build         *index.Build // nil for PassThrough and Key; shared: read only
-	Unkept        bool         // nothing of Build is kept: its files go with View, and nobody made digests of them
+	Unkept        bool         // Build is not kept: its files are removed with View, and have no digests
 	Compatibility judge.Judgement
 	Why           string
 	Explanation   *wire.Explanation // for Explain

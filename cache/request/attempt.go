@@ -143,7 +143,7 @@ func (at *Attempt) ORTVersion() string {
 	return at.Content.Spec.ORTVersion
 }
 
-// Adopts tells whether a model that is compiled already is to be kept.
+// Adopts reports whether a model that is compiled already is to be kept.
 func (at *Attempt) Adopts() bool { return at.Adopt && at.TooLarge == "" }
 
 // Terms are what decides what is compiled.
@@ -161,9 +161,8 @@ func (at *Attempt) Answer(outcome string) *Answer {
 		Record: at.Plan.RecordJSON, Runtime: at.RuntimeName}
 }
 
-// OtherORT tells whether the version of ONNX Runtime that made something keeps it from the request.
-// Build keys do not tell such versions apart where the libraries are the daemon's, so whoever is
-// given another's build compares them.
+// OtherORT reports whether the version of ONNX Runtime that made a build keeps it from the request.
+// Build keys do not cover that version where the libraries are the daemon's.
 func (at *Attempt) OtherORT(made string) bool {
 	return at.StrictORT && made != at.ORTVersion()
 }
@@ -180,8 +179,7 @@ func (at *Attempt) JobAbout(scope, why string) jobs.About {
 	return a
 }
 
-// MemoryScope is where a request's failure is remembered: what is not kept for anybody is its
-// user's own. "" is nowhere.
+// MemoryScope is the scope in which a failure of the request is remembered; "": in none.
 func (at *Attempt) MemoryScope(scope string) string {
 	switch {
 	case at.OnMiss == Bypass:
@@ -203,7 +201,7 @@ func (at *Attempt) JobKey() jobs.Key {
 
 // Caller is how the request takes part in a job. owner returns whose a user's jobs are.
 func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
-	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else nobody would have it
+	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else the build is for this caller alone
 	who := jobs.Caller{UID: at.Peer.UID, Name: at.Name, Keep: keep}
 	if who.Keep || at.OnMiss == Background {
 		who.Owner = owner(at.Peer.UID)

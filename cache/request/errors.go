@@ -13,7 +13,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// WorkerError gives a worker's failure its class, with the compiler's own last words in the text.
+// WorkerError is the error of a request for a failure of a worker, with the compiler's own last
+// words in the text.
 func WorkerError(err error, format string, args ...any) error {
 	return CompileError(err, "", format, args...)
 }
@@ -65,7 +66,7 @@ func StoreClass(err error) apierr.Class {
 	return apierr.Internal
 }
 
-// ContextError is the error of a caller that went away, or whose time is over.
+// ContextError is the error of a request whose caller left, or whose deadline passed.
 func ContextError(ctx context.Context, model string) error {
 	return apierr.OfContext(ctx, "model %q", model)
 }

@@ -37,7 +37,7 @@ func PutText(b *index.Build) string {
 	return fmt.Sprintf("%s, with %s, in %.2f s", PutBy(b), Makers(b), b.CompileSeconds)
 }
 
-// PutBy says who made a build that the daemon did not make.
+// PutBy describes who made a build that the daemon did not make.
 func PutBy(b *index.Build) string {
 	if IsAdopted(b) {
 		return fmt.Sprintf("adopted: a compiled model of uid %d's", b.UID)
@@ -163,7 +163,7 @@ func (p *Plan) Stated(models []*epmodel.Model) []index.EPFacts {
 	return facts
 }
 
-// Writes tells whether an execution provider writes compatibility strings, as far as is known.
+// Writes reports whether an execution provider writes compatibility strings, as far as is known.
 func (p *Plan) Writes(i int) bool { return p.Outside || p.Marks[i].CompatibilityString != "" }
 
 // SetStated replaces what a one-node compile said by what the graphs of a build do.
@@ -173,7 +173,7 @@ func SetStated(f *index.EPFacts, says compilers.Stated, took bool) {
 	f.TookNone = !took
 }
 
-// Untaken tells what of a model the execution providers left.
+// Untaken lists what the execution providers left of a model.
 func (p *Plan) Untaken(m *epmodel.Model, open []OpenDimension) (warnings []string) {
 	made := make(map[string]bool)
 	for _, n := range m.Contexts {
@@ -278,8 +278,8 @@ func FormName(embed bool) string {
 	return "sidecar"
 }
 
-// IsAdopted tells whether a build was made of a user's compiled model, so that nothing is known of
-// the libraries that made it.
+// IsAdopted reports whether a build was made of a user's compiled model, so that nothing is known
+// of the libraries that made it.
 func IsAdopted(b *index.Build) bool {
 	return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero()
 }

@@ -25,16 +25,16 @@ type Progress = jobs.Progress
 // OnMiss says what to do when there is no build.
 type OnMiss int
 
-// What a request may ask for.
+// The wishes of a request.
 const (
-	Wait       OnMiss = iota // compile if nobody does, and wait
+	Wait       OnMiss = iota // compile unless it is being compiled, and wait
 	Fail                     // answer NotFound
-	Refresh                  // compile anew even if there is a build
+	Refresh                  // compile again even if there is a build
 	Bypass                   // neither look up nor keep: compile for this caller only
 	KeyOnly                  // answer with the key and the record
 	Explain                  // decide, compile nothing, and answer with the decision and its reasons
-	Background               // have it compiled if nobody does, and answer at once with the job
-	ForClaim                 // let the caller compile it, unless somebody does already: then wait
+	Background               // compile unless it is being compiled, and answer at once with the job
+	ForClaim                 // let the caller compile it, unless it is being compiled: then wait
 )
 
 // MaxVersion bounds what a client says that a version is, in bytes.
@@ -68,7 +68,7 @@ type Request struct {
 	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value
 	// may differ by so much, as it is or as a part of the model's. No part of the identity.
 	VerifyOutput float64
-	KeepGoing    bool // finish the compile even if nobody waits any more
+	KeepGoing    bool // finish the compile even if no request waits any more
 	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else the path lasts for some time
 
 	// Adopt has a model that is compiled already kept, with the files that it refers to: they are
@@ -139,7 +139,7 @@ type Policy struct {
 	Unknown             string        // "load_check" (default): serve what loads; "serve"; "refuse"
 	PreferRecompilation string        // "serve_and_refresh" (default), "serve", "refuse"
 	Unsupported         string        // "recompile" (default), "fail"
-	MaxAge              time.Duration // builds older than this are served, and compiled anew in the background; 0: any age
+	MaxAge              time.Duration // builds older than this are served, and compiled again in the background; 0: any age
 	MinCompileSeconds   float64       // what compiles faster is answered but not kept
 	MeasureGain         *bool         // measure how long the source model takes to load; nil: yes
 }

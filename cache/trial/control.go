@@ -128,8 +128,8 @@ func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.
 	return cmp.Or(err, found.broken)
 }
 
-// Sandbox returns what confines the execution providers' code, found out once by trying. It is empty
-// for a compiler that has no such code.
+// Sandbox returns what confines the execution providers' code, found out once by trying. It is
+// empty for a compiler that has no such code.
 func (ts *Trials) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
 	s, ok := ts.Compiler.(compilers.Sandboxed)
 	if !ok {

@@ -13,9 +13,9 @@ import (
 )
 
 // JudgeOwn judges a compiled model that an application brings. What the model says of itself is not
-// enough, because the string may have been edited, or copied from the source model, and no execution
-// provider compares it with its bytes. Where the whole of it is here it is loaded in a process of its
-// own, and that counts.
+// enough, because the string may have been edited, or copied from the source model, and no
+// execution provider compares it with its bytes. Where the whole of it is here it is loaded in a
+// process of its own, and that counts.
 func (ts *Trials) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
 	judge.Judgement, error) {
 	a := at.Plan.Against(at.RuntimeName, at.Content)
