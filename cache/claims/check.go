@@ -26,54 +26,46 @@ type signature struct {
 	constant        map[string]bool // inputs that have an initializer, and may be gone
 }
 
-func signatureOf(m *epmodel.Model) signature {
+func readSignature(ctx context.Context, r *request.Request) (signature, error) {
+	m, err := r.ModelFiles(0).Read(ctx)
+	if err != nil {
+		return signature{}, err
+	}
 	s := signature{inputs: m.Inputs, outputs: m.Outputs, constant: make(map[string]bool)}
 	for i := range m.Initializers {
 		if t := &m.Initializers[i]; t.Graph == "" && t.Node == "" {
 			s.constant[t.Name] = true
 		}
 	}
-	return s
+	return s, nil
 }
 
-func readSignature(ctx context.Context, r *request.Request) (signature, error) {
-	m, err := r.ModelFiles(0).Read(ctx)
-	if err != nil {
-		return signature{}, err
-	}
-	return signatureOf(m), nil
+// differs says in what an artefact is not of the model, nil if nothing tells.
+func (s signature) differs(m *epmodel.Model) error {
+	return cmp.Or(differs("output", s.outputs, m.Outputs, nil), differs("input", s.inputs, m.Inputs, s.constant))
 }
 
-// differs says in what an artefact is not of the model, "" if nothing tells.
-func (s signature) differs(m *epmodel.Model) string {
-	if why := differs("output", s.outputs, m.Outputs, nil); why != "" {
-		return why
+func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bool) error {
+	wanted := make(map[string]epmodel.Value, len(model))
+	for _, v := range model {
+		wanted[v.Name] = v
 	}
-	return differs("input", s.inputs, m.Inputs, s.constant)
-}
-
-func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bool) string {
-	find := func(list []epmodel.Value, name string) *epmodel.Value {
-		if i := slices.IndexFunc(list, func(v epmodel.Value) bool { return v.Name == name }); i >= 0 {
-			return &list[i]
-		}
-		return nil
-	}
-	for i := range artefact {
-		v := find(model, artefact[i].Name)
-		if v == nil {
-			return fmt.Sprintf("it has an %s %q, and the model has none", what, artefact[i].Name)
-		}
-		if v.Kind != artefact[i].Kind || v.Type != artefact[i].Type {
-			return fmt.Sprintf("its %s %q is of another type than the model's", what, v.Name)
+	has := make(map[string]bool, len(artefact))
+	for _, v := range artefact {
+		has[v.Name] = true
+		switch m, ok := wanted[v.Name]; {
+		case !ok:
+			return fmt.Errorf("it has an %s %q, and the model has none", what, v.Name)
+		case v.Kind != m.Kind || v.Type != m.Type:
+			return fmt.Errorf("its %s %q is of another type than the model's", what, v.Name)
 		}
 	}
-	for i := range model {
-		if name := model[i].Name; !mayLack[name] && find(artefact, name) == nil {
-			return fmt.Sprintf("it lacks the %s %q of the model", what, name)
+	for _, v := range model {
+		if !mayLack[v.Name] && !has[v.Name] {
+			return fmt.Errorf("it lacks the %s %q of the model", what, v.Name)
 		}
 	}
-	return ""
+	return nil
 }
 
 // examinePut checks the copies in the folder, and writes the build's record.
@@ -202,13 +194,8 @@ func (cl *claim) suits(m *epmodel.Model) error {
 			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
 		}
 	}
-	if why := cl.takes.differs(m); why != "" {
-		return errors.New(why)
-	}
-	if err := artefact.Complete(&cl.Plan.Canonical, m); err != nil {
-		return err
-	}
-	return artefact.SuitsOutput(cl.Plan.Canonical.Output, m)
+	return cmp.Or(cl.takes.differs(m), artefact.Complete(&cl.Plan.Canonical, m),
+		artefact.SuitsOutput(cl.Plan.Canonical.Output, m))
 }
 
 // made says what made the artefact, as far as it states that itself. Where the libraries are here
