@@ -42,6 +42,9 @@ func fill(v reflect.Value) {
 	case reflect.TypeFor[time.Time]():
 		v.Set(reflect.ValueOf(time.UnixMilli(12345)))
 		return
+	case reflect.TypeFor[error]():
+		v.Set(reflect.ValueOf(errors.New("x")))
+		return
 	case reflect.TypeFor[*os.File]():
 		return
 	}
