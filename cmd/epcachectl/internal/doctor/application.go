@@ -130,50 +130,46 @@ func (x *Examination) python(ctx context.Context, path string) {
 	if len(facts.Cores) > 1 {
 		x.problem(subject, "several packages bring ONNX Runtime itself, and overwrite each other: "+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")
 	}
-	if facts.Error != "" {
-		x.problem(subject, "ONNX Runtime cannot be imported: "+term.Ending(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
-		return
-	}
-	if !facts.Plugins {
-		x.problem(subject, fmt.Sprintf("ONNX Runtime %s knows no plugin execution providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
-		return
-	}
 	r, err := compilers.Find(facts.Site)
-	if errors.Is(err, compilers.ErrNotFound) {
+	switch {
+	case facts.Error != "":
+		x.problem(subject, "ONNX Runtime cannot be imported: "+term.Ending(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
+	case !facts.Plugins:
+		x.problem(subject, fmt.Sprintf("ONNX Runtime %s knows no plugin execution providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
+	case errors.Is(err, compilers.ErrNotFound):
 		x.warning(subject, fmt.Sprintf("ONNX Runtime %s, and no plugin execution provider beside it; sessions run on %s", facts.ORTVersion, strings.Join(facts.Providers, ", ")),
 			"install one: "+path+" -m pip install onnxruntime-ep-openvino")
-		return
-	}
-	if err != nil {
+	case err != nil:
 		x.problem(subject, err.Error(), "its folder must be readable")
-		return
-	}
-	for _, ep := range r.EPs {
-		if x.starts(ctx, subject, path, facts, ep) {
-			x.plainSessions(subject, facts, ep)
+	default:
+		for _, ep := range r.EPs {
+			if x.starts(ctx, subject, path, facts, ep) {
+				x.plainSessions(subject, facts, ep)
+			}
 		}
+		x.Known(ctx, subject, r)
 	}
-	x.Known(ctx, subject, r)
 }
 
 func (x *Examination) starts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
 	version := packageVersion(ep)
+	pair := fmt.Sprintf("%s %s starts with ONNX Runtime %s", ep.EP, term.OrDash(version), facts.ORTVersion)
 	started, err := startPlugin(ctx, python, ep)
 	switch {
 	case err != nil:
 		text, hint := misfit(ep.EP, version, facts.ORTVersion)
 		if text == "" {
-			text = fmt.Sprintf("%s %s does not start with ONNX Runtime %s", ep.EP, term.OrDash(version), facts.ORTVersion)
+			text = strings.Replace(pair, " starts ", " does not start ", 1)
 			hint = "its library and ONNX Runtime may not fit together, or a library that it needs is missing: install a pair of one release"
 		}
 		x.problem(subject, text+": "+term.Ending(err.Error()), hint)
 		return false
 	case len(started.Devices) == 0:
-		x.problem(subject, fmt.Sprintf("%s %s starts with ONNX Runtime %s and lists no device: sessions cannot use it", ep.EP, term.OrDash(version), facts.ORTVersion),
+		x.problem(subject, pair+" and lists no device: sessions cannot use it",
 			"see that the device's driver is installed, and that this user may open it")
 		return false
 	}
-	x.ok(subject, "%s %s starts with ONNX Runtime %s: %s", ep.EP, term.OrDash(version), facts.ORTVersion, strings.Join(started.Devices, ", "))
+	x.ok(subject, "%s: %s", pair, strings.Join(started.Devices, ", "))
 	return true
 }
 
@@ -183,12 +179,14 @@ func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compi
 		return
 	}
 	text := fmt.Sprintf("a session made with providers=[%q] runs on the CPU and does not say so: %s is a plugin, which has to be registered and whose devices have to be added", ep.EP, ep.EP)
+	hint := fmt.Sprintf("make it with epcache.InferenceSession(model, ep=%q)", ep.EP)
 	if facts.Epcache {
-		x.warning(subject, text, fmt.Sprintf("make it with epcache.InferenceSession(model, ep=%q), which does that", ep.EP))
-		return
+		hint += ", which does that"
+	} else {
+		hint = "install epcache and " + hint + "; or call onnxruntime.register_execution_provider_library and " +
+			"SessionOptions.add_provider_for_devices"
 	}
-	x.warning(subject, text, fmt.Sprintf("install epcache and make it with epcache.InferenceSession(model, ep=%q); or call onnxruntime.register_execution_provider_library and "+
-		"SessionOptions.add_provider_for_devices", ep.EP))
+	x.warning(subject, text, hint)
 }
 
 // misfits are pairs of an execution provider's and ONNX Runtime's releases that were tried and do not work.

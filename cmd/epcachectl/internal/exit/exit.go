@@ -60,10 +60,19 @@ func Help(codes ...int) string {
 // AskingCodes are those of a verb that asks the daemon for something.
 var AskingCodes = []int{Done, Failed, BadUsage, NotFound, NoDaemon, NotAllowed}
 
-type usageError struct{ error }
+// coded is an error that leads to an exit code.
+type coded struct {
+	error
+	code int
+}
+
+func (e coded) Unwrap() error { return e.error }
 
 // Usage makes an error a mistake in the call.
-func Usage(err error) error { return usageError{err} }
+func Usage(err error) error { return coded{err, BadUsage} }
+
+// Damaged makes an error one about something stored that is not what it should be.
+func Damaged(err error) error { return coded{err, Damage} }
 
 // Usagef is Usage of an error of its own.
 func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, args...)) }
@@ -77,19 +86,10 @@ func OneOf(flag, value string, words ...string) error {
 	return Usagef("%s %q: it is %s or %s", flag, value, strings.Join(words[:last], ", "), words[last])
 }
 
-func (e usageError) Unwrap() error { return e.error }
-
 // Status carries the exit code of what was reported already.
 type Status int
 
 func (e Status) Error() string { return meaning[int(e)] }
-
-type damageError struct{ error }
-
-// Damaged makes an error one about something stored that is not what it should be.
-func Damaged(err error) error { return damageError{err} }
-
-func (e damageError) Unwrap() error { return e.error }
 
 // Missing says in words of its own what is not there: errors.Is(err, fs.ErrNotExist) holds.
 type Missing string
@@ -108,12 +108,16 @@ func Code(err error) int {
 	if stopped, is := errors.AsType[interruption](err); is {
 		return signaled + int(stopped.signal) // as a shell has it
 	}
+	known, is := errors.AsType[coded](err)
+	_, corrupt := errors.AsType[*cas.CorruptError](err)
 	switch {
 	case errors.Is(err, unixsock.ErrConnectionLost): // with what the two could not agree on, perhaps
 		return NoDaemon
-	case isA[usageError](err), errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
+	case is:
+		return known.code
+	case errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
 		return BadUsage
-	case isA[*cas.CorruptError](err), isA[damageError](err):
+	case corrupt:
 		return Damage
 	case errors.Is(err, unixsock.ErrNoDaemon):
 		return NoDaemon
@@ -125,11 +129,6 @@ func Code(err error) int {
 		return NotFound
 	}
 	return Failed
-}
-
-func isA[E error](err error) bool {
-	_, is := errors.AsType[E](err)
-	return is
 }
 
 // verbError says which operation on which object failed.
