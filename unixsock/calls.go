@@ -3,7 +3,14 @@ package unixsock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -100,4 +107,159 @@ func (c *Client) Stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// maxNeeds bounds how often a daemon may ask for more external data for one request: once is enough, unless a model
+// was changed in between.
+const maxNeeds = 3
+
+// External opens external data by its location as the model spells it. Of a group, member says whose it is: 0 is
+// Acquire.model, 1 the first of Acquire.group; it is 0 for a model that is asked for alone.
+type External func(member int, location string) (*os.File, error)
+
+// Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the caller's. External data that the
+// daemon asks for is opened by external (nil if there can be none), and closed here. Progress may be nil; it is called on
+// this goroutine. The file, nil if the answer has none, is the view's folder: the caller's, and the lease.
+func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+	all := slices.Clip(fds)
+	defer func() { closeFiles(all[len(fds):]) }()
+	for asked := range maxNeeds {
+		answer, err := c.askWith(ctx, "acquire", request, all, progress)
+		if err != nil {
+			return nil, nil, err
+		}
+		need := answer.envelope.GetNeed()
+		if need == nil {
+			return buildOf(answer)
+		}
+		closeFiles(answer.files)
+		if asked == 0 {
+			request = proto.CloneOf(request) // the caller's stays as it is
+		}
+		if all, err = openNeeded(request, all, need, external); err != nil {
+			return nil, nil, err
+		}
+	}
+	return nil, nil, violation("the daemon keeps asking for external data; is the model being changed?")
+}
+
+// Put brings what the caller compiled under a claim, which has to be of this connection. The files' fields "fd" are
+// indices into fds, which stay the caller's: the daemon has copied them when it answers. The file is as Acquire's.
+func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+	answer, err := c.askWith(ctx, "put", request, fds, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	return buildOf(answer)
+}
+
+// askWith is ask for a request with descriptors.
+func (c *Client) askWith(ctx context.Context, what string, message proto.Message, files []*os.File,
+	progress func(*wire.Progress)) (reply, error) {
+	if len(files) > MaxAttached {
+		return reply{}, refused("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	defer runtime.KeepAlive(files)
+	return c.ask(ctx, message, fds, progress)
+}
+
+// buildOf finds the descriptor that the answer names, and closes any other.
+func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
+	r := answer.envelope.GetAcquireReply()
+	if r == nil {
+		closeFiles(answer.files)
+		return nil, nil, unexpected(answer.envelope)
+	}
+	if err := checkBuild(r, answer.files); err != nil || r.Fd == nil {
+		closeFiles(answer.files)
+		return r, nil, err
+	}
+	view := answer.files[r.GetFd()]
+	closeFiles(slices.DeleteFunc(answer.files, func(f *os.File) bool { return f == view }))
+	return r, view, nil
+}
+
+var withBuild = []string{"hit", "compiled", "waited", "put"}
+
+// checkBuild looks whether an answer has what it says, and leads nowhere but into the view: a graph is loaded by its name.
+func checkBuild(r *wire.AcquireReply, files []*os.File) error {
+	if r.Fd == nil && r.GetView() == "" {
+		if slices.Contains(withBuild, r.GetOutcome()) {
+			return violation("the reply says %q, and has no view", r.GetOutcome())
+		}
+		return nil
+	}
+	graphs := []string{r.GetGraph()}
+	for _, m := range r.GetMembers() {
+		graphs = append(graphs, m.GetGraph())
+	}
+	for _, graph := range graphs {
+		if graph == "." || !filepath.IsLocal(filepath.FromSlash(graph)) || path.Clean(graph) != graph || strings.ContainsRune(graph, 0) {
+			return violation("the graph %q does not lie in the view", graph)
+		}
+	}
+	if len(r.GetMembers()) > 0 && int64(r.GetMember()) >= int64(len(r.GetMembers())) {
+		return violation("the model is member %d of %d", r.GetMember(), len(r.GetMembers()))
+	}
+	if r.Fd == nil {
+		return nil
+	}
+	if int64(r.GetFd()) >= int64(len(files)) {
+		return violation("the reply names descriptor %d of %d", r.GetFd(), len(files))
+	}
+	info, err := files[r.GetFd()].Stat()
+	if err == nil && !info.IsDir() {
+		return violation("the descriptor of the view is not one of a folder")
+	}
+	return err
+}
+
+// openNeeded adds external data to a request. What it opened is in the result also when it fails.
+func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, external External) ([]*os.File, error) {
+	models := append([]*wire.Model{request.GetModel()}, request.GetGroup()...)
+	if n := len(need.GetMembers()); n != 0 && n != len(need.GetLocations()) {
+		return files, violation("%d locations of %d members are needed", len(need.GetLocations()), n)
+	}
+	for i, location := range need.GetLocations() {
+		member := 0
+		if len(need.GetMembers()) > 0 {
+			member = int(need.GetMembers()[i])
+		}
+		if member >= len(models) {
+			return files, violation("external data is needed of member %d of %d", member, len(models))
+		}
+		if err := mayNeed(models[member], location, external, len(files)); err != nil {
+			return files, err
+		}
+		f, err := external(member, location)
+		if err != nil {
+			return files, err
+		}
+		models[member].External = append(models[member].External, &wire.ExternalFile{Location: location, Fd: uint32(len(files))})
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// mayNeed refuses what no model may refer to, whatever the daemon, or the model, asks for.
+func mayNeed(model *wire.Model, location string, external External, files int) error {
+	bad := func(format string) error {
+		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf(format, location), Facts: map[string]string{"file": location}}
+	}
+	sent := func(x *wire.ExternalFile) bool { return x.GetLocation() == location }
+	switch {
+	case !filepath.IsLocal(filepath.FromSlash(location)):
+		return bad("external data %q lies outside the model's folder")
+	case slices.ContainsFunc(model.GetExternal(), sent):
+		return violation("external data %q was sent, and is asked for again", location)
+	case external == nil:
+		return bad("the model refers to external data %q")
+	case files >= MaxAttached:
+		return refused("acquire: the model refers to more than %d files", MaxAttached-1)
+	}
+	return nil
 }

@@ -2,6 +2,8 @@ package unixsock
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"time"
 
 	"github.com/epcached/epcached/unixsock/wire"
@@ -92,4 +94,71 @@ func (waiting *call) take(event *wire.Event) {
 		default:
 		}
 	}
+}
+
+// The texts of an event that is sent to subscribers, in bytes: it must fit into a frame.
+const (
+	maxEventText = 16 << 10
+	maxEventName = 1 << 10
+)
+
+// errStopping ends subscriptions when the daemon stops: nobody else would ever end them.
+var errStopping = &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping", Hint: "subscribe again when it is back"}
+
+var errEnded = errors.New("the subscription has ended")
+
+// subscribe runs one Subscribe until it is cancelled. It always ends with an error.
+func (c *connection) subscribe(r *request, message *wire.Subscribe) error {
+	defer c.subscriptions.Add(-1)
+	defer c.user.subscriptions.Add(-1)
+	own, all := c.subscriptions.Add(1), c.user.subscriptions.Add(1)
+	limits := &c.server.limits
+	if own > int64(limits.Subscriptions) || all > int64(limits.SubscriptionsPerUID) {
+		return &Error{Class: wire.ErrorClass_BUSY, Text: "too many subscriptions", Hint: "one tells everything: cancel those that are not needed"}
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	stop := context.AfterFunc(c.server.serving, cancel)
+	defer stop()
+
+	// Nothing is kept here: the backend keeps the events that a subscriber has not read, for all of them together.
+	var mu sync.Mutex // held while sending
+	ended := false
+	err := c.server.Backend.Subscribe(ctx, c.peer, message, func(e *wire.Event) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if ended {
+			return errEnded
+		}
+		return c.sendEvent(r.number, e)
+	})
+	mu.Lock() // after the last frame: the answer follows
+	ended = true
+	mu.Unlock()
+	switch {
+	case c.server.draining():
+		return errStopping
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil:
+		return &Error{Class: wire.ErrorClass_CANCELLED, Text: "the daemon ended the subscription"}
+	}
+	return err
+}
+
+// sendEvent waits until the event is in the socket. A client that does not read ends its connection by that.
+func (c *connection) sendEvent(number uint64, e *wire.Event) error {
+	// Until the connection ends, not the request: a frame that is cut off would be the end of the connection.
+	err := c.send(c.ctx, envelopeOf(number, bounded(e)), nil)
+	if _, refused := errors.AsType[*Error](err); err != nil && !refused {
+		c.cancel() // nothing else could be sent either
+	}
+	return err
+}
+
+// bounded copies: the backend may give the same event to all subscribers.
+func bounded(e *wire.Event) *wire.Event {
+	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Text: cut(e.GetText(), maxEventText),
+		Kind: cut(e.GetKind(), maxEventName), RequestKey: cut(e.GetRequestKey(), maxEventName), Build: cut(e.GetBuild(), maxEventName),
+		Model: cut(e.GetModel(), maxEventName), Runtime: cut(e.GetRuntime(), maxEventName)}
 }

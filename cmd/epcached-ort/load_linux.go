@@ -3,6 +3,10 @@
 package main
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -85,4 +89,151 @@ func processorTime() time.Duration {
 	var usage unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &usage) // it cannot fail for this process
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+const maxInput = 1 << 30
+
+// compareOutputs runs the graph with the request's EPs, and the source model with ONNX Runtime's own
+// kernels, both once on zeros, and compares.
+func (j *job) compareOutputs() error {
+	if len(j.req.Share) != 1 {
+		return errors.New("the request names no source model")
+	}
+	sizes := j.req.Options
+	j.req.Options.FreeDimensions, j.req.Options.FreeDimensionsByDenotation = nil, nil // fixed when it was compiled
+	compiled, err := j.session(j.req.Model, 0)
+	if err != nil {
+		return err
+	}
+	inputs, why := zeros(compiled, 1)
+	if why != nil {
+		j.result.Compared = &dialogue.Compared{Without: why.Error()}
+		return nil
+	}
+	got, err := compiled.Run(inputs)
+	if err != nil {
+		return step(err, "run %q", j.req.Model)
+	}
+	compiled.Release()
+	if err := j.modelPhase(dialogue.PhaseRunning, 1); err != nil {
+		return err
+	}
+	j.req.Options = sizes
+	want, err := j.original(inputs)
+	if err != nil {
+		j.result.Compared = &dialogue.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
+		return nil
+	}
+	difference, err := compare(got, want, j.req.Most)
+	j.result.Compared = &dialogue.Compared{Difference: difference, Outputs: len(want)}
+	if err != nil {
+		j.result.Compared.Without = err.Error()
+	}
+	return nil
+}
+
+// original runs the source model without any of the EPs, and without the session options that are meant for them.
+func (j *job) original(inputs []ort.Tensor) ([]ort.Tensor, error) {
+	j.req.EPs, j.req.Options.Entries, j.req.Options.GraphOptimizationLevel = nil, nil, ""
+	o, err := j.options()
+	if err != nil {
+		return nil, err
+	}
+	s, err := o.Open(j.req.Share[0].Model)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Release()
+	return s.Run(inputs)
+}
+
+// runOnZeros runs each session once. That inputs cannot be made is no failure of the graph.
+func (j *job) runOnZeros(sessions []*ort.Session) error {
+	for i, s := range sessions {
+		inputs, err := zeros(s, j.req.Zeros)
+		if err != nil {
+			j.result.NotRun = err.Error()
+			continue
+		}
+		if err := j.modelPhase(dialogue.PhaseRunning, i); err != nil {
+			return err
+		}
+		if _, err := s.Run(inputs); err != nil {
+			return step(err, "run")
+		}
+	}
+	return nil
+}
+
+// zeros makes the session's inputs, with free dimensions of that size.
+func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
+	inputs, err := s.Inputs()
+	if err != nil {
+		return nil, err
+	}
+	for i := range inputs {
+		t := &inputs[i]
+		size, known := ort.ElementSizes[t.Type]
+		if !known {
+			return nil, fmt.Errorf("input %q: zeros of element type %d are not supported", t.Name, t.Type)
+		}
+		for d, dim := range t.Shape {
+			if dim < 0 {
+				t.Shape[d], dim = free, free
+			}
+			if size *= dim; size > maxInput || size < 0 {
+				return nil, fmt.Errorf("input %q of shape %v: more than %d bytes", t.Name, t.Shape, int64(maxInput))
+			}
+		}
+		t.Data = make([]byte, size)
+	}
+	return inputs, nil
+}
+
+// compare says which value of the outputs is the first that differs from the wanted one by more than most, both as it is and as a
+// part of the wanted one; "" if none does. Not a number equals itself. The error is for outputs that hold no numbers.
+func compare(got, want []ort.Tensor, most float64) (string, error) {
+	if len(got) != len(want) {
+		return fmt.Sprintf("%d outputs, and the source model has %d", len(got), len(want)), nil
+	}
+	for _, w := range want {
+		i := slices.IndexFunc(got, func(t ort.Tensor) bool { return t.Name == w.Name })
+		if i < 0 {
+			return fmt.Sprintf("there is no output %q", w.Name), nil
+		}
+		if difference, err := compareTensor(got[i], w, most); difference != "" || err != nil {
+			return difference, err
+		}
+	}
+	return "", nil
+}
+
+func compareTensor(got, want ort.Tensor, most float64) (string, error) {
+	if got.Type != want.Type || !slices.Equal(got.Shape, want.Shape) || len(got.Data) != len(want.Data) {
+		return fmt.Sprintf("output %q: element type %d, shape %v; in the source model %d, %v", want.Name, got.Type, got.Shape, want.Type, want.Shape), nil
+	}
+	if bytes.Equal(got.Data, want.Data) {
+		return "", nil
+	}
+	size, known := ort.ElementSizes[want.Type]
+	if !known {
+		return "", fmt.Errorf("output %q: element type %d cannot be compared", want.Name, want.Type)
+	}
+	for at := 0; at+int(size) <= len(want.Data); at += int(size) {
+		a, b := ort.Number(got.Data[at:], want.Type), ort.Number(want.Data[at:], want.Type)
+		if near(a, b, most) {
+			continue
+		}
+		return fmt.Sprintf("output %q of shape %v: value %d is %g, and %g in the source model: more than %g apart",
+			want.Name, want.Shape, at/int(size), a, b, most), nil
+	}
+	return "", nil
+}
+
+func near(got, want, most float64) bool {
+	if got == want || math.IsNaN(got) && math.IsNaN(want) {
+		return true
+	}
+	apart := math.Abs(got - want)
+	return apart <= most || !math.IsInf(want, 0) && apart <= most*math.Abs(want)
 }

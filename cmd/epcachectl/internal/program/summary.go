@@ -74,10 +74,7 @@ func summaryOf(events []Event, more bool) *Summary {
 // Summary sums up what happened.
 func (l *Log) Summary() (*Summary, error) {
 	events, more, err := l.read()
-	if err != nil {
-		return nil, err
-	}
-	return summaryOf(events, more), nil
+	return summaryOf(events, more), err
 }
 
 func (s *Summary) note(text string) {
