@@ -54,16 +54,16 @@ var allowed = map[string][]string{
 	"store/packing":                          {"cas", "dedupe", "dedupe/match"}, // and not index: it knows no builds
 	"cache/rights":                           {"index"},                         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
-	"cache/query":                            {"internal/bytesize", "cas", "dedupe", "dedupe/match", "epmodel", "cache/event", "cache/identity", "cache/rights", "index", "internal/apierr", "store/evict", "store/packing", "unixsock/wire", "weights", "cache/failure", "internal/keyed", "cache/runtimes", "compilers", "internal/witness", "store", "store/audit", "internal/memo"}, // not cache, which is written to
+	"cache/query":                            {"cache/event", "cache/failure", "cache/identity", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/witness", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire", "weights"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
-	"cache/explain":                          {"cache/failure", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/rights", "cache/runtimes", "cache/sources", "index", "unixsock/wire"},
+	"cache/explain":                          {"cache/build", "cache/failure", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/rights", "cache/runtimes", "cache/sources", "index", "unixsock/wire"},
 	"cache/compiled":                         {"cache/claims", "cache/explain", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/trial", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "unixsock/wire"},
 	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
-	"cache/upkeep":                           {"cache/judge", "cache/plan", "compilers", "cache/event", "cache/jobs", "cache/request", "cache/runtimes", "cache/sources", "internal/apierr", "cas", "index", "internal/memo", "cache/lookup", "cache/workspace", "internal/bytesize", "store", "cache/failure", "cache/identity"}, // index: for keys, builds and their ids
+	"cache/upkeep":                           {"cache/build", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/sources", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/bytesize", "internal/memo", "store"}, // index: for keys, builds and their ids
 	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure", "unixsock/wire"},
 	"cache/artefact":                         {"cache/identity", "cache/request", "cache/workspace", "compilers", "epmodel", "index"},
-	"cache/claims":                           {"cache/artefact", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse", "internal/witness", "store", "cache/trial"},
+	"cache/claims":                           {"cache/artefact", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/request", "cache/rights", "cache/runtimes", "cache/trial", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse", "internal/witness", "store"},
 	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
 	"internal/apierr":                        {},
 	"cache/failure":                          {"cas", "compilers", "epmodel", "index", "internal/apierr"},                                                                            // index: for keys, and where failures are remembered
@@ -75,11 +75,12 @@ var allowed = map[string][]string{
 	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store", "unixsock/wire"},
 	"cache/plan":                             {"cache/failure", "cache/identity", "cache/judge", "cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/memo"},
 	"cache/workspace":                        {"cache/identity", "cache/jobs", "cache/request", "cache/runtimes", "cas", "compilers", "epmodel", "internal/apierr", "internal/keyed", "internal/sparse", "store"},
+	"cache/build":                            {"cache/artefact", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/rights", "cache/runtimes", "cache/trial", "cache/workspace", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "store"},
 	"cache/change":                           {"cache/query", "cache/request", "cache/rights", "index", "internal/apierr", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"},
 	"cache/request":                          {"cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "store", "store/views", "unixsock/wire"},
 	"cache/lookup":                           {"cache/jobs", "cache/judge", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "index", "internal/apierr", "store", "store/packing", "store/views"},
 	"cache/readonly":                         {"cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "index", "internal/apierr", "internal/flock", "store", "store/packing", "store/views"},
-	"cache/trial":                            {"cache/event", "cache/identity", "cache/reports", "cache/sources", "epmodel", "cache/failure", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/workspace", "compilers", "index", "internal/apierr", "internal/once", "store"},
+	"cache/trial":                            {"cache/event", "cache/failure", "cache/identity", "cache/judge", "cache/lookup", "cache/plan", "cache/reports", "cache/request", "cache/runtimes", "cache/sources", "cache/workspace", "compilers", "epmodel", "index", "internal/apierr", "internal/once", "store"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"internal/sparse":                        {},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
@@ -105,7 +106,7 @@ var allowed = map[string][]string{
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},
 	"cache": {
-		"cache/artefact",
+		"cache/build",
 		"cache/change",
 		"cache/claims",
 		"cache/compiled",
@@ -133,12 +134,8 @@ var allowed = map[string][]string{
 		"epmodel",
 		"index",
 		"internal/apierr",
-		"internal/bytesize",
 		"internal/keyed",
-		"internal/memo",
 		"internal/once",
-		"internal/sparse",
-		"internal/witness",
 		"store",
 		"store/packing",
 		"store/views",

@@ -38,7 +38,7 @@ const (
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
 var larger = map[string]figures{
 	// Most of what a request needs is still in one package, as methods of one type.
-	"cache": {files: 24, lines: 2_698, methods: 55, circle: 23},
+	"cache": {files: 9, lines: 962, methods: 40, circle: 8},
 }
 
 func TestPackagesStaySmall(t *testing.T) {

@@ -127,14 +127,14 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 			return a, err
 		}
 		if found.Doubted == 0 {
-			if a, err := c.otherForm(ctx, at); a != nil || err != nil {
+			if a, err := c.builder.Convert(ctx, at); a != nil || err != nil {
 				return c.lookup.Finish(a, at), err
 			}
 		}
 		c.index.Counters.Add("misses", 1)
 	}
 	if at.OnMiss == request.Fail && !found.Stale {
-		if f := c.failedBefore(at); f != nil {
+		if f := c.builder.FailedBefore(at); f != nil {
 			return nil, f.Missing(at.Name)
 		}
 	}
@@ -157,9 +157,9 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		return c.lookup.Finish(a, at), err
 	}
 	if at.OnMiss == request.Background {
-		return c.compileLater(ctx, at, found.Why)
+		return c.builder.CompileLater(ctx, at, found.Why)
 	}
-	a, err := c.compileOnce(ctx, at, found.Why)
+	a, err := c.builder.Compile(ctx, at, found.Why)
 	if a != nil && a.Compatibility.Source == "" {
 		a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now(), Runtime: at.RuntimeName}
 	}

@@ -67,6 +67,9 @@ func (o *outlasting) Check(ctx context.Context, job compilers.CheckJob) (compile
 }
 
 // What is written is loaded while the worker that wrote it is there; that counts only where nothing can be wrong with it.
+// ahead is the largest artefact, in bytes, that is loaded before the worker that compiled it ends.
+const ahead = 128 << 20
+
 func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 	const beside, apart = compileTakes + loadTakes, compileTakes + readyTakes
 	for name, c := range map[string]struct {
@@ -85,13 +88,13 @@ func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 		"without optimisation": {edit: func(o *outlasting) {
 			o.first = compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: "disable_all"}
 		}, checks: 2, memory: apart},
-		"too large":    {edit: func(o *outlasting) { o.size, o.loads = loadAhead+1, false }, checks: 1, memory: apart},
+		"too large":    {edit: func(o *outlasting) { o.size, o.loads = ahead+1, false }, checks: 1, memory: apart},
 		"nobody waits": {edit: func(o *outlasting) { o.loads = false }, later: true, checks: 1, memory: apart},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.later.Store(int64(time.Hour)) // the models' times are believed, so they are not copied
-			o := &outlasting{Compiler: b.compiler, t: t, size: loadAhead, settled: true, loads: true, checked: make(chan compilers.CheckJob, 8)}
+			o := &outlasting{Compiler: b.compiler, t: t, size: ahead, settled: true, loads: true, checked: make(chan compilers.CheckJob, 8)}
 			if c.edit != nil {
 				c.edit(o)
 			}

@@ -8,38 +8,37 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-
-	"github.com/epcached/epcached/cache/compiled"
-	"github.com/epcached/epcached/cache/judge"
-	"github.com/epcached/epcached/cache/plan"
-	"github.com/epcached/epcached/cache/rules"
-	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
-	"github.com/epcached/epcached/index"
-
 	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/change"
 	"github.com/epcached/epcached/cache/claims"
+	"github.com/epcached/epcached/cache/compiled"
 	"github.com/epcached/epcached/cache/explain"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
+	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/once"
 	"github.com/epcached/epcached/store"
@@ -141,6 +140,7 @@ type Cache struct {
 	lookup     *lookup.Lookup
 	explainer  *explain.Explainer
 	compiled   *compiled.Answerer
+	builder    *build.Builder
 
 	jobs       *jobs.Jobs
 	jobList    *joblist.List
@@ -155,11 +155,7 @@ type Cache struct {
 	reading    keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
 	checks     keyed.Slots         // one token for each load check, or conversion, that requests wait for
 
-	conversions keyed.Group[*jobs.Result] // by build key, scope and what is converted
-	maxGraph    int64                     // epmodel.MaxGraph
-	tidied      chan struct{}             // closed when what is done once after a start is done
-
-	leaving atomic.Bool // it will be closed when the requests under way are answered
+	tidied chan struct{} // closed when what is done once after a start is done
 
 	ctx  context.Context    // of the background work
 	stop context.CancelFunc // ends it
@@ -187,8 +183,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, checks: make(keyed.Slots, o.Jobs),
-		tidied:   make(chan struct{}),
-		maxGraph: epmodel.MaxGraph, owners: rights.Owners{Path: rights.SubUIDs}}
+		tidied: make(chan struct{}), owners: rights.Owners{Path: rights.SubUIDs}}
 	c.settings.Store(first)
 	c.configured.Store(&query.Configured{})
 	if err := c.open(); err != nil {
@@ -234,12 +229,13 @@ func (c *Cache) open() error {
 		Workspaces: c.workspaces, Policy: c.policyOf, Planned: c.planner.Planned}
 	c.query = c.openQueries()
 	c.lookup = c.openLookup()
-	c.explainer = &explain.Explainer{Query: c.query, Lookup: c.lookup, Planner: c.planner, Runtimes: c.runtimes,
-		Rights: c.rights, Failed: c.failedBefore, OtherForm: c.explainOtherForm}
+	c.builder = c.openBuilder()
+	c.explainer = &explain.Explainer{Query: c.query, Lookup: c.lookup, Planner: c.planner, Builder: c.builder,
+		Runtimes: c.runtimes, Rights: c.rights}
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 	c.claims = claims.New(claims.Options{Store: c.store, Jobs: c.jobs, Judges: c.judges, Rights: c.rights, Owner: c.owners.Of, Checks: c.checks,
 		Limits: func() claims.Limits { return c.settings.Load().claims }, Now: c.now,
-		Failed: c.failedBefore, Made: c.madeMeanwhile, Waited: c.waited, Trials: c.trials})
+		Failed: c.builder.FailedBefore, Made: c.builder.MadeMeanwhile, Waited: c.builder.Waited, Trials: c.trials})
 	c.compiled = &compiled.Answerer{Planner: c.planner, Lookup: c.lookup, Explainer: c.explainer,
 		Trials: c.trials, Claims: c.claims, Index: c.index}
 	c.gains.Start(ctx, upkeep.GainOptions{Book: &c.index.Memos, Compiling: func() bool { return c.jobs.Count() > 0 }, Log: c.log,
@@ -269,7 +265,8 @@ func (c *Cache) indexMaking(builds uint64, percent int) {
 // background does what nobody waits for: looks at the runtimes so that the first request need not, removes what
 // crashes left behind, takes up what was queued before, and writes down what is counted in memory.
 func (c *Cache) background(ctx context.Context, before map[string][]byte) {
-	strangers := alongside(func() error { return c.views.DoomStrangers(ctx) }) // soon: what clients of an earlier run have open counts from then on
+	strangers := sync.OnceValue(func() error { return c.views.DoomStrangers(ctx) }) // soon: what clients of an earlier run have open counts from then on
+	go strangers()
 	c.runtimes.LookAtAll(ctx)
 	c.backlog.TakeUp(ctx, before)
 	if err := strangers(); err != nil && ctx.Err() == nil {
@@ -316,7 +313,7 @@ func (c *Cache) Close() error {
 
 // Leave says that the cache will be closed as soon as the requests under way are answered: a worker that dies is not replaced, and its death
 // counts against no model.
-func (c *Cache) Leave() { c.leaving.Store(true) }
+func (c *Cache) Leave() { c.builder.Leave() }
 
 // Store is what the cache has on the disk.
 func (c *Cache) Store() *store.Store { return c.store }
@@ -356,6 +353,17 @@ func (c *Cache) openLookup() *lookup.Lookup {
 	return lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights, Reports: c.reports,
 		Judge: c.trials, Policy: c.policyOf, Now: c.now, WhyNone: c.query.WhyNone, Planned: c.planner.Planned,
 		Served: c.recompiler.Freshen, Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
+}
+
+func (c *Cache) openBuilder() *build.Builder {
+	return build.New(build.Options{Dir: c.dir, UID: c.uid, Store: c.store, Jobs: c.jobs, Compiler: c.compiler,
+		Models: c.models, Sources: c.sources, Workspaces: c.workspaces, Planner: c.planner, Lookup: c.lookup, Trials: c.trials,
+		Failures: c.failures, Rights: c.rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now,
+		Settings: func() build.Settings { return c.settings.Load().builder }, Policy: c.policyOf, Owner: c.owners.Of,
+		Later: c.later, Queued: c.backlog.Keep, Stored: c.gains.MeasureBuild,
+		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
+			return c.claims.MayPut(ctx, owner, model, sizes)
+		}})
 }
 
 // JobList has the jobs, for users to see, to follow and to cancel.

@@ -191,7 +191,7 @@ func TestStoredBetweenLookUpAndJob(t *testing.T) {
 	r := b.request(b.model(1))
 	b.acquire(r)
 	at := b.planned(r)
-	a, err := b.cache.compileOnce(t.Context(), at, "it was not there")
+	a, err := b.cache.builder.Compile(t.Context(), at, "it was not there")
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)

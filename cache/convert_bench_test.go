@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,8 +11,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/epmodel"
 )
 
 // BenchmarkConversion writes the other form of an artefact of 256 MiB, and beside it copies the same bytes, file by
@@ -55,9 +58,8 @@ func (s *bench) convert(to, from *request.Answer, folder string) error {
 	if err != nil {
 		return err
 	}
-	v := &conversion{c: s.cache, from: from.Build, Attempt: &request.Attempt{Plan: &request.Plan{BuildKey: to.Build.BuildKey}}, folder: staged}
-	v.Plan.Canonical.Embed = to.Build.Embed
-	_, err = v.write(context.Background(), folder)
+	form := build.Form{Of: from.Build, Embed: to.Build.Embed, Graph: filepath.Base(to.Graph), MaxGraph: epmodel.MaxGraph, Folder: staged}
+	_, err = form.Write(context.Background(), folder)
 	return errors.Join(err, os.RemoveAll(staged))
 }
 
@@ -75,9 +77,14 @@ func (s *bench) copyOut(from *request.Answer, folder string) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(copyAll(context.Background(), w, r), r.Close(), w.Close()); err != nil {
+		if err := errors.Join(copyPlain(w, r), r.Close(), w.Close()); err != nil {
 			return err
 		}
 	}
 	return os.RemoveAll(staged)
+}
+
+func copyPlain(w io.Writer, r io.Reader) error {
+	_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 1<<20))
+	return err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -31,9 +32,10 @@ func (b *bench) form(embed bool) *request.Request {
 // contexts gives the digests of the contexts of an answer, wherever they stand.
 func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 	b.Helper()
-	in := opened{folder: filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))}
+	folder := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))
+	var in workspace.OpenFiles
 	defer in.Close()
-	graph, err := in.source(filepath.Base(a.Graph))
+	graph, err := in.Source(filepath.Join(folder, filepath.Base(a.Graph)))
 	require.NoError(b, err)
 	m, err := epmodel.Read(context.Background(), a.Graph, graph)
 	require.NoError(b, err)
@@ -48,7 +50,7 @@ func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 		}
 	}
 	for _, name := range m.ContextFiles() {
-		src, err := in.source(name)
+		src, err := in.Source(filepath.Join(folder, name))
 		require.NoError(b, err)
 		add(src)
 	}
@@ -162,7 +164,7 @@ func TestConversionIsNotDoneAgain(t *testing.T) {
 	b := newBench(t)
 	made := b.acquire(b.form(false))
 	first := b.acquire(b.form(true))
-	again, err := b.cache.convertOnce(context.Background(), b.planned(b.form(true)), made.Build)
+	again, err := b.cache.builder.ConvertOnce(context.Background(), b.planned(b.form(true)), made.Build)
 	require.NoError(t, err)
 	require.Equal(t, first.Build.ID, again.Build.ID)
 }
@@ -185,7 +187,7 @@ func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {
 func TestWhatIsTooLargeToEmbedIsRefusedBeforeACompile(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
-	b.cache.maxGraph = 500
+	b.cache.builder.MaxGraph = 500
 	e := b.refused(b.form(true))
 	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Text, "protobuf")

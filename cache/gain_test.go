@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
@@ -168,7 +169,7 @@ func TestCloseEndsAMeasurement(t *testing.T) {
 }
 
 func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
-	b := measuring(t, 1, 2, func(o *Options) { o.KeepSource = KeepNone })
+	b := measuring(t, 1, 2, func(o *Options) { o.KeepSource = build.KeepNone })
 	settings := b.cache.settings.Load().store
 	settings.Space.Floor = Amount{Percent: 100}
 	b.cache.store.SetSettings(settings)

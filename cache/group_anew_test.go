@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/sources"
 )
@@ -14,7 +15,7 @@ import (
 // Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
 func TestAGroupIsNotMadeAnewOfOneOfItsModels(t *testing.T) {
 	b := rebuilding(t, func(o *Options) {
-		o.KeepSource = KeepNone
+		o.KeepSource = build.KeepNone
 		o.Policies = map[string]request.Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}
 	})
 	group := b.acquire(b.group(1, 2))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/query"
@@ -243,7 +244,7 @@ func TestAGroupIsWithheldAndRemovedByEachOfItsNames(t *testing.T) {
 }
 
 func TestAGroupIsMadeAnewFromItsKeptModels(t *testing.T) {
-	for _, how := range []string{KeepReference, KeepCopy} {
+	for _, how := range []string{build.KeepReference, build.KeepCopy} {
 		t.Run(how, func(t *testing.T) {
 			b := rebuilding(t, func(o *Options) { o.KeepSource = how })
 			first := b.acquire(b.group(1, 2, 3))

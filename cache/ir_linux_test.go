@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
@@ -105,7 +106,7 @@ func TestIRUnderAnotherExtensionIsPassedThrough(t *testing.T) {
 // Such a model is compiled again from what was kept of all of its files.
 func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
-	for _, how := range []string{KeepReference, KeepCopy} {
+	for _, how := range []string{build.KeepReference, build.KeepCopy} {
 		t.Run(how, func(t *testing.T) {
 			ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 			t.Cleanup(func() { require.NoError(t, ort.Close()) })

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
@@ -74,14 +72,4 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
 		require.Equal(t, request.Hit, b.use(1).Outcome)
 	})
-}
-
-// What a compile will bring is a guess: room is made for it ahead, and not by what its user's quota has no room for.
-func TestAGuessDoesNotCountToAQuota(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1}}))
-	j := &job{c: b.cache, scope: "shared", Attempt: &request.Attempt{Request: b.held(1)}}
-	j.setAside(context.Background(), &jobs.About{Size: 4096})
-	defer j.room.Release()
-	require.Positive(t, b.reserved())
-	require.Zero(t, b.cache.store.Ledger().Reserved().ByUser[j.Peer.UID])
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
@@ -383,7 +384,7 @@ func TestSourceThatChanged(t *testing.T) {
 }
 
 func TestWhoWaitsForARequestIsServedByIt(t *testing.T) {
-	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepNone })
+	b := rebuilding(t, func(o *Options) { o.KeepSource = build.KeepNone })
 	first := b.acquire(b.request(b.model(1)))
 	require.Equal(t, index.Source{Why: index.WhySwitchedOff}, first.Build.Source)
 	b.library("2.0")

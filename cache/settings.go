@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/event"
-	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
@@ -31,8 +31,7 @@ type settings struct {
 	publishers       []uint32
 	claims           claims.Limits
 	reportQuorum     int
-	keepSource       string
-	failures         failure.Options
+	builder          build.Settings
 	store            store.Settings
 
 	// What is remembered is remembered with the generation that it was found out under, and does not count for a later one.
@@ -44,7 +43,7 @@ type settings struct {
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowed: o.AllowOptions, administrators: o.Administrators,
 		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.OrDefault(), reportQuorum: o.ReportQuorum,
-		failures: o.Failures.OrDefault(), store: store.Settings{Space: o.Space}}
+		builder: build.Settings{Failures: o.Failures.OrDefault()}, store: store.Settings{Space: o.Space}}
 	if s.rules == nil {
 		s.rules = rules.Shipped()
 	}
@@ -52,7 +51,7 @@ func newSettings(o *Options) (*settings, error) {
 		s.reportQuorum = 3
 	}
 	var err error
-	if s.keepSource, err = checkKeepSource(o.KeepSource); err != nil {
+	if s.builder.KeepSource, err = build.CheckKeepSource(o.KeepSource); err != nil {
 		return nil, err
 	}
 	if s.store.Pack, err = o.packWhen(); err != nil {

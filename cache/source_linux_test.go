@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
@@ -186,25 +187,25 @@ func copyOver(b *bench, from, to string) {
 }
 
 func TestExternalDataIsKeptToo(t *testing.T) {
-	for _, how := range []string{KeepReference, KeepCopy} {
+	for _, how := range []string{build.KeepReference, build.KeepCopy} {
 		t.Run(how, func(t *testing.T) {
 			b := rebuilding(t, func(o *Options) { o.KeepSource = how })
 			r := b.external(1, nil)
 			weights := r.External["weights.bin"].Name()
-			build := b.acquire(r).Build
-			again, err := b.cache.kept.Request(context.Background(), build)
+			made := b.acquire(r).Build
+			again, err := b.cache.kept.Request(context.Background(), made)
 			require.NoError(t, err)
 			require.Len(t, again.External, 1)
 			again.Close()
 			b.age()
-			b.refresh(build)
+			b.refresh(made)
 			require.Empty(t, b.settles())
 			require.EqualValues(t, 2, b.compiler.Compiles.Load())
-			require.Equal(t, build.Source, b.list()[0].Build.Source)
+			require.Equal(t, made.Source, b.list()[0].Build.Source)
 
 			require.NoError(t, os.WriteFile(weights, make([]byte, 8*8*4), 0o644))
-			again, err = b.cache.kept.Request(context.Background(), build)
-			if how == KeepCopy {
+			again, err = b.cache.kept.Request(context.Background(), made)
+			if how == build.KeepCopy {
 				require.NoError(t, err, "the copy is what it was")
 				again.Close()
 				return
@@ -216,12 +217,12 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 }
 
 func TestCopyIsKeptAndFreed(t *testing.T) {
-	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepCopy })
+	b := rebuilding(t, func(o *Options) { o.KeepSource = build.KeepCopy })
 	graph := b.model(1)
-	build := b.acquire(b.request(graph)).Build
-	require.Equal(t, index.SourceCopy, build.Source.Kind)
-	copied := build.Source.Files[0].Digest
-	require.Equal(t, build.ModelDigest, copied, "the digest of a model of one file is that of the file")
+	made := b.acquire(b.request(graph)).Build
+	require.Equal(t, index.SourceCopy, made.Source.Kind)
+	copied := made.Source.Files[0].Digest
+	require.Equal(t, made.ModelDigest, copied, "the digest of a model of one file is that of the file")
 	require.NoError(t, os.Remove(graph.Name()))
 	b.library("2.0")
 	b.reopen()
@@ -229,7 +230,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	b.assessed(func(runtimes.Facts) bool { return true })
 	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(copied))
-	b.want(build, "the SDK is 2.0 now")
+	b.want(made, "the SDK is 2.0 now")
 	require.Empty(t, b.settles())
 	builds := b.list()
 	require.Len(t, builds, 2)
@@ -261,21 +262,21 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 
 // A copy stays one when sources are kept otherwise by then: its path would be one in the store.
 func TestACopyStaysOne(t *testing.T) {
-	how := KeepCopy
+	how := build.KeepCopy
 	b := rebuilding(t, func(o *Options) { o.KeepSource = how })
-	build := b.acquire(b.request(b.model(1))).Build
-	how = KeepReference
+	made := b.acquire(b.request(b.model(1))).Build
+	how = build.KeepReference
 	b.reopen()
 	b.age()
-	b.refresh(build)
+	b.refresh(made)
 	require.Empty(t, b.settles())
 	again := b.list()[0].Build
-	require.NotEqual(t, build.ID, again.ID)
-	require.Equal(t, build.Source, again.Source)
+	require.NotEqual(t, made.ID, again.ID)
+	require.Equal(t, made.Source, again.Source)
 }
 
 func TestADamagedCopyHarmsNoBuild(t *testing.T) {
-	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepCopy })
+	b := rebuilding(t, func(o *Options) { o.KeepSource = build.KeepCopy })
 	first := b.acquire(b.request(b.model(1)))
 	copied := first.Build.Source.Files[0].Digest
 	path := b.current(copied)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -44,7 +45,7 @@ func TestWhatAGroupSharesIsWrittenOnce(t *testing.T) {
 		}
 	}
 	blobs := &countsBlobs{}
-	change := func(o *Options) { o.KeepSource, o.fs = KeepCopy, blobs }
+	change := func(o *Options) { o.KeepSource, o.fs = build.KeepCopy, blobs }
 	b := newBenchWith(t, change)
 	before := blobs.written.Load()
 	requireKept(b.acquire(group(b)).Build)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -75,7 +76,7 @@ func TestTheAccountIsExact(t *testing.T) {
 
 // A sparse file takes less than its size, and counts so.
 func TestHolesCountNothing(t *testing.T) {
-	b := newBenchWith(t, func(o *Options) { o.KeepSource = KeepCopy })
+	b := newBenchWith(t, func(o *Options) { o.KeepSource = build.KeepCopy })
 	a := b.use(1)
 	require.Len(t, a.Build.Source.Files, 1)
 	b.exact()

@@ -192,6 +192,9 @@ type CheckResult struct {
 	Ran                 bool  // it was loaded, and run as far as the outcome says
 }
 
+// Crashed reports whether the process of the check crashed.
+func (r CheckResult) Crashed() bool { return r.Outcome == Failed && r.Code == -1 }
+
 // Cause says why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.
 func (r CheckResult) Cause() string { return (&RefusedError{Code: r.Code, Text: r.Text}).Cause() }
 

@@ -45,9 +45,6 @@ func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why strin
 	return &claimer{Attempt: at.WithRequest(&own), owner: cs.Owner(at.Peer.UID), takes: takes, why: why}, nil
 }
 
-// MaxHandOvers bounds how often a request waits for yet another claim.
-const MaxHandOvers = 16
-
 // ClaimOrWait gives the caller the claim, or has it wait for the job that compiles already.
 func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why string) (
 	*request.Answer, error) {
@@ -77,7 +74,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 		return nil, err
 	}
 	var result *jobs.Result
-	for range MaxHandOvers {
+	for range request.MaxHandOvers {
 		result, _, err = cs.Jobs.Join(waiting, key, at.Caller(cs.Owner), func() (jobs.Work, error) {
 			if m := cs.Made(at, key.Scope); m != nil {
 				return m, nil

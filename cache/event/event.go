@@ -43,6 +43,9 @@ func Of(b *index.Build, kind, format string, args ...any) index.Event {
 		By: rights.OwnScope(rights.Peer{UID: b.UID})}
 }
 
+// UnkeptKey is the memo with the hint of an event that a result was not kept: its text has none.
+func UnkeptKey(e *index.Event) string { return "unkept:" + e.Scope + ":" + e.RequestKey.String() }
+
 // About is the request that an event without a build is about.
 type About struct {
 	Peer  rights.Peer

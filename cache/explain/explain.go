@@ -4,8 +4,11 @@ package explain
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"time"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/lookup"
@@ -24,13 +27,9 @@ type Explainer struct {
 	Query    *query.Queries
 	Lookup   *lookup.Lookup
 	Planner  *plan.Planner
+	Builder  *build.Builder
 	Runtimes *runtimes.Set
 	Rights   *rights.Rights
-
-	// Failed returns the remembered failure of the attempt's compile; nil: there is none.
-	Failed func(*request.Attempt) *failure.Failure
-	// OtherForm says how a miss would be answered by a conversion; "": it would not be.
-	OtherForm func(context.Context, *request.Attempt) (string, error)
 }
 
 // Explain decides as any request does, but compiles nothing, withholds nothing, and neither counts
@@ -40,11 +39,11 @@ func (e *Explainer) Explain(ctx context.Context, at *request.Attempt) (*request.
 		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
 		Runtime: at.RuntimeName, Outside: at.Plan.Outside,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
-			order, err := e.Order(ctx, at)
+			order, err := e.order(ctx, at)
 			return candidates(at, order), err
 		},
-		Failed:    func() *failure.Failure { return e.Failed(at) },
-		OtherForm: func(ctx context.Context) (string, error) { return e.OtherForm(ctx, at) }})
+		Failed:    func() *failure.Failure { return e.Builder.FailedBefore(at) },
+		OtherForm: func(ctx context.Context) (string, error) { return e.otherForm(ctx, at) }})
 	if err != nil {
 		return nil, err
 	}
@@ -115,8 +114,8 @@ func (e *Explainer) replan(ctx context.Context, b *index.Build) (*request.Attemp
 	return nil, last
 }
 
-// Order returns the builds of the entry in the order in which a look-up considers them.
-func (e *Explainer) Order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
+// order returns the builds of the entry in the order in which a look-up considers them.
+func (e *Explainer) order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
 	out, err := e.Lookup.Order(ctx, at, e.Lookup.Stored(at.Plan, at.Scopes))
 	served := func(o lookup.Candidate) bool { return o.Refused == "" }
 	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, served) {
@@ -126,7 +125,7 @@ func (e *Explainer) Order(ctx context.Context, at *request.Attempt) ([]lookup.Ca
 	return append(out, groups...), err
 }
 
-// orderGroups is Order for the groups that have the request's model among their members.
+// orderGroups is order for the groups that have the request's model among their members.
 func (e *Explainer) orderGroups(ctx context.Context, at *request.Attempt) (
 	[]lookup.Candidate, error) {
 	member, err := e.Lookup.Member(ctx, at.WithPhase(func(string) {}))
@@ -143,4 +142,25 @@ func (e *Explainer) orderGroups(ctx context.Context, at *request.Attempt) (
 			}
 		}
 	})
+}
+
+// otherForm says how a miss would be answered by a conversion, "" if it would not.
+func (e *Explainer) otherForm(ctx context.Context, at *request.Attempt) (string, error) {
+	if len(at.Group) > 0 {
+		return "", nil
+	}
+	order, err := e.order(ctx, e.Builder.InOtherForm(at))
+	if err != nil {
+		return "", err
+	}
+	for _, o := range order {
+		b := o.Build
+		if o.Refused == "" && len(b.Members) == 0 && !e.Builder.WithheldWith(at, b) &&
+			e.Query.Unsound(ctx, b) == "" {
+			return fmt.Sprintf("not there in this form; it would be converted from the %s form, "+
+				"without a compile: build %s of %s", request.FormName(b.Embed), b.BuildKey,
+				b.Created.Format(time.RFC3339)), nil
+		}
+	}
+	return "", nil
 }

@@ -119,14 +119,11 @@ func (d *Doctor) hasBuild(key index.RequestKey, scope string) bool {
 }
 
 func (d *Doctor) unkeptHint(e *index.Event) string {
-	if hint, ok := memo.Recall[string](&d.q.index.Memos, UnkeptKey(e)); ok && hint != "" {
+	if hint, ok := memo.Recall[string](&d.q.index.Memos, event.UnkeptKey(e)); ok && hint != "" {
 		return hint + " of the daemon's configuration"
 	}
 	return "epcachectl gc -n says what may not go, and why; or raise budget in [space] of the daemon's configuration"
 }
-
-// UnkeptKey is the memo with the hint of an event that a result was not kept: its text has none.
-func UnkeptKey(e *index.Event) string { return "unkept:" + e.Scope + ":" + e.RequestKey.String() }
 
 func (d *Doctor) adviseConfiguration() []Advice {
 	const subject = "configuration"

@@ -106,6 +106,9 @@ func ClaimFailed(model string, end *ClaimEnd) *apierr.Error {
 	return e
 }
 
+// MaxHandOvers bounds how often a request waits for yet another claim.
+const MaxHandOvers = 16
+
 // ClaimEnd is how a claim ended that brought nothing.
 type ClaimEnd struct {
 	UID  uint32

@@ -101,10 +101,7 @@ func (ts *Trials) tryView(ctx context.Context, a *request.Against, b *index.Buil
 
 // Proven reports whether the result of a load check is for good. A worker that crashed may have
 // lacked memory for a moment.
-func Proven(r compilers.CheckResult) bool { return r.Outcome != compilers.Failed || r.Code != Crashed }
-
-// Crashed is the code of a check whose process crashed.
-const Crashed = -1
+func Proven(r compilers.CheckResult) bool { return !r.Crashed() }
 
 // runOnce loads a build that may be of another machine, and runs it once on zeros: an execution
 // provider may load code for instruction sets that this processor lacks, and fail only when that is

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
@@ -30,26 +31,11 @@ type RecompilerOptions struct {
 	Queue    *Rebuilds
 
 	Planner  *plan.Planner
-	Job      func(at *request.Attempt, scope string, again Again) (Job, error)
+	Job      func(at *request.Attempt, scope string, again build.Again) (*build.Job, error)
 	Policy   func([]compilers.EP) request.Policy
 	Happened func(index.Event)
 	Now      func() time.Time
 	Log      *slog.Logger
-}
-
-// Again says why and from what a job compiles a build again.
-type Again struct {
-	ID       string // of the job
-	Why      string
-	Replaces index.BuildID  // the build that it was wished for
-	Sources  []index.Source // of its models; none: from a request
-	Foreign  bool           // the models came from another user than the build's
-}
-
-// Job is a compile whose processor time is known.
-type Job interface {
-	jobs.Work
-	CPU() time.Duration // that the workers took until now
 }
 
 // Recompiler wishes for builds to be compiled again, and compiles them when it is their turn.
@@ -152,7 +138,7 @@ func (t rebuild) compile(ctx context.Context, task Task) (out Outcome) {
 		}
 		err = t.needed(builds, at.Plan)
 	}
-	again := Again{ID: t.ID, Why: t.Why, Replaces: b.ID}
+	again := build.Again{ID: t.ID, Why: t.Why, Replaces: b.ID}
 	if err == nil {
 		at, err = t.withModel(ctx, at, b, builds, &again)
 	}
@@ -167,10 +153,10 @@ func (t rebuild) compile(ctx context.Context, task Task) (out Outcome) {
 
 // fly runs the compile, or waits for that of a request for the same. It returns the processor time
 // that the workers took.
-func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again Again) (
+func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again build.Again) (
 	time.Duration, error) {
 	t.Happened(event.Of(b, event.Rebuild, "%s", t.Why))
-	var own Job
+	var own *build.Job
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
 	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (_ jobs.Work, err error) {
 		own, err = t.Job(at, b.Scope, again)
@@ -293,7 +279,7 @@ func (r *Recompiler) HealAll(ctx context.Context) error {
 // withModel returns the attempt with the model open, and notes where it is from: the files of the
 // request that asked, or else a source that one of the request's builds has, its own first.
 func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
-	builds []index.Build, again *Again) (*request.Attempt, error) {
+	builds []index.Build, again *build.Again) (*request.Attempt, error) {
 	if t.asked != nil {
 		if r, err := t.Sources.RequestWith(ctx, t.asked, b); err == nil {
 			again.Foreign = t.asked.Peer.UID != r.Peer.UID

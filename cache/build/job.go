@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -25,43 +25,50 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
-type job struct {
-	c *Cache
+// Job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
+type Job struct {
+	bd *Builder
 	*request.Attempt
 	*workspace.Workspace
 	scope string // "" to keep nothing
-	id    string // that users know it by already; "": they do not
+	again Again
 
-	running  *jobs.Job
-	urgent   <-chan struct{}    // closed as soon as a request waits for this job
-	copied   bool               // the model is copied, for compiling the original failed
-	died     bool               // a worker did, and its compile is tried once more
-	cpu      atomic.Int64       // nanoseconds that workers took of all processors
-	anew     string             // why the daemon itself compiles this again; "" where a request began it
-	replaces index.BuildID      // then: the build that wanted it
-	foreign  bool               // then: the models came from another user than the build's
-	sources  []index.Source     // then: where it has its models from
-	memory   int64              // bytes that its workers took at most; 0: not measured
-	room     *store.Reservation // for what is compiled; nil: it is not kept
-	output   int64              // bytes of what was compiled; 0: that is not known
+	running *jobs.Job
+	urgent  <-chan struct{}    // closed as soon as a request waits for this job
+	copied  bool               // the model is copied, for compiling the original failed
+	died    bool               // a worker did, and its compile is tried once more
+	cpu     atomic.Int64       // nanoseconds that workers took of all processors
+	memory  int64              // bytes that its workers took at most; 0: not measured
+	room    *store.Reservation // for what is compiled; nil: it is not kept
+	output  int64              // bytes of what was compiled; 0: that is not known
 
 	kept map[string]index.File // of the models' copies, what the store has already, by path; while they are stored
 }
 
-func (c *Cache) newJob(at *request.Attempt, scope string) (*job, error) {
+// Again says why and from what a job compiles a build again. The zero value is for a job that a
+// request begins.
+type Again struct {
+	ID       string         // that users know the job by already; "": they do not
+	Why      string         // the daemon itself compiles it
+	Replaces index.BuildID  // the build that it was wished for
+	Sources  []index.Source // of its models; none: from a request
+	Foreign  bool           // the models came from another user than the build's
+}
+
+// NewJob returns a job that compiles the attempt's model for the scope, "" to keep nothing. It has
+// descriptors of its own, and closes them at its end.
+func (bd *Builder) NewJob(at *request.Attempt, scope string, why Again) (*Job, error) {
 	own, err := at.Own()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
 	at = at.WithRequest(own)
-	return &job{c: c, id: at.Resumed.ID, Attempt: at, scope: scope,
+	return &Job{bd: bd, again: why, Attempt: at, scope: scope,
 		Workspace: workspace.New(own, &at.Plan.Canonical, at.Plan.ShortKey())}, nil
 }
 
-func (j *job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
+func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	defer j.Request.Close()
-	c := j.c
 	j.running = f
 	result, err := j.placed(ctx, f)
 	for errors.Is(err, jobs.ErrYielded) {
@@ -73,14 +80,14 @@ func (j *job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	j.succeeded()
 	if !waits(j.urgent) && result.Alone == nil {
 		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
-		_, _ = lookup.View(ctx, c.store, result.Build, f.Tell)
+		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.Tell)
 	}
-	c.index.Counters.Add("compiles", 1)
+	j.bd.Store.Index().Counters.Add("compiles", 1)
 	return result, nil
 }
 
 // placed compiles when it is the job's turn. jobs.ErrYielded says that it is to wait for another.
-func (j *job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
+func (j *Job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	p, err := f.Begin(ctx)
 	if err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", j.Request.Name)
@@ -89,11 +96,11 @@ func (j *job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	j.setAside(ctx, f.About())
 	defer func() { j.room.Release() }()
 	j.urgent = p.Idle
-	began := j.c.now()
+	began := j.bd.Now()
 	result, err := j.staged(p.Context, f.Tell)
 	switch {
 	case err == nil:
-		j.c.jobs.Costs.Learn(f.About().Kind(), j.c.now().Sub(began), j.memory, j.output, waits(p.Idle))
+		j.bd.Jobs.Costs.Learn(f.About().Kind(), j.bd.Now().Sub(began), j.memory, j.output, waits(p.Idle))
 	case ctx.Err() == nil && context.Cause(p.Context) == jobs.ErrYielded:
 		return nil, jobs.ErrYielded
 	}
@@ -111,10 +118,10 @@ func waits(urgent <-chan struct{}) bool {
 }
 
 // staged compiles the model where it is, if it can, or else a private copy.
-func (j *job) staged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
+func (j *Job) staged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.stagedOnce(ctx, phase)
 	if errors.Is(err, workspace.ErrOriginal) && ctx.Err() == nil {
-		j.c.log.Info("a compile begins again with a private copy of its model", "model", j.Request.Name, "why", err)
+		j.bd.Log.Info("a compile begins again with a private copy of its model", "model", j.Request.Name, "why", err)
 		j.copied = true
 		return j.stagedOnce(ctx, phase)
 	}
@@ -122,7 +129,7 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*jobs.Result, err
 }
 
 // stagedOnce compiles in a folder of its own, which is gone afterwards.
-func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
+func (j *Job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	remove, err := j.stage("job-")
 	defer remove()
 	for _, folder := range []string{filepath.Join(j.Folder, outFolder), j.ModelFolder()} {
@@ -136,21 +143,21 @@ func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result,
 	return j.compile(ctx, phase)
 }
 
-func (j *job) stage(prefix string) (remove func(), err error) {
-	j.Folder, remove, err = j.c.store.Stage(prefix)
+func (j *Job) stage(prefix string) (remove func(), err error) {
+	j.Folder, remove, err = j.bd.Store.Stage(prefix)
 	return remove, err
 }
 
 // outFolder is the folder of a job that has what is compiled.
 const outFolder = "out"
 
-func (j *job) About() jobs.About {
+func (j *Job) About() jobs.About {
 	files := j.Descriptors()
 	a := j.JobAbout(j.scope, "asked for")
-	a.ID, a.Replaces, a.Files = j.id, j.replaces, len(files)
+	a.ID, a.Replaces, a.Files = j.again.ID, j.again.Replaces, len(files)
 	switch {
-	case j.anew != "":
-		a.Why = j.anew
+	case j.again.Why != "":
+		a.Why = j.again.Why
 	case j.Resumed.Starts > 0:
 		a.Why = "asked for before the daemon's restart"
 	}
@@ -165,12 +172,15 @@ func (j *job) About() jobs.About {
 	return a
 }
 
-func (j *job) spent(seconds float64) {
+// CPU is the processor time that the workers took until now.
+func (j *Job) CPU() time.Duration { return time.Duration(j.cpu.Load()) }
+
+func (j *Job) spent(seconds float64) {
 	j.cpu.Add(int64(seconds * float64(time.Second)))
 }
 
 // compile makes the artefact in the staging folder and publishes it.
-func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, error) {
+func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	phase("reading")
 	out := filepath.Join(j.Folder, outFolder)
 	spec := compilers.Job{
@@ -205,12 +215,12 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if err := proven(); err != nil {
 		return nil, err
 	}
-	if err != nil && ctx.Err() == nil && !j.c.leaving.Load() && o.MayBeToBlame(err, spec.Model) {
+	if err != nil && ctx.Err() == nil && !j.bd.leaving.Load() && o.MayBeToBlame(err, spec.Model) {
 		return nil, fmt.Errorf("%w: %w", workspace.ErrOriginal, err)
 	}
 	if err != nil {
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
-			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.Request.Name, bytesize.Text(free), j.c.dir)
+			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.Request.Name, bytesize.Text(free), j.bd.Dir)
 		}
 		return nil, j.advised(request.CompileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
@@ -226,10 +236,10 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	}
 	phase("storing")
 	if j.scope == "" {
-		return j.c.keepAlone(b, out)
+		return j.bd.keepAlone(b, out)
 	}
-	if least := j.c.policyOf(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
-		result, err := j.c.keepAlone(b, out)
+	if least := j.bd.Policy(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
+		result, err := j.bd.keepAlone(b, out)
 		if err == nil {
 			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
 		}
@@ -239,7 +249,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 }
 
 // advised adds to a failure what the request could change.
-func (j *job) advised(err error) error {
+func (j *Job) advised(err error) error {
 	var e *apierr.Error
 	if !errors.As(err, &e) || failure.In(e) == nil {
 		return err
@@ -257,7 +267,7 @@ func (j *job) advised(err error) error {
 // given has the model ready for the worker. It returns a function that waits for the proof that the
 // worker read the bytes that were keyed: for an original, call it only after the compile. Where it
 // fails the output must not be used.
-func (j *job) given(ctx context.Context, o *workspace.Original, workers *early) (proven func() error, err error) {
+func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) (proven func() error, err error) {
 	if o != nil {
 		return o.Proof, nil
 	}
@@ -285,7 +295,7 @@ func alongside[T any](do func() T) (wait func() T) {
 const worthAhead = 1 << 20
 
 // hashAhead hashes the large files of what was compiled while that is checked, and gives what it found, by name.
-func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed func() map[string]cas.Hashed) {
+func (j *Job) hashAhead(ctx context.Context, out string, files []string) (hashed func() map[string]cas.Hashed) {
 	if j.scope == "" {
 		return func() map[string]cas.Hashed { return nil }
 	}
@@ -296,7 +306,7 @@ func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed
 			if info, err := os.Lstat(path); err != nil || info.Size() < worthAhead {
 				continue // what is wrong with it the check tells
 			}
-			if h, err := j.c.cas.HashAhead(ctx, path); err == nil { // else it is hashed, and the error told, when it is stored
+			if h, err := j.bd.Store.Blobs().HashAhead(ctx, path); err == nil { // else it is hashed, and the error told, when it is stored
 				found[name] = h
 			}
 		}
@@ -306,17 +316,17 @@ func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed
 
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
 // be of neither version, and belongs to no build key.
-func (j *job) moved() error {
+func (j *Job) moved() error {
 	return apierr.New(apierr.Busy, runtimes.ErrMoving, "model %q: the runtime's libraries changed during the compile", j.Request.Name).WithHint("ask again")
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
-func (j *job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
+func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
 	models, _, err := artefact.Read(ctx, out, result)
 	if err != nil {
 		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
 	}
-	b := artefact.NewBuild(j.Attempt, j.scope, models, result, j.Open, j.c.now())
+	b := artefact.NewBuild(j.Attempt, j.scope, models, result, j.Open, j.bd.Now())
 	options := j.SessionOptions
 	if len(b.Members) > 0 {
 		options = request.SharingOptions(options)

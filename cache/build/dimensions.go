@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"strings"
@@ -8,7 +8,7 @@ import (
 )
 
 // aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
-func (j *job) aboutDimensions(f *failure.Failure) {
+func (j *Job) aboutDimensions(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return
 	}

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 )
 
 // neutral takes out of a failure what is the job's own: the names of the private copy and of the folder that it lies in.
-func (j *job) neutral(f *failure.Failure) {
+func (j *Job) neutral(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.Folder, outFolder)
 	for i := range j.Request.Models() {
@@ -41,7 +41,7 @@ func (j *job) neutral(f *failure.Failure) {
 }
 
 // plain has a failure of the job speak of the model as who began the job calls it.
-func (j *job) plain(e *apierr.Error) {
+func (j *Job) plain(e *apierr.Error) {
 	f := failure.In(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)
 	j.neutral(f)

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -12,33 +12,44 @@ import (
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
 )
 
-// write makes the files from those in the folder, and gives their names, the graph first.
-func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
+// Form is the form of a build that has its context in the graph, or beside it, where the build
+// has not.
+type Form struct {
+	Of       *index.Build
+	Embed    bool
+	Graph    string // its name
+	MaxGraph int64  // bytes of a graph with its context
+	Folder   string // to write to
+}
+
+// Write makes the files from those in the folder, and returns their names, the graph first.
+func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	in := opened{folder: from}
 	defer in.Close()
-	graph, err := in.source(v.from.Graph)
+	graph, err := in.source(v.Of.Graph)
 	if err != nil {
 		return nil, err
 	}
-	m, err := epmodel.Read(ctx, v.from.Graph, graph)
+	m, err := epmodel.Read(ctx, v.Of.Graph, graph)
 	if err != nil {
 		return nil, err
 	}
-	plan := v.detach
-	if v.Plan.Canonical.Embed {
-		plan = v.embed
+	plan := v.detached
+	if v.Embed {
+		plan = v.embedded
 	}
 	written, contexts, err := plan(ctx, m, graph, &in)
 	if err != nil {
 		return nil, err
 	}
-	if err := workspace.Room(v.folder, in.Open); err != nil {
+	if err := workspace.Room(v.Folder, in.Open); err != nil {
 		return nil, err
 	}
-	files := []string{v.Plan.OutputName()}
-	if err := v.writeFile(v.Plan.OutputName(), func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
+	files := []string{v.Graph}
+	if err := v.writeFile(v.Graph, func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
 		return nil, err
 	}
 	for _, one := range contexts {
@@ -51,7 +62,7 @@ func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
 	return append(files, rest...), err
 }
 
-func (v *conversion) embed(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
+func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
 	bins := make(map[string]epmodel.Source)
 	for _, name := range m.ContextFiles() {
 		var err error
@@ -59,22 +70,22 @@ func (v *conversion) embed(ctx context.Context, m *epmodel.Model, graph epmodel.
 			return nil, nil, err
 		}
 	}
-	written, err := epmodel.Embed(ctx, m, graph, bins, v.c.maxGraph)
+	written, err := epmodel.Embed(ctx, m, graph, bins, v.MaxGraph)
 	return written, nil, err
 }
 
-func (v *conversion) detach(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
-	return epmodel.Detach(ctx, m, graph, v.Plan.OutputName(), identity.Sum)
+func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
+	return epmodel.Detach(ctx, m, graph, v.Graph, identity.Sum)
 }
 
 // copyRest copies what is neither graph nor context: external initializers, for one.
-func (v *conversion) copyRest(m *epmodel.Model, from string) ([]string, error) {
-	done := map[string]bool{v.from.Graph: true}
+func (v *Form) copyRest(m *epmodel.Model, from string) ([]string, error) {
+	done := map[string]bool{v.Of.Graph: true}
 	for _, name := range m.ContextFiles() {
 		done[name] = true
 	}
 	var names []string
-	for _, f := range v.from.Files {
+	for _, f := range v.Of.Files {
 		if done[f.Name] {
 			continue
 		}
@@ -86,11 +97,11 @@ func (v *conversion) copyRest(m *epmodel.Model, from string) ([]string, error) {
 	return names, nil
 }
 
-func (v *conversion) path(name string) string {
-	return filepath.Join(v.folder, filepath.FromSlash(name))
+func (v *Form) path(name string) string {
+	return filepath.Join(v.Folder, filepath.FromSlash(name))
 }
 
-func (v *conversion) writeFile(name string, write func(io.Writer) error) error {
+func (v *Form) writeFile(name string, write func(io.Writer) error) error {
 	f, err := os.OpenFile(v.path(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

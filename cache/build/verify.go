@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"cmp"
@@ -11,9 +11,9 @@ import (
 )
 
 // verified gives the tolerance at which what the job made computes the same as its model, where that is asked for; else 0. One that
-// does not is kept as any other, for the tolerance is one request's: [trial.Trials.VerifyOutput] refuses it to that.
-func (j *job) verified(ctx context.Context, out string, b *index.Build) float64 {
-	v, ok := j.c.compiler.(compilers.OutputVerifier)
+// does not is kept as any other, for the tolerance is one request's: [Cache.verifyOutput] refuses it to that.
+func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 {
+	v, ok := j.bd.Compiler.(compilers.OutputVerifier)
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 )
 
 // share lists the further models of a group as the compiler gets them.
-func (j *job) share() []compilers.ShareMember {
+func (j *Job) share() []compilers.ShareMember {
 	var out []compilers.ShareMember
 	for i := 1; i < len(j.Copies); i++ {
 		out = append(out, compilers.ShareMember{Model: j.Copies[i].Path, Output: j.MemberOutput(i)})
@@ -20,7 +20,7 @@ func (j *job) share() []compilers.ShareMember {
 	return out
 }
 
-func (j *job) nameIn(err error) string {
+func (j *Job) nameIn(err error) string {
 	var member *compilers.MemberError
 	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.Models() {
 		return j.Request.ModelFiles(member.Member).Name
@@ -30,7 +30,7 @@ func (j *job) nameIn(err error) string {
 
 // loadGraphs loads what was compiled as applications will: a group in order in one process, with the options that make its members
 // share.
-func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
+func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
 		SessionOptions:         options, // and no dimensions: they are fixed in the graph, and clients are told of none
@@ -50,7 +50,7 @@ func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 
 // checkAlone finds out whether the members of a group also load without sharing, as one that is asked for alone is loaded.
 // Where they do not, nobody is given one alone.
-func (j *job) checkAlone(ctx context.Context, out string, result compilers.Result, b *index.Build) error {
+func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Result, b *index.Build) error {
 	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -24,7 +24,8 @@ const (
 	KeepNone      = "none"
 )
 
-func checkKeepSource(how string) (string, error) {
+// CheckKeepSource returns how source models are kept, KeepReference for "".
+func CheckKeepSource(how string) (string, error) {
 	switch how {
 	case "":
 		return KeepReference, nil
@@ -37,10 +38,10 @@ func checkKeepSource(how string) (string, error) {
 // keepSource says where one of the job's models will be found again. A source that cannot be kept
 // fails nothing: the build then waits for its next request when it has to be compiled again, and
 // says why. hold keeps the blobs of a copy until the build is published.
-func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
-	how := j.c.settings.Load().keepSource
-	if member < len(j.sources) && how != KeepNone && j.sources[member].Kind == index.SourceCopy && keepAll(ctx, hold, j.sources[member].Files) {
-		return j.sources[member] // compiled from there just now; a path of it would be one in the store
+func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
+	how := j.bd.Settings().KeepSource
+	if member < len(j.again.Sources) && how != KeepNone && j.again.Sources[member].Kind == index.SourceCopy && keepAll(ctx, hold, j.again.Sources[member].Files) {
+		return j.again.Sources[member] // compiled from there just now; a path of it would be one in the store
 	}
 	var s index.Source
 	var err error
@@ -51,14 +52,14 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 			external[location] = f.External[location]
 		}
 		f.External = external
-		s, err = j.c.sources.Reference(ctx, f, !j.foreign && j.Peer.UID == j.c.uid)
+		s, err = j.bd.Sources.Reference(ctx, f, !j.again.Foreign && j.Peer.UID == j.bd.UID)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
 		return index.Source{Why: index.WhySwitchedOff}
 	}
 	if err != nil {
-		j.c.log.Info("source model not kept", "model", j.Request.ModelFiles(member).Name, "why", err)
+		j.bd.Log.Info("source model not kept", "model", j.Request.ModelFiles(member).Name, "why", err)
 		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
@@ -87,7 +88,7 @@ func keepAll(ctx context.Context, hold *cas.Hold, files []index.File) bool {
 }
 
 // copySource makes blobs of what was compiled.
-func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index.Source, error) {
+func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index.Source, error) {
 	s := index.Source{Kind: index.SourceCopy}
 	add := func(location, path string, open func() (*os.File, error)) error {
 		f := index.File{Name: location}

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -16,50 +16,49 @@ import (
 )
 
 // store puts the files and then the manifest: from there on the build is acknowledged.
-func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*jobs.Result, error) {
-	c := j.c
+func (j *Job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*jobs.Result, error) {
 	if why := j.settle(ctx, b, out); why != nil {
-		return c.unkept(b, out, why)
+		return j.bd.unkept(b, out, why)
 	}
-	hold := c.cas.Hold()
+	hold := j.bd.Store.Blobs().Hold()
 	j.kept = make(map[string]index.File) // by this hold
 	b.Source = j.keepSource(ctx, 0, hold)
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
-	defer c.forms.Release(hold)
+	defer j.bd.Store.Forms().Release(hold)
 	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Room: j.room, Kind: event.Compiled,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
-	if j.anew != "" {
-		m.Kind, m.Counter, m.Replaces = event.Rebuilt, "rebuilds", j.replaces // of other libraries, perhaps
-		m.Text += ": " + j.anew
+	if j.again.Why != "" {
+		m.Kind, m.Counter, m.Replaces = event.Rebuilt, "rebuilds", j.again.Replaces // of other libraries, perhaps
+		m.Text += ": " + j.again.Why
 	}
-	err := c.store.Publish(ctx, m, hold)
+	err := j.bd.Store.Publish(ctx, m, hold)
 	if err != nil && ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", b.ModelName)
 	}
 	if err != nil {
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
-		return c.unkept(b, out, err)
+		return j.bd.unkept(b, out, err)
 	}
-	j.c.gains.MeasureBuild(j.Attempt, b, j.running.Done())
+	j.bd.Stored(j.Attempt, b, j.running.Done())
 	return &jobs.Result{Build: b}, nil
 }
 
 // setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
 // the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored. To its user's quota a guess does not
 // count: others of the user's would go for what is not kept then.
-func (j *job) setAside(ctx context.Context, about *jobs.About) {
+func (j *Job) setAside(ctx context.Context, about *jobs.About) {
 	if j.scope == "" {
 		return
 	}
-	j.room = j.c.store.Unreserved(j.Peer.UID)
-	disk, _ := store.NeedOf(j.c.jobs.Costs.Output(about.Kind()))
+	j.room = j.bd.Store.Unreserved(j.Peer.UID)
+	disk, _ := store.NeedOf(j.bd.Jobs.Costs.Output(about.Kind()))
 	_ = j.room.ResizeTo(ctx, false, disk, 0)
 }
 
 // settle makes the reservation as large as what was compiled, whose files have these sizes, and says why there is no room for it, if there is none.
-func (j *job) settle(ctx context.Context, b *index.Build, out string) (why error) {
+func (j *Job) settle(ctx context.Context, b *index.Build, out string) (why error) {
 	var sizes []int64
 	j.output = 0
 	for _, f := range b.Files {
@@ -70,7 +69,7 @@ func (j *job) settle(ctx context.Context, b *index.Build, out string) (why error
 		sizes = append(sizes, info.Size())
 		j.output += info.Size()
 	}
-	if j.c.settings.Load().keepSource == KeepCopy {
+	if j.bd.Settings().KeepSource == KeepCopy {
 		sizes = append(sizes, j.sourceSizes()...)
 	}
 	j.room.Written = writtenOf(b, sizes)
@@ -86,7 +85,7 @@ func writtenOf(b *index.Build, sizes []int64) (disk int64) {
 }
 
 // sourceSizes are those of the files that are kept as copies of the source models.
-func (j *job) sourceSizes() (sizes []int64) {
+func (j *Job) sourceSizes() (sizes []int64) {
 	for _, f := range j.Descriptors() {
 		if info, err := f.Stat(); err == nil { // else the copy will tell
 			sizes = append(sizes, info.Size())

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -11,12 +11,12 @@ import (
 // original returns the job's model in its owner's file. It returns nil where a private copy has to be
 // made, because no stamp vouches for the file or the compiler needs a copy. Models of several files
 // are copied, because execution providers refuse files that do not lie in one folder.
-func (j *job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
-	opener, ok := j.c.compiler.(compilers.Opener)
+func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
+	opener, ok := j.bd.Compiler.(compilers.Opener)
 	if !ok || j.copied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.c.models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
+	stamp, ok := j.bd.Models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
 	if !ok {
 		return nil
 	}

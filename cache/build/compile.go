@@ -1,11 +1,10 @@
-package cache
+package build
 
 import (
 	"context"
 	"errors"
 	"slices"
 
-	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
@@ -15,19 +14,19 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
-func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
+// Compile compiles the model, or waits for whoever does, and answers with a lease on the result.
+func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string) (*request.Answer, error) {
 	var result *jobs.Result
 	var first bool
 	var err error
-	for range claims.MaxHandOvers {
+	for range request.MaxHandOvers {
 		key := at.JobKey()
-		if own := (jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}); at.OnMiss == request.Wait && key.Scope != "" && c.jobs.Open(own) != nil {
+		if own := (jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}); at.OnMiss == request.Wait && key.Scope != "" && bd.Jobs.Open(own) != nil {
 			key = own // an application of the same user's holds the claim
 		}
-		result, first, err = c.jobs.Join(ctx, key, at.Caller(c.owners.Of), c.begin(at, key.Scope))
+		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.begin(at, key.Scope))
 		if err == nil && !first && at.OtherORT(result.Build.ORTVersion) {
-			c.store.Taken(result.Build.ID) // or rather, not taken
+			bd.Store.Taken(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
 			continue
 		}
@@ -41,10 +40,10 @@ func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string
 		return nil, request.JobError(ctx, at.Name, err)
 	}
 	if !first && result.Build.Put {
-		return c.waited(ctx, at, result)
+		return bd.Waited(ctx, at, result)
 	}
-	defer c.store.Taken(result.Build.ID)
-	a, err := c.serveCompiled(ctx, result, at.Phase)
+	defer bd.Store.Taken(result.Build.ID)
+	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if errors.Is(err, store.ErrGone) {
 		*at.Unserved = append(*at.Unserved, result.Build.ID)
 	}
@@ -61,9 +60,9 @@ func (c *Cache) compileOnce(ctx context.Context, at *request.Attempt, why string
 	return a, nil
 }
 
-func (c *Cache) serveCompiled(ctx context.Context, result *jobs.Result, phase func(string)) (*request.Answer, error) {
+func (bd *Builder) serveCompiled(ctx context.Context, result *jobs.Result, phase func(string)) (*request.Answer, error) {
 	if result.Alone == nil {
-		return lookup.Lease(ctx, c.store, result.Build, phase)
+		return lookup.Lease(ctx, bd.Store, result.Build, phase)
 	}
 	a, err := lookup.Leased(result.Build, result.Alone)
 	if err == nil {
@@ -72,18 +71,18 @@ func (c *Cache) serveCompiled(ctx context.Context, result *jobs.Result, phase fu
 	return a, err
 }
 
-// madeMeanwhile looks once more for the build that a job in this scope would make: then there is nothing left to do. It is
+// MadeMeanwhile looks once more for the build that a job in this scope would make: then there is nothing left to do. It is
 // nil if the build is still to be made. Jobs store their builds before they are taken from those that can be joined, so
 // under the lock of Jobs nothing is overlooked.
-func (c *Cache) madeMeanwhile(at *request.Attempt, scope string) jobs.Work {
+func (bd *Builder) MadeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
 		return nil
 	}
-	for b, err := range c.lookup.Stored(at.Plan, []string{scope}) {
+	for b, err := range bd.Lookup.Stored(at.Plan, []string{scope}) {
 		if err != nil {
 			return nil // whoever makes it will say so
 		}
-		if at.Plan.MadeExactly(b) && !slices.Contains(*at.Unserved, b.ID) && c.lookup.Barred(at, b) == "" {
+		if at.Plan.MadeExactly(b) && !slices.Contains(*at.Unserved, b.ID) && bd.Lookup.Barred(at, b) == "" {
 			return jobs.Func{Is: at.JobAbout(scope, "asked for"), Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
 				return &jobs.Result{Build: b, Found: true}, nil
 			}}
@@ -92,19 +91,19 @@ func (c *Cache) madeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 	return nil
 }
 
-// waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (*request.Answer, error) {
-	defer c.store.Taken(result.Build.ID)
+// Waited answers with what another brought.
+func (bd *Builder) Waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (*request.Answer, error) {
+	defer bd.Store.Taken(result.Build.ID)
 	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, store.ErrGone
 	}
-	a, err := c.serveCompiled(ctx, result, at.Phase)
+	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if err != nil {
 		return nil, request.Unservable(err, at.Name, "compiled")
 	}
 	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now()}
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: bd.Now()}
 	if result.Build.Put {
 		a.Why = request.PutBy(result.Build)
 		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why

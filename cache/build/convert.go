@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/epcached/epcached/cache/artefact"
 	"github.com/epcached/epcached/cache/event"
@@ -23,23 +22,23 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
+// Convert answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
 // the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
-func (c *Cache) otherForm(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	if len(at.Group) > 0 || at.AsMember {
 		return nil, nil // a group's context is all its members'
 	}
-	found, err := c.lookup.Find(ctx, c.inOtherForm(at))
+	found, err := bd.Lookup.Find(ctx, bd.InOtherForm(at))
 	if err != nil || found.Answer == nil {
 		return nil, err
 	}
-	if len(found.Answer.Build.Members) > 0 || c.withheldWith(at, found.Answer.Build) {
+	if len(found.Answer.Build.Members) > 0 || bd.WithheldWith(at, found.Answer.Build) {
 		return nil, found.Answer.View.Close()
 	}
 	from, judgement := found.Answer.Build, found.Answer.Compatibility
 	defer found.Answer.View.Close()
 	at.Phase("converting")
-	result, err := c.convertOnce(ctx, at, from)
+	result, err := bd.ConvertOnce(ctx, at, from)
 	var large *epmodel.TooLargeError
 	switch {
 	case ctx.Err() != nil:
@@ -48,10 +47,10 @@ func (c *Cache) otherForm(ctx context.Context, at *request.Attempt) (*request.An
 		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).WithFact("reason", "too large").
 			WithHint("ask for it without embedding: its context stays in a file beside the graph")
 	case err != nil:
-		c.log.Info("build not converted", "model", at.Name, "build", from.BuildKey.String(), "why", err)
+		bd.Log.Info("build not converted", "model", at.Name, "build", from.BuildKey.String(), "why", err)
 		return nil, nil // it is compiled instead
 	}
-	a, err := c.serveCompiled(ctx, result, at.Phase)
+	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if err != nil {
 		return nil, request.Unservable(err, at.Name, "converted")
 	}
@@ -60,59 +59,41 @@ func (c *Cache) otherForm(ctx context.Context, at *request.Attempt) (*request.An
 	return a, nil
 }
 
-// withheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
+// WithheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
 // form: a conversion would bring back the very context that is withheld.
-func (c *Cache) withheldWith(at *request.Attempt, from *index.Build) bool {
-	for b, err := range c.lookup.Stored(at.Plan, at.Scopes) {
+func (bd *Builder) WithheldWith(at *request.Attempt, from *index.Build) bool {
+	for b, err := range bd.Lookup.Stored(at.Plan, at.Scopes) {
 		if err != nil { // whoever compiles will say so
 			return true
 		}
-		if c.index.Journal.StateOf(b.ID).Name == index.Withheld && b.Compiled().Equal(from.Compiled()) {
+		if bd.Store.Index().Journal.StateOf(b.ID).Name == index.Withheld && b.Compiled().Equal(from.Compiled()) {
 			return true
 		}
 	}
 	return false
 }
 
-// inOtherForm is the attempt for the same but for where the context stands.
-func (c *Cache) inOtherForm(at *request.Attempt) *request.Attempt {
+// InOtherForm is the attempt for the same but for where the context stands.
+func (bd *Builder) InOtherForm(at *request.Attempt) *request.Attempt {
 	r, out := *at.Request, *at.Plan
 	r.Embed = !at.Embed
 	out.Canonical.Embed = !at.Plan.Canonical.Embed
 	out.RequestKey, out.Record = out.Canonical.Key()
 	out.RecordJSON = out.Canonical.JSON()
-	c.planner.Name(&out, at.Content)
+	bd.Planner.Name(&out, at.Content)
 	return at.WithRequest(&r).WithPlan(&out)
-}
-
-// explainOtherForm says how a miss would be answered by a conversion, "" if it would not.
-func (c *Cache) explainOtherForm(ctx context.Context, at *request.Attempt) (string, error) {
-	if len(at.Group) > 0 {
-		return "", nil
-	}
-	order, err := c.explainer.Order(ctx, c.inOtherForm(at))
-	if err != nil {
-		return "", err
-	}
-	for _, o := range order {
-		if o.Refused == "" && len(o.Build.Members) == 0 && !c.withheldWith(at, o.Build) && c.query.Unsound(ctx, o.Build) == "" {
-			return fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
-				request.FormName(o.Build.Embed), o.Build.BuildKey, o.Build.Created.Format(time.RFC3339)), nil
-		}
-	}
-	return "", nil
 }
 
 // conversion makes the other form of a build.
 type conversion struct {
-	c                *Cache
+	bd               *Builder
 	*request.Attempt // of whoever asked first; its files are not touched
 	from             *index.Build
 	scope            string // "" to keep nothing
 	folder           string
 }
 
-func (c *Cache) convertOnce(ctx context.Context, at *request.Attempt, from *index.Build) (*jobs.Result, error) {
+func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *index.Build) (*jobs.Result, error) {
 	scope := at.Scope
 	if scope != "" && from.Scope != "shared" {
 		scope = from.Scope // what came to one user alone does not come to all by way of another form
@@ -121,38 +102,39 @@ func (c *Cache) convertOnce(ctx context.Context, at *request.Attempt, from *inde
 	if scope == "" {
 		key += jobs.NewID()
 	}
-	return c.conversions.Do(ctx, c.later, key, func(ctx context.Context) (*jobs.Result, error) {
-		leave, err := c.checks.Take(ctx)
+	return bd.conversions.Do(ctx, bd.Later, key, func(ctx context.Context) (*jobs.Result, error) {
+		leave, err := bd.Workspaces.Checks.Take(ctx)
 		if err != nil {
 			return nil, err
 		}
 		defer leave()
-		return (&conversion{c: c, Attempt: at, from: from, scope: scope}).run(ctx)
+		return (&conversion{bd: bd, Attempt: at, from: from, scope: scope}).run(ctx)
 	})
 }
 
 func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
-	c := v.c
 	if b, err := v.made(); b != nil || err != nil {
 		return &jobs.Result{Build: b}, err // between the caller's look-up and here
 	}
-	source, err := lookup.Lease(ctx, c.store, v.from, func(string) {}) // with a lease of its own: who asked may leave
+	source, err := lookup.Lease(ctx, v.bd.Store, v.from, func(string) {}) // with a lease of its own: who asked may leave
 	if err != nil {
 		return nil, err
 	}
 	defer source.View.Close()
-	room, noRoom := c.store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
+	room, noRoom := v.bd.Store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
 	defer room.Release() // when the folder is gone
 	var remove func()
-	if v.folder, remove, err = c.store.Stage("convert-"); err != nil {
+	if v.folder, remove, err = v.bd.Store.Stage("convert-"); err != nil {
 		return nil, err
 	}
 	defer remove()
 	if noRoom == nil && v.from.Put {
-		_, noRoom = c.claims.MayPut(ctx, c.owners.Of(v.from.UID), v.Name, sizesOf(v.from.Files))
+		_, noRoom = v.bd.MayPut(ctx, v.bd.Owner(v.from.UID), v.Name, sizesOf(v.from.Files))
 	}
 	view, _, _ := strings.Cut(source.Graph, "/")
-	files, err := v.write(ctx, filepath.Join(source.Path, view))
+	form := Form{Of: v.from, Embed: v.Plan.Canonical.Embed, Graph: v.Plan.OutputName(),
+		MaxGraph: v.bd.MaxGraph, Folder: v.folder}
+	files, err := form.Write(ctx, filepath.Join(source.Path, view))
 	if err != nil {
 		return nil, err
 	}
@@ -161,23 +143,23 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		return nil, err
 	}
 	if v.scope == "" {
-		return c.keepAlone(b, v.folder)
+		return v.bd.keepAlone(b, v.folder)
 	}
 	if noRoom != nil {
-		return c.unkept(b, v.folder, noRoom)
+		return v.bd.unkept(b, v.folder, noRoom)
 	}
-	hold := c.cas.Hold()
-	defer c.forms.Release(hold) // after what is served all the same has its links
+	hold := v.bd.Store.Blobs().Hold()
+	defer v.bd.Store.Forms().Release(hold) // after what is served all the same has its links
 	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
-	err = c.store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID, Room: room,
+	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID, Room: room,
 		Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return c.unkept(b, v.folder, err)
+		return v.bd.unkept(b, v.folder, err)
 	}
 	return &jobs.Result{Build: b}, nil
 }
@@ -194,9 +176,9 @@ func (v *conversion) made() (*index.Build, error) {
 	if v.scope == "" {
 		return nil, nil
 	}
-	builds, err := v.c.index.Lookup(v.Plan.RequestKey, v.scope)
+	builds, err := v.bd.Store.Index().Lookup(v.Plan.RequestKey, v.scope)
 	for i := range builds {
-		if b := &builds[i]; b.Converted.ID == v.from.ID && v.c.index.Journal.StateOf(b.ID).Name == index.Current {
+		if b := &builds[i]; b.Converted.ID == v.from.ID && v.bd.Store.Index().Journal.StateOf(b.ID).Name == index.Current {
 			return b, nil
 		}
 	}
@@ -210,8 +192,8 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 		return nil, err
 	}
 	b := v.record(models[0], files)
-	job := v.Plan.Against("", v.Content).CheckJob(v.path(v.Plan.OutputName()), cmp.Or(v.from.GraphOptimizationLevel, request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)))
-	checked, err := runtimes.Still(v.Content, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
+	job := v.Plan.Against("", v.Content).CheckJob(filepath.Join(v.folder, v.Plan.OutputName()), cmp.Or(v.from.GraphOptimizationLevel, request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)))
+	checked, err := runtimes.Still(v.Content, func() (compilers.CheckResult, error) { return v.bd.Compiler.Check(ctx, job) })
 	if err != nil {
 		return nil, err
 	}
@@ -229,12 +211,12 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey
-	if v.c.inOtherForm(v.Attempt).Plan.BuildKey != v.from.BuildKey {
+	if v.bd.InOtherForm(v.Attempt).Plan.BuildKey != v.from.BuildKey {
 		// Other libraries made it, or another machine.
 		b.BuildKey = identity.BuildKey(v.Plan.RequestKey, v.from.EPs, v.from.Route)
 	}
 	b.Record, b.RecordJSON, b.Embed = v.Plan.Record, v.Plan.RecordJSON, v.Plan.Canonical.Embed
-	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.Plan.OutputName(), m.IRVersion, v.c.now()
+	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.Plan.OutputName(), m.IRVersion, v.bd.Now()
 	b.ModelName = v.Name
 	if !b.Put { // else whoever compiled it with libraries of its own stays responsible
 		b.UID = v.Peer.UID

@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -14,25 +14,24 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
+// FailedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
 // users' failures count only where what they compiled is everybody's.
-func (c *Cache) failedBefore(at *request.Attempt) *failure.Failure {
-	if at.OnMiss == request.Bypass || c.settings.Load().failures.Off {
+func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
+	if at.OnMiss == request.Bypass || bd.Settings().Failures.Off {
 		return nil
 	}
 	for _, scope := range at.Scopes {
 		key := at.Plan.FailureKey(at.Content, scope)
-		f := c.failures.Holds(key, at.Peer.UID, at.Name)
+		f := bd.Failures.Holds(key, at.Peer.UID, at.Name)
 		if f == nil {
 			continue
 		}
-		if at.OnMiss == request.Refresh && (c.rights.Administrator(at.Peer) || f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)) {
-			c.failures.Forget(key)
+		if at.OnMiss == request.Refresh && (bd.Rights.Administrator(at.Peer) || f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)) {
+			bd.Failures.Forget(key)
 			continue
 		}
 		return f
@@ -41,27 +40,27 @@ func (c *Cache) failedBefore(at *request.Attempt) *failure.Failure {
 }
 
 // begin gives what starts the request's compile, unless that is answered from memory.
-func (c *Cache) begin(at *request.Attempt, scope string) func() (jobs.Work, error) {
+func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, error) {
 	return func() (jobs.Work, error) {
-		if m := c.madeMeanwhile(at, scope); m != nil {
+		if m := bd.MadeMeanwhile(at, scope); m != nil {
 			return m, nil
 		}
-		if f := c.failedBefore(at); f != nil {
+		if f := bd.FailedBefore(at); f != nil {
 			return nil, f.FromMemory(at.Name)
 		}
-		return c.newJob(at, scope)
+		return bd.NewJob(at, scope, Again{ID: at.Resumed.ID})
 	}
 }
 
 // compileTwice compiles, and once more in a new worker if the first one died: that may have been the machine's doing.
-func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (compilers.Result, error) {
-	result, err := j.c.compiler.Compile(ctx, spec, phase)
+func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (compilers.Result, error) {
+	result, err := j.bd.Compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	var exit *compilers.ExitError
-	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.Content.Stands() || j.died || j.c.leaving.Load() {
+	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.Content.Stands() || j.died || j.bd.leaving.Load() {
 		return result, err
 	}
-	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.Request.Name, "error", err)
+	j.bd.Log.Warn("a worker died; its compile is tried once more", "model", j.Request.Name, "error", err)
 	if j.died = true; spec.ModelFile != nil {
 		return result, err // that is tried with a copy
 	}
@@ -69,7 +68,7 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 		return result, err
 	}
 	spec.Written = nil // a load may have begun with what the first one wrote
-	result, err = j.c.compiler.Compile(ctx, spec, phase)
+	result, err = j.bd.Compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	return result, err
 }
@@ -83,34 +82,33 @@ func emptied(folder string) error {
 }
 
 // checkTwice loads what was compiled, and once more if the process died, which may have been the machine's doing.
-func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
-	checked, err := j.c.compiler.Check(ctx, spec)
+func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
+	checked, err := j.bd.Compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
-	if err != nil || checked.Outcome != compilers.Failed || checked.Code != trial.Crashed || ctx.Err() != nil || !j.Content.Stands() || j.c.leaving.Load() {
+	if err != nil || !checked.Crashed() || ctx.Err() != nil || !j.Content.Stands() || j.bd.leaving.Load() {
 		return checked, err
 	}
-	checked, err = j.c.compiler.Check(ctx, spec)
+	checked, err = j.bd.Compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
 	return checked, err
 }
 
 // failed settles what a job's failure is. It counts against the model only where the smallest model there is compiles and
 // loads in the same kind of process; then it is remembered. What is said of a machine that lets nothing load is not.
-func (j *job) failed(ctx context.Context, err error) error {
-	c := j.c
+func (j *Job) failed(ctx context.Context, err error) error {
 	var e *apierr.Error
 	switch {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
 	case errors.Is(err, runtimes.ErrMoving):
-		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.Request.Name)
+		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed", "model", j.Request.Name)
 		return err // that is no failure: it is asked for again
 	case !errors.As(err, &e) || failure.In(e) == nil:
 		return j.tellFailed("", err)
 	}
 	j.plain(e)
 	f := failure.In(e)
-	if c.leaving.Load() && f.Reason == failure.WorkerDied { // systemd may end all processes of the service at once
+	if j.bd.leaving.Load() && f.Reason == failure.WorkerDied { // systemd may end all processes of the service at once
 		return apierr.New(apierr.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.Request.Name)
 	}
 	if f.Reason.OfModel() {
@@ -121,7 +119,7 @@ func (j *job) failed(ctx context.Context, err error) error {
 		case err2 != nil && runtimes.Unsettled(ctx, err2):
 			return j.moved()
 		case err2 != nil:
-			c.log.Warn("whether anything compiles here could not be tried", "error", err2)
+			j.bd.Log.Warn("whether anything compiles here could not be tried", "error", err2)
 			return j.tellFailed(f.Reason, err) // then nothing is remembered either
 		case broken != "":
 			here := failure.OfMachine(f.Text+"; but the smallest model there is fails as well: "+broken).Refusal(err, "model %q cannot be compiled here", j.Request.Name)
@@ -132,41 +130,40 @@ func (j *job) failed(ctx context.Context, err error) error {
 	f.RequestKey, f.BuildKey, f.ModelDigest = j.Plan.RequestKey, j.Plan.BuildKey, j.Plan.Canonical.Model
 	f.UID, f.Scope, f.EP = j.Peer.UID, j.MemoryScope(j.scope), j.Plan.EPs[0].Name
 	if f.Scope != "" {
-		c.failures.Remember(j.Plan.FailureKey(j.Content, f.Scope), f, c.settings.Load().failures)
+		j.bd.Failures.Remember(j.Plan.FailureKey(j.Content, f.Scope), f, j.bd.Settings().Failures)
 	}
 	return j.tellFailed(f.Reason, err)
 }
 
 // control says why not even the smallest model compiles and loads here, "" if it does. The job has left the queue by now, so
 // it waits for a turn as load checks do.
-func (j *job) control(ctx context.Context) (string, error) {
-	leave, err := j.c.checks.Take(ctx)
+func (j *Job) control(ctx context.Context) (string, error) {
+	leave, err := j.bd.Workspaces.Checks.Take(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer leave()
-	return j.c.trials.Control(ctx, j.Plan.Against("", j.Content))
+	return j.bd.Trials.Control(ctx, j.Plan.Against("", j.Content))
 }
 
 // tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.
-func (j *job) tellFailed(reason failure.Reason, err error) error {
-	c := j.c
-	if j.anew != "" || reason == failure.Cancelled { // whoever wanted it, or cancelled it, tells
+func (j *Job) tellFailed(reason failure.Reason, err error) error {
+	if j.again.Why != "" || reason == failure.Cancelled { // whoever wanted it, or cancelled it, tells
 		return err
 	}
-	c.index.Counters.Add("failures", 1)
-	c.log.Info("compile failed", "model", j.Request.Name, "error", err)
-	if c.failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
-		c.happened(event.For(event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name},
+	j.bd.Store.Index().Counters.Add("failures", 1)
+	j.bd.Log.Info("compile failed", "model", j.Request.Name, "error", err)
+	if j.bd.Failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
+		j.bd.Store.Happened(event.For(event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name},
 			event.Failed, "%v", err))
 	}
 	return err
 }
 
 // succeeded forgets that the job's compile ever failed.
-func (j *job) succeeded() {
+func (j *Job) succeeded() {
 	for _, scope := range []string{j.scope, j.MemoryScope(j.scope)} {
-		j.c.failures.Forget(j.Plan.FailureKey(j.Content, scope))
+		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
 	}
 }
 

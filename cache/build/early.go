@@ -1,4 +1,4 @@
-package cache
+package build
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // early are the workers of a job, started before there is anything for them to do: one gets ready while the model is copied,
 // the other while it is compiled, and not before that has gone on for a moment. Of a group, whose files are not known before, none is.
 type early struct {
-	j         *job
+	j         *Job
 	cancel    context.CancelFunc
 	copied    chan struct{} // closed when the model is there
 	begun     chan struct{} // closed when it is being compiled
@@ -28,7 +28,7 @@ type early struct {
 // compilesFor is how long a compile has to go on before a worker is started that will load what it makes: many that fail do so at once.
 const compilesFor = 20 * time.Millisecond
 
-func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.Original) *early {
+func (j *Job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.Original) *early {
 	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
 	e.tell = sync.OnceFunc(func() { close(e.made) })
 	if j.Request.Models() > 1 {
@@ -118,7 +118,7 @@ func (e *early) written(size int64) {
 }
 
 // loads tells whether a load check found nothing wrong at all.
-func (j *job) loads(checked compilers.CheckResult) bool {
+func (j *Job) loads(checked compilers.CheckResult) bool {
 	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)
 }
 
