@@ -30,7 +30,13 @@ func openSafely(path string, flag int) (*os.File, error) {
 
 // Clone shares extents (XFS, btrfs, bcachefs); elsewhere it is an error.
 func (OS) Clone(dst, src *os.File) error {
-	return control2(dst, src, "clone", func(d, s int) error { return unix.IoctlFileClone(d, s) })
+	err := control(dst, func(d int) error {
+		return control(src, func(s int) error { return unix.IoctlFileClone(d, s) })
+	})
+	if err != nil {
+		return &os.LinkError{Op: "clone", Old: src.Name(), New: dst.Name(), Err: err}
+	}
+	return nil
 }
 
 // Allocate takes no time where the file system can do it; elsewhere zeros are written.
@@ -79,16 +85,6 @@ func control(f *os.File, fn func(fd int) error) error {
 		}
 	})
 	return errors.Join(err, inner)
-}
-
-func control2(a, b *os.File, op string, fn func(a, b int) error) error {
-	err := control(a, func(fda int) error {
-		return control(b, func(fdb int) error { return fn(fda, fdb) })
-	})
-	if err != nil {
-		return &os.LinkError{Op: op, Old: b.Name(), New: a.Name(), Err: err}
-	}
-	return nil
 }
 
 // StampOf returns the stamp of an open file.
@@ -216,14 +212,6 @@ func DiskBytes(path string) (int64, error) {
 		return 0, &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	return st.Blocks * 512, nil
-}
-
-// diskBytesOf is DiskBytes of what was looked at already.
-func diskBytesOf(info os.FileInfo) int64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512
-	}
-	return info.Size()
 }
 
 // FreeBytes returns what an ordinary user may still write into the folder's file system.

@@ -268,7 +268,7 @@ func (s *Store) Walk(ctx context.Context, fn func(d Digest, size, disk int64) er
 		if !ok {
 			return nil
 		}
-		return fn(d, info.Size(), diskBytesOf(info))
+		return fn(d, info.Size(), info.Sys().(*syscall.Stat_t).Blocks*512)
 	})
 }
 

@@ -122,7 +122,9 @@ func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <
 	}
 	w.cmd.WaitDelay = grace
 	w.cmd.SysProcAttr = o.attributes(way)
-	if err := o.launcher.on(w.cmd.Start); err != nil {
+	started := make(chan error)
+	o.launcher.calls <- func() { started <- w.cmd.Start() }
+	if err := <-started; err != nil {
 		requestWrite.Close() // nothing was written
 		answerRead.Close()
 		return nil, err
@@ -198,8 +200,8 @@ var errClosed = errors.New("compiler is closed")
 // launcher starts processes from one thread. The kernel kills a worker when the thread that started it ends (Pdeathsig), and Go ends threads as it
 // likes; this one ends with the launcher.
 type launcher struct {
-	calls chan func()
-	mu    sync.Mutex // guards closed, and orders close with begin
+	calls chan func() // that run on the thread, between begin and end
+	mu    sync.Mutex  // guards closed, and orders close with begin
 	done  bool
 	jobs  sync.WaitGroup
 }
@@ -224,13 +226,6 @@ func (l *launcher) begin() (end func(), err error) {
 	}
 	l.jobs.Add(1)
 	return l.jobs.Done, nil
-}
-
-// on runs a function on the thread. Only between begin and end.
-func (l *launcher) on(call func() error) error {
-	result := make(chan error)
-	l.calls <- func() { result <- call() }
-	return <-result
 }
 
 func (l *launcher) close() {

@@ -132,7 +132,10 @@ func (s *Shelf) openFolder(folder string) error {
 			continue
 		}
 		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer), Detail: err.Error()}
-		p.Unread = !p.Newer && !noGood(err)
+		// An error of the system says nothing of what stands there: descriptors or memory may have been
+		// short, and a disk may give later what it does not give now.
+		noGood := cas.Unsound(err) && !errors.Is(err, syscall.EIO)
+		p.Unread = !p.Newer && !noGood && !errors.As(err, new(*FormatError))
 		s.problems = append(s.problems, p)
 		if p.Newer || p.Unread {
 			s.unread[d] = p
@@ -158,14 +161,6 @@ func digestOf(path string) (cas.Digest, error) {
 		return d, &FormatError{-1, "name", "it stands in the folder of others"}
 	}
 	return d, nil
-}
-
-// noGood tells that an error of reading a recipe for the first time is about what
-// stands there. One of the system says nothing of that: descriptors or memory may
-// have been short, and a disk may give later what it does not give now.
-func noGood(err error) bool {
-	var format *FormatError
-	return errors.As(err, &format) || cas.Unsound(err) && !errors.Is(err, syscall.EIO)
 }
 
 func (s *Shelf) take(d cas.Digest) error {

@@ -243,11 +243,3 @@ func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out 
 	}
 	return out, nil
 }
-
-func (q *Queries) idsOf(ctx context.Context, p rights.Peer, names []string) (ids []index.BuildID, err error) {
-	err = q.EachNamed(ctx, p, names, func(b *index.Build) error {
-		ids = append(ids, b.ID)
-		return nil
-	})
-	return ids, err
-}

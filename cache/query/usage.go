@@ -42,13 +42,13 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 	}
 	var wanted map[index.BuildID]bool
 	if len(w.Entries) > 0 {
-		ids, err := q.idsOf(ctx, p, w.Entries)
+		wanted = make(map[index.BuildID]bool)
+		err := q.EachNamed(ctx, p, w.Entries, func(b *index.Build) error {
+			wanted[b.ID] = true
+			return nil
+		})
 		if err != nil {
 			return nil, err
-		}
-		wanted = make(map[index.BuildID]bool, len(ids))
-		for _, id := range ids {
-			wanted[id] = true
 		}
 		if len(w.Entries) == 2 {
 			found, err := q.Find(ctx, p, w.Entries)

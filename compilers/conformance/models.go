@@ -2,9 +2,7 @@ package conformance
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -37,15 +35,6 @@ var elementNames = map[int32]string{tinymodel.Float: "float", tinymodel.Float16:
 
 func (f family) String() string { return f.op + " " + elementNames[f.element] }
 
-func familyNamed(name string) (family, error) {
-	all := families()
-	i := slices.IndexFunc(all, func(f family) bool { return f.String() == name })
-	if i < 0 {
-		return family{}, fmt.Errorf("there are no models of %q", name)
-	}
-	return all[i], nil
-}
-
 const width = 16
 
 func (f family) shape() []int64 {
@@ -66,8 +55,6 @@ func (f family) outside() int32 {
 func (f family) value(name string) tinymodel.Value {
 	return tinymodel.Fixed(name, f.outside(), f.shape())
 }
-
-func (f family) divides() bool { return f.element == tinymodel.Float && f.op != "Conv" }
 
 // model is a chain of count blocks from x to y, with weights from a seed. In parts, a node stands
 // between two blocks that accelerators do not have: a Scaler of ai.onnx.ml, which the CPU computes.

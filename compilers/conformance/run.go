@@ -141,14 +141,15 @@ func newCase(env *ort.Env, s Subject, f family, folder string) *testCase {
 
 // Run proves the guideline "SECTION/NAME".
 func Run(env *ort.Env, s Subject, name, familyName string) (dialogue.Finding, error) {
-	f, err := familyNamed(familyName)
-	if err != nil {
-		return dialogue.Finding{}, err
+	all := families()
+	i := slices.IndexFunc(all, func(f family) bool { return f.String() == familyName })
+	if i < 0 {
+		return dialogue.Finding{}, fmt.Errorf("there are no models of %q", familyName)
 	}
 	for _, section := range sections() {
 		for _, g := range section.rows {
 			if section.name+"/"+g.name == name {
-				finding, err := newCase(env, s, f, s.Folder).run(s, g)
+				finding, err := newCase(env, s, all[i], s.Folder).run(s, g)
 				finding.Guideline = section.describe(g)
 				return finding, err
 			}

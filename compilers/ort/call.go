@@ -53,7 +53,11 @@ func word(pins *runtime.Pinner, arg any) uintptr {
 	case string:
 		return pinned(pins, append([]byte(v), 0))
 	case []string:
-		return pinnedStrings(pins, v)
+		addresses := make([]uintptr, 0, len(v))
+		for _, s := range v {
+			addresses = append(addresses, pinned(pins, append([]byte(s), 0)))
+		}
+		return pinned(pins, addresses)
 	case []byte:
 		return pinned(pins, v)
 	case []handle:
@@ -80,14 +84,6 @@ func pinned[T any](pins *runtime.Pinner, s []T) uintptr {
 func pinnedPointer[T any](pins *runtime.Pinner, p *T) uintptr {
 	pins.Pin(p)
 	return uintptr(unsafe.Pointer(p))
-}
-
-func pinnedStrings(pins *runtime.Pinner, list []string) uintptr {
-	addresses := make([]uintptr, 0, len(list))
-	for _, s := range list {
-		addresses = append(addresses, pinned(pins, append([]byte(s), 0)))
-	}
-	return pinned(pins, addresses)
 }
 
 // pointer makes C memory readable. The detour keeps vet from taking it for a Go pointer that was hidden in an integer.
