@@ -108,8 +108,7 @@ type copier struct {
 	copied atomic.Int64 // bytes
 }
 
-// writeEvery is after how many bytes the system is told to begin writing to the
-// disk: it would first do so at the sync, and the disk has nothing to do till then.
+// writeEvery is how much is copied before the disk begins to write, long before the sync.
 const writeEvery = 16 << 20
 
 func (c *copier) ReadAt(p []byte, off int64) (int, error) {

@@ -71,8 +71,7 @@ func (OS) UnlinkAt(dir *os.File, name string) error {
 	})
 }
 
-// control calls fn with the descriptor of f. It does not use Fd, which would
-// set the open file, possibly a client's, to blocking mode.
+// control calls fn with f's descriptor. Fd would set the file, maybe a client's, to blocking.
 func control(f *os.File, fn func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -199,8 +198,7 @@ var Boot = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// unreadable reports whether the disk cannot give the bytes any more, or a
-// symbolic link (ELOOP) or a socket (ENXIO) stands in for them.
+// unreadable: the disk cannot give the bytes, or a link (ELOOP) or a socket (ENXIO) stands there.
 func unreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
 }

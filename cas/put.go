@@ -238,8 +238,7 @@ func Unsound(err error) bool {
 	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) || errors.Is(err, fs.ErrPermission) || unreadable(err)
 }
 
-// sameFile makes sure that what was linked by its path is the file that was
-// hashed through its descriptor: a compiler could have put another there.
+// sameFile checks that the linked path is the hashed file: a compiler could have replaced it.
 func (s *Store) sameFile(f *os.File, d Digest) error {
 	ours, err := f.Stat()
 	if err != nil {

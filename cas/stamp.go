@@ -31,8 +31,7 @@ type StampBook interface {
 	ForgetStamp(Digest) error
 }
 
-// stampCache holds the stamps that hits compare with, so that a hit neither
-// opens a transaction nor waits for anybody who writes one.
+// stampCache holds stamps in memory, so that a hit opens no transaction and waits for nobody.
 type stampCache struct {
 	book StampBook // nil: nothing outlives the process
 
@@ -40,8 +39,7 @@ type stampCache struct {
 	held map[Digest]Stamp
 }
 
-// maxStamps bounds the memory that stamps take to a few megabytes. With more
-// blobs than that, some are looked up in the book.
+// maxStamps bounds memory to a few megabytes. Others are looked up in the book.
 const maxStamps = 1 << 15
 
 func (c *stampCache) load(d Digest) (Stamp, bool) {

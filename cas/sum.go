@@ -143,8 +143,7 @@ func groupNode(b []byte, chunk uint64) guts.Node {
 	return guts.CompressBuffer((*[groupSize]byte)(b[:groupSize]), len(b), &guts.IV, chunk, 0)
 }
 
-// join pairs up neighbours until two are left; an odd one moves up unpaired,
-// which is how BLAKE3 fills its tree from the left. It overwrites cvs.
+// join pairs up neighbours until two are left, as BLAKE3 fills its tree. It overwrites cvs.
 func join(cvs [][8]uint32) guts.Node {
 	for len(cvs) > 2 {
 		k := 0

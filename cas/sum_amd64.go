@@ -63,8 +63,7 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 	return parent(c[0], c[1])
 }
 
-// inputs is what is compressed side by side: an input for each lane. The assembly reads it from the
-// stack as it is laid out here.
+// inputs is an input for each lane. The assembly reads it from the stack as it is laid out here.
 type inputs struct {
 	out    *[8]uint32 // the first of as many chaining values
 	in     *byte      // the first input; the next ones follow in steps of stride

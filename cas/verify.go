@@ -77,8 +77,7 @@ func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 	return f, err
 }
 
-// openLocked opens and verifies the blob. The blob's lock is held: a stamp
-// that did not fit a moment ago may have been renewed by whoever held it.
+// openLocked opens and verifies the blob, whose lock is held: its stamp may be new by now.
 func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, error) {
 	f, err := s.openFile(d)
 	if err != nil {

@@ -76,8 +76,7 @@ func (s *Store) name(path string, d Digest) error {
 	return err
 }
 
-// dropStale removes what has the blob's name, if anything has. The blob's lock
-// is held. Whoever has it open, or under another name, keeps it.
+// dropStale removes what has the blob's name, with the lock held. Other names of it stay.
 func (s *Store) dropStale(d Digest) error {
 	s.stamps.forget(d)
 	if err := s.fs.Remove(s.path(d)); !os.IsNotExist(err) {

@@ -279,8 +279,7 @@ func sharedObjects(folder string) []string {
 	return files
 }
 
-// reached lists what the loader finds for a library by its run path, and the folders of that. A
-// file that is no ELF reaches nothing: whether it loads is for a worker to find out.
+// reached lists what a library's run path leads to. A file that is no ELF reaches nothing.
 func reached(file string) (files, folders []string) {
 	f, err := elf.Open(file)
 	if err != nil {

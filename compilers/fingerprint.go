@@ -60,8 +60,7 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Jo
 // ProbeModel is the base name of the models that fingerprints and controls compile.
 const ProbeModel = "probe.onnx"
 
-// probeJob compiles in the folder what an EP is probed with. Options that a fingerprint does not
-// depend on may ask for things that make no sense for such a model.
+// probeJob compiles in the folder what an EP is probed with, by options that fingerprints need.
 func probeJob(r Runtime, ep EP, folder string) Job {
 	info, _ := EPByName(ep.Name)
 	ep.Options = info.ForFingerprint(ep.Options)

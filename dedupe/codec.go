@@ -189,8 +189,7 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	return r, head, nil
 }
 
-// bodyOf checks what stands around a body, in a file of so many bytes. The version comes before the
-// checksum, which a newer format may have elsewhere.
+// bodyOf checks what is around a body. The version is first: newer formats may sum otherwise.
 func bodyOf(b []byte, size int64) ([]byte, error) {
 	if len(b) < headerSize || string(b[:8]) != recipeMagic {
 		return nil, &FormatError{0, "magic", fmt.Sprintf("it does not begin with %q and a header", recipeMagic)}

@@ -6,8 +6,7 @@ import (
 	"math"
 )
 
-// decoder reads a body from its beginning. After the first error it gives zero
-// values, so that callers look once at the end.
+// decoder reads a body. After the first error it gives zeros, so callers look once at the end.
 type decoder struct {
 	b   []byte
 	at  int
@@ -46,8 +45,7 @@ func (d *decoder) int64(field string) int64 {
 	return int64(v)
 }
 
-// count reads how many things follow, of which each takes at least each bytes:
-// a number that the rest of the body cannot hold takes no memory.
+// count reads how many things of each bytes follow: more than the body can hold takes no memory.
 func (d *decoder) count(field string, most, each int) int {
 	b := d.fixed(field, 4)
 	if b == nil {

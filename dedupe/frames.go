@@ -233,8 +233,7 @@ func halfSum(b []byte) (half [frameHash]byte) {
 	return half
 }
 
-// frameDecoder returns the decoder of frames. It takes no more than a frame may have, whatever a
-// frame says of itself, and never grows what it decodes into.
+// frameDecoder bounds memory by what a frame may have, whatever a frame says of itself.
 var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame), zstd.WithDecoderMaxWindow(MaxFrame),
 		zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
@@ -244,8 +243,7 @@ var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// decodeFrame fills p from a frame of Zstandard of which just that comes out. The
-// decoder writes nothing behind p, and needs no more memory than a frame may.
+// decodeFrame fills p from a frame of Zstandard of which just that comes out.
 func decodeFrame(p, frame []byte) error {
 	out, err := frameDecoder().DecodeAll(frame, p[:0:len(p)])
 	if err == nil && len(out) != len(p) {

@@ -160,8 +160,7 @@ func fileSuffix(source string) string {
 	return "_" + clean[:min(len(clean), 100)]
 }
 
-// form rewrites the nodes that hold contexts. Everything else is copied as it stands, to the byte; of
-// the messages around a change the lengths alone are written again.
+// form rewrites nodes that hold contexts, and lengths around them. The rest stays, to the byte.
 type form struct {
 	*reader
 	change map[int64]change // by the offset of the NodeProto

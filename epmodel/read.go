@@ -171,8 +171,7 @@ func (w *walker) function(f field) {
 	})
 }
 
-// likenesses are what people take for an ONNX model most often, by what stands at an offset; less
-// than 0: by the first letters of a text, in lower case.
+// likenesses are taken for ONNX models. at: offset of the bytes; -1: of a text in lower case.
 var likenesses = []struct {
 	at           int
 	begins, what string

@@ -92,8 +92,7 @@ func matrixOf(shape []int64) (m matrix, ok bool) {
 	return m, m.rows*m.columns >= tileSide*tileSide/4
 }
 
-// pieceOf is how long the pieces of a matrix' rows are as QNN's binaries have them of tables: strips of so many columns stand one behind
-// the other. 0: it is no matrix, or its rows are too short.
+// pieceOf is how long the strips are in which QNN's binaries have tables; 0: it is none.
 func pieceOf(shape []int64) int64 {
 	if len(shape) != 2 {
 		return 0

@@ -28,8 +28,7 @@ const (
 	classRefused sessionClass = "refused"
 )
 
-// onlyOptimal is the session config entry by which ONNX Runtime, set to "1", fails on a compiled
-// model that the execution provider would rather have compiled again.
+// onlyOptimal, set to "1", has ONNX Runtime fail on a model that the EP would rather recompile.
 const onlyOptimal = "session.fail_on_suboptimal_compiled_model"
 
 type sessionRule struct {

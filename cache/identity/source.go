@@ -134,8 +134,7 @@ func (s *Sources) open(ctx context.Context, open func() (*os.File, error)) (*os.
 	}
 }
 
-// pathOf gives the path that leads to an open file, if there is one: a file may be unlinked, renamed meanwhile, or
-// of another mount namespace, where the same spelling means something else here.
+// pathOf gives an open file's path, unless it was unlinked, renamed, or means another file here.
 func pathOf(f *os.File) (string, error) {
 	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
 	if err != nil {

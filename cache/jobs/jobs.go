@@ -133,8 +133,7 @@ func (js *Jobs) Send(key Key, who Caller, prepare func() (Work, error)) (j *Job,
 	return js.find(key, who, nil, prepare)
 }
 
-// find gives the job for the key, after noting the caller, and the waiter unless that is nil: the work is to see from its
-// beginning how urgent it is.
+// find gives the key's job with the caller noted, so that its work knows how urgent it is.
 func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error)) (j *Job, first bool, err error) {
 	js.mu.Lock()
 	defer js.mu.Unlock()

@@ -30,8 +30,7 @@ const (
 
 const maxCandidates = 32
 
-// explaining bounds the explanations that are made at the same time, because each hashes the files
-// of its entry's builds, and may have builds loaded.
+// explaining bounds explanations at a time: each hashes its builds' files, and may load them.
 type explaining struct {
 	users keyed.Locks[uint32] // one of each user's
 	slots keyed.Slots         // and so many in all

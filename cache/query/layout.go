@@ -326,8 +326,7 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 	return out
 }
 
-// extentsOf returns the containers and extents of a blob. own is the container of the bytes that no
-// other blob has. There are no extents if the blob is not known to share any.
+// extentsOf returns none for a blob that shares nothing. own is the container that only it has.
 func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
 	q := k.q
 	if q.forms.OnlyPacked(d) {
@@ -467,8 +466,7 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 	return out
 }
 
-// heldBy returns the ranges of each of the holders that a blob of these pieces has. A blob has all of
-// itself, even where its pieces say what it would take from others if it were packed.
+// heldBy is rangesIn for a blob, which has all of itself, also what it could take from others.
 func heldBy(d cas.Digest, size int64, pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	has := rangesIn(pieces, holders)
 	if holders[d] {

@@ -98,8 +98,7 @@ func (k *kinship) nameBinary(ctx context.Context, f *LaidFile, source epmodel.So
 	return all, nil
 }
 
-// weightsOf returns the weights of the models that a build was made from. One caller reads weights at
-// a time. The latest are kept, because files are laid out by model.
+// weightsOf returns a build's weights. One caller reads at a time, and the latest are kept.
 func (k *kinship) weightsOf(ctx context.Context, b *index.Build) (*names, error) {
 	if k.names != nil && k.names.of == b.ModelDigest {
 		return k.names, k.names.err

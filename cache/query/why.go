@@ -73,8 +73,7 @@ func (q *Queries) Why(ctx context.Context, p rights.Peer, entry string) (*wire.E
 	return q.WithHistory(p, first.RequestKey, out), nil
 }
 
-// wholeEntry returns all builds of the entry that the peer may see, because the name may mean one of
-// them, in the order of a look-up: shared ones, then the peer's own, then others', the newest first.
+// wholeEntry returns the entry's builds that the peer may see, in the order of a look-up.
 func (q *Queries) wholeEntry(p rights.Peer, found []index.Build) ([]index.Build, error) {
 	scopes := []string{"shared", rights.OwnScope(p)}
 	for i := range found {

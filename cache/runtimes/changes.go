@@ -62,8 +62,7 @@ func (s *Set) LookAtMachine(ctx context.Context) {
 
 const watchedDrivers = "drivers"
 
-// watch has the runtime's files watched, also those outside of its directory. The watcher is only the fast
-// path: every answer compares the files anyway.
+// watch has the runtime's files watched. That is the fast path: each answer compares them anyway.
 func (s *Set) watch(rt *Runtime, rc *Content) {
 	if !s.Has(rt) {
 		return // taken out while it was looked at

@@ -48,8 +48,7 @@ type stampedFile struct {
 	digest cas.Digest
 }
 
-// linkedElsewhere reports whether the file has other names now and is the same in all else. This
-// changes its ctime, as a store with the mtime set back does, so its bytes are hashed again.
+// linkedElsewhere: all but the ctime is the same, as with a new name. The bytes are hashed, though.
 func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
 	if now.Ctime = f.stamp.Ctime; now != f.stamp {
 		return false

@@ -330,8 +330,7 @@ func needs(eps []identity.EP, name string) bool {
 	return slices.ContainsFunc(eps, func(ep identity.EP) bool { return ep.Name == name })
 }
 
-// is compares by the file that the caller opened, else by the path that it spelled. A path of another user's is
-// not looked up: it may lie on a file system that never answers.
+// is compares the open file, else the path. Another user's path may never answer: no look-up.
 func (ref LibraryRef) is(path string, files []stampedFile, own bool) bool {
 	if ref.File == nil {
 		return ref.Path == path || own && sameFile(path, ref.Path)
@@ -345,8 +344,7 @@ func (ref LibraryRef) is(path string, files []stampedFile, own bool) bool {
 	})
 }
 
-// stillAt reports whether the path leads to the file that the caller opened, and so loads. A package
-// manager may have put another in its place, and a build for that one is not for this caller.
+// stillAt: the path leads to the file that the caller opened, and no update has replaced it.
 func (ref LibraryRef) stillAt(path string) bool {
 	if ref.File == nil {
 		return true // the caller knows no more than the path

@@ -250,8 +250,7 @@ func (s *Set) forget(rt *Runtime) {
 	s.list = slices.DeleteFunc(s.list, func(old *Runtime) bool { return old == rt })
 }
 
-// addNamed returns the runtime that is the same, or else adds this one, which a client names. The oldest
-// that clients named is dropped where there are too many.
+// addNamed returns the same runtime, or adds this one of a client and drops the oldest.
 func (s *Set) addNamed(rt *Runtime, same func(*Runtime) bool) *Runtime {
 	known, gone := s.add(rt, same)
 	if gone == nil {

@@ -216,8 +216,7 @@ func (c *testCase) member(seed uint64, i int) tinymodel.Model {
 	return c.family.model(seed, i+1, false)
 }
 
-// group compiles models into a folder, and gives the paths of their compiled forms. The sessions
-// live until the last one is made, as OpenVINO wants it.
+// group gives the paths of compiled models. All sessions live to the last, as OpenVINO wants it.
 func (c *testCase) group(folder string, seed uint64, count int) (compiled []string) {
 	var sessions []*ort.Session
 	for i := range count {

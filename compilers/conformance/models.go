@@ -10,8 +10,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// family is a kind of model: one operator on elements of one type, as often as is asked for. EPs
-// take what they take, so the guidelines are proved with a family that the EP takes.
+// family is one operator on elements of one type. EPs are examined with a family that they take.
 type family struct {
 	op      string
 	element int32
@@ -56,8 +55,7 @@ func (f family) value(name string) tinymodel.Value {
 	return tinymodel.Fixed(name, f.outside(), f.shape())
 }
 
-// model is a chain of count blocks from x to y, with weights from a seed. In parts, a node stands
-// between two blocks that accelerators do not have: a Scaler of ai.onnx.ml, which the CPU computes.
+// model is a chain of count blocks from x to y. Parts are divided by a Scaler, which is the CPU's.
 func (f family) model(seed uint64, count int, parts bool) tinymodel.Model {
 	m := tinymodel.Model{Opsets: map[string]int64{"": 17, "ai.onnx.ml": 3},
 		Inputs: []tinymodel.Value{f.value("x")}, Outputs: []tinymodel.Value{f.value("y")}}

@@ -182,8 +182,7 @@ func (c *testCase) run(s Subject, g guideline) (dialogue.Finding, error) {
 	return out, nil
 }
 
-// prove runs a row until its end, or until what is expected does not happen: then it gives the last
-// call's error, or says why the guideline is not applicable.
+// prove runs a row until it stops. It gives the last call's error, or why it is not applicable.
 func (c *testCase) prove(row func(c *testCase)) (notApplicable string, err error) {
 	defer func() {
 		switch r := recover().(type) {

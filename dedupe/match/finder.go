@@ -88,8 +88,7 @@ const (
 	anchorFactor = 0x9E3779B97F4A7C15
 )
 
-// leastProduct is that of a level: 0 for sparse anchors, one less for twice as
-// many. Levels above 0 have a mask for keys besides.
+// leastProduct is that of a level: 0 for sparse anchors, one less for twice as many.
 func leastProduct(level int) uint64 {
 	passed := min(level, 0) - denseLevel
 	return ^uint64(0) << (64 - passed)
@@ -102,8 +101,7 @@ type anchor struct {
 
 func product(b []byte) uint64 { return binary.LittleEndian.Uint64(b) * anchorFactor }
 
-// keyOf hashes the window at the beginning of b. Its values are in every sketch
-// that is stored: other constants are another format.
+// keyOf hashes the window at b. Keys are in stored sketches: new constants are a new format.
 func keyOf(b []byte) uint64 {
 	b = b[:windowSize:windowSize]
 	var h uint64

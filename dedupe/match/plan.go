@@ -91,8 +91,7 @@ func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
 	}
 }
 
-// plan lays out what was found. Where that makes more extents than a recipe may
-// have, copies within the blob and then the shortest matches are dropped.
+// plan lays out what was found, dropping copies and short matches where extents are too many.
 func (m *matcher) plan() *Plan {
 	for least := m.floor; ; least *= 2 {
 		b := &builder{literal: len(m.candidates)}
@@ -128,8 +127,7 @@ func (m *matcher) named(b *builder) *Plan {
 	return p
 }
 
-// shortPeriod is up to where one period of a run that repeats itself is stored
-// as literals; copies over a longer distance are laid piece by piece.
+// shortPeriod: up to it a repeated run stores one period; longer copies are laid piece by piece.
 const shortPeriod = 4096
 
 // builder lays extents from the target's beginning to its end. Copies of what stands earlier in the
@@ -256,8 +254,7 @@ func (c cover) bytes() (n int64) {
 	return n
 }
 
-// add returns the cover with further matches, in any order, which lose what is
-// covered already, and then what an earlier and longer one of them has.
+// add returns the cover with further matches, cut where it or an earlier longer one has bytes.
 func (c cover) add(more []match, least int64) cover {
 	sort.Slice(more, func(i, j int) bool {
 		a, b := more[i], more[j]

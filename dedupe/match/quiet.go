@@ -131,8 +131,7 @@ type run struct{ at, length, period int64 }
 
 func (r run) end() int64 { return r.at + r.length }
 
-// runsOf returns the runs in b, which stands at start, that have least bytes or
-// touch an edge of b, in order. found are the anchors of b.
+// runsOf returns runs in b of least bytes, or at its edges, in order. found are b's anchors.
 func runsOf(b []byte, start int64, least int, found []anchor) []run {
 	var runs []run
 	done := 0 // up to where runs are known
@@ -187,8 +186,7 @@ func extend(b []byte, at, period, least int) (from, to int) {
 	return at - back, at + ahead + period
 }
 
-// ownCopies goes through the target's segments in order, fills the table with their anchors, and
-// finds what the target has twice: of that only the first is in the table.
+// ownCopies fills the table from the target's segments, and finds what stands there twice.
 type ownCopies struct {
 	*matcher
 	comparer

@@ -10,8 +10,7 @@ import (
 	"github.com/epcached/epcached/internal/parallel"
 )
 
-// segmentSize is what one core scans at a time. Segments are cut at fixed offsets, and each is read
-// with the window that begins at its last byte, so cutting changes nothing.
+// segmentSize is what a core scans at a time, with one window more, so that cuts change nothing.
 const segmentSize = 1 << 20
 
 // denseSegment is how many anchors of each of so many segments are kept: four

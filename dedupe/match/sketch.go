@@ -34,8 +34,7 @@ func SketchOf(ctx context.Context, src dedupe.Source) (Sketch, error) {
 	return sk.sketch(src.Size()), nil
 }
 
-// sketcher keeps the smallest keys: twice as many as are wanted, sorted and cut
-// when they are full, which is cheaper for each key than a heap.
+// sketcher keeps the smallest keys: more than wanted, cut when full, which is cheaper than a heap.
 type sketcher struct {
 	keys []uint64
 	most uint64 // greater ones are not among the smallest

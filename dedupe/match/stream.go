@@ -17,8 +17,7 @@ const (
 	workPerByte = 4         // and for each byte of it
 )
 
-// worthReading: a candidate is left out where what is still missing is less
-// than this part of it. Small ones, which literals mostly are, always pass.
+// worthReading leaves out a candidate of which only this part could be used. Small ones pass.
 const worthReading = 4096
 
 // candidate goes through the i-th candidate, on all cores. Where an anchor of it stands in the

@@ -48,8 +48,7 @@ func newTable(n, size int64) *table {
 	return t
 }
 
-// unused has the slots of tables that are not needed any more: those of the next
-// blob need no new memory, which the system gives out page by page.
+// unused has slots of old tables, because the system gives new memory out page by page.
 var unused sync.Pool // of *[]uint64
 
 // newSlots returns n free slots. They are written even where they come from the
@@ -73,8 +72,7 @@ func (t *table) release() {
 	unused.Put(&s)
 }
 
-// tagged returns a key's tag: the last bits of a hash of it, above a position. Levels look at a
-// key's lowest bits, sketches at whether it is small: both take their own from the hash.
+// tagged returns a key's tag above a position: hash bits that neither levels nor sketches use.
 func (t *table) tagged(key uint64) uint64 {
 	h := key * 0xD6E8FEB86659FD93
 	return (h ^ h>>32) << t.at
@@ -83,8 +81,7 @@ func (t *table) tagged(key uint64) uint64 {
 // slot returns where one with that tag is looked for first.
 func (t *table) slot(tag uint64) int { return int(tag>>t.at) & (len(t.slots) - 1) }
 
-// touch has the processor fetch the slots of many keys at once: one after the
-// other each would be waited for, since the table is larger than a cache.
+// touch fetches the slots of many keys at once, because each alone would be waited for.
 func (t *table) touch(anchors []anchor) (sum uint64) {
 	for _, a := range anchors {
 		sum |= t.slots[t.slot(t.tagged(a.key))]
