@@ -39,8 +39,7 @@ type stampCache struct {
 	held map[Digest]Stamp
 }
 
-// maxStamps bounds memory to a few megabytes. Others are looked up in the book.
-const maxStamps = 1 << 15
+const maxStamps = 1 << 15 // bounds memory to a few megabytes. Others are looked up in the book
 
 func (c *stampCache) load(d Digest) (Stamp, bool) {
 	c.mu.RLock()

@@ -111,8 +111,7 @@ func (f *Frames) open() (*framedSource, error) {
 	return s, nil
 }
 
-// keptFrames is how many decoded frames are kept: small extents in a row share them.
-const keptFrames = 8
+const keptFrames = 8 // how many decoded frames are kept: small extents in a row share them
 
 // framedSource reads what comes out of frames, and checks their sums first.
 type framedSource struct {

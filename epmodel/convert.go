@@ -278,8 +278,7 @@ type piece struct {
 	off, n int64
 }
 
-// spliceBuffer is large enough that a copy costs the memory's speed and not the calls'.
-const spliceBuffer = 1 << 20
+const spliceBuffer = 1 << 20 // large enough that a copy costs the memory's speed and not the calls'
 
 // WriteTo writes the file. What ended before its time since the plan was made is an error, as is a cancelled ctx.
 func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {

@@ -33,8 +33,7 @@ const (
 	WeightsKind   = "weights"   // what several partitions share
 )
 
-// maxNamed bounds the ranges of one file. Large models have some thousands.
-const maxNamed = 1 << 16
+const maxNamed = 1 << 16 // bounds the ranges of one file. Large models have some thousands
 
 const maxRangeName = 256
 

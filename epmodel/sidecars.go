@@ -99,8 +99,7 @@ func (m *Model) CompatibilityInfo() map[string]string {
 	return info
 }
 
-// maxPath is PATH_MAX: nothing longer can be opened.
-const maxPath = 4096
+const maxPath = 4096 // PATH_MAX: nothing longer can be opened
 
 // memoryTag is what ORT writes as location for tensors that live in its own memory; offset is then an address. In a file it is an
 // attempt to make ORT read arbitrary memory.

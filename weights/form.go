@@ -196,8 +196,7 @@ func (t *tensor) flat(ctx context.Context, f *form, fn func(i int, unit []byte))
 	return nil
 }
 
-// mostColumns is how many elements of a row are read at a time.
-const mostColumns = 64 << 10
+const mostColumns = 64 << 10 // how many elements of a row are read at a time
 
 // tiled calls fn with the tiles of both orders: rows first, as of a MatMul's second matrix, and columns first, as of a convolution.
 func (t *tensor) tiled(ctx context.Context, fn func(i int, rowsFirst, columnsFirst []byte)) error {

@@ -77,5 +77,4 @@ func Error(ctx context.Context, err error) error {
 	return apierr.New(apierr.Internal, err, "search")
 }
 
-// errStop ends a walk through the index early.
-var errStop = errors.New("enough")
+var errStop = errors.New("enough") // ends a walk through the index early

@@ -112,8 +112,7 @@ type usageList struct {
 	rows []evict.Row
 }
 
-// maxLists bounds them: a list takes some 40 bytes for each build.
-const maxLists = 4
+const maxLists = 4 // bounds them: a list takes some 40 bytes for each build
 
 func (us *usages) keep(rows []evict.Row) usageList {
 	l := usageList{rand.Text(), rows}

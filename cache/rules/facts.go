@@ -24,8 +24,7 @@ type Facts struct {
 // maxFact bounds a fact: what is longer does not count as known. Real compatibility strings have a few hundred bytes.
 const maxFact = 64 << 10
 
-// compatibilityString is the fact that most others are taken out of.
-const compatibilityString = "compatibility_string"
+const compatibilityString = "compatibility_string" // the fact that most others are taken out of
 
 func (f Facts) given() map[string]string {
 	m := map[string]string{

@@ -177,8 +177,7 @@ func (c *testCase) loads(path string, session set, source tinymodel.Model) {
 	c.computes(s, source)
 }
 
-// tolerance is the part of the largest output that one may differ by, for fewer bits.
-const tolerance = 0.05
+const tolerance = 0.05 // the part of the largest output that one may differ by, for fewer bits
 
 func (c *testCase) computes(s *ort.Session, source tinymodel.Model) {
 	expected := fmt.Sprintf("the outputs of the source model on the CPU, within %g %%",

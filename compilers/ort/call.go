@@ -89,8 +89,7 @@ func pinnedPointer[T any](pins *runtime.Pinner, p *T) uintptr {
 // pointer makes C memory readable. The detour keeps vet from taking it for a Go pointer that was hidden in an integer.
 func pointer(h handle) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&h)) }
 
-// maxText bounds strings that C gives us: longer ones are cut.
-const maxText = 1 << 20
+const maxText = 1 << 20 // bounds strings that C gives us: longer ones are cut
 
 // text copies a zero-terminated string out of C memory. A null pointer gives "".
 func text(h handle) string {

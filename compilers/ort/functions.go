@@ -15,8 +15,7 @@ type function struct {
 	minor int    // the ORT version 1.minor that it came with; 0: before the oldest that is supported
 }
 
-// declared lists all functions, for the test that compares them with the header.
-var declared []function
+var declared []function // lists all functions, for the test that compares them with the header
 
 func declare(t table, slot int, field string, minor int) function {
 	f := function{t, field, slot, minor}

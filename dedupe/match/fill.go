@@ -22,8 +22,7 @@ const (
 	fillTries = 4       // blocks that are compared at an offset
 )
 
-// fillBatch is how many gaps a core takes at a time. Results keep the order of the gaps.
-const fillBatch = 64
+const fillBatch = 64 // how many gaps a core takes at a time. Results keep the order of the gaps
 
 type gap struct {
 	i       int

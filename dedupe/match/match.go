@@ -34,8 +34,7 @@ const defaultFloor = 1 << 10
 // leastFloor: shorter runs than that hardly ever pay.
 const leastFloor = windowSize
 
-// leastPiece is what may be left of a match where another has the rest.
-const leastPiece = 64
+const leastPiece = 64 // what may be left of a match where another has the rest
 
 // heldMost is up to how many bytes a target is held in memory while it is matched.
 // Such ones have dense anchors, and short matches and gaps by the ten thousand: a

@@ -210,8 +210,7 @@ func (o *ownCopies) done() error {
 	return nil
 }
 
-// touchAhead is for how many anchors the table's slots are fetched at once.
-const touchAhead = 128
+const touchAhead = 128 // for how many anchors the table's slots are fetched at once
 
 func (o *ownCopies) segment(s segment) error {
 	for i, a := range s.anchors {

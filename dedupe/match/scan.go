@@ -2,6 +2,7 @@ package match
 
 import (
 	"context"
+	"encoding/binary"
 	"math/bits"
 	"slices"
 	"sync"
@@ -138,4 +139,112 @@ func (s *scanning) anchors(b []byte, start int64) {
 			}
 		}
 	}
+}
+
+const (
+	finderStep = 4096 // positions that a finder looks at in one go
+	pairsSpare = 4    // elements that pairs may write behind its last one
+)
+
+// finder finds anchors, a step at a time and with hardly a branch in it: the
+// processor cannot foresee where the bytes have them, and each time that it
+// guesses wrong costs as much as dozens of positions. It is one goroutine's.
+type finder struct {
+	at [finderStep + pairsSpare]int32
+}
+
+// step returns the anchors of b among the at most finderStep positions from i on, in order, until
+// the next call; and the first position that it has not looked at, which is i when there is none
+// left: b has to have windowSize bytes for each.
+func (f *finder) step(b []byte, i int, least uint64) (at []int32, next int) {
+	n := min(finderStep, len(b)-windowSize+1-i)
+	if n <= 0 {
+		return nil, i
+	}
+	count := pairs(f.at[:], b[i:], int32(i), n/64)
+	for k := i + n&^63; k < i+n; k++ {
+		if (b[k]^b[k+1])&pairMask == pairDiffers {
+			f.at[count] = int32(k)
+			count++
+		}
+	}
+	if least == 0 {
+		return f.at[:count], i + n
+	}
+	k := 0
+	for _, p := range f.at[:count] {
+		f.at[k] = p
+		_, less := bits.Sub64(product(b[p:]), least, 0)
+		k += 1 - int(less)
+	}
+	return f.at[:k], i + n
+}
+
+// pairsPortable writes the positions of those of the first 64*words bytes of b that differ from the
+// one behind them as those of anchors do, each plus base, and returns how many. b has one byte
+// more, and at has pairsSpare more elements than there may be.
+func pairsPortable(at []int32, b []byte, base int32, words int) int {
+	const ones = 0x0101010101010101
+	count := 0
+	for w := range 8 * words {
+		s := b[8*w : 8*w+9 : 8*w+9]
+		x := (binary.LittleEndian.Uint64(s)^binary.LittleEndian.Uint64(s[1:]))&(pairMask*ones) ^ pairDiffers*ones
+		// A bit in each byte that is 0; none of the sums is carried.
+		for hits := ^(x + pairMask*ones) & (0x40 * ones); hits != 0; hits &= hits - 1 {
+			at[count] = base + int32(8*w+bits.TrailingZeros64(hits)/8)
+			count++
+		}
+	}
+	return count
+}
+
+// An anchor is a position that the bytes themselves choose, so that equal runs have the same
+// anchors at whatever offset they stand. Unlike a rolled hash this needs nothing of the position
+// before, so any part of a blob can be looked at alone. It takes two steps, for most positions have
+// to be passed in less than a processor's cycle each: a byte and the one behind it differ in
+// certain bits, as one in 64 pairs of random bytes do and no two equal ones, which is tried on 64
+// positions at once; and the eight bytes there, times a constant, are among the highest products.
+// Of two bytes, since one alone has few values in text, and favours some in small integers.
+//
+// How many positions are anchors is a matter of the least product. With sparse ones it is one in
+// 1024 with random bytes, with dense ones up to one in 64; sparse anchors are dense ones too.
+//
+// What is compared and kept is the anchor's key, a hash of the window of 64 bytes
+// that begins there: eight bytes are too few to tell tensors apart.
+const (
+	pairBits    = 6
+	anchorBits  = 10
+	anchorEvery = 1 << anchorBits
+	denseLevel  = pairBits - anchorBits // of which there are most
+	windowSize  = 64
+
+	pairDiffers = 0x03
+	pairMask    = 0x3f
+
+	anchorFactor = 0x9E3779B97F4A7C15
+)
+
+// leastProduct is that of a level: 0 for sparse anchors, one less for twice as many.
+func leastProduct(level int) uint64 {
+	passed := min(level, 0) - denseLevel
+	return ^uint64(0) << (64 - passed)
+}
+
+type anchor struct {
+	key uint64
+	at  int64
+}
+
+func product(b []byte) uint64 { return binary.LittleEndian.Uint64(b) * anchorFactor }
+
+// keyOf hashes the window at b. Keys are in stored sketches: new constants are a new format.
+func keyOf(b []byte) uint64 {
+	b = b[:windowSize:windowSize]
+	var h uint64
+	for i := 0; i < windowSize; i += 16 {
+		hi, lo := bits.Mul64(binary.LittleEndian.Uint64(b[i:])^h^0xA0761D6478BD642F, binary.LittleEndian.Uint64(b[i+8:])^0xE7037ED1A0B428DB)
+		h = hi ^ lo + h
+	}
+	hi, lo := bits.Mul64(h^0x8EBC6AF09C88C6E3, 0x589965CC75374CC3)
+	return hi ^ lo
 }

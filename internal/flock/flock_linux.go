@@ -29,5 +29,4 @@ func Share(f *os.File) error {
 	return err
 }
 
-// lockMoment bounds the wait for a lock that nobody keeps.
-const lockMoment = time.Second
+const lockMoment = time.Second // bounds the wait for a lock that nobody keeps
