@@ -190,7 +190,7 @@ func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 	defer done()
 	plan := func(quota int64) *store.Collection {
 		settings := b.cache.settings.Load().store
-		settings.Space.UserBytes = Amount{Bytes: quota}
+		settings.Space.UserBytes = store.Amount{Bytes: quota}
 		b.cache.store.SetSettings(settings)
 		plan, err := b.cache.PlanCollection(context.Background(), other, store.Goal{}, nil)
 		require.NoError(t, err)

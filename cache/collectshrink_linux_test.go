@@ -31,7 +31,7 @@ func (b *bench) similarForRoom(n int) (builds []*index.Build, files []map[string
 
 func (b *bench) allowPacking() {
 	o := b.options()
-	o.Pack, o.PackAfter = PackCold, math.MaxInt64
+	o.Pack, o.PackAfter = store.PackCold, math.MaxInt64
 	require.NoError(b, b.cache.Reload(o))
 }
 

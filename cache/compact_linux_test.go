@@ -43,7 +43,7 @@ func (b *bench) askFor(variant int, want map[string]string) {
 
 func (b *bench) packCold(after time.Duration) {
 	b.Helper()
-	require.NoError(b, b.cache.store.Packer().Pack(context.Background(), store.Packing{When: PackCold, After: after}))
+	require.NoError(b, b.cache.store.Packer().Pack(context.Background(), store.Packing{When: store.PackCold, After: after}))
 }
 
 func (b *bench) objects() int64 {

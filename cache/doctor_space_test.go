@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/store"
 )
 
 // spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it says nothing of the kind.
@@ -27,11 +28,11 @@ func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 // What is compiled for nothing, since it has no room, is named, with the numbers and the setting.
 func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
 	for name, of := range map[string]struct {
-		space SpaceOptions
+		space store.SpaceOptions
 		hint  string
 	}{
-		"the budget": {SpaceOptions{Budget: Amount{Bytes: perBuild - 1}}, "raise budget in [space]"},
-		"the quota":  {SpaceOptions{UserBytes: Amount{Bytes: 1}}, "raise user_bytes in [space]"},
+		"the budget": {store.SpaceOptions{Budget: store.Amount{Bytes: perBuild - 1}}, "raise budget in [space]"},
+		"the quota":  {store.SpaceOptions{UserBytes: store.Amount{Bytes: 1}}, "raise user_bytes in [space]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBenchWith(t, withSpace(of.space))
@@ -63,6 +64,6 @@ func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
 
 func (b *bench) unbounded() Options {
 	o := b.options()
-	o.Space = SpaceOptions{}
+	o.Space = store.SpaceOptions{}
 	return o
 }

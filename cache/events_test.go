@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -116,7 +117,7 @@ func TestWhoHearsOfWhat(t *testing.T) {
 	failing := b.others(bob.UID, 3)
 	failing.EPs[0].Options = map[string]string{"fault": string(standin.Crash)}
 	b.refused(failing)
-	b.cache.happened(Event{Kind: event.Probed, Runtime: "/opt/ort"})
+	b.cache.store.Happened(index.Event{Kind: event.Probed, Runtime: "/opt/ort"})
 
 	require.Equal(t, []string{event.Compiled, event.Compiled}, entryKinds(b.events(alice)))
 	require.Equal(t, []string{event.Failed}, entryKinds(b.events(bob)))
@@ -132,7 +133,7 @@ func TestEventsAreBounded(t *testing.T) {
 	start := b.cache.now()
 	for i := range 50 {
 		b.later.Store(int64(time.Duration(i) * time.Hour))
-		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})
+		b.cache.store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	newest, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
@@ -164,7 +165,7 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 	alice, all := b.subscribe(request.Peer{UID: 2001}), b.subscribe(b.self())
 	b.acquire(b.request(b.model(2)))
 	b.acquire(b.others(2001, 3))
-	b.cache.happened(Event{Kind: "end"})
+	b.cache.store.Happened(index.Event{Kind: "end"})
 
 	hear := func(from <-chan *wire.Event) (out []string) {
 		for e := range from {
@@ -186,7 +187,7 @@ func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	b.assessed(func(runtimes.Facts) bool { return true }) // nothing else happens from here on
 	end := b.cache.events.End()
 	for i := range 3 * query.MaxBehind {
-		b.cache.happened(Event{Kind: event.Probed, Text: fmt.Sprint(i)})
+		b.cache.store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/store"
 )
 
 // measuring is a bench that measures what compiling gains, and rebuilds nothing.
@@ -171,7 +172,7 @@ func TestCloseEndsAMeasurement(t *testing.T) {
 func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 	b := measuring(t, 1, 2, func(o *Options) { o.KeepSource = build.KeepNone })
 	settings := b.cache.settings.Load().store
-	settings.Space.Floor = Amount{Percent: 100}
+	settings.Space.Floor = store.Amount{Percent: 100}
 	b.cache.store.SetSettings(settings)
 	b.acquire(b.request(b.model(1)))
 	b.cache.gains.Wait()

@@ -79,7 +79,7 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	used, err := b.cache.store.Account()
 	require.NoError(t, err)
 	tight := b.options()
-	tight.Space.Budget = Amount{Bytes: used.Counted() + 8*cas.Block}
+	tight.Space.Budget = store.Amount{Bytes: used.Counted() + 8*cas.Block}
 	require.NoError(t, b.cache.Reload(tight))
 	most := int64(0)
 	d := large(builds[0])

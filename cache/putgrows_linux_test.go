@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 )
 
 // A file that grows when it has been announced is refused: its place was set aside for what it was.
@@ -17,7 +18,7 @@ func TestAFileThatGrowsAfterItWasAnnouncedIsRefused(t *testing.T) {
 	b := newBench(t)
 	cl := newClaimed(b, nil)
 	next := b.options()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: 4 << 20}}
+	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: 4 << 20}}
 	require.NoError(t, b.cache.Reload(next))
 	var grown atomic.Bool
 	_, err := b.cache.Put(context.Background(), request.Peer{UID: stranger}, cl.put, func(p request.Progress) {

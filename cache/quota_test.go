@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/store"
 )
 
 // A user with a quota of one and a half builds asks for a second one.
@@ -21,7 +22,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 			size += f.Size
 		}
 		next := b.options()
-		next.Space.UserBytes = Amount{Bytes: int64(float64(size) * builds)}
+		next.Space.UserBytes = store.Amount{Bytes: int64(float64(size) * builds)}
 		require.NoError(b, b.cache.Reload(next))
 		return first
 	}

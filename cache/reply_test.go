@@ -114,7 +114,7 @@ func TestEverythingIsTold(t *testing.T) {
 		empty []string // filled in elsewhere
 	}{
 		"answer":  {filled[request.Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
-		"event":   {event.Reply(filled[Event]()), nil},
+		"event":   {event.Reply(filled[index.Event]()), nil},
 		"failure": {joblist.Reply(nil, []failure.Failure{*filled[failure.Failure]()}).Failures[0], nil},
 		"runtime": {query.FactsReply(filled[runtimes.Facts]()), nil},
 	}
@@ -147,7 +147,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	judge.Judgement{}.Fill(build)
 	require.Empty(t, build.Compatibility, "nobody judged it")
 	require.Zero(t, build.JudgedMs)
-	event := event.Reply(&Event{})
+	event := event.Reply(&index.Event{})
 	require.Empty(t, event.RequestKey, "an event of the machine")
 	require.Empty(t, event.Build)
 	require.Zero(t, event.AtMs)
@@ -166,7 +166,7 @@ func TestTextThatIsNone(t *testing.T) {
 	build := &wire.Build{}
 	judge.Judgement{Reason: bad}.Fill(build)
 	for _, reply := range []proto.Message{
-		event.Reply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
+		event.Reply(&index.Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
 		joblist.Reply([]jobs.Info{jobs.Info{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}}, nil),
 		(&request.Progress{Detail: bad}).Reply(),
@@ -191,7 +191,7 @@ func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 func TestEventsFitIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	for i := range 300 {
-		b.cache.happened(Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
+		b.cache.store.Happened(index.Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
 	}
 	reply, err := b.cache.query.Events(t.Context(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)

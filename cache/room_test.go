@@ -21,7 +21,7 @@ import (
 // perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
 const perBuild = 3 * cas.Block
 
-func withSpace(o SpaceOptions) func(*Options) { return func(all *Options) { all.Space = o } }
+func withSpace(o store.SpaceOptions) func(*Options) { return func(all *Options) { all.Space = o } }
 
 // held is a request of a client that keeps the descriptor, as the Python package does.
 func (b *bench) held(seed uint64) *request.Request {
@@ -59,7 +59,7 @@ func (b *bench) blobs() (n int) {
 
 func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 	const budget = 8 * perBuild
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	built := make(map[index.BuildID]bool)
 	for seed := range uint64(30) {
 		a := b.use(seed)
@@ -86,7 +86,7 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 }
 
 func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: perBuild - 1}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: perBuild - 1}}))
 	a := b.acquire(b.held(1))
 	require.Equal(t, request.Compiled, a.Outcome)
 	require.Len(t, b.read(a), 2)
@@ -99,7 +99,7 @@ func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
 }
 
 func TestReservationsAddUp(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 20}}))
 	ctx, c := context.Background(), b.cache
 	first, err := c.store.Reserve(ctx, 1, false, 600<<10)
 	require.NoError(t, err)
@@ -186,13 +186,13 @@ func (b *bench) reloadAbove(budget int64) {
 	_, done := b.cache.store.Ledger().Await(0, 0)
 	b.Cleanup(done)
 	next := b.options()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: budget}}
+	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: budget}}
 	require.NoError(b, b.cache.Reload(next))
 }
 
 func TestWhatIsPinnedFillsTheBudget(t *testing.T) {
 	const budget = 3 * perBuild
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	for seed := range uint64(3) {
 		a := b.use(seed)
 		_, err := b.cache.Pin(context.Background(), request.Peer{UID: b.cache.uid}, []string{a.Build.BuildKey.String()}, false)
@@ -204,14 +204,14 @@ func TestWhatIsPinnedFillsTheBudget(t *testing.T) {
 }
 
 func TestTheFloorStaysFree(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{Floor: Amount{Percent: 100}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Floor: store.Amount{Percent: 100}}))
 	a := b.use(1)
 	require.Contains(t, a.Warnings[0], "are to stay free")
 	require.Empty(t, b.list())
 }
 
 func TestWhatIsNotUsedGoes(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{MaxUnused: 48 * time.Hour}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{MaxUnused: 48 * time.Hour}))
 	b.use(1)
 	b.later.Add(int64(47 * time.Hour))
 	b.use(2)
@@ -224,7 +224,7 @@ func TestWhatIsNotUsedGoes(t *testing.T) {
 }
 
 func TestTheNumberOfEntriesIsBounded(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{MaxEntries: 3}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{MaxEntries: 3}))
 	for seed := range uint64(6) {
 		b.use(seed)
 	}
@@ -240,7 +240,7 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 		size += f.Size
 	}
 	next := b.options()
-	next.Space = SpaceOptions{UserBytes: Amount{Bytes: 3*size + size/2}}
+	next.Space = store.SpaceOptions{UserBytes: store.Amount{Bytes: 3*size + size/2}}
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		r := b.held(seed)
@@ -265,7 +265,7 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 	}
 	r := b.held(50)
 	r.Peer, r.Store = request.Peer{UID: b.cache.uid + 1}, "user"
-	next.Space.UserBytes = Amount{Bytes: size / 2}
+	next.Space.UserBytes = store.Amount{Bytes: size / 2}
 	require.NoError(t, b.cache.Reload(next))
 	a := b.acquire(r)
 	require.Contains(t, a.Warnings[0], fmt.Sprintf("uid %d has", b.cache.uid+1))
@@ -277,7 +277,7 @@ func TestAnotherBudgetIsKeptToAtOnce(t *testing.T) {
 		b.use(seed)
 	}
 	next := b.options()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: 3 * perBuild}}
+	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: 3 * perBuild}}
 	require.NoError(t, b.cache.Reload(next))
 	b.within(3 * perBuild)
 }

@@ -48,7 +48,7 @@ func TestWhatGoesForTheFloorIsNotForTheBudget(t *testing.T) {
 	b := newBench(t)
 	b.use(1)
 	b.later.Add(int64(time.Hour))
-	b.change = withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 40}, Floor: Amount{Percent: 100}})
+	b.change = withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 40}, Floor: store.Amount{Percent: 100}})
 	b.reopen()
 	b.cache.store.Ledger().Want()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 )
 
 // BenchmarkMayGoForAUser is what it takes to find out whether others of a user's builds may go for one more, in a store of 100,000 builds: where all are the
@@ -35,7 +36,7 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 			require.NoError(b, err)
 			size := users[c.uid].LogicalBytes / int64(users[c.uid].Builds)
 			next := m.options()
-			next.Space.UserBytes = Amount{Bytes: users[c.uid].LogicalBytes}
+			next.Space.UserBytes = store.Amount{Bytes: users[c.uid].LogicalBytes}
 			require.NoError(b, m.cache.Reload(next))
 			if c.inUse {
 				err := m.cache.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {

@@ -54,7 +54,7 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	}
 	held := b.acquire(b.held(7))
 	next, now := b.options(), b.account()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: now.Counted() - 1}}
+	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: now.Counted() - 1}}
 	require.NoError(t, b.cache.Reload(next))
 	_, err := b.cache.store.Reserve(context.Background(), 1, true, 1)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))

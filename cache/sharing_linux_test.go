@@ -19,7 +19,7 @@ import (
 
 // What is published is looked at by itself, and packed as soon as it is cold; a restart goes on where the last run ended.
 func TestBuildsArePackedByThemselves(t *testing.T) {
-	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = PackCold, time.Hour })
+	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = store.PackCold, time.Hour })
 	var builds []*index.Build
 	var files []map[string]string
 	for i := range 3 {
@@ -74,10 +74,10 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false)
 	require.NoError(t, err)
 	s := b.cache.store.Packer()
-	require.NoError(t, s.Pack(context.Background(), store.Packing{When: PackCold, After: 2 * time.Hour}))
+	require.NoError(t, s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "an hour is not two")
 	b.later.Add(int64(2 * time.Hour))
-	require.NoError(t, s.Pack(context.Background(), store.Packing{When: PackCold, After: 2 * time.Hour}))
+	require.NoError(t, s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "pinned")
 }
@@ -87,7 +87,7 @@ func TestAnUnpackedFormThatNobodyUsesGoes(t *testing.T) {
 	b, builds, files := packedPair(t)
 	s, ctx := b.cache.store.Packer(), context.Background()
 	unpacked := func() int64 { _, _, bytes := b.cache.forms.Bytes(large(builds[1])); return bytes }
-	for _, mode := range []string{PackCold, PackAlways} {
+	for _, mode := range []string{store.PackCold, store.PackAlways} {
 		a := b.acquire(b.variant(2))
 		require.Equal(t, files[1], b.read(a))
 		b.later.Add(int64(90 * time.Minute))
@@ -128,7 +128,7 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 
 // quietSharing makes a cache whose sharing does nothing by itself any more, after it has looked at everything.
 func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
-	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = PackCold, time.Hour })
+	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = store.PackCold, time.Hour })
 	var out []*index.Build
 	for i := range builds {
 		a := b.acquire(b.variant(i + 1))

@@ -9,6 +9,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 )
 
 // fullStore is a store that is above its budget with builds that are all leased.
@@ -26,7 +27,7 @@ func newFullStore(t *testing.T) *fullStore {
 func (f *fullStore) bound() {
 	f.Helper()
 	next, now := f.options(), f.account()
-	next.Space = SpaceOptions{Budget: Amount{Bytes: now.Counted() - 1}}
+	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: now.Counted() - 1}}
 	require.NoError(f, f.cache.Reload(next))
 }
 

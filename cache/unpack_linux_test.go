@@ -264,7 +264,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	require.Equal(t, cas.OnDisk(size), copies())
 	now, err := b.cache.store.Account()
 	require.NoError(t, err)
-	b.change = func(o *Options) { o.Space.Budget = Amount{Bytes: now.Counted() - 1} }
+	b.change = func(o *Options) { o.Space.Budget = store.Amount{Bytes: now.Counted() - 1} }
 	b.reopen()
 	b.later.Add(int64(time.Hour))
 	held := take(3)

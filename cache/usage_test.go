@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -130,7 +131,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 // What is evicted and soon compiled again says that the budget is too small, and which one would do.
 func TestThrashingIsSeen(t *testing.T) {
 	const budget = 2 * perBuild
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	const seen = "entries that were evicted in the last 7 days 5 were compiled again"
 	var advice []query.Advice
 	for round := 0; round < 3 || !strings.Contains(advice[0].Text, seen); round++ { // where the collector is late a build is not kept, and does not count
@@ -145,7 +146,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	require.Equal(t, query.SeverityWarning, advice[0].Severity)
 	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
 	next := b.options()
-	next.Space.Budget = Amount{Bytes: budget + b.cache.query.Doctor().Thrashing().Bytes + 5*cas.Block} // what the hint says, and manifests
+	next.Space.Budget = store.Amount{Bytes: budget + b.cache.query.Doctor().Thrashing().Bytes + 5*cas.Block} // what the hint says, and manifests
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		b.use(seed)
@@ -161,7 +162,7 @@ func TestThrashingIsSeen(t *testing.T) {
 
 // What went because somebody asked for it, or for a user's quota, says nothing of the budget.
 func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 100 * perBuild}}))
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 100 * perBuild}}))
 	again := func() {
 		for seed := range uint64(5) {
 			b.use(seed)
@@ -173,10 +174,10 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	require.Empty(t, b.list())
 	again()
 	next := b.options()
-	next.Space.UserBytes = Amount{Bytes: 1}
+	next.Space.UserBytes = store.Amount{Bytes: 1}
 	require.NoError(t, b.cache.Reload(next))
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond, "the daemon collects by itself")
-	next.Space.UserBytes = Amount{}
+	next.Space.UserBytes = store.Amount{}
 	require.NoError(t, b.cache.Reload(next))
 	again()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), 10)

@@ -27,6 +27,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -92,7 +93,7 @@ func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
 		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
-		Rebuild: upkeep.RebuildOptions{Off: true}, Pack: PackOff, Policies: map[string]request.Policy{"": {MeasureGain: new(bool)}},
+		Rebuild: upkeep.RebuildOptions{Off: true}, Pack: store.PackOff, Policies: map[string]request.Policy{"": {MeasureGain: new(bool)}},
 	}
 	for ep, p := range b.policies {
 		p.MeasureGain = new(bool)
@@ -312,4 +313,9 @@ func (b *bench) publish(build *index.Build) {
 	require.NoError(b, err)
 	b.cache.index.Commit([]*index.Change{c})
 	require.NoError(b, c.Err)
+}
+
+// path is the path of a file in the state directory.
+func (c *Cache) path(name ...string) string {
+	return filepath.Join(append([]string{c.dir}, name...)...)
 }

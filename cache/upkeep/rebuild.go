@@ -266,6 +266,17 @@ func (q *Rebuilds) List() []Rebuild {
 	return out
 }
 
+// Waiting returns the builds whose rebuilds wait for a request that brings the model.
+func (q *Rebuilds) Waiting() map[index.BuildID]bool {
+	out := make(map[index.BuildID]bool)
+	for _, r := range q.List() {
+		if r.State == Waiting {
+			out[r.Build] = true
+		}
+	}
+	return out
+}
+
 // Drop removes a rebuild from the queue unless it is running, and reports whether it was there. It comes
 // back when it is wanted again.
 func (q *Rebuilds) Drop(id string) bool {

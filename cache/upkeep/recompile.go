@@ -31,7 +31,7 @@ type RecompilerOptions struct {
 	Queue    *Rebuilds
 
 	Planner  *plan.Planner
-	Job      func(at *request.Attempt, scope string, again build.Again) (*build.Job, error)
+	Builder  *build.Builder
 	Policy   func([]compilers.EP) request.Policy
 	Happened func(index.Event)
 	Now      func() time.Time
@@ -159,7 +159,7 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, a
 	var own *build.Job
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
 	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (_ jobs.Work, err error) {
-		own, err = t.Job(at, b.Scope, again)
+		own, err = t.Builder.NewJob(at, b.Scope, again)
 		return own, err
 	})
 	var cpu time.Duration

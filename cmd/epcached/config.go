@@ -22,6 +22,7 @@ import (
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/store"
 )
 
 type call struct {
@@ -135,8 +136,8 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
 		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), UnpackedDir: s.Space.UnpackedDir,
-		Space: cache.SpaceOptions{Budget: cache.Amount(budget), Floor: cache.Amount(floor),
-			UserBytes: cache.Amount(user), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
+		Space: store.SpaceOptions{Budget: store.Amount(budget), Floor: store.Amount(floor),
+			UserBytes: store.Amount(user), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
 		Failures: failure.Options{Off: !s.Failures.Remember, Crash: pause(s.Failures.Crash),
 			Limit: pause(s.Failures.Limit), Longest: pause(s.Failures.Longest), Refused: pause(s.Failures.Refused)},
 		Conditions: conditions(s),

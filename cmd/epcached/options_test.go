@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/store"
 )
 
 // What an administrator writes reaches the cache, field by field.
@@ -98,8 +99,8 @@ unpacked_dir = "/unpacked"
 	require.Equal(t, cache.Options{
 		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
-		Space: cache.SpaceOptions{Budget: cache.Amount{Percent: 30}, Floor: cache.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: cache.Amount{Bytes: 8 << 20}},
-		Pack:  cache.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",
+		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30}, Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: store.Amount{Bytes: 8 << 20}},
+		Pack:  store.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",
 		Publishers: []uint32{9}, Claims: claims.Limits{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers:  []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild:  upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},

@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -43,7 +44,7 @@ func smallDisk(t *testing.T, size int64) string {
 // While the disk is full clients still get their models, and when there is room again they are kept, without a restart.
 func TestAFullDiskKeepsNobodyFromAModel(t *testing.T) {
 	disk := smallDisk(t, 96<<20)
-	o := cache.Options{Space: cache.SpaceOptions{Floor: cache.Amount{Bytes: 1 << 20}}}
+	o := cache.Options{Space: store.SpaceOptions{Floor: store.Amount{Bytes: 1 << 20}}}
 	// Models that were just written would be copied, for which a full disk has no space.
 	o.Now = func() time.Time { return time.Now().Add(time.Hour) }
 	in := serveInside(t, filepath.Join(disk, "state"), o)

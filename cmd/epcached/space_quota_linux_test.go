@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -48,7 +49,7 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	}
 	const greedy, modest = 65534, 65533
 	const quota = 16 << 10
-	in := serveInside(t, filepath.Join(inMemory(t), "state"), cache.Options{Space: cache.SpaceOptions{UserBytes: cache.Amount{Bytes: quota}}})
+	in := serveInside(t, filepath.Join(inMemory(t), "state"), cache.Options{Space: store.SpaceOptions{UserBytes: store.Amount{Bytes: quota}}})
 	dir := t.TempDir()
 	take := func(c *unixsock.Client, seed uint64, width int) *wire.AcquireReply {
 		t.Helper()

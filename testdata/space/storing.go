@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	pack "github.com/epcached/epcached/store"
 )
 
 // The store itself: every artefact is put, as by the application that compiled
@@ -17,7 +18,7 @@ import (
 // journal and folders included.
 
 func storeIn(c corpus, store string) (stored []int64, err error) {
-	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: cache.PackOff})
+	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: pack.PackOff})
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 
 // storeOut asks for every artefact. What comes out stays where it is in the store: a view is what applications load from.
 func storeOut(c corpus, store, into string) error {
-	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: cache.PackOff})
+	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: pack.PackOff})
 	if err != nil {
 		return err
 	}
