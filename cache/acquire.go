@@ -18,9 +18,10 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Acquire answers one request: with the build that there is, or with one that is compiled now. progress is called
-// at each change of phase, from any goroutine, and not after Acquire returned.
-func (c *Cache) Acquire(ctx context.Context, r *request.Request, progress func(request.Progress)) (*request.Answer, error) {
+// Acquire answers one request: with the build that there is, or with one that is compiled now.
+// progress is called at each change of phase, from any goroutine, and not after Acquire returned.
+func (c *Cache) Acquire(ctx context.Context, r *request.Request,
+	progress func(request.Progress)) (*request.Answer, error) {
 	return c.acquireResumed(ctx, r, request.ResumedJob{}, progress)
 }
 
@@ -49,15 +50,14 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 			}
 			return a, err
 		}
-		t.Phase("probing") // the runtime changed under the work, or the build is gone: begin again, with what is there now
+		t.Phase("probing") // begin again, because the runtime has changed or the build was removed
 	}
 }
 
-// acquireAttempts bounds how often a request begins again because its runtime is being replaced, goneAttempts for a build that is
-// collected, or replaced by another's refresh, each time before it is taken.
+// How often a request is tried.
 const (
-	acquireAttempts = 3
-	goneAttempts    = 10
+	acquireAttempts = 3  // while its runtime is being replaced
+	goneAttempts    = 10 // while its build is removed, or replaced, each time before the lease
 )
 
 func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
@@ -86,7 +86,7 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 		}
 	}
 	if err == nil && slow.Load() {
-		err = c.unmoved(a, at)
+		err = unmoved(a, at)
 	}
 	if err != nil {
 		return nil, err
@@ -94,13 +94,15 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	return a, nil
 }
 
-// unmoved refuses an answer that took its time, to verify, to load or to compile something, and is for libraries that
-// were replaced meanwhile. One that took none was compared with the files just before.
-func (c *Cache) unmoved(a *request.Answer, at *request.Attempt) error {
+// unmoved refuses an answer for libraries that were replaced while something was verified, loaded or
+// compiled for it. Other answers were compared with the libraries' files just before.
+func unmoved(a *request.Answer, at *request.Attempt) error {
 	if a.View == nil || at.Content.Stands() {
 		return nil
 	}
-	return errors.Join(apierr.New(apierr.Busy, runtimes.ErrMoving, "model %q: the runtime's libraries changed meanwhile", at.Name).WithHint("ask again when the update is done"), a.View.Close())
+	return errors.Join(apierr.New(apierr.Busy, runtimes.ErrMoving,
+		"model %q: the runtime's libraries changed meanwhile", at.Name).
+		WithHint("ask again when the update is done"), a.View.Close())
 }
 
 func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
@@ -111,39 +113,20 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if err != nil {
 		return nil, err
 	}
-	if at.OnMiss == request.KeyOnly {
+	switch at.OnMiss {
+	case request.KeyOnly:
 		return at.Answer(request.Key), nil
-	}
-	if at.OnMiss == request.Explain {
+	case request.Explain:
 		return c.explainer.Explain(ctx, at)
 	}
 	var found lookup.Found
-	var running *jobs.Job // compiles it at this moment
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
-		if found, err = c.lookup.Find(ctx, at); found.Answer != nil || err != nil {
-			return c.lookup.Finish(found.Answer, at), err
-		}
-		if a, err := c.lookup.FindMember(ctx, at); a != nil || err != nil {
-			return a, err
-		}
-		if found.Doubted == 0 {
-			if a, err := c.builder.Convert(ctx, at); a != nil || err != nil {
-				return c.lookup.Finish(a, at), err
-			}
+		if found, err = c.find(ctx, at); found.Answer != nil || err != nil {
+			return found.Answer, err
 		}
 		c.index.Counters.Add("misses", 1)
 	}
-	if at.OnMiss == request.Fail && !found.Stale {
-		if f := c.builder.FailedBefore(at); f != nil {
-			return nil, f.Missing(at.Name)
-		}
-	}
-	if at.OnMiss == request.Fail {
-		if running = c.jobList.Of(at); running != nil && found.Stale {
-			found.Why += "; it is being compiled now"
-		}
-	}
-	if err := c.mayCompile(at, &found, running); err != nil {
+	if err := c.mayCompile(at, &found); err != nil {
 		return nil, err
 	}
 	if found.Doubted > 0 {
@@ -152,38 +135,74 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if err := c.mayReplace(at); err != nil {
 		return nil, err
 	}
-	if at.OnMiss == request.ForClaim {
-		a, err := c.claims.ClaimOrWait(ctx, at, found.Why)
-		return c.lookup.Finish(a, at), err
-	}
-	if at.OnMiss == request.Background {
+	var a *request.Answer
+	switch at.OnMiss {
+	case request.ForClaim:
+		a, err = c.claims.ClaimOrWait(ctx, at, found.Why)
+	case request.Background:
 		return c.builder.CompileLater(ctx, at, found.Why)
-	}
-	a, err := c.builder.Compile(ctx, at, found.Why)
-	if a != nil && a.Compatibility.Source == "" {
-		a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary, Reason: "made now", At: c.now(), Runtime: at.RuntimeName}
+	default:
+		a, err = c.builder.Compile(ctx, at, found.Why)
+		if a != nil && a.Compatibility.Source == "" {
+			a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
+				Reason: "made now", At: c.now(), Runtime: at.RuntimeName}
+		}
 	}
 	return c.lookup.Finish(a, at), err
 }
 
-// mayCompile says why a miss is not made good by compiling, if it is not.
-func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found, running *jobs.Job) error {
+// find finds a build of the request, or of a group that has its model, or one in the other form, which
+// it converts.
+func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Found, err error) {
+	found, err = c.lookup.Find(ctx, at)
+	if found.Answer == nil && err == nil {
+		if found.Answer, err = c.lookup.FindMember(ctx, at); found.Answer != nil || err != nil {
+			return found, err
+		}
+		if found.Doubted == 0 {
+			found.Answer, err = c.builder.Convert(ctx, at)
+		}
+	}
+	found.Answer = c.lookup.Finish(found.Answer, at)
+	return found, err
+}
+
+// mayCompile returns why a miss is not compiled; nil: it is.
+func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
+	var running *jobs.Job // compiles it at this moment
+	if at.OnMiss == request.Fail {
+		running = c.jobList.Of(at)
+		if found.Stale && running != nil {
+			found.Why += "; it is being compiled now"
+		} else if !found.Stale {
+			if f := c.builder.FailedBefore(at); f != nil {
+				return f.Missing(at.Name)
+			}
+		}
+	}
+	refuses := at.OnMiss != request.Refresh &&
+		c.policyOf(at.Plan.EPs).Unsupported == request.PolicyFail
+	refused := func(class apierr.Class, format, hint string) error {
+		return apierr.New(class, nil, format, at.Name, found.Why).
+			WithFact("request_key", at.Plan.RequestKey.String()).WithHint("%s", hint)
+	}
 	switch {
 	case found.Doubted >= reports.MaxRounds:
 		return reports.ErrDoubted(at.Name, at.Plan.RequestKey)
-	case found.Stale && (at.OnMiss == request.Fail || c.policyOf(at.Plan.EPs).Unsupported == request.PolicyFail && at.OnMiss != request.Refresh):
-		return apierr.New(apierr.Stale, nil, "model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
-			WithHint("compile it for what is here now: ask with on_miss refresh")
-	case at.OnMiss == request.Fail && running != nil:
+	case found.Stale && (at.OnMiss == request.Fail || refuses):
+		return refused(apierr.Stale, "model %q: %s",
+			"compile it for what is here now: ask with on_miss refresh")
+	case running != nil:
 		return c.jobList.NotYet(at, running)
 	case at.OnMiss == request.Fail:
-		return apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).WithFact("request_key", at.Plan.RequestKey.String()).
-			WithHint("compile it: ask again with on_miss wait")
+		return refused(apierr.NotFound, "no build for model %q: %s",
+			"compile it: ask again with on_miss wait")
 	}
 	return nil
 }
 
-// mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
+// mayReplace returns why a refresh may not replace the build that there is: a shared build is replaced
+// for administrators only, unless it is damaged.
 func (c *Cache) mayReplace(at *request.Attempt) error {
 	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.rights.Administrator(at.Peer) {
 		return nil
@@ -193,7 +212,8 @@ func (c *Cache) mayReplace(at *request.Attempt) error {
 			return err
 		}
 		if b.BuildKey == at.Plan.BuildKey && c.index.Journal.StateOf(b.ID).Name != index.Damaged {
-			return apierr.New(apierr.NotAllowed, nil, "build %s is shared: replacing it is for administrators", at.Plan.BuildKey).
+			return apierr.New(apierr.NotAllowed, nil,
+				"build %s is shared: replacing it is for administrators", at.Plan.BuildKey).
 				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
 		}
 	}

@@ -8,20 +8,21 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// An application may load with libraries that this daemon does not have, or may not run because another user chose
-// them. It can still have what it compiled itself, under a claim, kept and given to it again. Such a build is known by
-// what the application shows of its libraries, since nothing of them is run here: their bytes, the version of ONNX
-// Runtime that it states, and this machine. All of it is in the build key, and only an equal key is a hit: without the
-// libraries nobody could judge what is nearly equal.
+// An application may load with libraries that this daemon does not have, or may not run because
+// another user chose them. It can still have what it compiled itself, under a claim, kept and served
+// to it again. Such a build is known by what the application shows of its libraries, because they are
+// not run here: their bytes, the version of ONNX Runtime that it states, and this machine. All of it
+// is in the build key, and only an equal key is a hit, because without the libraries it cannot be
+// judged whether another build suits them.
 
-// bringsLibraries tells whether the request can be answered though no runtime here is for it.
+// bringsLibraries reports whether the request can be answered though no runtime here is for it.
 func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
-	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
+	if apierr.ClassOf(err) != apierr.Unavailable || r.Runtime.ORTVersion == "" ||
+		len(r.EPs) == 0 || len(r.Group) > 0 {
 		return false
 	}
 	switch r.OnMiss {
-	case request.Wait, request.ForClaim, request.Fail, request.KeyOnly, request.Explain, request.Background:
-	default:
+	case request.Refresh, request.Bypass:
 		return false
 	}
 	for _, ep := range r.EPs {
@@ -29,10 +30,11 @@ func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
 			return false
 		}
 	}
-	return c.runtimes.ReplacedPath(r.Wanted()) == "" // what the caller has open is no whole runtime any more
+	return c.runtimes.ReplacedPath(r.Wanted()) == "" // else what the caller has open is no whole runtime
 }
 
-// answerOwn answers a request for libraries that are the caller's own. missing says why no runtime here will do.
+// answerOwn answers a request for libraries that are the caller's own. missing says why no runtime
+// here will do.
 func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
 	if at.Identity.Compiled {
 		return nil, missing
@@ -59,7 +61,8 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case found.Doubted >= reports.MaxRounds:
 		return nil, reports.ErrDoubted(at.Name, at.Plan.RequestKey)
 	case at.OnMiss == request.Fail:
-		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).WithFact("request_key", p.RequestKey.String()).
+		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s", at.Name, found.Why).
+			WithFact("request_key", p.RequestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")
 	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
