@@ -31,15 +31,13 @@ var bounds = figures{files: 45, lines: 5_000, methods: 60, wide: 0, circle: 15}
 
 const (
 	maxParameters   = 6
-	maxCacheMethods = 40 // of cache.Cache, which every request passes
+	maxCacheMethods = 40    // of cache.Cache, which every request passes
+	maxCacheLines   = 3_000 // of package cache: a reader sees how a request is answered in minutes
 )
 
 // larger has the figures of packages that are above a bound. They may only shrink: a change that
 // makes a package smaller lowers its figures here, and removes the line when the bounds hold.
-var larger = map[string]figures{
-	// Most of what a request needs is still in one package, as methods of one type.
-	"cache": {files: 9, lines: 962, methods: 40, circle: 8},
-}
+var larger = map[string]figures{}
 
 func TestPackagesStaySmall(t *testing.T) {
 	exports := make(map[string]string)
@@ -50,7 +48,7 @@ func TestPackagesStaySmall(t *testing.T) {
 		name := strings.TrimPrefix(p.ImportPath, module)
 		may := bounds
 		if name == "cache" {
-			may.methods = maxCacheMethods
+			may.methods, may.lines = maxCacheMethods, maxCacheLines
 		}
 		now := larger[name]
 		s := parse(t, p, exports)
