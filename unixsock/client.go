@@ -73,8 +73,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// read hands answers to their callers until none is to come, and closes the descriptors of those whose
-// callers gave up.
+// read hands answers to their callers, and closes the descriptors of callers that gave up.
 func (c *Client) read() {
 	for {
 		if err := c.receive(c.stream.envelope(clientFrameTimeout)); err != nil {

@@ -67,8 +67,7 @@ func decode(payload []byte) (*wire.Envelope, error) {
 	return e, nil
 }
 
-// envelope gives the next frame's envelope with its descriptors, which are the caller's, and its
-// size.
+// envelope gives the next frame's envelope, its descriptors, which are the caller's, and its size.
 func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, size int, _ error) {
 	payload, at, err := s.frame(timeout)
 	if err != nil {

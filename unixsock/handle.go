@@ -146,8 +146,7 @@ func (c *connection) sendReply(number uint64, reply proto.Message, view *os.File
 	return c.send(c.ctx, envelope, []int{int(view.Fd())})
 }
 
-// send writes one frame. An *Error means that nothing was sent and the connection is as good as before; another
-// error that it is not.
+// send writes one frame. Only after an *Error is the connection as good as before.
 func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []int) error {
 	frame, err := encode(envelope)
 	if err != nil {

@@ -18,8 +18,7 @@ const overlookEvery = time.Millisecond
 // restAfter is how many looks without any inline answer send the overseer to sleep.
 const restAfter = 100
 
-// reading says which goroutine may read a connection: the one that began an inline answer, until the
-// reading is passed on.
+// reading says which goroutine may read a connection: the one that began an inline answer, at first.
 type reading struct {
 	turn atomic.Uint64 // of the inline answer under way; 0: there is none
 	last uint64        // turn that was given out; of the reader alone
@@ -37,8 +36,7 @@ func (r *reading) begin() (turn uint64) {
 // end tells whether the goroutine still is the one that reads.
 func (r *reading) end(turn uint64) bool { return r.turn.CompareAndSwap(turn, 0) }
 
-// overdue tells whether the answer that was under way at the last look still is, and then takes the
-// reading away from its goroutine.
+// overdue takes the reading away from an answer that was under way at the last look, and reports it.
 func (r *reading) overdue() bool {
 	turn := r.turn.Load()
 	if turn != 0 && turn == r.seen {
@@ -97,8 +95,7 @@ func (s *Server) overlookUntilQuiet() {
 	}
 }
 
-// overlook passes the reading on wherever an answer takes long. It tells whether any inline answer is
-// under way.
+// overlook passes on the reading where an answer takes long, and reports whether any is under way.
 func (s *Server) overlook() (busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

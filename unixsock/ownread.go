@@ -39,8 +39,7 @@ func (c *Client) rest() bool {
 	return !c.reading
 }
 
-// readOwn is called by a caller that has sent a request. It returns when the answer has come, or when
-// another goroutine reads.
+// readOwn returns when the answer to a request that was sent has come, or another goroutine reads.
 func (c *Client) readOwn() {
 	if !c.takeReading() {
 		return

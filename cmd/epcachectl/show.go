@@ -178,8 +178,7 @@ func verdict(word string) string {
 	return term.Printable(strings.ReplaceAll(word, "_", " "))
 }
 
-// gain compares the processor time of loading the compiled form with that of its source. A loss is
-// said as plainly as a gain.
+// gain compares the processor time of loading the compiled form with that of its source.
 func gain(b *wire.Build) string {
 	load, source := b.GetLoadSeconds(), b.GetSourceLoadSeconds()
 	switch {

@@ -72,8 +72,7 @@ type uprooted struct {
 	rules    *rules.Set
 }
 
-// serve runs the daemon until the context ends, until no client needs it, or until its index turns
-// out to be damaged, with a damagedError.
+// serve runs the daemon until the context or its use ends, or its index turns out to be damaged.
 func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // from here on it does not end the process
@@ -270,8 +269,7 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
 	return e
 }
 
-// turnAway has clients go on without the daemon while opening the store takes long. Before that
-// they wait: it is open within a moment.
+// turnAway has clients go on without the daemon while opening the store takes long.
 func (e *entrance) turnAway(what string) {
 	e.server.Refuse(unavailable("the daemon is starting: "+what, "compile without it until then"))
 	if err := e.listen(); err != nil {

@@ -93,8 +93,7 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	return p, nil
 }
 
-// over gives what the top says for all, without the options of execution providers that a table
-// replaces.
+// over gives what the top says for all, without options of execution providers that are replaced.
 func (t terms) over(v tomlfile.Value) terms {
 	if v.Has("ep") {
 		t.Options = nil

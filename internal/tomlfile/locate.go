@@ -8,8 +8,7 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// locator finds the places of a document's keys and values, by the parser's expressions, which carry
-// places and no values.
+// locator finds the places of keys and values, by the parser's expressions, which have no values.
 type locator struct {
 	*Document
 	starts []int          // offset of each line

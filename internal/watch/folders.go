@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notifier is what tells of changes in folders: the kernel, but for tests of
-// what happens when that fails.
+// notifier is what tells of changes in folders: the kernel, or in tests one that fails.
 type notifier interface {
 	// add watches a folder. The kernel has one watch of a folder, whatever path leads to it.
 	add(path string) (watch int32, err error)
@@ -58,8 +57,7 @@ func (n inotify) control(f func(fd int)) error {
 	return raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
-// explain says which limit an error is about: the system's own words for it are about disks and
-// files.
+// explain says which limit an error is about: the system's own words are about disks and files.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
@@ -102,8 +100,7 @@ type news struct {
 
 var errClosed = errors.New("the watcher is closed")
 
-// hold has the kernel tell the subject of a name in the folder at path. It also
-// adds the name to needs, which are what the look under way needs.
+// hold has the kernel tell the subject of a name in a folder, and adds the name to needs.
 func (t *folders) hold(s *subject, needs map[int32]need, path, name string) error {
 	t.arm.Lock()
 	defer t.arm.Unlock()
@@ -154,8 +151,7 @@ func (t *folders) notifier() (notifier, error) {
 	return t.system, nil
 }
 
-// keep forgets all that the subject needed but these, and ends the watches that
-// nobody needs any more.
+// keep forgets all that the subject needed but these, and ends watches without users.
 func (t *folders) keep(s *subject, needs map[int32]need) {
 	t.arm.Lock()
 	defer t.arm.Unlock()
@@ -208,8 +204,7 @@ func (t *folders) close() error {
 	return t.lose(n)
 }
 
-// read passes on what concerns a subject. Everything else that goes on in the
-// watched folders ends here.
+// read passes on what concerns a subject.
 func (t *folders) read(n notifier) {
 	buffer := make([]byte, 64<<10)
 	for {
@@ -237,8 +232,7 @@ func (t *folders) read(n notifier) {
 	}
 }
 
-// match tells which subjects an event concerns. What happens to a watched
-// folder itself concerns all who need the folder.
+// match tells which subjects an event concerns: all of them if it is about the folder itself.
 func (t *folders) match(watch int32, mask uint32, name string) (hit []*subject) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -126,8 +126,7 @@ func (k *walker) hear(at, name string) fsKind {
 	return kind
 }
 
-// folder notes the entries of a folder that a path names. A link's way counts
-// as well; a folder only by being there.
+// folder notes the entries of a folder that a path names, and the way of those that are links.
 func (k *walker) folder(at string) {
 	if k.heard[at+"/"] {
 		return
@@ -187,8 +186,7 @@ func (k *walker) lstat(path string) stamp {
 	return s
 }
 
-// differs compares with an earlier look. With common set, paths that only one
-// of the looks knows do not count.
+// differs compares with an earlier look, with common set only the paths that both know.
 func (l *look) differs(earlier *look, common bool) bool {
 	for p, s := range l.stamps {
 		if was, ok := earlier.stamps[p]; ok && was != s || !ok && !common {

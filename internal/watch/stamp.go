@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stamp is what is compared to find changes that no event told. Two stamps of
-// one path are equal unless something became of what the path leads to.
+// stamp is what is compared to find changes that no event told.
 type stamp struct {
 	dev, ino     uint64
 	mode         fs.FileMode
@@ -49,8 +48,7 @@ func failedStamp(err error) stamp {
 func (s stamp) isLink() bool   { return !s.failed && s.mode&fs.ModeSymlink != 0 }
 func (s stamp) isFolder() bool { return !s.failed && s.mode.IsDir() }
 
-// identity is what matters of a folder that is only passed: that it is the same
-// one and may be passed. What else comes and goes in it is not the subject's.
+// identity is what matters of a folder that is only passed: that it is the same one.
 func (s stamp) identity() stamp {
 	return stamp{dev: s.dev, ino: s.ino, mode: s.mode, says: s.says, failed: s.failed}
 }
@@ -77,8 +75,7 @@ func (s stamp) withContent(path string) stamp {
 // smallFile is how much of a file in /sys or /proc is compared, in bytes.
 const smallFile = 4096
 
-// readSmall reads the beginning of a file, without waiting for it: some files in
-// /proc only say something when something happens.
+// readSmall reads the beginning of a file, and waits for nothing, as some files in /proc would.
 func readSmall(path string) ([]byte, error) {
 	var fd int
 	err := retry(func() (err error) {
@@ -116,8 +113,7 @@ type fsKind struct {
 	timeless bool   // what lies on it is compared by content
 }
 
-// kindOf asks what file system a folder lies on. One that is gone since is of
-// no kind: the next look finds that.
+// kindOf asks what file system a folder lies on. The next look finds that one is gone.
 func kindOf(path string) fsKind {
 	var st unix.Statfs_t
 	if retry(func() error { return unix.Statfs(path, &st) }) != nil {

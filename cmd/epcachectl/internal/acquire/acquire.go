@@ -105,8 +105,7 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 	})
 }
 
-// acquireAndUse asks for all models, and does with the results what is wanted of them. Without a
-// client the store that is read answers.
+// acquireAndUse asks for all models, without a client the store, and uses the results.
 func (g *Get) acquireAndUse(
 	ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss,
 ) error {
@@ -355,8 +354,7 @@ func (g *Get) report(results []got) error {
 	return failed
 }
 
-// checkReferences fails where a file that a compiled model refers to is not there, because no session
-// loads the model then.
+// checkReferences fails where a file is missing without which no session loads a model.
 func checkReferences(ctx context.Context, path string) error {
 	m, err := modelfile.Open(path)
 	if err != nil {

@@ -28,8 +28,7 @@ const giveUpTime = 2 * time.Second
 // maxBeside is how many libraries beside an execution provider's own the daemon takes.
 const maxBeside = 512
 
-// claimant compiles under claims, in worker processes of this program's own, with the libraries in a folder that the daemon
-// need not know.
+// claimant compiles under claims, in workers of this program, with libraries of its own.
 type claimant struct {
 	runtime compilers.Runtime
 	worker  Worker
@@ -101,8 +100,7 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	return files, nil
 }
 
-// instead lists what the daemon proposes where it does not have the libraries, the best first:
-// "show", "claim", "own".
+// instead lists what a daemon without the libraries proposes, the best first: show, claim, own.
 func instead(err error) []string {
 	if !errors.Is(err, unixsock.ErrUnavailable) {
 		return nil

@@ -27,8 +27,7 @@ func objects(results []got, dryRun bool) []any {
 	return list
 }
 
-// json is one element of what get --json prints. That of a model that failed stands in the list, so
-// that the others keep their places.
+// json is one element of what get --json prints. One that failed keeps its place in the list.
 func (r *got) json(dryRun bool) jsonout.Object {
 	out := jsonout.Object{"outcome": "missing"} // with -n: it would be compiled
 	a := r.reply

@@ -73,8 +73,7 @@ func (g *Get) warming(args []string, file string) (*warming, error) {
 	return w, err
 }
 
-// needsEP returns the first model whose execution provider neither the flags nor the file name, or
-// "".
+// needsEP returns the first model that no flag and no file names an execution provider for, or "".
 func (w *warming) needsEP() string {
 	if len(w.call.Request.EPs) > 0 {
 		return ""
@@ -95,8 +94,7 @@ func (w *warming) lists(path string) bool {
 	return err == nil && slices.ContainsFunc(w.pipeline.Requests, has)
 }
 
-// asks returns what is asked for, once it is known what the flags mean. The flags hold where the
-// file says nothing.
+// asks returns what is asked for. The flags hold where the file says nothing.
 func (w *warming) asks() ([]ask, error) {
 	asks := w.call.asksFor(w.models)
 	var wrong config.Errors
@@ -185,8 +183,7 @@ func (r *Request) over(file *config.PipelineRequest) *config.Error {
 	return nil
 }
 
-// replaceOption sets an option of the only execution provider, or, as EP/KEY, of the one that it
-// names.
+// replaceOption sets an option of the only execution provider, or of the one in EP/KEY.
 func (r *Request) replaceOption(key, value string) error {
 	name, option, named := strings.Cut(key, "/")
 	switch {
@@ -326,8 +323,7 @@ func (g *Get) followAll(ctx context.Context, c *unixsock.Client, asks []ask, res
 	})
 }
 
-// follow waits for one job. A job that is not known any more has ended, or went with a daemon that was restarted: asking
-// again tells.
+// follow waits for one job. One that is not known any more is asked for again.
 func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *term.Phases) {
 	for range mostAsks {
 		job, err := r.asked(c).Follow(ctx, &wire.Follow{Job: r.reply.GetJob()},

@@ -78,8 +78,7 @@ func (x *Examination) Known(ctx context.Context, subject string, r compilers.Run
 	}
 }
 
-// daemonsRuntime finds the runtime that has the library, or one of equal content with equal
-// libraries beside it.
+// daemonsRuntime finds the runtime that has the library, or one of equal content.
 func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	ep compilers.EPLibrary) *wire.RuntimeFacts {
 	digest, err := runtimes.LibraryDigest(ctx, ep)
@@ -96,8 +95,7 @@ func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	return nil
 }
 
-// packageVersion reads the version of the Python package that an execution provider's library stands in from the name of the folder that pip leaves
-// beside it; "" where pip did not install it.
+// packageVersion returns the version of the Python package of a library; "": pip did not install it.
 func packageVersion(ep compilers.EPLibrary) string {
 	info, _ := compilers.EPByName(ep.EP)
 	for folder := filepath.Dir(ep.Path); filepath.Dir(folder) != folder; folder = filepath.Dir(folder) {

@@ -222,8 +222,7 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 
 const correctOwn = "correct it: epcachectl config check lists all mistakes"
 
-// ownConfiguration reads what the user's own daemon would start with. Its error is one line, and
-// counts the mistakes after the first.
+// ownConfiguration reads what the user's own daemon would start with. Its error is one line.
 func ownConfiguration() (*config.Settings, error) {
 	s, err := config.LoadOwn("")
 	if err == nil {

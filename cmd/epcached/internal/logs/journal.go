@@ -32,8 +32,7 @@ func isJournal(w io.Writer) bool {
 	return w == os.Stderr && is && err == nil // a malformed variable names no journal
 }
 
-// prioritized writes the lines of a handler, which begin with "level=ERROR", behind their
-// priorities of sd-daemon(3).
+// prioritized writes lines that begin with "level=ERROR" behind the priorities of sd-daemon(3).
 type prioritized struct{ out io.Writer }
 
 // Write writes one record.
