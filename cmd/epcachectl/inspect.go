@@ -230,11 +230,11 @@ func (v valueResult) row(what string) []string {
 
 func (c *contextResult) line() string {
 	where := "in the graph, " + term.Bytes(c.InlineBytes)
-	if c.EmbedMode == 0 {
-		where = "in " + term.OrDash(c.CacheContext)
-	}
-	if c.MainContext == 0 {
+	switch {
+	case c.MainContext == 0:
 		where = "in another node's"
+	case c.EmbedMode == 0:
+		where = "in " + term.OrDash(c.CacheContext)
 	}
 	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", term.OrDash(c.Node), term.OrDash(c.Source), term.OrDash(c.SDKVersion),
 		term.OrDash(c.HardwareArchitecture), term.OrDash(c.PartitionName), where)

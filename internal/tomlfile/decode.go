@@ -158,13 +158,14 @@ func (v Value) table(to reflect.Value) {
 	known := make(map[string]bool)
 	rest := v.fields(to, known)
 	for _, key := range v.Keys() {
-		if inner := v.In(key); !known[key] {
-			_, isTable := inner.Raw.(map[string]any)
-			if isTable && rest.IsValid() {
-				rest.SetMapIndex(reflect.ValueOf(key), reflect.ValueOf(inner))
-			} else {
-				inner.unknown(known)
-			}
+		inner := v.In(key)
+		_, isTable := inner.Raw.(map[string]any)
+		switch {
+		case known[key]:
+		case isTable && rest.IsValid():
+			rest.SetMapIndex(reflect.ValueOf(key), reflect.ValueOf(inner))
+		default:
+			inner.unknown(known)
 		}
 	}
 	if checked, ok := to.Addr().Interface().(Checked); ok {

@@ -34,9 +34,9 @@ func locate(d *Document, text []byte) *Error {
 		case unstable.ArrayTable:
 			var at Position
 			prefix, at, wrong = l.keys(nil, e)
-			index := 0
-			if i, again := l.last[place(prefix)]; again {
-				index = i + 1
+			index, again := l.last[place(prefix)]
+			if again {
+				index++
 			}
 			l.last[place(prefix)] = index
 			prefix = append(prefix, strconv.Itoa(index))
@@ -118,11 +118,15 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 }
 
 func (l *locator) tooMany(at Position) *Error {
-	return &Error{File: l.File, Position: at, Text: fmt.Sprintf("more than %d keys and values", maxValues)}
+	return l.wrong(at, "more than %d keys and values", maxValues)
 }
 
 func (l *locator) tooDeep(at Position) *Error {
-	return &Error{File: l.File, Position: at, Text: fmt.Sprintf("nested more than %d deep", maxDepth)}
+	return l.wrong(at, "nested more than %d deep", maxDepth)
+}
+
+func (l *locator) wrong(at Position, format string, most int) *Error {
+	return &Error{File: l.File, Position: at, Text: fmt.Sprintf(format, most)}
 }
 
 func (l *locator) position(n *unstable.Node) Position {

@@ -63,8 +63,7 @@ func explain(err error) error {
 	case errors.Is(err, syscall.ENOSPC):
 		return fmt.Errorf("the limit fs.inotify.max_user_watches is reached: %w", err)
 	case errors.Is(err, syscall.EMFILE):
-		const limits = "the limit fs.inotify.max_user_instances, or that of open files, is reached"
-		return fmt.Errorf(limits+": %w", err)
+		return fmt.Errorf("the limit fs.inotify.max_user_instances, or that of open files, is reached: %w", err)
 	}
 	return err
 }
@@ -117,20 +116,18 @@ func (t *folders) hold(s *subject, needs map[int32]need, path, name string) erro
 	if t.system != n {
 		return errors.New("watching was interrupted")
 	}
-	users := t.byWatch[watch]
-	if users == nil {
-		users = make(map[*subject]need)
-		t.byWatch[watch] = users
-	}
-	if users[s] == nil {
-		users[s] = make(need)
-	}
-	if needs[watch] == nil {
-		needs[watch] = make(need)
-	}
+	users := inner(t.byWatch, watch)
 	// What the last look needed is heard of until this one ends.
-	users[s][name], needs[watch][name] = true, true
+	inner(users, s)[name], inner(needs, watch)[name] = true, true
 	return nil
+}
+
+// inner returns the map under a key, which it makes where there is none.
+func inner[K, L comparable, V any, M ~map[L]V](of map[K]M, key K) M {
+	if of[key] == nil {
+		of[key] = make(M)
+	}
+	return of[key]
 }
 
 // notifier gives the one in use, or opens one. arm is held.

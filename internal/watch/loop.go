@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -86,6 +87,14 @@ func (w *Watcher) set(name string, paths []string, placed chan struct{}) {
 	s.placed = append(s.placed, placed)
 }
 
+// place lets those go on who wait for paths to be watched.
+func (s *subject) place() {
+	for _, placed := range s.placed {
+		close(placed)
+	}
+	s.placed = nil
+}
+
 func (w *Watcher) forget(name string) {
 	s := w.subjects[name]
 	if s == nil {
@@ -93,10 +102,8 @@ func (w *Watcher) forget(name string) {
 	}
 	delete(w.subjects, name)
 	w.outbox = slices.DeleteFunc(w.outbox, func(e Event) bool { return e.Subject == name })
-	for _, placed := range s.placed {
-		close(placed)
-	}
-	s.placed, s.gone = nil, true
+	s.place()
+	s.gone = true
 	if !s.looking {
 		w.release(s)
 	}
@@ -166,10 +173,7 @@ func (w *Watcher) end(r result) {
 	s.last, s.ended, s.took, s.covered = r.look, now, now.Sub(r.began), r.signs
 	w.mode(s, r.look.deaf)
 	if !s.renewed {
-		for _, placed := range s.placed {
-			close(placed)
-		}
-		s.placed = nil
+		s.place()
 	}
 	if earlier == nil {
 		return
@@ -192,29 +196,24 @@ func (w *Watcher) end(r result) {
 
 // mode logs when a subject is polled from now on, or watched again.
 func (w *Watcher) mode(s *subject, why string) {
-	if why == s.polled && s.polled != "" {
-		return
-	}
-	if why != "" {
+	switch {
+	case why == s.polled:
+	case why != "":
 		w.log.Warn("cannot be watched, is polled", "subject", s.name, "reason", why, "every", w.poll)
-	} else if s.polled != "" {
+	default:
 		w.log.Info("is watched again", "subject", s.name)
 	}
 	s.polled = why
 }
 
 func (w *Watcher) hear(n news) {
-	now := time.Now()
 	if n.all != nil {
 		w.log.Warn("changes may have been missed, looking at everything", "reason", n.all)
-		for _, s := range w.subjects {
-			w.noticed(s, now)
-		}
-		return
+		n.subjects = slices.Collect(maps.Values(w.subjects))
 	}
 	for _, s := range n.subjects {
 		if !s.gone {
-			w.noticed(s, now)
+			w.noticed(s, time.Now())
 		}
 	}
 }

@@ -34,12 +34,6 @@ type Event struct {
 	Kind    Kind
 }
 
-const (
-	defaultQuiet    = time.Second
-	defaultPoll     = 2 * time.Second
-	defaultBackstop = 30 * time.Second
-)
-
 // Watcher watches any number of subjects.
 type Watcher struct {
 	quiet, poll, backstop time.Duration
@@ -65,9 +59,9 @@ type Watcher struct {
 // system offers no watching, it polls.
 func New(o Options) *Watcher {
 	w := &Watcher{
-		quiet:    cmp.Or(max(o.Quiet, 0), defaultQuiet),
-		poll:     cmp.Or(max(o.Poll, 0), defaultPoll),
-		backstop: cmp.Or(max(o.Backstop, 0), defaultBackstop),
+		quiet:    cmp.Or(max(o.Quiet, 0), time.Second),
+		poll:     cmp.Or(max(o.Poll, 0), 2*time.Second),
+		backstop: cmp.Or(max(o.Backstop, 0), 30*time.Second),
 		log:      o.Log,
 		began:    time.Now(),
 		events:   make(chan Event),
@@ -83,9 +77,7 @@ func New(o Options) *Watcher {
 	if o.open == nil {
 		o.open = openInotify
 	}
-	w.folders = &folders{
-		open: o.open, tell: w.tell, wg: &w.wg, byWatch: make(map[int32]map[*subject]need),
-	}
+	w.folders = &folders{open: o.open, tell: w.tell, wg: &w.wg, byWatch: make(map[int32]map[*subject]need)}
 	w.wg.Go(w.loop)
 	return w
 }
@@ -97,9 +89,9 @@ func New(o Options) *Watcher {
 // Set returns when the watch is in place. It looks at the files for that, so it
 // takes as long as their file system does. To set the same list again is cheap.
 func (w *Watcher) Set(name string, paths []string) {
-	list := make([]string, 0, len(paths))
-	for _, p := range paths {
-		list = append(list, absolute(p))
+	list := slices.Clone(paths)
+	for i, p := range list {
+		list[i] = absolute(p)
 	}
 	slices.Sort(list)
 	list = slices.Compact(list)
