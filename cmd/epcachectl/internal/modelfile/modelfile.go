@@ -33,18 +33,28 @@ type Model struct {
 // Open opens a model. Caches of model hubs are full of links, and put either the links or what they point to
 // side by side: external data is looked for beside the path as it is spelled, then beside what it points to.
 func Open(path string) (*Model, error) {
-	f, err := OpenRegular(path)
-	if err != nil {
+	m := &Model{Path: path, Folders: []string{filepath.Dir(path)}, shown: make(map[string]os.FileInfo)}
+	var err error
+	if m.File, err = m.open(path); err != nil {
 		return nil, err
-	}
-	m := &Model{Path: path, File: f, Folders: []string{filepath.Dir(path)}, shown: make(map[string]os.FileInfo)}
-	if err := m.note(path, f); err != nil {
-		return nil, errors.Join(err, f.Close())
 	}
 	if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(real) != filepath.Dir(path) {
 		m.Folders = append(m.Folders, filepath.Dir(real))
 	}
 	return m, nil
+}
+
+// open opens a file, and remembers what it was.
+func (m *Model) open(path string) (*os.File, error) {
+	f, err := OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	if m.shown[path], err = f.Stat(); err != nil {
+		delete(m.shown, path)
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // Name returns the model's file name, as the daemon is told it.
@@ -97,13 +107,9 @@ func (m *Model) External(location string) (*os.File, error) {
 	}
 	var failed error
 	for _, folder := range m.Folders {
-		path := folder + "/" + location // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
-		f, err := OpenRegular(path)
+		f, err := m.open(folder + "/" + location) // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
 		if err == nil {
-			if err = m.note(path, f); err == nil {
-				return f, nil
-			}
-			err = errors.Join(err, f.Close())
+			return f, nil
 		}
 		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
 			failed = fmt.Errorf("file %q in %q: %w", location, folder, err)
@@ -159,34 +165,22 @@ func (m *Model) References(ctx context.Context) (names []string, err error) {
 		if refs[0].Attribute != "ep_cache_context" {
 			continue
 		}
-		more, err := m.binaryReferences(name)
+		f, err := m.External(name)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close() // only read from; few are
+		source, err := epmodel.FileSource(f)
+		if err != nil {
+			return nil, err
+		}
+		more, err := epmodel.BinaryReferences(name, source)
 		if err != nil {
 			return nil, err
 		}
 		refs = append(refs, more...)
 	}
 	return names, nil
-}
-
-func (m *Model) binaryReferences(name string) (refs []epmodel.Reference, err error) {
-	f, err := m.External(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close() // only read from
-	source, err := epmodel.FileSource(f)
-	if err != nil {
-		return nil, err
-	}
-	return epmodel.BinaryReferences(name, source)
-}
-
-func (m *Model) note(path string, f *os.File) error {
-	info, err := f.Stat()
-	if err == nil {
-		m.shown[path] = info
-	}
-	return err
 }
 
 // Digest is the model digest, computed here.
