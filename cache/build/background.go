@@ -33,8 +33,9 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 	return a, nil
 }
 
-// inherit has the job done here if what is under way may not do: an application's, which may bring nothing, and for a request
-// that is strict about ONNX Runtime another's. For each user that goes on without it a request is kept until then.
+// inherit has the job done here if what is under way may not do: an application's, which may bring
+// nothing, and for a request that is strict about ONNX Runtime another's. For each user that goes
+// on without it a request is kept until then.
 func (bd *Builder) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
 	if !f.About().Claim && !at.StrictORT || !f.Inherit(jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}, len(at.Descriptors())) {
 		return nil

@@ -1,5 +1,5 @@
-// Package build makes builds: from a plan, through a worker's compile in a private directory, to files
-// that are checked, loaded once and published; and from a build to its other form.
+// Package build makes builds: from a plan, through a worker's compile in a private directory, to
+// files that are checked, loaded once and published; and from a build to its other form.
 package build
 
 import (

@@ -22,8 +22,9 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Convert answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
-// the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
+// Convert answers a miss with the other form of what was asked for, where there is one: the context
+// binary is moved into the graph, or out of it, at the speed of a copy, and nothing is compiled.
+// The answer is nil where that cannot be done.
 func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	if len(at.Group) > 0 || at.AsMember {
 		return nil, nil // a group's context is all its members'
@@ -59,8 +60,9 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	return a, nil
 }
 
-// WithheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
-// form: a conversion would bring back the very context that is withheld.
+// WithheldWith tells whether a build in the form that is asked for is withheld, and is of the same
+// compile as the one in the other form: a conversion would bring back the very context that is
+// withheld.
 func (bd *Builder) WithheldWith(at *request.Attempt, from *index.Build) bool {
 	for b, err := range bd.Lookup.Stored(at.Plan, at.Scopes) {
 		if err != nil { // whoever compiles will say so
@@ -207,7 +209,8 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	return b, nil
 }
 
-// record is the build's record but for its files' digests: that of what it is made from, under the keys of this form.
+// record is the build's record but for its files' digests: that of what it is made from, under the
+// keys of this form.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.Plan.RequestKey, v.Plan.BuildKey

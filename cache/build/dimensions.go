@@ -7,7 +7,8 @@ import (
 	"github.com/epcached/epcached/cache/request"
 )
 
-// aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
+// aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the
+// execution provider refused the model, or took nothing of it.
 func (j *Job) aboutDimensions(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return

@@ -11,8 +11,9 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// early are the workers of a job, started before there is anything for them to do: one gets ready while the model is copied,
-// the other while it is compiled, and not before that has gone on for a moment. Of a group, whose files are not known before, none is.
+// early are the workers of a job, started before there is anything for them to do: one gets ready
+// while the model is copied, the other while it is compiled, and not before that has gone on for a
+// moment. Of a group, whose files are not known before, none is.
 type early struct {
 	j         *Job
 	cancel    context.CancelFunc
@@ -25,7 +26,8 @@ type early struct {
 	loading   func() (compilers.CheckResult, error) // nil: no worker waits for the graph
 }
 
-// compilesFor is how long a compile has to go on before a worker is started that will load what it makes: many that fail do so at once.
+// compilesFor is how long a compile has to go on before a worker is started that will load what it
+// makes: many that fail do so at once.
 const compilesFor = 20 * time.Millisecond
 
 func (j *Job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.Original) *early {
@@ -99,13 +101,15 @@ func (e *early) load(ctx context.Context, folder string, result compilers.Result
 	if !e.ahead.Load() || result.Settled && err == nil && e.j.loads(loaded) {
 		return loaded, err
 	}
-	// What was loaded may not have been all that there is now, and the worker that compiled it may have been in the way.
+	// What was loaded may not have been all that there is now, and the worker that compiled it may
+	// have been in the way.
 	e.ahead.Store(false)
 	return e.j.loadGraphs(ctx, folder, result, options, nil)
 }
 
-// loadAhead is the size of an artefact, in bytes, that is loaded while the worker that compiled it is still there, with all that it has in memory. A
-// larger one has to wait: what would be saved is some milliseconds.
+// loadAhead is the size of an artefact, in bytes, that is loaded while the worker that compiled it
+// is still there, with all that it has in memory. A larger one has to wait: what would be saved is
+// some milliseconds.
 const loadAhead = 128 << 20
 
 // written has the graph loaded while the worker that wrote it takes apart what it was made from.
@@ -122,7 +126,8 @@ func (j *Job) loads(checked compilers.CheckResult) bool {
 	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)
 }
 
-// memory is what the workers took at most, in bytes: the one that loads waits beside the one that compiles, and takes the most after it.
+// memory is what the workers took at most, in bytes: the one that loads waits beside the one that
+// compiles, and takes the most after it.
 func (e *early) memory(compiled int64, checked compilers.CheckResult) int64 {
 	if e.ahead.Load() {
 		return compiled + checked.MaxRSS

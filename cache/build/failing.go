@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// FailedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
-// users' failures count only where what they compiled is everybody's.
+// FailedBefore gives the failure that the request is answered with instead of compiling, nil if it
+// may be compiled. Other users' failures count only where what they compiled is everybody's.
 func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	if at.OnMiss == request.Bypass || bd.Settings().Failures.Off {
 		return nil
@@ -52,7 +52,8 @@ func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, e
 	}
 }
 
-// compileTwice compiles, and once more in a new worker if the first one died: that may have been the machine's doing.
+// compileTwice compiles, and once more in a new worker if the first one died: that may have been
+// the machine's doing.
 func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (compilers.Result, error) {
 	result, err := j.bd.Compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
@@ -81,7 +82,8 @@ func emptied(folder string) error {
 	return err
 }
 
-// checkTwice loads what was compiled, and once more if the process died, which may have been the machine's doing.
+// checkTwice loads what was compiled, and once more if the process died, which may have been the
+// machine's doing.
 func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := j.bd.Compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
@@ -93,8 +95,9 @@ func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compiler
 	return checked, err
 }
 
-// failed settles what a job's failure is. It counts against the model only where the smallest model there is compiles and
-// loads in the same kind of process; then it is remembered. What is said of a machine that lets nothing load is not.
+// failed settles what a job's failure is. It counts against the model only where the smallest model
+// there is compiles and loads in the same kind of process; then it is remembered. What is said of a
+// machine that lets nothing load is not.
 func (j *Job) failed(ctx context.Context, err error) error {
 	var e *apierr.Error
 	switch {
@@ -135,8 +138,8 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	return j.tellFailed(f.Reason, err)
 }
 
-// control says why not even the smallest model compiles and loads here, "" if it does. The job has left the queue by now, so
-// it waits for a turn as load checks do.
+// control says why not even the smallest model compiles and loads here, "" if it does. The job has
+// left the queue by now, so it waits for a turn as load checks do.
 func (j *Job) control(ctx context.Context) (string, error) {
 	leave, err := j.bd.Workspaces.Checks.Take(ctx)
 	if err != nil {
@@ -146,7 +149,8 @@ func (j *Job) control(ctx context.Context) (string, error) {
 	return j.bd.Trials.Control(ctx, j.Plan.Against("", j.Content))
 }
 
-// tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.
+// tellFailed counts a failure and writes it into the history, unless whoever wanted the compile
+// does that.
 func (j *Job) tellFailed(reason failure.Reason, err error) error {
 	if j.again.Why != "" || reason == failure.Cancelled { // whoever wanted it, or cancelled it, tells
 		return err
@@ -167,10 +171,12 @@ func (j *Job) succeeded() {
 	}
 }
 
-// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and would have to.
+// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and
+// would have to.
 const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
 
-// aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
+// aboutFallback adds to a failure that it was the request's own wish which the model cannot be
+// compiled with.
 func aboutFallback(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
 		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")

@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// neutral takes out of a failure what is the job's own: the names of the private copy and of the folder that it lies in.
+// neutral takes out of a failure what is the job's own: the names of the private copy and of the
+// folder that it lies in.
 func (j *Job) neutral(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.Folder, outFolder)

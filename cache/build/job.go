@@ -25,7 +25,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
+// Job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who
+// asked first may leave.
 type Job struct {
 	bd *Builder
 	*request.Attempt
@@ -79,7 +80,8 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	}
 	j.succeeded()
 	if !waits(j.urgent) && result.Alone == nil {
-		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
+		// Once for all who wait, so that nothing is left to do for them but to take it. What is
+		// wrong they find themselves.
 		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.Tell)
 	}
 	j.bd.Store.Index().Counters.Add("compiles", 1)
@@ -284,17 +286,20 @@ func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) 
 	}), nil
 }
 
-// alongside starts do, and gives a function that waits for it and gives its result, as often as it is called.
+// alongside starts do, and gives a function that waits for it and gives its result, as often as it
+// is called.
 func alongside[T any](do func() T) (wait func() T) {
 	wait = sync.OnceValue(do)
 	go wait()
 	return wait
 }
 
-// worthAhead is the size in bytes of a file that is hashed ahead: below it, that would gain nothing.
+// worthAhead is the size in bytes of a file that is hashed ahead: below it, that would gain
+// nothing.
 const worthAhead = 1 << 20
 
-// hashAhead hashes the large files of what was compiled while that is checked, and gives what it found, by name.
+// hashAhead hashes the large files of what was compiled while that is checked, and gives what it
+// found, by name.
 func (j *Job) hashAhead(ctx context.Context, out string, files []string) (hashed func() map[string]cas.Hashed) {
 	if j.scope == "" {
 		return func() map[string]cas.Hashed { return nil }
@@ -314,8 +319,8 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (hashed
 	})
 }
 
-// moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
-// be of neither version, and belongs to no build key.
+// moved is the end of a compile during which the runtime's libraries changed: what came of it, a
+// crash as well, may be of neither version, and belongs to no build key.
 func (j *Job) moved() error {
 	return apierr.New(apierr.Busy, runtimes.ErrMoving, "model %q: the runtime's libraries changed during the compile", j.Request.Name).WithHint("ask again")
 }

@@ -28,8 +28,8 @@ func (j *Job) nameIn(err error) string {
 	return j.Request.Name
 }
 
-// loadGraphs loads what was compiled as applications will: a group in order in one process, with the options that make its members
-// share.
+// loadGraphs loads what was compiled as applications will: a group in order in one process, with
+// the options that make its members share.
 func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
@@ -48,8 +48,8 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 	return checked, err
 }
 
-// checkAlone finds out whether the members of a group also load without sharing, as one that is asked for alone is loaded.
-// Where they do not, nobody is given one alone.
+// checkAlone finds out whether the members of a group also load without sharing, as one that is
+// asked for alone is loaded. Where they do not, nobody is given one alone.
 func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Result, b *index.Build) error {
 	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
 		return nil

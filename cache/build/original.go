@@ -8,9 +8,9 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// original returns the job's model in its owner's file. It returns nil where a private copy has to be
-// made, because no stamp vouches for the file or the compiler needs a copy. Models of several files
-// are copied, because execution providers refuse files that do not lie in one folder.
+// original returns the job's model in its owner's file. It returns nil where a private copy has to
+// be made, because no stamp vouches for the file or the compiler needs a copy. Models of several
+// files are copied, because execution providers refuse files that do not lie in one folder.
 func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Original {
 	opener, ok := j.bd.Compiler.(compilers.Opener)
 	if !ok || j.copied || j.Request.Models() > 1 || j.VerifyOutput != 0 {

@@ -38,16 +38,18 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		return nil, apierr.New(apierr.Cancelled, err, "model %q", b.ModelName)
 	}
 	if err != nil {
-		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
+		// Not kept is no reason not to serve what is compiled and checked: the application waits
+		// for it.
 		return j.bd.unkept(b, out, err)
 	}
 	j.bd.Stored(j.Attempt, b, j.running.Done())
 	return &jobs.Result{Build: b}, nil
 }
 
-// setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
-// the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored. To its user's quota a guess does not
-// count: others of the user's would go for what is not kept then.
+// setAside reserves room for what the job will bring, as far as that can be guessed, so that the
+// collector can make it while the compile runs. That there is none yet says nothing: what counts is
+// found out before a byte is stored. To its user's quota a guess does not count: others of the
+// user's would go for what is not kept then.
 func (j *Job) setAside(ctx context.Context, about *jobs.About) {
 	if j.scope == "" {
 		return
@@ -57,7 +59,8 @@ func (j *Job) setAside(ctx context.Context, about *jobs.About) {
 	_ = j.room.ResizeTo(ctx, false, disk, 0)
 }
 
-// settle makes the reservation as large as what was compiled, whose files have these sizes, and says why there is no room for it, if there is none.
+// settle makes the reservation as large as what was compiled, whose files have these sizes, and
+// says why there is no room for it, if there is none.
 func (j *Job) settle(ctx context.Context, b *index.Build, out string) (why error) {
 	var sizes []int64
 	j.output = 0
@@ -76,7 +79,8 @@ func (j *Job) settle(ctx context.Context, b *index.Build, out string) (why error
 	return j.room.Resize(ctx, true, sizes...)
 }
 
-// writtenOf is what of a compile's result is on the disk already: sizes are those of its files, and then of what is copied.
+// writtenOf is what of a compile's result is on the disk already: sizes are those of its files, and
+// then of what is copied.
 func writtenOf(b *index.Build, sizes []int64) (disk int64) {
 	for _, size := range sizes[:min(len(b.Files), len(sizes))] {
 		disk += cas.OnDisk(size)

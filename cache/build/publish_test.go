@@ -28,7 +28,8 @@ func openJob(t *testing.T, space store.SpaceOptions) *Job {
 	return &Job{bd: bd, scope: "shared", Attempt: at}
 }
 
-// The output of a compile is a guess: it reserves space ahead, which does not count to its user's quota.
+// The output of a compile is a guess: it reserves space ahead, which does not count to its user's
+// quota.
 func TestAGuessDoesNotCountToAQuota(t *testing.T) {
 	j := openJob(t, store.SpaceOptions{UserBytes: store.Amount{Bytes: 1}})
 	j.setAside(t.Context(), &jobs.About{Size: 4096})

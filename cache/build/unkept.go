@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
-// application waits for it.
+// unkept is the end of what made a build that cannot be stored. That is no reason not to serve what
+// is made and checked: the application waits for it.
 func (bd *Builder) unkept(b *index.Build, out string, why error) (*jobs.Result, error) {
 	text := "not kept: " + textOf(why)
 	hint := ""

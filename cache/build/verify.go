@@ -10,8 +10,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// verified gives the tolerance at which what the job made computes the same as its model, where that is asked for; else 0. One that
-// does not is kept as any other, for the tolerance is one request's: [Cache.verifyOutput] refuses it to that.
+// verified gives the tolerance at which what the job made computes the same as its model, where
+// that is asked for; else 0. One that does not is kept as any other, for the tolerance is one
+// request's: [Cache.verifyOutput] refuses it to that.
 func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 {
 	v, ok := j.bd.Compiler.(compilers.OutputVerifier)
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {

@@ -16,7 +16,8 @@ import (
 // Own thinks a request through for libraries that are not run here.
 func (pl *Planner) Own(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	if len(at.Runtime.ORTVersion) > request.MaxVersion {
-		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", at.Runtime.ORTVersion)
+		return nil, apierr.New(apierr.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version",
+			at.Runtime.ORTVersion)
 	}
 	p := &request.Plan{Outside: true, Libraries: make(map[string]cas.Stamp)}
 	allowed, _ := pl.Allowed()
@@ -35,14 +36,18 @@ func (pl *Planner) Own(ctx context.Context, at *request.Attempt) (*request.Plan,
 		}
 		p.Libraries[ep.Name] = stamp
 		info, _ := compilers.EPByName(ep.Name)
-		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, identity.BaseNames(info, ep.Options))}
-		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"), LibraryDigest: digest}
+		one := compilers.EP{Name: ep.Name, Library: ref.Path,
+			Options: info.Resolve(ref.Path, identity.BaseNames(info, ep.Options))}
+		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"),
+			LibraryDigest: digest}
 		for _, d := range p.Canonical.EPs[i].Devices {
 			one.Devices = append(one.Devices, compilers.Device(d))
-			facts.Devices = append(facts.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+			facts.Devices = append(facts.Devices,
+				fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
 		}
 		p.EPs, p.Facts = append(p.EPs, one), append(p.Facts, facts)
 	}
-	p.BuildKey = identity.OwnBuildKey(p.RequestKey, p.Facts, p.Canonical.Route, at.Runtime.ORTVersion, pl.Runtimes.Machine().Now())
+	p.BuildKey = identity.OwnBuildKey(p.RequestKey, p.Facts, p.Canonical.Route, at.Runtime.ORTVersion,
+		pl.Runtimes.Machine().Now())
 	return p, nil
 }

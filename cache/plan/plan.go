@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
-// nor asks what devices there are.
+// plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither
+// parses options nor asks what devices there are.
 type plans = memo.Table[memo.Under[[32]byte], *request.Plan]
 
 // maxPlans bounds the memory that remembered plans take.
@@ -74,14 +74,17 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	if err := givenUp(ctx, at.Name, err); err != nil {
 		return nil, err
 	}
-	if err != nil {
-		if errors.Is(err, runtimes.ErrMoving) || errors.Is(err, runtimes.ErrReplaced) {
-			return nil, request.WorkerError(err, "runtime %q", at.Content.Spec.ORTLibrary)
-		}
-		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", at.Content.Spec.ORTLibrary)
+	library := at.Content.Spec.ORTLibrary
+	switch {
+	case errors.Is(err, runtimes.ErrMoving), errors.Is(err, runtimes.ErrReplaced):
+		return nil, request.WorkerError(err, "runtime %q", library)
+	case err != nil:
+		return nil, apierr.New(apierr.Unavailable, err, "runtime %q cannot be probed", library)
 	}
 	p := &request.Plan{}
-	devicesOf := func(ep identity.EP) ([]compilers.Device, error) { return runtimes.ResolveDevices(facts, ep) }
+	devicesOf := func(ep identity.EP) ([]compilers.Device, error) {
+		return runtimes.ResolveDevices(facts, ep)
+	}
 	allowed, _ := pl.Allowed()
 	if p.Canonical, err = at.Terms().Record(ctx, allowed, devicesOf); err != nil {
 		return nil, err
@@ -105,7 +108,8 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	return p, nil
 }
 
-// cannotCompile says why the request's execution providers have no fingerprint. Options that were not given are not blamed.
+// cannotCompile says why the request's execution providers have no fingerprint. Options that were
+// not given are not blamed.
 func cannotCompile(at *request.Attempt, p *request.Plan, err error) error {
 	names := request.EPNames(at.EPs)
 	switch {
@@ -114,9 +118,11 @@ func cannotCompile(at *request.Attempt, p *request.Plan, err error) error {
 		if errors.As(err, &none) {
 			err = none
 		}
-		err = request.WorkerError(err, "model %q does not compile, nor do the smallest models that %s may take", at.Name, names)
+		err = request.WorkerError(err,
+			"model %q does not compile, nor do the smallest models that %s may take", at.Name, names)
 	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
-		return apierr.New(apierr.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
+		return apierr.New(apierr.Unavailable, err,
+			"execution provider %s cannot compile here: not even a model of one node", names).
 			WithHint("its files may be damaged, or being replaced")
 	default:
 		err = request.WorkerError(err, "execution provider %s cannot compile here", names)
@@ -125,7 +131,8 @@ func cannotCompile(at *request.Attempt, p *request.Plan, err error) error {
 	f := failure.In(err)
 	if given := at.GivenOptions(); given != "" && f != nil && errors.As(err, &told) &&
 		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
-		told.Hint = strings.TrimPrefix(told.Hint+"; or an option may not suit the execution provider: "+given, "; or ")
+		const suspect = "; or an option may not suit the execution provider: "
+		told.Hint = strings.TrimPrefix(told.Hint+suspect+given, "; or ")
 	}
 	return err
 }
@@ -140,10 +147,12 @@ func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
 	p.MarksDigest = p.Marks.Digest(p.Facts)
 }
 
-// marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
+// marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models
+// they are made with the request's own.
 func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Plan) error {
 	var err error
-	if p.Marks, err = pl.Runtimes.Fingerprints(ctx, inquirer(at.Request), at.Content, p.EPs, false); err == nil || at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
+	p.Marks, err = pl.Runtimes.Fingerprints(ctx, inquirer(at.Request), at.Content, p.EPs, false)
+	if at.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
 		return err
 	}
 	p.OnOwnModel = true
@@ -159,8 +168,9 @@ func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Pl
 
 // OwnJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
 func OwnJob(r identity.Record, model string) *compilers.Job {
-	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
-		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel}
+	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions,
+		FreeDimensions: r.FreeDimensions, FreeDimensionsByDenotation: r.FreeDimensionsByDenotation,
+		GraphOptimizationLevel: r.GraphOptimizationLevel}
 }
 
 // Notes are what is remembered of one runtime for as long as its libraries are what they are.
@@ -177,7 +187,8 @@ func inquirer(r *request.Request) runtimes.Asker {
 	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
 }
 
-// givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not what happened.
+// givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not
+// what happened.
 func givenUp(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
 		return request.JobError(ctx, model, err)

@@ -42,12 +42,12 @@ type Workspace struct {
 	Folder string
 
 	Copies     []modelCopy             // once they are made
-	Open       []request.OpenDimension // likewise: those of the inputs that the request does not fix
+	Open       []request.OpenDimension // likewise: of the inputs, where the request fixes none
 	dimensions []string                // likewise: names that dimensions of the inputs have
 }
 
-// New returns a workspace without a directory yet. keyed is what the copies have to be the models of,
-// and EPs write name into the files that they make.
+// New returns a workspace without a directory yet. keyed is what the copies have to be the models
+// of, and EPs write name into the files that they make.
 func New(of *request.Request, keyed *identity.Record, name string) *Workspace {
 	return &Workspace{of: of, keyed: keyed, name: name}
 }
@@ -58,11 +58,11 @@ func (w *Workspace) UseOriginal(path string, o *Original, m *epmodel.Model) {
 	w.addDimensions(m)
 }
 
-// CopyModel makes the private copies that are compiled. It returns the proof, which takes as long as
-// hashing them, that they have the bytes that the key is made of: without it nothing that came of
-// them may be used.
+// CopyModel makes the private copies that are compiled. It returns the proof, which takes as long
+// as hashing them, that they have the bytes that the key is made of: without it nothing that came
+// of them may be used.
 func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) error, err error) {
-	w.Copies, w.Open, w.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
+	w.Copies, w.Open, w.dimensions = nil, nil, nil // of an earlier try of a job that yielded
 	made := make(copied)
 	var models []*epmodel.Model
 	for i := range w.of.Models() {
@@ -107,8 +107,8 @@ func (w *Workspace) prove(ctx context.Context, models []*epmodel.Model) error {
 	return nil
 }
 
-// memberName is what the files of one of the job's models are called: the first by the build key alone, as EPs name after it
-// what all share.
+// memberName is what the files of one of the job's models are called: the first by the build key
+// alone, as EPs name after it what all share.
 func (w *Workspace) memberName(i int) string {
 	if i == 0 {
 		return w.name
@@ -125,9 +125,11 @@ func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model
 // otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
 func (w *Workspace) otherThanHashed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
-		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
+		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q "+
+			"are one file by their spelling, and have different bytes",
 			w.of.ModelFiles(member).Name, two[0], two[1]).
-			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
+			WithHint("a symbolic link in one of the paths leads elsewhere, " +
+				"or the file was written meanwhile: name both by their real paths")
 	}
 	return w.of.ModelFiles(member).Changed(nil)
 }
@@ -135,7 +137,8 @@ func (w *Workspace) otherThanHashed(member int) error {
 // copied maps each path in a folder, relative and clean, to the file that was copied there.
 type copied map[string]*os.File
 
-// taken reports whether a location's path is taken in the folder, and whether it is taken by the very file.
+// taken reports whether a location's path is taken in the folder, and whether it is taken by the
+// very file.
 func (c copied) taken(location string, f *os.File) (there, same bool) {
 	other := c[path.Clean(location)]
 	if other == nil {
@@ -149,9 +152,10 @@ func (c copied) taken(location string, f *os.File) (there, same bool) {
 	return true, err == nil && os.SameFile(a, b)
 }
 
-// copyMember copies one of the models with its external data, and gives the former. Only what the graph refers to is
-// copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
-// copied once; where they call different files the same, a model gets a folder of its own.
+// copyMember copies one of the models with its external data, and gives the former. Only what the
+// graph refers to is copied, for that was checked: what else a client sent may have any name. What
+// several models of a group have in one file is copied once; where they call different files the
+// same, a model gets a folder of its own.
 func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
 	r := w.of.ModelFiles(i)
 	model := w.ModelPath(i)
@@ -191,8 +195,8 @@ func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmode
 	return m, nil
 }
 
-// copyExternal copies the external data at one location. A file that is there under another spelling is not copied again:
-// the proof reads it under both, so that a difference is found.
+// copyExternal copies the external data at one location. A file that is there under another
+// spelling is not copied again: the proof reads it under both, so that a difference is found.
 func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error {
 	folder, at := filepath.Dir(c.Path), path.Clean(location)
 	if err := makeSteps(folder, location); err != nil {
@@ -208,23 +212,26 @@ func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error
 	return CopyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
 }
 
-// makeSteps makes the directories that a location steps into and leaves again, such as "s" of "s/../w.bin", because the
-// system resolves each step.
+// makeSteps makes the directories that a location steps into and leaves again, such as "s" of
+// "s/../w.bin", because the system resolves each step.
 func makeSteps(folder, location string) error {
 	parts := strings.Split(location, "/")
 	for i, part := range parts {
 		if part != ".." {
 			continue
 		}
-		if err := os.MkdirAll(filepath.Join(folder, filepath.Join(parts[:i]...)), 0o700); err != nil {
+		step := filepath.Join(folder, filepath.Join(parts[:i]...))
+		if err := os.MkdirAll(step, 0o700); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.
-func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copied) (string, error) {
+// folderFor gives the folder for a model: that of the first one, unless another file has one of its
+// names there.
+func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copied) (
+	string, error) {
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {
@@ -261,19 +268,22 @@ func (o *OpenFiles) Close() {
 	}
 }
 
-// addDimensions notes the dimensions of one model's inputs. One that several models leave open counts
-// once.
+// addDimensions notes the dimensions of one model's inputs. One that several models leave open
+// counts once.
 func (w *Workspace) addDimensions(m *epmodel.Model) {
 	for _, d := range w.of.OpenDimensions(m) {
-		if !slices.ContainsFunc(w.Open, func(o request.OpenDimension) bool { return o.Name == d.Name && o.Denotation == d.Denotation }) {
+		same := func(o request.OpenDimension) bool {
+			return o.Name == d.Name && o.Denotation == d.Denotation
+		}
+		if !slices.ContainsFunc(w.Open, same) {
 			w.Open = append(w.Open, d)
 		}
 	}
 	w.dimensions = append(w.dimensions, identity.FreeDimensions(m)...)
 }
 
-// FixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime
-// says nothing of them.
+// FixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX
+// Runtime says nothing of them.
 func (w *Workspace) FixedInVain() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(w.of.FreeDimensions)) {
 		if !slices.Contains(w.dimensions, name) {

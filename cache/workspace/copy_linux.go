@@ -25,8 +25,8 @@ func OpenAgain(f *os.File) (*os.File, error) {
 	return again, nil
 }
 
-// CopyPrivate copies a client's file to a new file of ours, through the descriptor alone. Where the file system can,
-// the bytes are cloned.
+// CopyPrivate copies a client's file to a new file of ours, through the descriptor alone. Where the
+// file system can, the bytes are cloned.
 func CopyPrivate(from *os.File, path string) error {
 	info, err := from.Stat()
 	if err != nil {
@@ -39,8 +39,8 @@ func CopyPrivate(from *os.File, path string) error {
 	return err
 }
 
-// Room says whether a private copy of the files fits into the folder's file system with something to spare: by
-// their blocks, for holes cost nothing.
+// Room says whether a private copy of the files fits into the folder's file system with something
+// to spare: by their blocks, for holes cost nothing.
 func Room(folder string, files []*os.File) error {
 	var need int64
 	for _, f := range files {

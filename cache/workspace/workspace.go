@@ -1,5 +1,5 @@
-// Package workspace makes private copies of the models of a request in a directory of their own, and
-// proves that they have the bytes that the request key is made of.
+// Package workspace makes private copies of the models of a request in a directory of their own,
+// and proves that they have the bytes that the request key is made of.
 package workspace
 
 import (
