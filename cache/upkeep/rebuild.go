@@ -28,17 +28,7 @@ type Wish struct {
 }
 
 // Compile compiles a build again and publishes the result.
-type Compile func(context.Context, Task) Outcome
-
-// Task is the rebuild that Compile is called for.
-type Task struct {
-	ID         string // of its job
-	RequestKey index.RequestKey
-	Scope      string
-	Build      index.BuildID
-	Why        string
-	Refresh    bool // see Wish
-}
+type Compile func(context.Context, Rebuild) Outcome
 
 // Outcome is the result of a Compile.
 type Outcome struct {
@@ -103,25 +93,16 @@ type taskKey struct {
 
 // task is a wish in the queue.
 type task struct {
-	id       string // of its job
-	key      taskKey
-	build    index.BuildID
-	model    string
-	why      string
+	Rebuild
 	compile  Compile
-	refresh  bool
 	held     Compile // with a request's files; nil: it holds none
 	letGo    func()  // closes them
 	heldTill time.Time
-
-	state string
-	text  string // why it is not done yet
-	since time.Time
-	after time.Time // not tried again before
-	tries int
-	same  func() bool // Outcome.Same of the last try that got so far
-	again *Wish       // arrived while the task was running
+	same     func() bool // Outcome.Same of the last try that got so far
+	again    *Wish       // arrived while the task was running
 }
+
+func (t *task) key() taskKey { return taskKey{t.RequestKey, t.Scope, t.Runtime} }
 
 // The states of a Rebuild.
 const (
@@ -166,26 +147,27 @@ func (q *Rebuilds) Want(w Wish) {
 	case t == nil && len(q.tasks) >= maxTasks:
 		return // the next judging asks again
 	case t == nil:
-		t = &task{id: q.options.NewID(), key: key, since: now}
+		t = &task{Rebuild: Rebuild{ID: q.options.NewID(), RequestKey: key.request, Scope: key.scope,
+			Runtime: key.runtime, Since: now}}
 		q.tasks[key] = t
-	case t.state == Running:
+	case t.State == Running:
 		again := w
 		again.Files = nil
 		t.again = &again // the libraries may have changed under it
 		return
-	case t.state == Queued:
-		t.refresh = t.refresh || w.Refresh
+	case t.State == Queued:
+		t.Refresh = t.Refresh || w.Refresh
 		q.hold(t, w.Files, now)
 		return
-	case t.state == Waiting && !q.hold(t, w.Files, now) && now.Before(t.after):
+	case t.State == Waiting && !q.hold(t, w.Files, now) && now.Before(t.After):
 		return
-	case t.state == Failed && now.Before(t.after) && t.sameLibraries():
+	case t.State == Failed && now.Before(t.After) && t.sameLibraries():
 		return
 	default:
-		t.tries = 0
+		t.Tries = 0
 	}
-	t.build, t.model, t.why, t.compile, t.refresh = w.Build.ID, w.Build.ModelName, w.Why, w.Compile, w.Refresh
-	t.state, t.text, t.after = Queued, "", now.Add(w.Delay)
+	t.Build, t.ModelName, t.Why, t.compile, t.Refresh = w.Build.ID, w.Build.ModelName, w.Why, w.Compile, w.Refresh
+	t.State, t.Text, t.After = Queued, "", now.Add(w.Delay)
 	q.hold(t, w.Files, now)
 	q.wakeLocked()
 }
@@ -203,7 +185,7 @@ func (q *Rebuilds) hold(t *task, f *Files, now time.Time) bool {
 	}
 	compile, letGo, err := f.Hold()
 	if err != nil {
-		q.options.Log.Warn("a request's files cannot be held", "model", t.model, "error", err)
+		q.options.Log.Warn("a request's files cannot be held", "model", t.ModelName, "error", err)
 		return false
 	}
 	t.held, t.letGo, t.heldTill = compile, letGo, now.Add(holdFor)
@@ -226,7 +208,7 @@ func (q *Rebuilds) Published(b *index.Build) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for key, t := range q.tasks {
-		if key.request == b.RequestKey && key.scope == b.Scope && t.state == Waiting {
+		if key.request == b.RequestKey && key.scope == b.Scope && t.State == Waiting {
 			delete(q.tasks, key)
 		}
 	}
@@ -241,15 +223,11 @@ type Rebuild struct {
 	ModelName    string
 	Runtime      string // its name; "" where it is not decided yet
 	Why          string
-	State        string // "queued", "running", "waiting" for a request that brings the model, "failed"
-	Text         string // why it waits, or what went wrong
-	Since, After time.Time
+	Refresh      bool      // see Wish
+	State        string    // "queued", "running", "waiting" for a request that brings the model, "failed"
+	Text         string    // why it waits, or what went wrong
+	Since, After time.Time // queued, and not tried again before
 	Tries        int
-}
-
-func (t *task) report() Rebuild {
-	return Rebuild{ID: t.id, RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, ModelName: t.model, Runtime: t.key.runtime,
-		Why: t.why, State: t.state, Text: t.text, Since: t.since, After: t.after, Tries: t.tries}
 }
 
 // List returns the rebuilds that are queued, running, waiting or failed, the oldest first.
@@ -258,7 +236,7 @@ func (q *Rebuilds) List() []Rebuild {
 	defer q.mu.Unlock()
 	out := make([]Rebuild, 0, len(q.tasks))
 	for _, t := range q.tasks {
-		out = append(out, t.report())
+		out = append(out, t.Rebuild)
 	}
 	slices.SortFunc(out, func(a, b Rebuild) int {
 		return cmp.Or(a.Since.Compare(b.Since), slices.Compare(a.RequestKey[:], b.RequestKey[:]))
@@ -280,7 +258,7 @@ func (q *Rebuilds) Waiting() map[index.BuildID]bool {
 // Drop removes a rebuild from the queue unless it is running, and reports whether it was there. It comes
 // back when it is wanted again.
 func (q *Rebuilds) Drop(id string) bool {
-	return q.drop(func(t *task) bool { return t.id == id })
+	return q.drop(func(t *task) bool { return t.ID == id })
 }
 
 // DropAll removes all of them, unless they are running.
@@ -290,7 +268,7 @@ func (q *Rebuilds) drop(which func(*task) bool) (any bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for key, t := range q.tasks {
-		if t.state == Queued && which(t) {
+		if t.State == Queued && which(t) {
 			q.release(t)
 			delete(q.tasks, key)
 			any = true
@@ -304,8 +282,8 @@ func (q *Rebuilds) Named(id string) *Rebuild {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, t := range q.tasks {
-		if t.id == id {
-			r := t.report()
+		if t.ID == id {
+			r := t.Rebuild
 			return &r
 		}
 	}

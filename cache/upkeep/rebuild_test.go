@@ -25,7 +25,7 @@ func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 			open := 0
 			q.Want(Wish{Build: &index.Build{}, Files: &Files{Count: c.files, Hold: func() (Compile, func(), error) {
 				open++
-				return func(context.Context, Task) Outcome { return Outcome{} }, func() { open-- }, nil
+				return func(context.Context, Rebuild) Outcome { return Outcome{} }, func() { open-- }, nil
 			}}})
 			require.Equal(t, c.held, open == 1)
 			cancel()

@@ -53,7 +53,7 @@ type rebuild struct {
 	runtime *runtimes.Runtime
 	asked   *request.Request // a request that the build answers; nil: there is none
 
-	Task // while it is compiled
+	Rebuild // while it is compiled
 }
 
 // Wish is the wish for a build to be compiled again. A runtime of nil means the build's own
@@ -113,10 +113,9 @@ func (t rebuild) files(r *request.Request) *Files {
 	}}
 }
 
-// compile compiles the build of the task, unless that is settled already, and publishes it in the
-// build's scope.
-func (t rebuild) compile(ctx context.Context, task Task) (out Outcome) {
-	t.Task = task
+// compile compiles the build again, unless that is settled already, and publishes it in its scope.
+func (t rebuild) compile(ctx context.Context, what Rebuild) (out Outcome) {
+	t.Rebuild = what
 	builds, err := t.Index.Lookup(t.RequestKey, t.Scope)
 	if err != nil {
 		return Outcome{Err: err}

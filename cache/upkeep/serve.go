@@ -37,7 +37,7 @@ func (q *Rebuilds) Adjust() {
 	limits := q.options.Limits()
 	if limits.Off {
 		for key, t := range q.tasks {
-			if t.state != Running {
+			if t.State != Running {
 				q.release(t)
 				delete(q.tasks, key)
 			}
@@ -139,8 +139,8 @@ func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, one := range ready {
-		if one.t.state == Queued { // not another's by now
-			one.t.state = Running
+		if one.t.State == Queued { // not another's by now
+			one.t.State = Running
 			return one.t, 0, changed
 		}
 	}
@@ -155,7 +155,7 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 		}
 	}
 	for _, t := range q.tasks {
-		if t.held != nil && t.state != Running {
+		if t.held != nil && t.State != Running {
 			if now.After(t.heldTill) {
 				q.release(t)
 			} else {
@@ -163,11 +163,11 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 			}
 		}
 		switch {
-		case t.state != Queued:
-		case t.after.After(now):
-			later(t.after)
+		case t.State != Queued:
+		case t.After.After(now):
+			later(t.After)
 		default:
-			ready = append(ready, ranked{t: t, build: t.build, since: t.since})
+			ready = append(ready, ranked{t: t, build: t.Build, since: t.Since})
 		}
 	}
 	return ready, wait
@@ -200,9 +200,9 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	if t.held != nil {
 		compile = t.held
 	}
-	task := Task{ID: t.id, RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, Why: t.why, Refresh: t.refresh}
+	what := t.Rebuild
 	q.mu.Unlock()
-	out := compile(ctx, task)
+	out := compile(ctx, what)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now, err := q.options.Now(), out.Err
@@ -213,25 +213,25 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	t.again = nil
 	switch {
 	case ctx.Err() != nil:
-		t.state = Queued
+		t.State = Queued
 		return out.CPU
 	case err == nil || errors.Is(err, ErrSettled):
 		q.release(t)
-		delete(q.tasks, t.key)
+		delete(q.tasks, t.key())
 	case errors.Is(err, sources.ErrNoSource):
 		q.release(t)
-		t.state, t.text, t.after = Waiting, err.Error(), now.Add(askAgain)
-	case t.tries+1 >= maxTries:
+		t.State, t.Text, t.After = Waiting, err.Error(), now.Add(askAgain)
+	case t.Tries+1 >= maxTries:
 		q.release(t)
-		t.tries++
-		t.state, t.text, t.after = Failed, err.Error(), now.Add(giveUpFor)
+		t.Tries++
+		t.State, t.Text, t.After = Failed, err.Error(), now.Add(giveUpFor)
 	default:
-		t.tries++
-		t.state, t.text, t.after = Queued, err.Error(), now.Add(Backoff(t.tries))
+		t.Tries++
+		t.State, t.Text, t.After = Queued, err.Error(), now.Add(Backoff(t.Tries))
 	}
 	if again != nil {
-		if t.state == Queued && !t.sameLibraries() {
-			t.after, t.tries = time.Time{}, 0 // it failed of the very change that it is wanted for again
+		if t.State == Queued && !t.sameLibraries() {
+			t.After, t.Tries = time.Time{}, 0 // it failed of the very change that it is wanted for again
 		}
 		q.mu.Unlock()
 		q.Want(*again)
