@@ -77,7 +77,6 @@ func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	return Hashed{d, before}, nil
 }
 
-// copy makes the empty file dst hold the n bytes of src and returns their digest.
 func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, error) {
 	if s.fs.Clone(dst, src) == nil {
 		info, err := dst.Stat()
@@ -92,7 +91,6 @@ func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, e
 	return s.copyFrom(ctx, dst, at{s.fs, src}, n)
 }
 
-// copyFrom does so for what only reads.
 func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n int64) (Digest, error) {
 	Preallocate(dst, n)
 	return Sum(ctx, &copier{fs: s.fs, dst: dst, src: src}, 0, n)

@@ -335,7 +335,6 @@ func writeZeros(f *os.File, size int64) error {
 	return nil
 }
 
-// at reads and writes a file through the seam.
 type at struct {
 	fs FS
 	f  *os.File

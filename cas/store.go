@@ -121,7 +121,6 @@ func MakeFolder(fsys FS, path string) error {
 	return err
 }
 
-// cannotSync tells whether a folder is one that this process, or its file system, never syncs.
 func cannotSync(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS)
 }

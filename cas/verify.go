@@ -34,7 +34,6 @@ func regular(f *os.File) error {
 	return nil
 }
 
-// holds reports whether the stamp that we keep of the blob fits its file f.
 func (s *Store) holds(d Digest, f *os.File) (Stamp, bool) {
 	kept, ok := s.stamps.load(d)
 	if !ok {

@@ -45,7 +45,6 @@ func (e *missingGraphError) Error() string {
 
 func (e *missingGraphError) Unwrap() error { return ErrOutput }
 
-// listOutput lists what is in the folder besides inputs and graphs, sorted, and which of the graphs are.
 func listOutput(folder string, graphs, inputs []string, limits Limits) (others []string, found map[string]bool, err error) {
 	var total int64
 	found = map[string]bool{}

@@ -17,7 +17,6 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// cgroups is the folder of version 2 in which workers get a cgroup each.
 type cgroups struct {
 	folder string
 	memory bool // what of their resources can be limited
@@ -34,7 +33,6 @@ type cgroup struct {
 // ownName begins the names of cgroups that a daemon makes: then its process id, and a number.
 const ownName = dialogue.CgroupName
 
-// findCgroups finds a place for workers' cgroups that is this process's to use; nil: there is none.
 func findCgroups(log *slog.Logger) *cgroups {
 	own, err := ownCgroup()
 	if err != nil {
@@ -133,7 +131,6 @@ func useCgroups(folder, own string) (*cgroups, error) {
 	return c, nil
 }
 
-// alone tells whether this process is the only one in a cgroup that is not the topmost.
 func alone(folder string) bool {
 	if _, err := os.Stat(filepath.Join(folder, "cgroup.type")); err != nil {
 		return false // the topmost has no type, and may have processes beside children
@@ -194,7 +191,6 @@ func (c *cgroups) limited(l Limits) (*cgroup, error) {
 	return g, nil
 }
 
-// end kills all processes of the cgroup, waits until they are gone, removes it, and tells what they had.
 func (g *cgroup) end() usage {
 	if g == nil {
 		return usage{}

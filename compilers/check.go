@@ -196,7 +196,6 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	return result, nil
 }
 
-// notCompared tells a worker's failure over the graph from one over the source model, and both from those of the worker.
 func (o *ORT) notCompared(job VerifyJob, done answer, err error) (VerifyResult, error) {
 	result := VerifyResult{Outcome: Failed, Text: "it does not run: " + err.Error(), CPUSeconds: done.cpu}
 	var refused *RefusedError

@@ -45,7 +45,6 @@ func FindORT(dir string) (Runtime, error) {
 	return Runtime{}, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
 }
 
-// libraryFolders lists the folders of a runtime that may hold libraries, in the order of their rank.
 func libraryFolders(dir string) []string {
 	roots := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "lib64")}
 	for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages", "python3*/site-packages", "python3*/dist-packages"} {

@@ -109,7 +109,6 @@ func StatedBy(ep string, writes bool, graphs ...*epmodel.Model) (s Stated, took 
 	return s, took, err
 }
 
-// add reads one more graph.
 func (s *Stated) add(ep string, graph *epmodel.Model, took bool, err error) (bool, error) {
 	for _, node := range graph.Contexts {
 		if node.Source != ep && node.Source != "" {

@@ -217,7 +217,6 @@ func session(entries map[string]string, byName, byDenotation map[string]int64, l
 	return dialogue.Session{Entries: entries, FreeDimensions: byName, FreeDimensionsByDenotation: byDenotation, GraphOptimizationLevel: level}
 }
 
-// requestEPs fills in what a worker needs: libraries, and options as the EP wants them.
 func requestEPs(r Runtime, eps []EP) ([]EP, error) {
 	if len(eps) == 0 {
 		return nil, errors.New("no execution provider is named")
@@ -279,7 +278,6 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	return verdicts, nil
 }
 
-// answer is a finished worker's result with what else is known of the run.
 type answer struct {
 	dialogue.Result
 	log    string
@@ -316,7 +314,6 @@ func (o *ORT) drop(folder string) {
 	}
 }
 
-// handOver lists what stands in a job's folder, which is not output, and gives all of it to the workers' user.
 func (o *ORT) handOver(folder string) ([]string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

@@ -59,7 +59,6 @@ var deviceFiles = []string{
 	"dri", "accel", "kfd", "nvidia", "dxg", "dma_heap", "udmabuf", "ion", "kgsl", "fastrpc", "adsprpc", "cdsprpc", "mali", "galcore", "apex_", "hailo", "rknpu",
 }
 
-// confinement is what the worker of a request may reach. folder is the job's.
 func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confinement {
 	s := o.opts.Sandbox
 	c := &dialogue.Confinement{Network: s.Network, Write: append([]string{folder}, s.Write...), Devices: devices()}
@@ -95,7 +94,6 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	return c
 }
 
-// foldersOf gives the folder that a file is in, and the one where it really is.
 func foldersOf(file string) []string {
 	if file == "" {
 		return nil
@@ -118,7 +116,6 @@ func devices() []string {
 	return found
 }
 
-// readable lists the files that stand for the folders which a runtime's EPs load libraries from.
 func readable(r Runtime, eps []EP) []string {
 	var files []string
 	for _, lib := range r.EPs {

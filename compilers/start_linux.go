@@ -27,7 +27,6 @@ type host struct {
 	groups *cgroups // nil: none
 }
 
-// isolation is a way to have processes that cannot stay behind.
 type isolation struct {
 	namespace bool // a pid namespace, whose first process takes all others along when it ends
 	user      bool // within a user namespace, in which an ordinary user may make it
@@ -257,7 +256,6 @@ func relative(workingDirectory, path string) string {
 	return path // two absolute paths always have a relation, on Unix
 }
 
-// spelled returns a request to compile with its models as the worker is to spell them.
 func spelled(req dialogue.Request, workingDirectory string) dialogue.Request {
 	if req.Do != dialogue.Compile {
 		return req

@@ -117,7 +117,6 @@ func (t Tool) values(job Job) map[string]map[string]string {
 	return map[string]map[string]string{"option": job.EPs[0].Options, "session": job.SessionOptions, "dim": dims}
 }
 
-// refuse says what a job asks for that the tool cannot be told. The error wraps ErrOption.
 func (t Tool) refuse(job Job) error {
 	takes := map[string]bool{}
 	for _, arg := range t.Args {
@@ -170,7 +169,6 @@ func (t Tool) arguments(job Job, model string) []string {
 	return out
 }
 
-// fill gives an argument, and false where something of it has no value.
 func fill(arg string, fixed map[string]string, values map[string]map[string]string) (string, bool) {
 	whole := true
 	filled := placeholder.ReplaceAllStringFunc(arg, func(text string) string {
@@ -257,7 +255,6 @@ func (o *ORT) Equip(r Runtime) Runtime {
 	return r
 }
 
-// toolFor gives the tool for a job's EPs, false where ONNX Runtime compiles.
 func (o *ORT) toolFor(eps []EP) (Tool, bool, error) {
 	for _, ep := range eps {
 		t, ok := o.tools[ep.Name]
@@ -271,7 +268,6 @@ func (o *ORT) toolFor(eps []EP) (Tool, bool, error) {
 	return Tool{}, false, nil
 }
 
-// loadable tells whether the EP of a tool has a library to load contexts with.
 func (o *ORT) loadable(r Runtime, ep EP) bool {
 	t, isTool := o.tools[ep.Name]
 	if !isTool {
@@ -312,12 +308,10 @@ func (t Tool) compileRequest(job Job) (dialogue.Request, error) {
 	return req, t.refuse(job)
 }
 
-// request is what is the same of every run of the tool.
 func (t Tool) request() dialogue.Request {
 	return dialogue.Request{Do: dialogue.Command, EPs: []EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
 }
 
-// said adds a tool's own last words to its refusal.
 func (t Tool) said(err error, log string) error {
 	var refused *RefusedError
 	if line := LastLine(log); line != "" && errors.As(err, &refused) {

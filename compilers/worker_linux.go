@@ -39,7 +39,6 @@ type worker struct {
 	readers  sync.WaitGroup
 }
 
-// work runs one request in a worker process, and returns when that and all of its process group have ended.
 func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
@@ -98,7 +97,6 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	return done, err
 }
 
-// limitTime ends a worker that takes too long: from when its model is there.
 func limitTime(ctx context.Context, name string, wall time.Duration, ready <-chan struct{}, cancel context.CancelCauseFunc) {
 	if wall <= 0 || !await(ctx, ready) {
 		return

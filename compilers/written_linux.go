@@ -37,14 +37,12 @@ type writing struct {
 	then   map[string]fileStamp // what was there when done was called; nil: it was not
 }
 
-// fileStamp is another one after each change of a file's content.
 type fileStamp struct {
 	ino          uint64
 	size         int64
 	mtime, ctime syscall.Timespec
 }
 
-// watchWriting begins to look, nil where nobody wants to know, or where it cannot be seen.
 func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logger) *writing {
 	if job.Written == nil {
 		return nil
@@ -65,7 +63,6 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 	return w
 }
 
-// look waits for the graph, and tells of it. What is wrong with it is found when the compile is over.
 func (w *writing) look(ctx context.Context) {
 	buffer := make([]byte, 64<<10)
 	for tries := 0; tries < mostTries; {
@@ -107,7 +104,6 @@ func (w *writing) end() (settled bool) {
 	return err == nil && maps.Equal(w.then, now)
 }
 
-// stamps are those of everything in the folder that is output. last is when the last of it changed.
 func stamps(folder string, skip []string) (found map[string]fileStamp, last int64, err error) {
 	found = make(map[string]fileStamp)
 	err = walkOutput(folder, skip, func(name string, info fs.FileInfo) error {

@@ -50,7 +50,6 @@ func (a *Assembled) Close() error {
 	return all
 }
 
-// source returns an open container, after comparing its size with what the recipe says of it.
 func (a *Assembled) source(i int) (Source, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

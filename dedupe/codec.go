@@ -403,7 +403,6 @@ func (d *decoder) extents(r *Recipe, n int) {
 	}
 }
 
-// frames reads the table of frames. What each states is for Validate.
 func (d *decoder) frames(f *Frames) {
 	f.Size = d.int64("literals")
 	each := d.fixed("frame size", 4)

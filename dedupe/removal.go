@@ -77,7 +77,6 @@ func (r *Removal) Sync() (err error) {
 	return err
 }
 
-// giveUp gives up the containers of recipes that cannot come back.
 func (s *Shelf) giveUp(gone []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -245,7 +245,6 @@ func (s *Shelf) Put(
 	return nil
 }
 
-// stage makes the bytes of the file durable, under no name that anybody looks under.
 func (s *Shelf) stage(
 	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
 ) (path string, stored int64, err error) {

@@ -30,7 +30,6 @@ type attributeValue struct {
 	s     field
 }
 
-// context reads an EPContext node. c has what is not in attributes, and the defaults.
 func (w *walker) context(f field, c Context, label nodeLabel) {
 	c.Attributes, c.Long = map[string]string{}, map[string]Range{}
 	w.keep(f.at, 512+len(c.Node)+len(c.Domain))
@@ -115,7 +114,6 @@ func (w *walker) contextAttribute(c *Context, v attributeValue) {
 	w.otherAttribute(c, v)
 }
 
-// otherAttribute keeps numbers and short texts, and the range of everything else.
 func (w *walker) otherAttribute(c *Context, v attributeValue) {
 	switch {
 	case v.typ == typeInt || v.typ == 0 && v.i.present():
@@ -216,7 +214,6 @@ func (w *watchedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// jsonLocations reads one value, and calls found for each string that is the value of a "location".
 func jsonLocations(d *json.Decoder, depth int, isLocation bool, found func(string) error) error {
 	t, err := d.Token()
 	if err != nil {

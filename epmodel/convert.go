@@ -117,7 +117,6 @@ type detached struct {
 	list    []DetachedContext
 }
 
-// name gives the file of a context: one of its own, or that of an equal one.
 func (d *detached) name(ctx context.Context, c Context) (string, error) {
 	if d.lengths[c.Inline.Length] == 1 {
 		return d.add(c), nil

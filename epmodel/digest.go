@@ -67,7 +67,6 @@ type externalFile struct {
 	whole    bool // all bytes count, whatever the tensors are
 }
 
-// byLocation lists the external files in byte order of their locations.
 func (m *Model) byLocation() (files []externalFile) {
 	at := map[string]int{}
 	for i, location := range m.Locations() {

@@ -9,7 +9,6 @@ import (
 
 const maxRank = 1024 // bounds the dimensions of a tensor. ORT's kernels end at 8 or so
 
-// graph walks a GraphProto. path is its place in the terms of Initializer.Graph.
 func (w *walker) graph(f field, name, path string) {
 	nodes, main := 0, name == "graph"
 	w.submessage(f, name, func(g field) {
@@ -108,7 +107,6 @@ func (l nodeLabel) subgraph(attribute string) string {
 	return s
 }
 
-// node walks a NodeProto, the index-th of its graph.
 func (w *walker) node(f field, graph string, index int) {
 	c := Context{Graph: graph, Offset: f.at, EmbedMode: 1, MainContext: 1}
 	var op string
@@ -224,7 +222,6 @@ const (
 	dataExternal
 )
 
-// tensor appends a TensorProto to the initializers. t brings the place: graph, node, attribute, part.
 func (w *walker) tensor(f field, name string, t Initializer) {
 	t.At = f.at
 	var external []field

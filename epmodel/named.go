@@ -109,7 +109,6 @@ const (
 
 var compiledMask = []byte{0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3f, 0x6f, 0x72, 0x74, 0x78, 0x7f}
 
-// compiledRanges names what stands in one compiled model; nothing where its layout is not known.
 func compiledRanges(ctx context.Context, name string, bin Source, blob Range) ([]Named, error) {
 	var h [20]byte
 	if blob.Length < int64(len(h)) {
@@ -176,7 +175,6 @@ func (u *unmasked) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// constantsOf reads the layers of a model that have their place among the constants.
 func constantsOf(ctx context.Context, name string, bin Source, model, constants Range) ([]Named, error) {
 	begin := make([]byte, min(model.Length, int64(len("<?xml"))))
 	if err := readAt(name, bin, begin, model.Offset); err != nil {

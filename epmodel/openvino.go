@@ -149,7 +149,6 @@ func (b *bson) document(path []string) error {
 	return nil
 }
 
-// element reads a value, and gives it if it is an integer. path ends with its key.
 func (b *bson) element(kind byte, path []string) (uint64, error) {
 	switch kind {
 	case 0x01, 0x09, 0x11: // double, date, timestamp (nlohmann's uint64)
@@ -217,7 +216,6 @@ func (b *bson) number(n int) (uint64, error) {
 	return binary.LittleEndian.Uint64(p[:]), err
 }
 
-// cstring reads a key. ReadSlice bounds it by the buffer.
 func (b *bson) cstring() (string, error) {
 	p, err := b.r.ReadSlice(0)
 	if err != nil {

@@ -96,7 +96,6 @@ func (r *reader) peek(off int64, n int) []byte {
 	return r.window[:n]
 }
 
-// readAt fills p, which lies inside the file's size.
 func (r *reader) readAt(p []byte, off int64) (ok bool) {
 	n, err := r.src.ReadAt(p, off)
 	switch {
@@ -128,7 +127,6 @@ func (r *reader) message(s span, name string, fn func(field)) {
 	}
 }
 
-// field reads the record at pos of a message that ends at end.
 func (r *reader) field(pos, end int64) (f field) {
 	if r.fields++; r.fields%4096 == 0 {
 		if err := r.ctx.Err(); err != nil {
@@ -195,7 +193,6 @@ func (r *reader) submessage(f field, name string, fn func(field)) {
 	r.message(r.want(f, name, protowire.BytesType).span, name, fn)
 }
 
-// bytes reads a field's payload of at most limit bytes, and accounts for it.
 func (r *reader) bytes(f field, name string, limit int) []byte {
 	r.want(f, name, protowire.BytesType)
 	if f.n > int64(limit) {
@@ -226,7 +223,6 @@ func (r *reader) exact(f field, name string, limit int) string {
 	return string(b)
 }
 
-// pair reads a StringStringEntryProto. An absent key or value is an empty one.
 func (r *reader) pair(f field, name string) (key, value field) {
 	key = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
 	value = key
@@ -241,7 +237,6 @@ func (r *reader) pair(f field, name string) (key, value field) {
 	return key, value
 }
 
-// integers appends the values of a repeated varint field, packed or not, at most limit in all.
 func (r *reader) integers(f field, name string, limit int, into []int64) []int64 {
 	add := func(at int64, v uint64) {
 		if len(into) >= limit {

@@ -32,7 +32,6 @@ const (
 	qnnShared    = "WEIGHTS/"
 )
 
-// qnnRanges names the sections of QNN's context binary; nothing where it is none, or is laid out otherwise.
 func qnnRanges(name string, bin Source) ([]Named, error) {
 	var h [qnnHeader]byte
 	if bin.Size() < int64(len(h)) {
@@ -129,7 +128,6 @@ func qnnSections(b []byte) (out []qnnSection, err error) {
 	return out, nil
 }
 
-// table is a table of a flatbuffer.
 type table struct {
 	b      []byte
 	at     int // of the table

@@ -141,7 +141,6 @@ func (w *walker) training(f field) {
 	})
 }
 
-// function reads a model-local function: its body, and the default values of its attributes.
 func (w *walker) function(f field) {
 	var name, domain, overload string
 	w.submessage(f, "functions", func(g field) {
@@ -240,7 +239,6 @@ func likeness(head []byte, size int64) string {
 	return ""
 }
 
-// isText tells whether the bytes are printable UTF-8, of which the last character may be cut.
 func isText(head []byte) bool {
 	for len(head) > 0 {
 		c, n := utf8.DecodeRune(head)

@@ -39,7 +39,6 @@ func (c Context) wrapsIR() bool {
 
 func isIR(name string) bool { return strings.EqualFold(path.Ext(name), ".xml") }
 
-// weightsOfIR is the file that the weights of a model in OpenVINO's own format are in.
 func weightsOfIR(name string) string { return strings.TrimSuffix(name, path.Ext(name)) + ".bin" }
 
 func (m *Model) filesOfIR() (files []string) {

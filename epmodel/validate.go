@@ -100,7 +100,6 @@ func (m *Model) validateContext(c Context) error {
 	return nil
 }
 
-// wrong makes the error for something in the graph file.
 func (m *Model) wrong(at int64, field, reason string) error {
 	return &FormatError{File: m.Name, Offset: at, Field: field, Reason: reason}
 }

@@ -59,7 +59,6 @@ type form struct {
 
 func (f *form) size(i int) int { return int(min(f.unit, f.length-int64(i)*f.unit)) }
 
-// tensor is an initializer whose bytes can be had.
 type tensor struct {
 	epmodel.Initializer
 	data   io.ReaderAt
@@ -164,7 +163,6 @@ func half(bits uint32) uint16 {
 	return sign | uint16(h)
 }
 
-// flat calls fn with the units of a flat form, in order.
 func (t *tensor) flat(ctx context.Context, f *form, fn func(i int, unit []byte)) error {
 	const some = 256 << 10 // of the form, at a time: a multiple of every unit
 	per := t.length / f.length
@@ -243,10 +241,8 @@ func (t *tensor) tiled(ctx context.Context, fn func(i int, rowsFirst, columnsFir
 	return nil
 }
 
-// block is what becomes a tile, row by row.
 type block [tileSide * tileSide]uint16
 
-// tiles puts the numbers in both orders.
 func (b *block) tiles() (rowsFirst, columnsFirst [tileBytes]byte) {
 	for i := range tileSide / 2 {
 		for k := range tileSide {

@@ -85,7 +85,6 @@ func NewIndex(ctx context.Context, models ...Model) (*Index, error) {
 	return x, nil
 }
 
-// tensors are those whose bytes are where the model says, and as many as it says.
 func (m *Model) tensors() (out []tensor) {
 	for _, one := range m.Initializers {
 		t := tensor{Initializer: one, data: m.Graph, at: one.Offset, length: one.Length}
@@ -244,7 +243,6 @@ func (s *search) window(b []byte, at int64, last bool) int64 {
 	return int64(i)
 }
 
-// following tries what comes next after what was found just before, and returns its length.
 func (s *search) following(b []byte, at int64) int {
 	if s.form == nil || at != s.end {
 		return 0
@@ -289,7 +287,6 @@ func (s *search) anywhere(b []byte, at int64) int {
 	return 0
 }
 
-// found adds a unit to what was found, or to the latest of it.
 func (s *search) found(f *form, i int, at int64, n int) {
 	length := int64(n)
 	if s.form == f && s.end == at {

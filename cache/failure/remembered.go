@@ -34,7 +34,6 @@ type Key struct {
 	With  [16]byte // ONNX Runtime, drivers and devices: no part of the build key, for builds that exist do not depend on them
 }
 
-// entry is a failure with those who were answered from it.
 type entry struct {
 	Failure
 	askers map[uint32]string // by uid, what that user calls the model

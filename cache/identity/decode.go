@@ -136,7 +136,6 @@ func eachField(b []byte, fn func(field) error) error {
 	return nil
 }
 
-// pair gives what the field holds of a map.
 func (f field) pair() (key string, value field, err error) {
 	err = eachField(f.bytes, func(part field) error {
 		switch part.number {

@@ -176,7 +176,6 @@ type rangeOf struct {
 	off, n int64
 }
 
-// stamped is a source whose file is known.
 type stamped struct {
 	epmodel.Source
 	stamp cas.Stamp

@@ -63,7 +63,6 @@ type Asked struct {
 	Phase  func(string) // is called before files are read
 }
 
-// reading is one model that is being identified.
 type reading struct {
 	Files
 	asked *Asked
@@ -147,7 +146,6 @@ func (ms *Models) identify(ctx context.Context, r *reading) (Model, error) {
 	return ms.read(ctx, r, graphKey, believable)
 }
 
-// remembered gives the identity from the memo, if it is there.
 func (ms *Models) remembered(r *reading, graphKey memo.ID) (m Model, ok bool, err error) {
 	m, ok = ms.load(graphKey, "graph")
 	if !ok {

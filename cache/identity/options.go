@@ -285,7 +285,6 @@ func ExternalFolder(entries map[string]string) (sent map[string]string, folder s
 	return sent, folder
 }
 
-// canonicalSession gives the session config entries as they count for identity.
 func (a Allowed) canonicalSession(entries map[string]string) (map[string]string, error) {
 	out := make(map[string]string, len(entries))
 	for _, key := range slices.Sorted(maps.Keys(entries)) {

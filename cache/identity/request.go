@@ -238,7 +238,6 @@ func decodeOutput(b []byte) (*RecordOutput, error) {
 	})
 }
 
-// output gives the output as a request would wish for it. A nil pointer is the default.
 func (o *RecordOutput) output() Output {
 	if o == nil {
 		return Output{}

@@ -80,7 +80,6 @@ func (s *Sources) Open(ctx context.Context, from *index.Source, own bool) (Files
 	return f, nil
 }
 
-// path is the path of a file that could be opened again by it.
 func (s *Sources) path(ctx context.Context, f *os.File, own bool) (string, error) {
 	again, err := s.open(ctx, func() (*os.File, error) {
 		path, err := pathOf(f)

@@ -112,7 +112,6 @@ type Heir struct {
 	Strict bool
 }
 
-// waiter is one request's part in a job.
 type waiter struct {
 	Caller
 	giveUp  context.CancelFunc // ends the wait; nil for a caller that only looks on

@@ -252,7 +252,6 @@ func adviseHow(runtime, how string) Advice {
 		hint("on a network file system that is all there is; else raise %s", watchLimits())
 }
 
-// adviseIndex reports damage of the records that was found when the store was opened.
 func (d *Doctor) adviseIndex() []Advice {
 	const subject = "index"
 	var out []Advice

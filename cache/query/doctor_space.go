@@ -25,7 +25,6 @@ func (d *Doctor) Thrashing() evict.Thrashing {
 	return evict.Thrashes(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
 }
 
-// madeSince reports whether the tombstone's entry has a build that was made after the eviction.
 func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	builds, err := d.q.index.Lookup(g.RequestKey, g.Scope)
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })

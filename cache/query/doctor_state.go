@@ -117,7 +117,6 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 // ahead is how much later than now something may have been written before the clock is to blame.
 const ahead = time.Minute
 
-// adviseClock compares the clock with the times of files and events that were written by it.
 func (d *Doctor) adviseClock() Advice {
 	now, latest, what := d.q.options.Now(), time.Time{}, ""
 	note := func(at time.Time, of string) {

@@ -119,7 +119,6 @@ func (q *Queries) Explain(ctx context.Context, of *Question) (*wire.Explanation,
 	return q.WithHistory(of.Peer, of.Key, out), nil
 }
 
-// consider adds the candidates, and decides by them.
 func (q *Queries) consider(ctx context.Context, out *wire.Explanation, of *Question) error {
 	order, err := of.Order(ctx)
 	if err != nil {
@@ -188,7 +187,6 @@ func differencesReply(list []identity.Difference) []*wire.Difference {
 	return out
 }
 
-// missedBy says what keeps the nearest entry from being the one that was asked for.
 func missedBy(n *wire.Neighbour) string {
 	if len(n.Differences) > 0 && n.Differences[0].Field == "model" {
 		return "never compiled for this request; a model of the same name was, with other content: the file was changed, or it is another one"

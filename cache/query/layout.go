@@ -126,7 +126,6 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 	return out, nil
 }
 
-// nameHolders finds a build for each blob that tensors stand in, of those that the peer may see.
 func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
 	l.Holders = make(map[cas.Digest]*wire.Sharer)
 	looked := make(map[cas.Digest]bool)
@@ -367,7 +366,6 @@ func coarse(all []Piece) []Piece {
 	return all
 }
 
-// place names the ranges of a file, and finds the files that share them.
 func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 	named, err := k.nameRanges(ctx, f)
 	if err != nil {
@@ -423,7 +421,6 @@ func firstAt(all []Piece, off int64) int {
 
 type byteRange struct{ From, Length int64 }
 
-// relative is a file of another build, with the ranges of holders that it has.
 type relative struct {
 	same bool                       // it is the same blob
 	has  map[cas.Digest][]byteRange // by holder, in order and apart from each other
@@ -442,7 +439,6 @@ func (r *relative) overlap(parts []Piece) (sum int64) {
 	return sum
 }
 
-// rangesIn returns the ranges of each of these holders that the pieces have.
 func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	out := make(map[cas.Digest][]byteRange)
 	for _, p := range pieces {

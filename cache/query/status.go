@@ -136,7 +136,6 @@ type Configured struct {
 	Waiting []string // names of fields that take effect at the next start
 }
 
-// warnings says what SetConfigured told, a line for each thing.
 func (s *Configured) warnings() (lines []string) {
 	for _, one := range s.Refused {
 		lines = append(lines, "the configuration was refused, and the earlier one stays in force: "+one)

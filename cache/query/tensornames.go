@@ -20,7 +20,6 @@ import (
 // tensors is believed. In other files the weights of the source model are searched, if it still is the
 // model that was compiled.
 
-// names are the weights of one source model, while its files are laid out.
 type names struct {
 	of    cas.Digest // the model, or the group
 	index *weights.Index

@@ -203,7 +203,6 @@ func (q *Queries) tombstoneOf(p rights.Peer, name string) *index.Tombstone {
 	return &found[len(found)-1]
 }
 
-// eventOf is the event of a removal that left a tombstone.
 func eventOf(t *index.Tombstone) *index.Event {
 	return &index.Event{At: t.At, RequestKey: t.RequestKey, BuildID: t.BuildID, BuildKey: t.BuildKey,
 		ModelName: t.ModelName, Scope: t.Scope}

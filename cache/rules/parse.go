@@ -173,7 +173,6 @@ func checkText(text string) error {
 	return nil
 }
 
-// section brings what was decoded from v into order, and notes what is wrong beyond single fields.
 func (p *providerFile) section(v tomlfile.Value) section {
 	part := section{file: v.File, extracts: p.Extracts}
 	facts := slices.Clone(givenNames)

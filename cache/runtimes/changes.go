@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// changed has a runtime assessed: it is new, or another one than before.
 func (s *Set) changed(rt *Runtime) {
 	rt.pending.Store(true)
 	select {
@@ -24,7 +23,6 @@ func (s *Set) changed(rt *Runtime) {
 	}
 }
 
-// assessChanges runs until the context ends. It assesses the runtimes that are new or changed.
 func (s *Set) assessChanges(ctx context.Context) {
 	for {
 		for _, rt := range s.All() {
@@ -81,7 +79,6 @@ func (s *Set) watch(rt *Runtime, rc *Content) {
 	s.watcher.Set(rt.subject, paths)
 }
 
-// heed runs until the watcher is closed. It looks at what changed before a request needs it.
 func (s *Set) heed(ctx context.Context) {
 	for e := range s.watcher.Events() {
 		if e.Subject == watchedDrivers {

@@ -132,7 +132,6 @@ func (s *Set) OwnDigest(ctx context.Context, uid uint32, ref *LibraryRef) (diges
 	return blake3.Sum256(b), library, nil
 }
 
-// contents gives what a client shows: the library under the empty name, and those beside it.
 func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (contents, error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
 		return nil, apierr.New(apierr.BadRequest, nil,

@@ -61,7 +61,6 @@ func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*R
 	return s.resolveDefault(ctx, w, progress)
 }
 
-// resolveDefault takes the first runtime that has every execution provider of the request.
 func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	var have []string
 	var last error
@@ -312,7 +311,6 @@ func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 	return append(own, other...), unknown
 }
 
-// carries reports whether every EP library that the request needs and names is this runtime's own file.
 func (rc *Content) carries(w *Wanted, own bool) bool {
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) {
@@ -357,7 +355,6 @@ func (ref LibraryRef) stillAt(path string) bool {
 	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
 }
 
-// replacedUnder reports whether one of the caller's open libraries is no longer what its path leads to.
 func (rc *Content) replacedUnder(w *Wanted) bool {
 	return slices.ContainsFunc(w.EPLibraries, func(ref LibraryRef) bool {
 		lib, ok := rc.Library(ref.EP)
@@ -392,7 +389,6 @@ func replaced(path string) error {
 		WithHint("it was replaced, perhaps by an update: restart the application")
 }
 
-// nameLibraries takes the libraries that a client of the daemon's own user named.
 func (s *Set) nameLibraries(ctx context.Context, w *Wanted, progress func(string)) (*Runtime, *Content, error) {
 	for _, l := range w.EPLibraries {
 		if !l.stillAt(l.Path) {

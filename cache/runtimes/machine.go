@@ -262,7 +262,6 @@ func firstLine(text []byte) string {
 	return strings.ToValidUTF8(string(line[:min(len(line), driverLine)]), "")
 }
 
-// bounded keeps the first bytes that are written, and swallows the rest.
 type bounded struct {
 	b     bytes.Buffer
 	limit int

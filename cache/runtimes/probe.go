@@ -376,7 +376,6 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 	return out
 }
 
-// defaultFingerprint is what a build made with the EP's first device and default options would say of itself.
 func (s *Set) defaultFingerprint(ctx context.Context, rc *Content, facts compilers.Facts, name string,
 	fresh bool) (compilers.Fingerprint, error) {
 	eps, err := Alone(rc, facts, name)
@@ -417,7 +416,6 @@ func (s *Set) recallNoticed(rt *Runtime) {
 	}
 }
 
-// likeness digests what a probe found of those execution providers that worked both times.
 func (f *Facts) likeness(other *Facts) [32]byte {
 	type likeness struct {
 		Devices []compilers.DeviceFacts

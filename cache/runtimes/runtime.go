@@ -96,7 +96,6 @@ func (s *Set) holds(rc *Content) bool {
 	return rc.Machine == rc.now() && rc.folders.unchanged()
 }
 
-// changing says once that a runtime's files are being replaced.
 func (s *Set) changing(rt *Runtime) {
 	if rt.state.CompareAndSwap(&stateReady, &stateChanging) {
 		s.options.Event(index.Event{Kind: event.Changing, Runtime: rt.Name, Text: "its files are being changed"})
@@ -117,7 +116,6 @@ func (s *Set) lost(ctx context.Context, rt *Runtime, before *Content, err error)
 	return apierr.New(apierr.Unavailable, err, "runtime %q cannot be used", rt.Name)
 }
 
-// found puts what was found into the place of what was before.
 func (s *Set) found(rt *Runtime, before, rc *Content) {
 	rt.facts.Store(rc)
 	if before != nil {

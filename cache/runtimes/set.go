@@ -113,7 +113,6 @@ func (s *Set) LookAtAll(ctx context.Context) {
 	}
 }
 
-// lookAgain looks at a runtime without a request for it.
 func (s *Set) lookAgain(ctx context.Context, rt *Runtime) {
 	if _, err := s.Content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
 		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
@@ -181,7 +180,6 @@ func directoryRuntime(dir string, registered bool) *Runtime {
 	return newRuntime(dir, registered, func() (compilers.Runtime, error) { return compilers.Find(dir) })
 }
 
-// explicitRuntime is a runtime that was given library by library.
 func explicitRuntime(spec compilers.Runtime, registered bool) *Runtime {
 	rt := newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
 	for _, l := range spec.EPs {

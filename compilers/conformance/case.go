@@ -141,7 +141,6 @@ func (c *testCase) openAs(path string, bytes []byte, session set) (s *ort.Sessio
 	return s
 }
 
-// refuses opens a model that is not to be opened.
 func (c *testCase) refuses(path string, bytes []byte, session set) {
 	c.does(sessionCall(path, bytes, session), "an error", func() (string, error) {
 		s, err := c.session(path, bytes, session)
@@ -157,7 +156,6 @@ func (c *testCase) compile(path string, session set) {
 	c.open(path, session.with("ep.context_enable", "1")).Release()
 }
 
-// compileBy does so by the compile API.
 func (c *testCase) compileBy(call string, k ort.Compilation, session set) (made []byte) {
 	c.succeeds("CompileModel("+call+session.String()+")", func() error {
 		o, err := c.options(session)
@@ -271,7 +269,6 @@ func (c *testCase) bytes(name string) []byte {
 	return data
 }
 
-// contexts reads the EPContext nodes of a compiled model; there has to be one.
 func (c *testCase) contexts(name string) (m *epmodel.Model) {
 	c.does("read "+name, "a model with EPContext nodes", func() (string, error) {
 		f, err := os.Open(filepath.Join(c.folder, name))
@@ -333,7 +330,6 @@ func (c *testCase) rebuilt(m *epmodel.Model, graph string, in, out string,
 		Inputs: []string{in}, Outputs: []string{out}, Attributes: attributes}
 }
 
-// contextModel is a model from x to y of such nodes.
 func (c *testCase) contextModel(from *epmodel.Model, nodes ...tinymodel.Node) tinymodel.Model {
 	m := tinymodel.Model{Opsets: map[string]int64{"": 17, "com.microsoft": 1}, Nodes: nodes,
 		Metadata: from.Metadata,

@@ -11,7 +11,6 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// noFallback makes a session fail when a node is left to the CPU.
 var noFallback = set{"session.disable_cpu_ep_fallback": "1"}
 
 var inference = []guideline{
@@ -174,7 +173,6 @@ var (
 	last  = set{"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1"}
 )
 
-// sharing has the guidelines for models that share one context. An EP need not have it.
 var sharing = []guideline{
 	optional("the first session decides the binary's name, the last one writes it, each creates "+
 		"a model: N+1 files", func(c *testCase) {

@@ -43,7 +43,6 @@ func (f family) shape() []int64 {
 	return []int64{1, width}
 }
 
-// outside is the type of the model's inputs and outputs.
 func (f family) outside() int32 {
 	if f.element == tinymodel.Int8 {
 		return tinymodel.Float
@@ -131,7 +130,6 @@ func floats(data []byte, element int32) []float32 {
 	return values
 }
 
-// externalized moves the source's weights into a file beside it, and gives the file's content.
 func (c *testCase) externalized(file string) (tinymodel.Model, []byte) {
 	c.hasWeights()
 	var data []byte

@@ -11,7 +11,6 @@ import (
 	"github.com/epcached/epcached/compilers/ort"
 )
 
-// semantic is a version by https://semver.org.
 var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 
 var pluginLibrary = []guideline{

@@ -33,7 +33,6 @@ func ReadRequest(r *bufio.Reader) (Request, error) {
 	return req, nil
 }
 
-// goOn is the line that a worker waits for.
 type goOn struct{ Go bool }
 
 // WriteGo tells a worker that waits that the model is there.

@@ -136,7 +136,6 @@ func (a *API) pointerFrom(f function, args ...any) (handle, error) {
 	return h, nil
 }
 
-// pairs copies an OrtKeyValuePairs; a null pointer gives an empty map.
 func (a *API) pairs(h handle) map[string]string {
 	m := map[string]string{}
 	if h == 0 {

@@ -91,7 +91,6 @@ func pointer(h handle) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer
 
 const maxText = 1 << 20 // bounds strings that C gives us: longer ones are cut
 
-// text copies a zero-terminated string out of C memory. A null pointer gives "".
 func text(h handle) string {
 	if h == 0 {
 		return ""

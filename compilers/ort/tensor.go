@@ -123,7 +123,6 @@ func (s *Session) Run(inputs []Tensor) ([]Tensor, error) {
 	return api.takeOutputs(outputs, results)
 }
 
-// takeOutputs copies the results and releases all of them, also when one cannot be copied.
 func (a *API) takeOutputs(names []string, values []handle) ([]Tensor, error) {
 	var tensors []Tensor
 	var failed error

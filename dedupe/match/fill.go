@@ -29,7 +29,6 @@ type gap struct {
 	at, end int64
 }
 
-// gaps returns those that are looked into, of which left bytes are.
 func (m *matcher) gaps(left int64) (all []gap) {
 	for i := 0; i <= len(m.covered) && left > 0; i++ {
 		g := gap{i: i, end: m.target.Size()}
@@ -47,7 +46,6 @@ func (m *matcher) gaps(left int64) (all []gap) {
 	return all
 }
 
-// fill looks into the gaps of what the candidates cover, on all cores.
 func (m *matcher) fill(ctx context.Context) error {
 	all := slices.Collect(slices.Chunk(m.gaps(fillAll), fillBatch))
 	found := make([][]match, len(all))
@@ -68,7 +66,6 @@ func (m *matcher) fill(ctx context.Context) error {
 	return err
 }
 
-// filler looks into gaps. It is one goroutine's, and reads the matcher only.
 type filler struct {
 	*matcher
 	compared int64
@@ -155,7 +152,6 @@ func (f *filler) index(b []byte) {
 	}
 }
 
-// resized returns n elements, s's own if it has room for them.
 func resized[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -174,7 +170,6 @@ func (f *filler) slot(b []byte) *int32 {
 	return &f.slots[h>>32&uint64(len(f.slots)-1)]
 }
 
-// longest returns the longest run around gap[i:] and a block of b.
 func (f *filler) longest(gap []byte, i, done int, b []byte) (at, length, back int) {
 	k := *f.slot(gap[i:])
 	for range fillTries {

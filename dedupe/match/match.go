@@ -106,7 +106,6 @@ func newMatcher(target dedupe.Source) *matcher {
 	return m
 }
 
-// levelOf returns at which level a target of that size is scanned.
 func levelOf(size int64) int {
 	level := denseLevel
 	for level < 0 && size/anchorEvery<<-level > denseAnchors {

@@ -104,7 +104,6 @@ func (m *matcher) plan() *Plan {
 	}
 }
 
-// named gives the candidates that are needed their place in the plan.
 func (m *matcher) named(b *builder) *Plan {
 	p := &Plan{Size: m.target.Size(), Extents: b.out, stats: m.stats, literals: b.literals}
 	place := make([]int, len(m.candidates)+1)
@@ -140,7 +139,6 @@ type builder struct {
 	at       int64           // what is laid so far
 }
 
-// lay covers the target: by matches with candidates, else by copies, else by literals.
 func (b *builder) lay(found, own cover, size int64) {
 	for _, m := range found {
 		b.gap(m.at, own)
@@ -149,7 +147,6 @@ func (b *builder) lay(found, own cover, size int64) {
 	b.gap(size, own)
 }
 
-// gap lays what no candidate has, up to end.
 func (b *builder) gap(end int64, own cover) {
 	i := sort.Search(len(own), func(i int) bool { return own[i].end() > b.at })
 	for ; i < len(own) && own[i].at < end; i++ {
@@ -170,7 +167,6 @@ func (b *builder) literalTo(end int64) {
 	}
 }
 
-// keep adds a range of the target to the literals, and returns where it stands there.
 func (b *builder) keep(at, n int64) int64 {
 	from := b.size
 	b.size += n

@@ -20,7 +20,6 @@ const (
 	quietAll  = 8 << 20 // bytes of a target that are searched
 )
 
-// quiet is a range of the target that was found to be quiet.
 type quiet struct {
 	at  int64
 	pos int // where its bytes begin among those of all quiet ranges
@@ -198,7 +197,6 @@ type ownCopies struct {
 	warm   uint64 // nothing; see table.touch
 }
 
-// done is called when all have come.
 func (o *ownCopies) done() error {
 	o.stats.scanned += o.target.Size()
 	o.stats.compared += o.compared

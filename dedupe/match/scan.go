@@ -21,7 +21,6 @@ func denseSegment(level, segments int) int {
 	return min(4*segmentSize/anchorEvery<<max(-level, 0)>>max(level, 0), maxAnchors/segments)
 }
 
-// segment is what was found in one MiB of a source, in order.
 type segment struct {
 	anchors []anchor
 	runs    []run
@@ -37,7 +36,6 @@ type scanOptions struct {
 	each func(segment) error
 }
 
-// scanAll finds the anchors of src on all cores, and runs that repeat themselves.
 func scanAll(ctx context.Context, src dedupe.Source, o scanOptions) error {
 	n := int((src.Size() + segmentSize - 1) / segmentSize)
 	s := &scanner{src: src, scanOptions: o, ready: make([]*segment, n)}
@@ -86,7 +84,6 @@ func (s *scanner) handOn(i int, one *segment) error {
 	return nil
 }
 
-// scanning is one goroutine's.
 type scanning struct {
 	*scanner
 	finder
@@ -117,7 +114,6 @@ func (s *scanning) segment(i int) error {
 	return s.handOn(i, one)
 }
 
-// anchors adds those of b, which stands at start, to found, up to as many as are kept.
 func (s *scanning) anchors(b []byte, start int64) {
 	least, sparse, mask := leastProduct(s.level), leastProduct(0), uint64(1)<<max(s.level, 0)-1
 	most := denseSegment(s.level, len(s.ready))

@@ -144,7 +144,6 @@ func Candidates(
 	return choose(best[:min(len(best), rankedMost)], n)
 }
 
-// shared says which of a sketch's keys another blob has.
 type shared struct {
 	digest cas.Digest
 	keys   [(sketchKeys + 63) / 64]uint64 // a bit for each

@@ -100,7 +100,6 @@ func (p *part) run(from int64) ([]match, error) {
 	return p.found, nil
 }
 
-// window goes through the n bytes at pos, and returns where to go on.
 func (p *part) window(b []byte, pos, n int64) (int64, error) {
 	after := pos // what stands before is part of a match
 	for i := 0; ; {
@@ -174,7 +173,6 @@ const (
 	mostCompare  = 256 << 10 // fits a core's cache, twice
 )
 
-// comparer finds how far two runs are equal. It is one goroutine's.
 type comparer struct {
 	a, b     []byte
 	compared int64 // bytes that were read from either side, all in all

@@ -78,7 +78,6 @@ func (t *table) tagged(key uint64) uint64 {
 	return (h ^ h>>32) << t.at
 }
 
-// slot returns where one with that tag is looked for first.
 func (t *table) slot(tag uint64) int { return int(tag>>t.at) & (len(t.slots) - 1) }
 
 // touch fetches the slots of many keys at once, because each alone would be waited for.
