@@ -41,16 +41,11 @@ func (OS) Clone(dst, src *os.File) error {
 
 // Allocate takes no time where the file system can do it; elsewhere zeros are written.
 func (OS) Allocate(f *os.File, size int64) error {
-	err := control(f, func(fd int) error {
-		if err := unix.Fallocate(fd, 0, 0, size); err != nil {
-			return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
-		}
-		return nil
-	})
+	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		return writeZeros(f, size)
 	}
-	return err
+	return pathError("fallocate", f.Name(), err)
 }
 
 func (OS) LinkAt(from string, dir *os.File, name string) error {
@@ -63,12 +58,15 @@ func (OS) LinkAt(from string, dir *os.File, name string) error {
 }
 
 func (OS) UnlinkAt(dir *os.File, name string) error {
-	return control(dir, func(fd int) error {
-		if err := unix.Unlinkat(fd, name, 0); err != nil {
-			return &os.PathError{Op: "unlink", Path: dir.Name() + "/" + name, Err: err}
-		}
-		return nil
-	})
+	err := control(dir, func(fd int) error { return unix.Unlinkat(fd, name, 0) })
+	return pathError("unlink", dir.Name()+"/"+name, err)
+}
+
+func pathError(op, path string, err error) error {
+	if err != nil {
+		return &os.PathError{Op: op, Path: path, Err: err}
+	}
+	return nil
 }
 
 // control calls fn with f's descriptor. Fd would set the file, maybe a client's, to blocking.
@@ -89,31 +87,23 @@ func control(f *os.File, fn func(fd int) error) error {
 // StampOf returns the stamp of an open file.
 func StampOf(f *os.File) (s Stamp, err error) {
 	err = control(f, func(fd int) (err error) {
-		if s, err = StampFD(fd); err != nil {
-			return &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
-		}
-		return nil
+		s, err = StampFD(fd)
+		return err
 	})
-	return s, err
+	return s, pathError("fstat", f.Name(), err)
 }
 
 // StampAt returns the stamp of the file of that name in the folder with the
 // descriptor dirfd. A symbolic link is not followed: the stamp is its own.
 func StampAt(dirfd int, name string) (Stamp, error) {
 	s, err := stampAt(dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil {
-		err = &os.PathError{Op: "fstatat", Path: name, Err: err}
-	}
-	return s, err
+	return s, pathError("fstatat", name, err)
 }
 
 // StampPath returns the stamp of what a path leads to: a link that is switched is a change.
 func StampPath(path string) (Stamp, error) {
 	s, err := stampAt(unix.AT_FDCWD, path, 0)
-	if err != nil {
-		err = &os.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return s, err
+	return s, pathError("stat", path, err)
 }
 
 // StampThrough is StampPath for a name in the folder with the descriptor. Its error names no path.
@@ -206,19 +196,15 @@ func unreadable(err error) bool {
 // DiskBytes returns what the file at path takes on the disk, in whole blocks.
 func DiskBytes(path string) (int64, error) {
 	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return 0, &os.PathError{Op: "lstat", Path: path, Err: err}
-	}
-	return st.Blocks * 512, nil
+	err := unix.Lstat(path, &st)
+	return st.Blocks * 512, pathError("lstat", path, err)
 }
 
 // FreeBytes returns what an ordinary user may still write into the folder's file system.
 func FreeBytes(folder string) (int64, error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(folder, &st); err != nil {
-		return 0, &os.PathError{Op: "statfs", Path: folder, Err: err}
-	}
-	return int64(st.Bavail) * int64(st.Bsize), nil
+	err := unix.Statfs(folder, &st)
+	return int64(st.Bavail) * int64(st.Bsize), pathError("statfs", folder, err)
 }
 
 // Owner returns the user that a file belongs to.
