@@ -38,11 +38,16 @@ func TestTheAccountIsMendedAfterACrash(t *testing.T) {
 func TestATombstoneAloneTellsWhy(t *testing.T) {
 	b, builds := stored(t, 2)
 	gone := &builds[0]
-	require.NoError(t, b.cache.index.Journal.AddTombstones([]index.Tombstone{{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,
-		ModelName: gone.ModelName, Scope: gone.Scope, At: b.cache.now(), Reason: "evicted on a day to make room"}}))
-	b.close()
 	id := gone.ID.String()
-	require.NoError(t, os.Remove(filepath.Join(b.state, "manifests", id[:2], id)))
+	folder := filepath.Join(b.state, "manifests", id[:2])
+	require.NoError(t, os.Rename(folder, folder+".away")) // the tombstone is all that is written
+	change := &index.Change{ID: gone.ID, Tombstone: &index.Tombstone{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,
+		ModelName: gone.ModelName, Scope: gone.Scope, At: b.cache.now(), Reason: "evicted on a day to make room"}}
+	b.cache.index.Commit([]*index.Change{change})
+	require.Error(t, change.Err)
+	b.close()
+	require.NoError(t, os.Rename(folder+".away", folder))
+	require.NoError(t, os.Remove(filepath.Join(folder, id)))
 	b.open()
 	why, err := b.cache.query.Why(context.Background(), b.self(), gone.BuildKey.String())
 	require.NoError(t, err)

@@ -70,7 +70,7 @@ func TestTwoCollectTheSame(t *testing.T) {
 	plan, other := b.plan(0), b.plan(0)
 	other.Freed = 0 // nothing is done yet
 	b.collect(plan)
-	require.NoError(t, b.cache.store.Collector().EvictAll(context.Background(), other, other.Steps, func(int64, int64) {}, 0))
+	require.NoError(t, b.cache.store.Collector().EvictAll(context.Background(), other, other.Steps))
 	for i := range other.Steps {
 		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
 	}

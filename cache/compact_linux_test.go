@@ -198,7 +198,7 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
 	b, builds, files := family(t, 3)
 	before := b.objects()
-	require.NoError(t, b.cache.store.Remove(context.Background(), builds[0], "a test", 0))
+	require.NoError(t, b.remove(builds[0]))
 	require.True(t, b.cache.cas.Has(large(builds[0])), "others take from it")
 	b.packCold(2 * time.Hour)
 	require.False(t, b.cache.cas.Has(large(builds[0])))

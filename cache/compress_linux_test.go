@@ -79,7 +79,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	}
 	disk, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	err = b.cache.store.Remove(context.Background(), builds[1], "a test", 0)
+	err = b.remove(builds[1])
 	require.NoError(t, err)
 	b.exact()
 	left, err := filepath.Glob(filepath.Join(b.state, "recipes", "*", "*"))

@@ -177,7 +177,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			pack(b, builds)
 			_, err := b.cache.store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
-			require.NoError(b, b.cache.store.Remove(ctx, builds[0], "a test", 0))
+			require.NoError(b, b.remove(builds[0]))
 		}, func(b *crashBench) error {
 			return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
 		}, 3},

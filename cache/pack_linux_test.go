@@ -51,7 +51,7 @@ func (b *bench) stores(asks []*request.Request) (builds []*index.Build, files []
 	}
 	b.later.Add(int64(time.Hour))
 	for _, build := range builds {
-		for d := range store.DistinctBlobs(build) {
+		for d := range build.DistinctBlobs() {
 			_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
 			require.NoError(b, err)
 		}
@@ -209,7 +209,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	b, builds, files := packedPair(t)
 	ctx := context.Background()
 	container := large(builds[0])
-	err := b.cache.store.Remove(ctx, builds[0], "a test", 0)
+	err := b.remove(builds[0])
 	require.NoError(t, err)
 	require.True(t, b.cache.cas.Has(container))
 	b.reopen()
@@ -220,7 +220,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour))
-	err = b.cache.store.Remove(ctx, builds[1], "a test", 0)
+	err = b.remove(builds[1])
 	require.NoError(t, err)
 	left, err := b.cache.objectBytes(ctx)
 	require.NoError(t, err)
@@ -237,7 +237,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, builds, _ := packedPair(t)
 			b.later.Add(int64(time.Hour)) // nobody was given them just now
-			err := b.cache.store.Remove(ctx, builds[0], "a test", 0)
+			err := b.remove(builds[0])
 			require.NoError(t, err)
 			check := func(each func(files int)) *wire.CheckReply {
 				files := 0
@@ -255,7 +255,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 			removed := false
 			result := check(func(files int) {
 				if files == cmp.Or(at, last) {
-					err := b.cache.store.Remove(ctx, builds[1], "a test", 0)
+					err := b.remove(builds[1])
 					require.NoError(t, err)
 					removed = true
 				}

@@ -203,7 +203,7 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 				requireInUse(t, err)
 			}
 			if i%3 == 0 {
-				for d := range store.DistinctBlobs(builds[1]) {
+				for d := range builds[1].DistinctBlobs() {
 					if err := b.cache.forms.MakeWhole(context.Background(), d); err != nil {
 						t.Error(err)
 					}

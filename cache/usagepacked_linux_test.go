@@ -40,7 +40,7 @@ func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
 	require.Greater(t, said[builds[2].BuildKey.String()], int64(1<<20))
 	for _, i := range []int{1, 0, 2} {
 		before, promised := b.plan(0).Used, own()[builds[i].BuildKey.String()]
-		err := b.cache.store.Remove(ctx, builds[i], "a test", 0)
+		err := b.remove(builds[i])
 		require.NoError(t, err)
 		require.Equal(t, promised, before-b.plan(0).Used, "build %d", i)
 		b.exact()

@@ -46,7 +46,7 @@ func TestAViewThatIsMadeAnewWhileItsBuildGoes(t *testing.T) {
 		lease, err = made.Lease()
 		require.NoError(t, err)
 	}
-	require.NoError(t, b.cache.store.Remove(context.Background(), a.Build, "test", 0))
+	require.NoError(t, b.remove(a.Build))
 	require.Nil(t, at.do)
 	require.NotEqual(t, former.Path(), made.Path())
 	require.Nil(t, b.cache.views.Current(a.Build.ID))

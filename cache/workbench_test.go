@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -318,4 +319,10 @@ func (b *bench) publish(build *index.Build) {
 // path is the path of a file in the state directory.
 func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.dir}, name...)...)
+}
+
+// remove removes a build.
+func (b *bench) remove(build *index.Build) error {
+	one := []store.Removal{{Build: build, Why: "a test"}}
+	return errors.Join(b.cache.store.RemoveAll(one), one[0].Err)
 }

@@ -101,27 +101,6 @@ func (c *Change) fail(err error) {
 	}
 }
 
-// bury makes the tombstones of builds durable that are about to be retracted.
-func (j *Journal) bury(list []*Change) {
-	var tombstones []Tombstone
-	for _, c := range list {
-		if c.Tombstone != nil {
-			tombstones = append(tombstones, *c.Tombstone)
-		}
-	}
-	if len(tombstones) == 0 {
-		return
-	}
-	if err := j.AddTombstones(tombstones); err != nil {
-		for _, c := range list {
-			if c.Tombstone != nil {
-				c.fail(err)
-				j.dropTombstone(c.ID)
-			}
-		}
-	}
-}
-
 // move gives manifests their names, or takes these away, durably.
 func (m *manifests) move(list []*Change) {
 	touched := make(map[byte]bool)

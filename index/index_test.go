@@ -166,3 +166,12 @@ func (j *Journal) mark(m Mark) error {
 func (j *Journal) SetState(id BuildID, s State) error { return j.mark(Mark{ID: id, State: &s}) }
 func (j *Journal) Pin(id BuildID, p Pin) error        { return j.mark(Mark{ID: id, Pin: &p}) }
 func (j *Journal) Unpin(id BuildID) error             { return j.mark(Mark{ID: id}) }
+
+func (j *Journal) AddTombstones(list []Tombstone) error {
+	changes := make([]*Change, len(list))
+	for i := range list {
+		changes[i] = &Change{ID: list[i].BuildID, Tombstone: &list[i]}
+	}
+	j.bury(changes)
+	return changes[0].Err
+}

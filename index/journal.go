@@ -308,7 +308,7 @@ func (j *Journal) sync(upTo uint64) error {
 	defer j.syncing.Unlock()
 	j.appending.Lock()
 	file, written := j.file, j.written
-	if j.synced >= upTo {
+	if j.synced >= min(upTo, written) {
 		j.appending.Unlock()
 		return nil
 	}
@@ -331,12 +331,7 @@ func (j *Journal) sync(upTo uint64) error {
 	return nil
 }
 
-func (j *Journal) flush() error {
-	j.appending.Lock()
-	upTo := j.written
-	j.appending.Unlock()
-	return j.sync(upTo)
-}
+func (j *Journal) flush() error { return j.sync(math.MaxUint64) }
 
 // rewrite makes a new journal of all states, pins and tombstones, and the latest events. The rename
 // is its commit point; before it the old file stands. On a full disk it takes of

@@ -255,15 +255,6 @@ func fromNanos(n int64) time.Time {
 	return time.Unix(0, n).UTC()
 }
 
-// distinct gives the blobs that a build needs, each once, with its size.
-func distinct(b Build) map[cas.Digest]int64 {
-	blobs := make(map[cas.Digest]int64, len(b.Files))
-	for _, f := range b.Blobs() {
-		blobs[f.Digest] = f.Size
-	}
-	return blobs
-}
-
 // shorten makes s valid and not longer than limit: it may be a vendor's message.
 func shorten(s string, limit int) string {
 	if len(s) > limit {

@@ -51,7 +51,7 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 			switch {
 			case err == nil:
 				builds = append(builds, b)
-				maps.Copy(x.sizes, distinct(b))
+				maps.Copy(x.sizes, b.DistinctBlobs())
 			case !errors.Is(err, fs.ErrNotExist): // not retracted since the folder was listed
 				x.report(findingOf(x.manifests.path(id), err))
 			}

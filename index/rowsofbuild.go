@@ -33,7 +33,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	brief.manifest = x.manifestBytes(b.ID)
 	space.ManifestBytes += brief.manifest
 	space.LogicalBytes += brief.LogicalBytes
-	for d, size := range distinct(b) {
+	for d, size := range b.DistinctBlobs() {
 		disk := x.blobBytes(d, size)
 		more, needed, err := resize(tx, d, disk) // it may have been packed, and is whole again
 		if err != nil {
@@ -83,7 +83,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	space.Builds--
 	space.LogicalBytes -= brief.LogicalBytes
 	space.ManifestBytes -= brief.manifest
-	for d, size := range distinct(b) {
+	for d, size := range b.DistinctBlobs() {
 		n, err := firstNeed(tx, d)
 		if err != nil {
 			return freed, err

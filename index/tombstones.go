@@ -34,23 +34,31 @@ func (j *Journal) addTombstone(one Tombstone) {
 	j.tombstones = append(j.tombstones, one)
 }
 
-// AddTombstones records builds that are about to be retracted, durably when it returns: a crash
-// between the two leaves tombstones of builds that are there, which the next Open drops. After an
-// error (a full disk) they are known until Close, and written as soon as the journal can be written
-// again.
-func (j *Journal) AddTombstones(list []Tombstone) error {
-	records := make([]*manifestpb.Record, len(list))
-	for i := range list {
-		t := &list[i]
-		t.At, t.LastUsed, t.Reason = trimTime(t.At), trimTime(t.LastUsed), shorten(t.Reason, maxText)
-		t.ModelName, t.Scope = shorten(t.ModelName, maxName), shorten(t.Scope, 64)
-		records[i] = tombstoneRecord(t)
+// bury makes the tombstones of builds durable that are about to be retracted: a crash between the two
+// leaves tombstones of builds that are there, which the next Open drops.
+func (j *Journal) bury(list []*Change) {
+	var buried []*Change
+	var records []*manifestpb.Record
+	for _, c := range list {
+		if t := c.Tombstone; t != nil {
+			t.At, t.LastUsed, t.Reason = trimTime(t.At), trimTime(t.LastUsed), shorten(t.Reason, maxText)
+			t.ModelName, t.Scope = shorten(t.ModelName, maxName), shorten(t.Scope, 64)
+			buried, records = append(buried, c), append(records, tombstoneRecord(t))
+		}
 	}
-	return j.change(func() {
-		for _, t := range list {
-			j.addTombstone(t)
+	if len(buried) == 0 {
+		return
+	}
+	err := j.change(func() {
+		for _, c := range buried {
+			j.addTombstone(*c.Tombstone)
 		}
 	}, records...)
+	for _, c := range buried {
+		if c.fail(err); err != nil {
+			j.dropTombstone(c.ID)
+		}
+	}
 }
 
 // dropTombstone forgets the tombstone of a build that stays after all. The file need not say so: the

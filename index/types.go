@@ -124,6 +124,15 @@ func (b *Build) Maker() *EPFacts {
 // its kept source, whose names are no names of files.
 func (b *Build) Blobs() []File { return slices.Concat(b.Files, b.sources()) }
 
+// DistinctBlobs returns the blobs of a build, each once, with their sizes.
+func (b *Build) DistinctBlobs() map[cas.Digest]int64 {
+	out := make(map[cas.Digest]int64, len(b.Files))
+	for _, f := range b.Blobs() {
+		out[f.Digest] = f.Size
+	}
+	return out
+}
+
 // Serves reports whether the blob is among the build's files.
 func (b *Build) Serves(d cas.Digest) bool {
 	return slices.ContainsFunc(b.Files, func(f File) bool { return f.Digest == d })

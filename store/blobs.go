@@ -100,7 +100,7 @@ func (o blobOwner) LetGo(d cas.Digest) error {
 // new view until the view is in use.
 func (o blobOwner) InHand(d cas.Digest) bool {
 	ids, err := o.st.index.Needs(d)
-	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.inHand.busy(id) || o.st.hasView(id) })
+	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.inHand.busy(id) || o.st.views.Current(id) != nil })
 }
 
 // MayTake implements packing.Owner.
@@ -173,15 +173,6 @@ func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 		}
 	}
 	return all, err
-}
-
-// NeededBy lists the builds that need a blob. A build may be listed twice.
-func (st *Store) NeededBy(d cas.Digest) (ids []index.BuildID, err error) {
-	needs, err := st.Needs(d)
-	for _, n := range needs {
-		ids = append(ids, n.Build)
-	}
-	return ids, err
 }
 
 // reach are the scopes of the builds that need a blob.

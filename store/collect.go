@@ -82,9 +82,6 @@ const (
 	KeptNoRoom  = "there is no room for what it does not share"
 )
 
-// hasView tells whether the build has a view that is in use in this run.
-func (st *Store) hasView(id index.BuildID) bool { return st.views.Current(id) != nil }
-
 // AtOnce is how many builds are removed together, which share their syncs. It is bounded because a
 // reservation may wait for the space of the first of them.
 const AtOnce = 16
@@ -99,27 +96,25 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 		if plan.Yields && c.st.ledger.hurry() {
 			return ErrHurry
 		}
+		n, err := 1, error(nil)
 		if s := &plan.Steps[next]; s.Action != evict.Evict {
-			next++
-			if err := c.Shrink(ctx, plan, s); err != nil {
-				return err
+			err = c.Shrink(ctx, plan, s)
+		} else {
+			for n < AtOnce && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
+				n++
 			}
-			progress(plan.Freed, total)
-			continue
+			err = c.EvictAll(ctx, plan, plan.Steps[next:next+n])
 		}
-		n := 1
-		for n < AtOnce && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
-			n++
-		}
-		batch := plan.Steps[next : next+n]
-		next += n
-		if err := c.EvictAll(ctx, plan, batch, progress, total); err != nil {
+		if err != nil {
 			return err
 		}
+		next += n
+		progress(plan.Freed, total)
 	}
-	if err := c.evictRead(ctx, plan, progress, total); err != nil {
+	if err := c.evictRead(ctx, plan); err != nil {
 		return err
 	}
+	progress(plan.Freed, total)
 	plan.End()
 	return nil
 }
@@ -129,7 +124,7 @@ const readingWait = 2 * time.Second
 
 // evictRead removes what stayed because the daemon was just reading it. What is compared with
 // others is let go for that: it would wait for the request that this may be for.
-func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress func(done, total int64), total int64) error {
+func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	reading := func(s evict.Step) bool { return s.KeptFor() == KeptReading }
 	if !slices.ContainsFunc(plan.Steps, reading) {
 		return nil
@@ -142,7 +137,7 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection, progress fu
 			if r.KeptFor() != KeptReading {
 				continue
 			}
-			if err := c.EvictAll(ctx, plan, plan.Steps[i:i+1], progress, total); err != nil {
+			if err := c.EvictAll(ctx, plan, plan.Steps[i:i+1]); err != nil {
 				return err
 			}
 			left = left || r.KeptFor() == KeptReading
@@ -165,13 +160,10 @@ func evicted(at time.Time, r *evict.Step) string {
 
 // EvictAll removes the builds of some steps, but for those that may not go by now. Their tombstones
 // are durable before.
-func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step, progress func(done, total int64), total int64) error {
-	var list []Removal
-	var of []*evict.Step // of these
-	var going int64      // what those free that go
-	parts := make([]map[cas.Digest]int64, len(steps))
-	before := make(map[cas.Digest]int64) // what their parts took
-	taken := make([]func(), len(steps))  // end the collector's having them in hand
+func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step) error {
+	list := make([]Removal, 0, len(steps))
+	before := make(map[cas.Digest]int64) // what their parts take
+	var going int64                      // what those free that go
 	for i := range steps {
 		s := &steps[i]
 		b, err := c.st.index.Get(s.ID)
@@ -179,56 +171,55 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 			s.Keep(KeptGone)
 			continue
 		}
-		at, why := len(list), evicted(c.st.now(), s)
-		parts[at] = c.st.PartsOf(&b)
-		c.st.FreedOf(parts[at], before)
-		of, list = append(of, s), append(list, Removal{Build: &b, Why: why, grace: views.PathGrace,
+		why := evicted(c.st.now(), s)
+		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s, parts: c.st.PartsOf(&b),
 			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 				At: c.st.now(), Reason: why, Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
-				ForBudget: plan.forBudget && !s.Must},
-			may: func() bool {
-				if ctx.Err() != nil {
-					return false
-				}
-				done, why := c.st.inHand.evict(s.ID)
-				if why == "" {
-					if why = c.stays(plan, s, going); why != "" {
-						done()
-					}
-				}
-				if why != "" {
-					s.Keep(why)
-					return false
-				}
-				taken[at], going = done, going+s.Frees
-				return true
-			}})
+				ForBudget: plan.forBudget && !s.Must}})
+		d := &list[len(list)-1]
+		c.st.FreedOf(d.parts, before)
+		d.may = func() bool { return ctx.Err() == nil && c.mayGo(plan, d, &going) }
 	}
-	err := c.st.RemoveAll(list, func(*Removal) {})
-	for i, d := range slices.Backward(list) { // what several had goes with the last of them, as it was planned
-		if taken[i] != nil {
-			taken[i]()
+	err := c.st.RemoveAll(list)
+	for _, d := range slices.Backward(list) { // what several had goes with the last of them, as it was planned
+		if d.taken != nil {
+			d.taken()
 		}
 		switch {
-		case d.gone:
+		case d.Gone:
 			c.st.index.Counters.Add("evicted", 1)
-			plan.Carried(of[i], c.st.FreedOf(parts[i], before))
+			plan.Carried(d.step, c.st.FreedOf(d.parts, before))
 		case errors.Is(d.Err, index.ErrNotFound):
-			of[i].Keep(KeptGone) // it was removed for another reason
+			d.step.Keep(KeptGone) // it was removed for another reason
 			continue
 		}
 		if d.Err != nil && err == nil {
 			err = fmt.Errorf("%s: %w", d.Build.BuildKey, d.Err)
 		}
 	}
-	progress(plan.Freed, total)
-	if err == nil && ctx.Err() != nil {
-		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
-	}
 	if err != nil {
 		return apierr.New(apierr.Internal, err, "collect")
+	} else if ctx.Err() != nil {
+		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
 	return nil
+}
+
+// mayGo takes a build in hand, so that no request can take it any more, and looks at it for the last
+// time. going is what the builds free that go with it.
+func (c *Collector) mayGo(plan *Collection, d *Removal, going *int64) bool {
+	done, why := c.st.inHand.evict(d.step.ID)
+	if why == "" {
+		if why = c.stays(plan, d.step, *going); why != "" {
+			done()
+		}
+	}
+	if why != "" {
+		d.step.Keep(why)
+		return false
+	}
+	d.taken, *going = done, *going+d.step.Frees
+	return true
 }
 
 // FreedOf sums what some blobs take less on the disk than before, and updates before.
@@ -244,8 +235,8 @@ func (st *Store) FreedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64
 // PartsOf lists the blobs of a build and the bases that it is packed with, each once, with their
 // sizes: what its removal may free.
 func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
-	parts := DistinctBlobs(b)
-	for d := range DistinctBlobs(b) {
+	parts := b.DistinctBlobs()
+	for d := range b.DistinctBlobs() {
 		if p, ok := st.forms.Recipes.Has(d); ok {
 			for _, container := range p.Containers {
 				parts[container.Digest] = container.Size
@@ -262,15 +253,6 @@ func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 		return whole + recipe
 	}
 	return whole + recipe + unpacked
-}
-
-// DistinctBlobs returns the blobs of a build, each once, with their sizes.
-func DistinctBlobs(b *index.Build) map[cas.Digest]int64 {
-	out := make(map[cas.Digest]int64, len(b.Files))
-	for _, f := range b.Blobs() {
-		out[f.Digest] = f.Size
-	}
-	return out
 }
 
 // stays says why a build that was to be removed stays, "" if it is removed. freed is what earlier

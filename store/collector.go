@@ -140,12 +140,12 @@ func (s *Ledger) above(
 	need, written := s.waitedFor()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	taken := s.reserved
+	taken := s.now.Disk
 	if !waits {
-		taken -= s.passing
+		taken -= s.now.Passing
 	}
-	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.written)-(need-written) < b.Floor && now.Disk > 0 ||
-		b.Entries > 0 && now.entries > b.Entries, maps.Clone(s.byUser)
+	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.now.Written)-(need-written) < b.Floor && now.Disk > 0 ||
+		b.Entries > 0 && now.entries > b.Entries, maps.Clone(s.now.ByUser)
 }
 
 // Shrink carries out a step that removes no build. An error ends the whole collection.

@@ -90,7 +90,7 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits b
 	none := c.nothingGoes()
 	s.Spared = func(b *index.Brief) string {
 		why := cmp.Or(none, c.wantedNow(b.ID))
-		if why == "" && (b.Viewed || c.st.hasView(b.ID)) { // else no file is looked at: most builds of a large store have no view
+		if why == "" && (b.Viewed || c.st.views.Current(b.ID) != nil) { // else no file is looked at: most builds of a large store have no view
 			if why = c.Protected(b.ID, &own); why == KeptReading && waits {
 				return ""
 			}

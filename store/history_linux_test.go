@@ -687,7 +687,8 @@ func (h *history) remove(random *rand.Rand) error {
 		return nil
 	}
 	h.doing[f.build.ID] = true
-	if err := h.store.Remove(context.Background(), &f.build, "by hand", 0); err != nil {
+	one := []store.Removal{{Build: &f.build, Why: "by hand"}}
+	if err := errors.Join(h.store.RemoveAll(one), one[0].Err); err != nil {
 		return err
 	}
 	f.gone = true
@@ -711,7 +712,7 @@ func (h *history) pin(random *rand.Rand) error {
 
 func (h *history) withhold(random *rand.Rand) error {
 	f := h.any(random)
-	if f == nil {
+	if f == nil || f.state == index.Damaged { // which a state of its own would hide
 		return nil
 	}
 	h.doing[f.build.ID] = true

@@ -76,10 +76,8 @@ func (c *Collector) keepReserve() {
 // that can run beside it. While the store is above, only a build that fits is admitted, and a
 // reservation evicts for it first.
 type Ledger struct {
-	mu       sync.Mutex
-	reserved int64            // bytes on disk; guarded by mu
-	written  int64            // of reserved: what is on the disk already, and of which the free space knows; guarded by mu
-	byUser   map[uint32]int64 // logical bytes; guarded by mu
+	mu  sync.Mutex
+	now Reserved // guarded by mu
 
 	given uint64 // counts what was taken out, for another account; guarded by mu
 
@@ -87,18 +85,13 @@ type Ledger struct {
 	// they are in no account, neither as a build's nor as held, and still there. Guarded by mu.
 	leaving int64
 
-	// passing counts bytes on disk that go in a moment for something smaller, which is set aside or
-	// written beside them: the collector evicts nothing for that by itself. A reservation that
-	// waits does, because it could not be admitted instead of these bytes. Guarded by mu.
-	passing int64
-
 	rounds
 
 	wake chan struct{} // asks the collector to look
 }
 
 func newLedger() *Ledger {
-	return &Ledger{byUser: make(map[uint32]int64), wake: make(chan struct{}, 1),
+	return &Ledger{now: Reserved{ByUser: make(map[uint32]int64)}, wake: make(chan struct{}, 1),
 		rounds: rounds{one: make(chan struct{}, 1)}}
 }
 
@@ -109,16 +102,22 @@ var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoRoom)
 // Reserved is what is set aside at one moment, in bytes.
 type Reserved struct {
 	Disk    int64            // on disk
-	Written int64            // of Disk: is on the disk already
-	Passing int64            // on disk; removed in a moment for something smaller
+	Written int64            // of Disk: what is on the disk already, and of which the free space knows
 	ByUser  map[uint32]int64 // logical bytes
+
+	// Passing are bytes on disk that go in a moment for something smaller, which is set aside or
+	// written beside them: the collector evicts nothing for that by itself. A reservation that waits
+	// does, because it could not be admitted instead of these bytes.
+	Passing int64
 }
 
 // Reserved returns what is set aside now.
 func (s *Ledger) Reserved() Reserved {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Reserved{s.reserved, s.written, s.passing, maps.Clone(s.byUser)}
+	now := s.now
+	now.ByUser = maps.Clone(now.ByUser)
+	return now
 }
 
 // Reservation is space that is set aside for one build.
@@ -146,26 +145,22 @@ func (s *Ledger) Want() {
 }
 
 // leave counts a build that was just removed on the disk, until done.
-func (s *Ledger) leave(disk int64) (done func()) {
+func (s *Ledger) leave(disk int64) (done func()) { return s.count(&s.leaving, disk) }
+
+// shrinks counts bytes that are about to go for something smaller, until done.
+func (s *Ledger) shrinks(disk int64) (done func()) { return s.count(&s.now.Passing, disk) }
+
+// count adds to a sum until done.
+func (s *Ledger) count(sum *int64, disk int64) (done func()) {
 	add := func(disk int64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.leaving += disk
+		*sum += disk
 		s.given++
 	}
 	add(disk)
-	return func() { add(-disk) }
-}
-
-// shrinks counts bytes that are about to go for something smaller, until done.
-func (s *Ledger) shrinks(disk int64) (done func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.passing += disk
 	return func() {
-		s.mu.Lock()
-		s.passing -= disk
-		s.mu.Unlock()
+		add(-disk)
 		s.Want() // what stayed after all counts from now on
 	}
 }
@@ -247,9 +242,9 @@ func (s *Ledger) take(now *roomNow, r *Reservation, disk, bytes int64) (final bo
 	if final, err := s.admit(now, r, disk, bytes); err != nil {
 		return final, err
 	}
-	s.reserved += disk - r.disk
-	s.written += min(r.Written, disk) - r.counted
-	s.byUser[r.user] += bytes - r.bytes
+	s.now.Disk += disk - r.disk
+	s.now.Written += min(r.Written, disk) - r.counted
+	s.now.ByUser[r.user] += bytes - r.bytes
 	r.disk, r.bytes, r.counted = disk, bytes, min(r.Written, disk)
 	return false, nil
 }
@@ -279,7 +274,7 @@ func (st *Store) roomNow(ctx context.Context) (now roomNow, err error) {
 // admit says why so much may not be set aside, and whether eviction cannot help. mu is held.
 func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	b := &now.Bounds
-	others := s.reserved - r.disk + s.leaving
+	others := s.now.Disk - r.disk + s.leaving
 	used := now.Counted() + others
 	switch {
 	case b.Budget > 0 && disk > b.Budget:
@@ -289,9 +284,9 @@ func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final b
 		return false, NoRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.Held), bytesize.Text(others)).
 			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
-	case b.Free-(s.reserved-s.written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
+	case b.Free-(s.now.Disk-s.now.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
 		return false, NoRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
-			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.written-r.counted)), bytesize.Text(b.Floor)).
+			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.now.Written-r.counted)), bytesize.Text(b.Floor)).
 			WithHint("make room on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, bytes)
@@ -303,7 +298,7 @@ func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final boo
 	if b.User == 0 || bytes == 0 { // copies are nobody's
 		return false, nil
 	}
-	used := now.users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes
+	used := now.users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes
 	if bytes <= b.User && used+bytes-now.mayGo <= b.User {
 		return false, nil
 	}
@@ -335,8 +330,8 @@ func (r *Reservation) leaveQuota() {
 	s := r.st.ledger
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
-		delete(s.byUser, r.user)
+	if s.now.ByUser[r.user] -= r.bytes; s.now.ByUser[r.user] <= 0 {
+		delete(s.now.ByUser, r.user)
 	}
 	r.bytes = 0
 }
@@ -352,8 +347,8 @@ func (r *Reservation) Release() {
 	if r.disk != 0 {
 		s.given++
 	}
-	s.reserved -= r.disk
-	s.written -= r.counted
+	s.now.Disk -= r.disk
+	s.now.Written -= r.counted
 	r.disk, r.counted = 0, 0
 	s.mu.Unlock()
 	s.Want()

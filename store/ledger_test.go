@@ -14,7 +14,7 @@ import (
 // A quota may be filled to the byte, also when nothing more may go.
 func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	s, r := newLedger(), &Reservation{user: 1}
-	s.byUser[1] = 100 // what it stores just now
+	s.now.ByUser[1] = 100 // what it stores just now
 	now := &roomNow{Bounds: Bounds{User: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
 	_, err := s.admitUser(now, r, 400)
 	require.NoError(t, err)
@@ -60,11 +60,11 @@ func TestWhatIsWrittenAlreadyNeedsNoFreeSpace(t *testing.T) {
 	require.ErrorContains(t, admits(Bounds{Floor: 100, Free: 99}, &Reservation{Written: 60}), "are to stay free", "the floor itself is kept to")
 	require.ErrorContains(t, admits(Bounds{Budget: 50}, &Reservation{Written: 60}), "the budget for all is 50 B")
 
-	s.reserved, s.written = 500, 495 // others'
+	s.now.Disk, s.now.Written = 500, 495 // others'
 	require.NoError(t, admits(near, &Reservation{Written: 55}))
 	require.ErrorContains(t, admits(near, &Reservation{Written: 54}), "5 B are set aside", "what is written of the others' is in no use to ask for")
 	guess := &Reservation{disk: 60} // was set aside before the compile, as what has to be written
-	s.reserved, s.written = 60, 0
+	s.now.Disk, s.now.Written = 60, 0
 	require.NoError(t, admits(Bounds{Floor: 100, Free: 160}, guess))
 	guess.Written = 60
 	require.NoError(t, admits(Bounds{Floor: 100, Free: 100}, guess))
@@ -84,11 +84,11 @@ func TestABuildThatIsPublishedCountsOnceToItsUsersQuota(t *testing.T) {
 	defer st.Close()
 	r, err := st.Reserve(context.Background(), 7, false, 4096)
 	require.NoError(t, err)
-	require.Equal(t, map[uint32]int64{7: 4096}, st.ledger.byUser)
+	require.Equal(t, map[uint32]int64{7: 4096}, st.ledger.now.ByUser)
 	r.leaveQuota()
-	require.Empty(t, st.ledger.byUser)
-	require.Positive(t, st.ledger.reserved, "its bytes are not on the disk yet")
+	require.Empty(t, st.ledger.now.ByUser)
+	require.Positive(t, st.ledger.now.Disk, "its bytes are not on the disk yet")
 	r.Release()
-	require.Zero(t, st.ledger.reserved)
-	require.Empty(t, st.ledger.byUser)
+	require.Zero(t, st.ledger.now.Disk)
+	require.Empty(t, st.ledger.now.ByUser)
 }

@@ -40,7 +40,7 @@ func (p *Packer) packBlobs(ctx context.Context, id index.BuildID, pack func(cas.
 	if why := p.st.Busy(&b); why != "" {
 		return 0, fmt.Errorf("build %s: %w: %s", b.BuildKey, packing.ErrInUse, why)
 	}
-	for d := range DistinctBlobs(&b) {
+	for d := range b.DistinctBlobs() {
 		one, err := pack(d)
 		freed += one
 		if err != nil && !errors.Is(err, packing.ErrInUse) {
@@ -58,7 +58,7 @@ func (p *Packer) PackSaving(id index.BuildID) int64 {
 		return 0
 	}
 	sum := int64(0)
-	for d := range DistinctBlobs(&b) {
+	for d := range b.DistinctBlobs() {
 		sum += p.st.forms.Sharing.Saving(d)
 	}
 	return sum
@@ -71,7 +71,7 @@ func (p *Packer) DropCopies(id index.BuildID) (freed int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for d := range DistinctBlobs(&b) {
+	for d := range b.DistinctBlobs() {
 		_, _, disk := p.st.forms.Bytes(d)
 		if disk == 0 {
 			continue

@@ -108,7 +108,7 @@ const maxFresh = 1 << 12
 // Added has the blobs of a new build looked at.
 func (s *Packer) Added(b *index.Build) {
 	s.mu.Lock()
-	for d, size := range DistinctBlobs(b) {
+	for d, size := range b.DistinctBlobs() {
 		if size >= packing.Least {
 			s.remember(d)
 		}

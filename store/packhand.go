@@ -62,7 +62,7 @@ func (p *Packer) UnpackByHand(ctx context.Context, dryRun bool) func(b *index.Bu
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
-		for d, size := range DistinctBlobs(b) {
+		for d, size := range b.DistinctBlobs() {
 			if p.st.forms.OnlyPacked(d) && !planned[d] {
 				packed[d] = size
 			}
@@ -139,7 +139,7 @@ func (p *Packer) LookAtUnknown(ctx context.Context) error {
 // lookAgain finds out what the build's blobs share where that was known once, and perhaps is gone
 // since: what they would have taken from may not be there any more.
 func (p *Packer) lookAgain(ctx context.Context, b *index.Build) error {
-	for d := range DistinctBlobs(b) {
+	for d := range b.DistinctBlobs() {
 		if err := p.st.forms.Sharing.LookAgain(ctx, d, nil); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -57,8 +58,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 		return one.Err
 	}
 	st.packer.Added(b)
-	st.inheritPin(m.Replaces, b)
-	st.supersede(ctx, b)
+	st.supersede(b, m.Replaces)
 	return nil
 }
 
@@ -77,12 +77,14 @@ func (st *Store) published(m *Publication) {
 
 // supersede retracts the earlier builds of the same key: a newer one answers in their place. One
 // that was made with another driver stays, for when that comes back, unless it is not served anyway.
-func (st *Store) supersede(ctx context.Context, b *index.Build) {
+// Their pins, and that of replaces, move to the new build.
+func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	builds, err := st.index.Lookup(b.RequestKey, b.Scope)
 	if err != nil {
 		st.log.Warn("superseded builds not found", "error", err)
-		return
 	}
+	pinned := []index.BuildID{replaces}
+	var gone []Removal
 	for i := range builds {
 		old, state := &builds[i], st.index.Journal.StateOf(builds[i].ID).Name
 		if old.BuildKey != b.BuildKey || old.ID == b.ID || state == index.Current && !SameDrivers(old.EPs, b.EPs) {
@@ -91,28 +93,31 @@ func (st *Store) supersede(ctx context.Context, b *index.Build) {
 		if state == index.Damaged {
 			st.Happened(eventOf(b, eventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 		}
-		st.inheritPin(old.ID, b)
-		if err := st.Remove(ctx, old, "compiled anew", views.PathGrace); err != nil {
-			st.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
+		pinned, gone = append(pinned, old.ID), append(gone, Removal{Build: old, Why: "compiled anew", grace: views.PathGrace})
+	}
+	for _, from := range pinned {
+		if pin, is := st.index.Journal.Pinned(from); is && from != b.ID {
+			err := st.committer.mark(context.Background(), &index.Mark{ID: b.ID, Pin: &pin}, &index.Mark{ID: from})
+			if err != nil {
+				st.log.Error("pin not moved to the build made anew", "from", from.String(), "to", b.ID.String(), "error", err)
+			}
 		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	err = st.RemoveAll(gone)
+	for i := range gone {
+		err = errors.Join(err, gone[i].Err)
+	}
+	if err != nil {
+		st.log.Warn("superseded builds not removed", "build", b.ID.String(), "error", err)
 	}
 }
 
 // SameDrivers reports whether two builds were made with the same versions of drivers.
 func SameDrivers(a, b []index.EPFacts) bool {
 	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
-}
-
-// inheritPin moves the pin of a build to the one that was made in its place.
-func (st *Store) inheritPin(from index.BuildID, to *index.Build) {
-	pin, pinned := st.index.Journal.Pinned(from)
-	if !pinned || from == to.ID {
-		return
-	}
-	err := st.committer.mark(context.Background(), &index.Mark{ID: to.ID, Pin: &pin}, &index.Mark{ID: from})
-	if err != nil {
-		st.log.Error("pin not moved to the build made anew", "from", from.String(), "to", to.ID.String(), "error", err)
-	}
 }
 
 // Pin protects a build from eviction, or with nil takes that back, durably when it returns. It is no

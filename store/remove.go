@@ -5,7 +5,9 @@ import (
 	"errors"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/views"
 )
 
@@ -17,59 +19,49 @@ type Removal struct {
 	grace     time.Duration // of those who were told a path of its view
 	may       func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
 	tombstone *index.Tombstone
-	gone      bool
+	view      *views.View
+	looked    func() // ends the look at the view, unless that is dropped
+	left      func() // ends its being counted on the disk
 
-	Err error // why not, or what could not be removed of it
+	step  *evict.Step          // of an eviction
+	parts map[cas.Digest]int64 // of the build
+	taken func()               // ends the collector's having it in hand
+
+	Gone bool
+	Err  error // why not, or what could not be removed of it
 }
 
-// Remove removes a build: first its manifest, which is the commit point, then its view, then the
-// blobs that nothing else needs. A crash in between leaves leftovers, which the next start
-// removes. grace protects readers that were told a path of its view.
-func (st *Store) Remove(ctx context.Context, b *index.Build, why string, grace time.Duration) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	one := []Removal{{Build: b, Why: why, grace: grace}}
-	return errors.Join(st.RemoveAll(one, func(*Removal) {}), one[0].Err)
-}
-
-// RemoveAll is Remove of several builds, step by step for all of them, so that they share syncs:
-// one build alone needs about six. It calls went when the blobs of a build that nothing else needs
-// have no name any more. The error says that what was removed may come back after a crash, as
-// leftovers.
-func (st *Store) RemoveAll(list []Removal, went func(*Removal)) error {
-	changes := make([]*change, len(list))
-	left := make([]func(), len(list))      // end its being counted on the disk
-	seen := make([]*views.View, len(list)) // before the index forgets where they are
-	looked := make([]func(), len(list))
+// RemoveAll removes builds: first the manifests, which is the commit point of each, then the views,
+// then the blobs that nothing else needs. They share syncs: one build alone needs about six. A crash
+// in between leaves leftovers, which the next start removes. The error says that what was removed
+// may come back after a crash, as leftovers.
+func (st *Store) RemoveAll(list []Removal) error {
+	h := &handed{}
 	for i := range list {
 		d := &list[i]
-		seen[i], looked[i] = st.views.LookAt(d.Build)
+		d.view, d.looked = st.views.LookAt(d.Build) // before the index forgets where it is
 		one := &index.Change{ID: d.Build.ID, Why: d.Why, Tombstone: d.tombstone}
-		changes[i] = &change{Change: one, may: d.may, then: func() { left[i] = st.ledger.leave(one.Freed) }}
+		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() { d.left = st.ledger.leave(one.Freed) }})
 	}
-	if err := st.committer.commit(context.Background(), &handed{builds: changes}); err != nil {
+	if err := st.committer.commit(context.Background(), h); err != nil {
 		return err
 	}
 	blobs := st.forms.Removal()
-	for i := range list {
+	for i, one := range h.builds {
 		d := &list[i]
-		if d.gone, d.Err = changes[i].done, changes[i].Err; !d.gone {
-			if seen[i] != nil {
-				looked[i]()
-			}
+		if d.Gone, d.Err = one.done, one.Err; !d.Gone {
+			d.looked()
 			continue
 		}
-		if seen[i] != nil {
-			st.views.Drop(d.Build.ID, seen[i], d.grace)
+		if d.view != nil {
+			st.views.Drop(d.Build.ID, d.view, d.grace)
 		}
 		st.views.DropCurrent(d.Build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
 		for _, f := range d.Build.Blobs() {
 			_, err := blobs.Remove(f.Digest)
 			d.Err = errors.Join(d.Err, err)
 		}
-		left[i]()
-		went(d)
+		d.left()
 	}
 	st.views.Sweep()
 	_, err := blobs.End()

@@ -142,7 +142,7 @@ func (c *Collector) EvictableFor(ctx context.Context, r *Reservation, bytes int6
 	}
 	s := c.st.ledger
 	s.mu.Lock()
-	above := users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes + bytes - b.User
+	above := users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes + bytes - b.User
 	s.mu.Unlock()
 	if above <= 0 {
 		return 0, "", nil

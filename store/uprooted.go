@@ -21,20 +21,15 @@ func (st *Store) Uprooted() <-chan string { return st.uprooted }
 // LookAround finds out whether the state directory is still the one that was opened. Uprooted
 // reports that it is not.
 func (st *Store) LookAround() {
-	why := st.MissingPart()
-	if why == "" {
-		st.lookForJournal()
+	if why := st.MissingPart(); why != "" {
+		select {
+		case st.uprooted <- why:
+			st.log.Error("the state folder was removed, or a part of it", "state", st.dir, "what", why)
+		default: // told, or about to be
+		}
 		return
 	}
-	select {
-	case st.uprooted <- why:
-		st.log.Error("the state folder was removed, or a part of it", "state", st.dir, "what", why)
-	default: // told, or about to be
-	}
-}
-
-// lookForJournal has the journal written anew if it alone was deleted: all of it is in memory as well.
-func (st *Store) lookForJournal() {
+	// If the journal alone was deleted it is written anew: all of it is in memory as well.
 	restored, err := st.index.Journal.Restore()
 	if err != nil {
 		st.log.Error("the journal was deleted, and cannot be written anew", "error", err)

@@ -179,9 +179,13 @@ func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun 
 	removed *changing) error {
 	var some []store.Removal
 	remove := func() error {
-		err := c.store.RemoveAll(some, func(d *store.Removal) { removed.gone(d.Build) })
+		err := c.store.RemoveAll(some)
 		for i := range some {
-			if d := &some[i]; !errors.Is(d.Err, index.ErrNotFound) { // else it has just gone
+			d := &some[i]
+			if d.Gone {
+				removed.gone(d.Build)
+			}
+			if !errors.Is(d.Err, index.ErrNotFound) { // else it has just gone
 				err = cmp.Or(err, d.Err)
 			}
 		}

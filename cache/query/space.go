@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
-	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -96,7 +95,7 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 // KeptText says how the large files of a build are kept on the disk.
 func (q *Queries) KeptText(b *index.Build) string {
 	said := make(map[string]int64) // with the bytes of whom it is said
-	for d, size := range store.DistinctBlobs(b) {
+	for d, size := range b.DistinctBlobs() {
 		if size < packing.Least {
 			continue
 		}
@@ -118,7 +117,7 @@ func (q *Queries) KeptText(b *index.Build) string {
 // the unpacked form beside it that requests are served from.
 func (q *Queries) KeptWord(b *index.Build) string {
 	word, copied := "whole", false
-	for d := range store.DistinctBlobs(b) {
+	for d := range b.DistinctBlobs() {
 		if !q.forms.OnlyPacked(d) {
 			continue
 		}

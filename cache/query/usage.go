@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/dedupe/match"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -284,12 +285,12 @@ func (q *Queries) FreedBy(ctx context.Context, p rights.Peer, ids []index.BuildI
 				continue
 			}
 			counted[d] = true
-			needs, err := q.store.NeededBy(d)
+			needs, err := q.store.Needs(d)
 			if err != nil {
 				return 0, err
 			}
-			if !slices.ContainsFunc(needs, func(id index.BuildID) bool {
-				return !going[id] && q.rights.MayKnow(p, id)
+			if !slices.ContainsFunc(needs, func(n store.Need) bool {
+				return !going[n.Build] && q.rights.MayKnow(p, n.Build)
 			}) {
 				sum += q.store.DiskBytesOf(d)
 			}
@@ -303,8 +304,8 @@ func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool,
 		ids, err := q.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}
-	needs, err := q.store.NeededBy(d)
-	return slices.ContainsFunc(needs, func(id index.BuildID) bool {
-		return id != b.ID && q.rights.MayKnow(p, id)
+	needs, err := q.store.Needs(d)
+	return slices.ContainsFunc(needs, func(n store.Need) bool {
+		return n.Build != b.ID && q.rights.MayKnow(p, n.Build)
 	}), err
 }

@@ -97,13 +97,13 @@ func (vs *Store) Look(id index.BuildID) (v *View, done func()) {
 	return vs.LookAt(&b)
 }
 
-// LookAt is look for who has the build.
+// LookAt is Look for who has the build. done may be called where there is no view.
 func (vs *Store) LookAt(b *index.Build) (v *View, done func()) {
 	if v = vs.Current(b.ID); v != nil {
 		return v, func() {}
 	}
 	if v = vs.earlier(b); v == nil {
-		return nil, nil
+		return nil, func() {}
 	}
 	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
 }
