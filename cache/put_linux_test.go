@@ -549,7 +549,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		require.NoError(t, a.View.Close())
 		return a
 	}
-	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build, Compile: func(context.Context, upkeep.Rebuild) upkeep.Outcome {
+	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build, Compile: func(context.Context, upkeep.Rebuild, *request.Request) upkeep.Outcome {
 		return upkeep.Outcome{Err: sources.ErrNoSource}
 	}})
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)

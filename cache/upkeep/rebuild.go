@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 )
 
@@ -17,7 +18,10 @@ type Wish struct {
 	Why     string       // for people and for the history: "the SDK is 1.8.1 now"
 	Runtime string       // name of the runtime that it is compiled for; "": Compile chooses
 	Compile Compile      // of the source that is kept with the build
-	Files   *Files       // of a request that the build answers; nil: there is none
+
+	// Asked is a request that the build answers, whose files are used if no source is kept; nil: there
+	// is none. They stay the caller's to close.
+	Asked *request.Request
 
 	// Refresh compiles also if the current libraries made the build and nothing is known against it:
 	// it is too old, or they do not consider it the best any more.
@@ -27,8 +31,9 @@ type Wish struct {
 	Delay time.Duration
 }
 
-// Compile compiles a build again and publishes the result.
-type Compile func(context.Context, Rebuild) Outcome
+// Compile compiles a build again and publishes the result. asked has the files of a request; nil:
+// there are none.
+type Compile func(ctx context.Context, what Rebuild, asked *request.Request) Outcome
 
 // Outcome is the result of a Compile.
 type Outcome struct {
@@ -39,14 +44,6 @@ type Outcome struct {
 	Same func() bool
 
 	Err error // nil: published. ErrSettled and ErrNoSource have meanings of their own.
-}
-
-// Files are a request's open files. They are a source if none is kept with the build.
-type Files struct {
-	Count int // of descriptors
-
-	// Hold duplicates the descriptors. It returns a Compile that uses them, and what closes them.
-	Hold func() (Compile, func(), error)
 }
 
 // Options are what rebuilds need of the cache.
@@ -95,8 +92,7 @@ type taskKey struct {
 type task struct {
 	Rebuild
 	compile  Compile
-	held     Compile // with a request's files; nil: it holds none
-	letGo    func()  // closes them
+	asked    *request.Request // with duplicates of its files; nil: none is held
 	heldTill time.Time
 	same     func() bool // Outcome.Same of the last try that got so far
 	again    *Wish       // arrived while the task was running
@@ -152,55 +148,57 @@ func (q *Rebuilds) Want(w Wish) {
 		q.tasks[key] = t
 	case t.State == Running:
 		again := w
-		again.Files = nil
+		again.Asked = nil
 		t.again = &again // the libraries may have changed under it
 		return
 	case t.State == Queued:
 		t.Refresh = t.Refresh || w.Refresh
-		q.hold(t, w.Files, now)
+		q.hold(t, &w, now)
 		return
-	case t.State == Waiting && !q.hold(t, w.Files, now) && now.Before(t.After):
+	case t.State == Waiting && !q.hold(t, &w, now) && now.Before(t.After):
 		return
 	case t.State == Failed && now.Before(t.After) && t.sameLibraries():
 		return
 	default:
 		t.Tries = 0
 	}
-	t.Build, t.ModelName, t.Why, t.compile, t.Refresh = w.Build.ID, w.Build.ModelName, w.Why, w.Compile, w.Refresh
+	t.Build, t.ModelName, t.Why = w.Build.ID, w.Build.ModelName, w.Why
+	t.compile, t.Refresh = w.Compile, w.Refresh
 	t.State, t.Text, t.After = Queued, "", now.Add(w.Delay)
-	q.hold(t, w.Files, now)
+	q.hold(t, &w, now)
 	q.wakeLocked()
 }
 
 // sameLibraries reports whether the runtime is, as far as is known, what it was at the last try.
 func (t *task) sameLibraries() bool { return t.same == nil || t.same() }
 
-// hold keeps a request's files open for a task that is going to run soon, if possible. The caller holds mu.
-func (q *Rebuilds) hold(t *task, f *Files, now time.Time) bool {
-	if t.held != nil {
+// hold keeps a request's files open for a task that is going to run soon, if possible. The caller
+// holds mu.
+func (q *Rebuilds) hold(t *task, w *Wish, now time.Time) bool {
+	if t.asked != nil {
 		return true
 	}
-	if f == nil || q.held >= maxHeld || f.Count > maxHeldFiles || q.options.Limits().window.opens(now) > 0 {
+	if w.Asked == nil || q.held >= maxHeld || len(w.Asked.Descriptors()) > maxHeldFiles ||
+		q.options.Limits().window.opens(now) > 0 {
 		return false
 	}
-	compile, letGo, err := f.Hold()
+	own, err := w.Asked.Own()
 	if err != nil {
 		q.options.Log.Warn("a request's files cannot be held", "model", t.ModelName, "error", err)
 		return false
 	}
-	t.held, t.letGo, t.heldTill = compile, letGo, now.Add(holdFor)
+	t.asked, t.compile, t.heldTill = own, w.Compile, now.Add(holdFor)
 	q.held++
 	return true
 }
 
 // release closes the files that the task holds.
 func (q *Rebuilds) release(t *task) {
-	if t.held == nil {
-		return
+	if t.asked != nil {
+		t.asked.Close()
+		t.asked = nil
+		q.held--
 	}
-	t.letGo()
-	t.held, t.letGo = nil, nil
-	q.held--
 }
 
 // Published reports a published build to the queue: a rebuild that waits for a request is done.

@@ -2,12 +2,15 @@ package upkeep
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 )
 
@@ -22,15 +25,19 @@ func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 			var q Rebuilds
 			q.Start(ctx, Options{Limits: func() Limits { return Limits{} }, NewID: func() string { return name },
 				Now: time.Now, Log: slog.New(slog.DiscardHandler)})
-			open := 0
-			q.Want(Wish{Build: &index.Build{}, Files: &Files{Count: c.files, Hold: func() (Compile, func(), error) {
-				open++
-				return func(context.Context, Rebuild) Outcome { return Outcome{} }, func() { open-- }, nil
-			}}})
-			require.Equal(t, c.held, open == 1)
+			r := &request.Request{External: make(map[string]*os.File)}
+			for i := range c.files {
+				f, err := os.Open(os.DevNull)
+				require.NoError(t, err)
+				defer f.Close()
+				r.External[fmt.Sprint(i)] = f
+			}
+			r.Graph = r.External["0"]
+			q.Want(Wish{Build: &index.Build{}, Asked: r, Delay: time.Hour})
+			require.Equal(t, c.held, q.held == 1)
 			cancel()
 			q.Close()
-			require.Zero(t, open)
+			require.Zero(t, q.held)
 		})
 	}
 }

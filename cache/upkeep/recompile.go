@@ -62,7 +62,7 @@ type rebuild struct {
 func (r *Recompiler) Wish(b *index.Build, rt *runtimes.Runtime, why string,
 	asked *request.Request) Wish {
 	t := rebuild{RecompilerOptions: &r.options, runtime: rt}
-	w := Wish{Build: b, Why: why, Compile: t.compile, Files: t.files(asked)}
+	w := Wish{Build: b, Why: why, Compile: t.compile, Asked: asked}
 	if rt != nil {
 		w.Runtime = rt.Name
 	}
@@ -99,23 +99,9 @@ func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgem
 	}
 }
 
-func (t rebuild) files(r *request.Request) *Files {
-	if r == nil {
-		return nil
-	}
-	return &Files{Count: len(r.Descriptors()), Hold: func() (Compile, func(), error) {
-		own, err := r.Own()
-		if err != nil {
-			return nil, nil, err
-		}
-		t.asked = own
-		return t.compile, own.Close, nil
-	}}
-}
-
 // compile compiles the build again, unless that is settled already, and publishes it in its scope.
-func (t rebuild) compile(ctx context.Context, what Rebuild) (out Outcome) {
-	t.Rebuild = what
+func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Request) (out Outcome) {
+	t.Rebuild, t.asked = what, asked
 	builds, err := t.Index.Lookup(t.RequestKey, t.Scope)
 	if err != nil {
 		return Outcome{Err: err}

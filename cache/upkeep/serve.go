@@ -155,7 +155,7 @@ func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 		}
 	}
 	for _, t := range q.tasks {
-		if t.held != nil && t.State != Running {
+		if t.asked != nil && t.State != Running {
 			if now.After(t.heldTill) {
 				q.release(t)
 			} else {
@@ -196,13 +196,9 @@ func (q *Rebuilds) byUse(list []ranked) {
 // run compiles for a task that next returned, and returns how much processor time that took.
 func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	q.mu.Lock()
-	compile := t.compile
-	if t.held != nil {
-		compile = t.held
-	}
-	what := t.Rebuild
+	compile, what, asked := t.compile, t.Rebuild, t.asked
 	q.mu.Unlock()
-	out := compile(ctx, what)
+	out := compile(ctx, what, asked)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now, err := q.options.Now(), out.Err
