@@ -45,10 +45,12 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	case ctx.Err() != nil:
 		return nil, request.ContextError(ctx, at.Name)
 	case errors.As(err, &large):
-		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).WithFact("reason", "too large").
+		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).
+			WithFact("reason", "too large").
 			WithHint("ask for it without embedding: its context stays in a file beside the graph")
 	case err != nil:
-		bd.Log.Info("build not converted", "model", at.Name, "build", from.BuildKey.String(), "why", err)
+		bd.Log.Info("build not converted",
+			"model", at.Name, "build", from.BuildKey.String(), "why", err)
 		return nil, nil // it is compiled instead
 	}
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
@@ -65,10 +67,11 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 // withheld.
 func (bd *Builder) WithheldWith(at *request.Attempt, from *index.Build) bool {
 	for b, err := range bd.Lookup.Stored(at.Plan, at.Scopes) {
-		if err != nil { // whoever compiles will say so
+		if err != nil { // the compile fails with it
 			return true
 		}
-		if bd.Store.Index().Journal.StateOf(b.ID).Name == index.Withheld && b.Compiled().Equal(from.Compiled()) {
+		if bd.Store.Index().Journal.StateOf(b.ID).Name == index.Withheld &&
+			b.Compiled().Equal(from.Compiled()) {
 			return true
 		}
 	}
@@ -95,10 +98,12 @@ type conversion struct {
 	folder           string
 }
 
-func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *index.Build) (*jobs.Result, error) {
+// ConvertOnce converts the build into the attempt's form, once for all requests for it.
+func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *index.Build) (
+	*jobs.Result, error) {
 	scope := at.Scope
 	if scope != "" && from.Scope != "shared" {
-		scope = from.Scope // what came to one user alone does not come to all by way of another form
+		scope = from.Scope // a build of one user's does not come to all in another form
 	}
 	key := at.Plan.BuildKey.String() + scope + from.ID.String()
 	if scope == "" {
@@ -118,7 +123,8 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	if b, err := v.made(); b != nil || err != nil {
 		return &jobs.Result{Build: b}, err // between the caller's look-up and here
 	}
-	source, err := lookup.Lease(ctx, v.bd.Store, v.from, func(string) {}) // with a lease of its own: who asked may leave
+	// A lease of its own, because the request may end.
+	source, err := lookup.Lease(ctx, v.bd.Store, v.from, func(string) {})
 	if err != nil {
 		return nil, err
 	}
@@ -155,8 +161,8 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
-	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID, Room: room,
-		Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
+	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID,
+		Room: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err
@@ -178,9 +184,11 @@ func (v *conversion) made() (*index.Build, error) {
 	if v.scope == "" {
 		return nil, nil
 	}
-	builds, err := v.bd.Store.Index().Lookup(v.Plan.RequestKey, v.scope)
+	x := v.bd.Store.Index()
+	builds, err := x.Lookup(v.Plan.RequestKey, v.scope)
 	for i := range builds {
-		if b := &builds[i]; b.Converted.ID == v.from.ID && v.bd.Store.Index().Journal.StateOf(b.ID).Name == index.Current {
+		b := &builds[i]
+		if b.Converted.ID == v.from.ID && x.Journal.StateOf(b.ID).Name == index.Current {
 			return b, nil
 		}
 	}
@@ -189,13 +197,18 @@ func (v *conversion) made() (*index.Build, error) {
 
 // check validates what was written, loads it in a process of its own, and gives the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
-	models, _, err := artefact.Read(ctx, v.folder, compilers.Result{Graph: v.Plan.OutputName(), Files: files})
+	graph := v.Plan.OutputName()
+	models, _, err := artefact.Read(ctx, v.folder, compilers.Result{Graph: graph, Files: files})
 	if err != nil {
 		return nil, err
 	}
 	b := v.record(models[0], files)
-	job := v.Plan.Against("", v.Content).CheckJob(filepath.Join(v.folder, v.Plan.OutputName()), cmp.Or(v.from.GraphOptimizationLevel, request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)))
-	checked, err := runtimes.Still(v.Content, func() (compilers.CheckResult, error) { return v.bd.Compiler.Check(ctx, job) })
+	level := request.LoadLevel(v.Plan.Canonical.GraphOptimizationLevel)
+	job := v.Plan.Against("", v.Content).
+		CheckJob(filepath.Join(v.folder, graph), cmp.Or(v.from.GraphOptimizationLevel, level))
+	checked, err := runtimes.Still(v.Content, func() (compilers.CheckResult, error) {
+		return v.bd.Compiler.Check(ctx, job)
+	})
 	if err != nil {
 		return nil, err
 	}

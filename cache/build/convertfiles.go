@@ -49,11 +49,13 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 		return nil, err
 	}
 	files := []string{v.Graph}
-	if err := v.writeFile(v.Graph, func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
+	toGraph := func(w io.Writer) error { return written.WriteTo(ctx, w) }
+	if err := v.writeFile(v.Graph, toGraph); err != nil {
 		return nil, err
 	}
 	for _, one := range contexts {
-		if err := v.writeFile(one.Name, func(w io.Writer) error { return copyAll(ctx, w, one.Bytes) }); err != nil {
+		toFile := func(w io.Writer) error { return copyAll(ctx, w, one.Bytes) }
+		if err := v.writeFile(one.Name, toFile); err != nil {
 			return nil, err
 		}
 		files = append(files, one.Name)
@@ -62,7 +64,8 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	return append(files, rest...), err
 }
 
-func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
+func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source, in *opened) (
+	*epmodel.Splice, []epmodel.DetachedContext, error) {
 	bins := make(map[string]epmodel.Source)
 	for _, name := range m.ContextFiles() {
 		var err error
@@ -74,7 +77,8 @@ func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Sou
 	return written, nil, err
 }
 
-func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
+func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (
+	*epmodel.Splice, []epmodel.DetachedContext, error) {
 	return epmodel.Detach(ctx, m, graph, v.Graph, identity.Sum)
 }
 
@@ -89,7 +93,8 @@ func (v *Form) copyRest(m *epmodel.Model, from string) ([]string, error) {
 		if done[f.Name] {
 			continue
 		}
-		if err := workspace.CopyPath(filepath.Join(from, filepath.FromSlash(f.Name)), v.path(f.Name)); err != nil {
+		path := filepath.Join(from, filepath.FromSlash(f.Name))
+		if err := workspace.CopyPath(path, v.path(f.Name)); err != nil {
 			return nil, err
 		}
 		names = append(names, f.Name)
@@ -127,7 +132,8 @@ func (o *opened) source(name string) (epmodel.Source, error) {
 
 // copyAll copies in large pieces, and ends with its context.
 func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
-	_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{untilDone{ctx, r}}, make([]byte, 1<<20))
+	from := struct{ io.Reader }{untilDone{ctx, r}}
+	_, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, 1<<20))
 	return err
 }
 

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 )
@@ -31,7 +30,8 @@ type early struct {
 const compilesFor = 20 * time.Millisecond
 
 func (j *Job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.Original) *early {
-	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
+	e := &early{j: j, cancel: func() {},
+		copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
 	e.tell = sync.OnceFunc(func() { close(e.made) })
 	if j.Request.Models() > 1 {
 		return e
@@ -40,7 +40,8 @@ func (j *Job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.O
 	if o == nil {
 		spec.Ready = e.copied
 	}
-	weightless := compilers.Weightless(spec.SessionOptions) // then the graph tells what the worker that loads it is to be given
+	// A weightless graph says what the worker that loads it is given.
+	weightless := compilers.Weightless(spec.SessionOptions)
 	if !weightless && j.Plan.OnlyProcessors && !spec.Initializers.InSource {
 		spec.Written = e.written
 	}
@@ -59,7 +60,8 @@ func (j *Job) startEarly(ctx context.Context, spec compilers.Job, o *workspace.O
 			if ctx.Err() != nil {
 				return compilers.CheckResult{}, ctx.Err()
 			}
-			return j.loadGraphs(ctx, spec.Folder, compilers.Result{Graph: spec.Output}, spec.SessionOptions, e.made)
+			return j.loadGraphs(ctx, spec.Folder, compilers.Result{Graph: spec.Output},
+				spec.SessionOptions, e.made)
 		})
 		go e.loading()
 	}
@@ -92,7 +94,8 @@ func (e *early) compile(ctx context.Context, spec compilers.Job) (compilers.Resu
 }
 
 // load goes on when the graphs are made.
-func (e *early) load(ctx context.Context, folder string, result compilers.Result, options map[string]string) (compilers.CheckResult, error) {
+func (e *early) load(ctx context.Context, folder string, result compilers.Result,
+	options map[string]string) (compilers.CheckResult, error) {
 	if e.loading == nil {
 		return e.j.loadGraphs(ctx, folder, result, options, nil)
 	}
@@ -119,11 +122,6 @@ func (e *early) written(size int64) {
 	}
 	e.ahead.Store(true)
 	e.tell()
-}
-
-// loads tells whether a load check found nothing wrong at all.
-func (j *Job) loads(checked compilers.CheckResult) bool {
-	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel)
 }
 
 // memory is what the workers took at most, in bytes: the one that loads waits beside the one that

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -27,14 +25,14 @@ func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	for _, scope := range at.Scopes {
 		key := at.Plan.FailureKey(at.Content, scope)
 		f := bd.Failures.Holds(key, at.Peer.UID, at.Name)
-		if f == nil {
-			continue
-		}
-		if at.OnMiss == request.Refresh && (bd.Rights.Administrator(at.Peer) || f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)) {
+		switch {
+		case f == nil:
+		case at.OnMiss == request.Refresh && (bd.Rights.Administrator(at.Peer) ||
+			f.UID == at.Peer.UID || scope == rights.OwnScope(at.Peer)):
 			bd.Failures.Forget(key)
-			continue
+		default:
+			return f
 		}
-		return f
 	}
 	return nil
 }
@@ -54,14 +52,16 @@ func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, e
 
 // compileTwice compiles, and once more in a new worker if the first one died: that may have been
 // the machine's doing.
-func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (compilers.Result, error) {
+func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (
+	compilers.Result, error) {
 	result, err := j.bd.Compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
-	var exit *compilers.ExitError
-	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.Content.Stands() || j.died || j.bd.leaving.Load() {
+	died := errors.As(err, new(*compilers.ExitError)) && !errors.Is(err, compilers.ErrStart)
+	if !died || j.died || !j.mayRetry(ctx) {
 		return result, err
 	}
-	j.bd.Log.Warn("a worker died; its compile is tried once more", "model", j.Request.Name, "error", err)
+	j.bd.Log.Warn("a worker died; its compile is tried once more",
+		"model", j.Request.Name, "error", err)
 	if j.died = true; spec.ModelFile != nil {
 		return result, err // that is tried with a copy
 	}
@@ -74,25 +74,17 @@ func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	return result, err
 }
 
+// mayRetry reports whether the death of a worker may have been the machine's doing.
+func (j *Job) mayRetry(ctx context.Context) bool {
+	return ctx.Err() == nil && j.Content.Stands() && !j.bd.leaving.Load()
+}
+
 func emptied(folder string) error {
 	entries, err := os.ReadDir(folder)
 	for _, e := range entries {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(folder, e.Name())))
 	}
 	return err
-}
-
-// checkTwice loads what was compiled, and once more if the process died, which may have been the
-// machine's doing.
-func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
-	checked, err := j.bd.Compiler.Check(ctx, spec)
-	j.spent(checked.CPUSeconds)
-	if err != nil || !checked.Crashed() || ctx.Err() != nil || !j.Content.Stands() || j.bd.leaving.Load() {
-		return checked, err
-	}
-	checked, err = j.bd.Compiler.Check(ctx, spec)
-	j.spent(checked.CPUSeconds)
-	return checked, err
 }
 
 // failed settles what a job's failure is. It counts against the model only where the smallest model
@@ -104,15 +96,18 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
 	case errors.Is(err, runtimes.ErrMoving):
-		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed", "model", j.Request.Name)
+		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed",
+			"model", j.Request.Name)
 		return err // that is no failure: it is asked for again
 	case !errors.As(err, &e) || failure.In(e) == nil:
 		return j.tellFailed("", err)
 	}
 	j.plain(e)
 	f := failure.In(e)
-	if j.bd.leaving.Load() && f.Reason == failure.WorkerDied { // systemd may end all processes of the service at once
-		return apierr.New(apierr.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.Request.Name)
+	if j.bd.leaving.Load() && f.Reason == failure.WorkerDied {
+		// systemd may end all processes of the service at once
+		return apierr.New(apierr.Busy, err,
+			"model %q: the daemon is stopping, and its compile was ended", j.Request.Name)
 	}
 	if f.Reason.OfModel() {
 		broken, err2 := j.control(ctx)
@@ -125,15 +120,18 @@ func (j *Job) failed(ctx context.Context, err error) error {
 			j.bd.Log.Warn("whether anything compiles here could not be tried", "error", err2)
 			return j.tellFailed(f.Reason, err) // then nothing is remembered either
 		case broken != "":
-			here := failure.OfMachine(f.Text+"; but the smallest model there is fails as well: "+broken).Refusal(err, "model %q cannot be compiled here", j.Request.Name)
+			text := f.Text + "; but the smallest model there is fails as well: " + broken
+			here := failure.OfMachine(text).
+				Refusal(err, "model %q cannot be compiled here", j.Request.Name)
 			j.plain(here)
 			return j.tellFailed(failure.Sandbox, here)
 		}
 	}
-	f.RequestKey, f.BuildKey, f.ModelDigest = j.Plan.RequestKey, j.Plan.BuildKey, j.Plan.Canonical.Model
-	f.UID, f.Scope, f.EP = j.Peer.UID, j.MemoryScope(j.scope), j.Plan.EPs[0].Name
+	p := j.Plan
+	f.RequestKey, f.BuildKey, f.ModelDigest = p.RequestKey, p.BuildKey, p.Canonical.Model
+	f.UID, f.Scope, f.EP = j.Peer.UID, j.MemoryScope(j.scope), p.EPs[0].Name
 	if f.Scope != "" {
-		j.bd.Failures.Remember(j.Plan.FailureKey(j.Content, f.Scope), f, j.bd.Settings().Failures)
+		j.bd.Failures.Remember(p.FailureKey(j.Content, f.Scope), f, j.bd.Settings().Failures)
 	}
 	return j.tellFailed(f.Reason, err)
 }
@@ -149,17 +147,17 @@ func (j *Job) control(ctx context.Context) (string, error) {
 	return j.bd.Trials.Control(ctx, j.Plan.Against("", j.Content))
 }
 
-// tellFailed counts a failure and writes it into the history, unless whoever wanted the compile
-// does that.
+// tellFailed counts a failure and writes it into the history, unless the recompiler, or the user
+// who cancelled the job, does that.
 func (j *Job) tellFailed(reason failure.Reason, err error) error {
-	if j.again.Why != "" || reason == failure.Cancelled { // whoever wanted it, or cancelled it, tells
+	if j.again.Why != "" || reason == failure.Cancelled {
 		return err
 	}
 	j.bd.Store.Index().Counters.Add("failures", 1)
 	j.bd.Log.Info("compile failed", "model", j.Request.Name, "error", err)
 	if j.bd.Failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
-		j.bd.Store.Happened(event.For(event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name},
-			event.Failed, "%v", err))
+		about := event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name}
+		j.bd.Store.Happened(event.For(about, event.Failed, "%v", err))
 	}
 	return err
 }
@@ -168,17 +166,5 @@ func (j *Job) tellFailed(reason failure.Reason, err error) error {
 func (j *Job) succeeded() {
 	for _, scope := range []string{j.scope, j.MemoryScope(j.scope)} {
 		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
-	}
-}
-
-// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and
-// would have to.
-const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
-
-// aboutFallback adds to a failure that it was the request's own wish which the model cannot be
-// compiled with.
-func aboutFallback(f *failure.Failure, c *identity.Record) {
-	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
-		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
 	}
 }

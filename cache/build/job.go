@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/epcached/epcached/cache/artefact"
-	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
@@ -25,8 +23,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// Job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who
-// asked first may leave.
+// Job is one compile in a worker of the daemon's. It has descriptors of its own, because the caller
+// who asked first may leave.
 type Job struct {
 	bd *Builder
 	*request.Attempt
@@ -43,7 +41,7 @@ type Job struct {
 	room    *store.Reservation // for what is compiled; nil: it is not kept
 	output  int64              // bytes of what was compiled; 0: that is not known
 
-	kept map[string]index.File // of the models' copies, what the store has already, by path; while they are stored
+	kept map[string]index.File // while the models' copies are stored: which are, by path
 }
 
 // Again says why and from what a job compiles a build again. The zero value is for a job that a
@@ -68,6 +66,7 @@ func (bd *Builder) NewJob(at *request.Attempt, scope string, why Again) (*Job, e
 		Workspace: workspace.New(own, &at.Plan.Canonical, at.Plan.ShortKey())}, nil
 }
 
+// Run compiles the model and stores the build.
 func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	defer j.Request.Close()
 	j.running = f
@@ -80,8 +79,7 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	}
 	j.succeeded()
 	if !waits(j.urgent) && result.Alone == nil {
-		// Once for all who wait, so that nothing is left to do for them but to take it. What is
-		// wrong they find themselves.
+		// Once for all requests that wait, which find themselves what is wrong with it.
 		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.Tell)
 	}
 	j.bd.Store.Index().Counters.Add("compiles", 1)
@@ -102,7 +100,8 @@ func (j *Job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	result, err := j.staged(p.Context, f.Tell)
 	switch {
 	case err == nil:
-		j.bd.Jobs.Costs.Learn(f.About().Kind(), j.bd.Now().Sub(began), j.memory, j.output, waits(p.Idle))
+		took := j.bd.Now().Sub(began)
+		j.bd.Jobs.Costs.Learn(f.About().Kind(), took, j.memory, j.output, waits(p.Idle))
 	case ctx.Err() == nil && context.Cause(p.Context) == jobs.ErrYielded:
 		return nil, jobs.ErrYielded
 	}
@@ -123,7 +122,8 @@ func waits(urgent <-chan struct{}) bool {
 func (j *Job) staged(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	result, err := j.stagedOnce(ctx, phase)
 	if errors.Is(err, workspace.ErrOriginal) && ctx.Err() == nil {
-		j.bd.Log.Info("a compile begins again with a private copy of its model", "model", j.Request.Name, "why", err)
+		j.bd.Log.Info("a compile begins again with a private copy of its model",
+			"model", j.Request.Name, "why", err)
 		j.copied = true
 		return j.stagedOnce(ctx, phase)
 	}
@@ -132,8 +132,9 @@ func (j *Job) staged(ctx context.Context, phase func(string)) (*jobs.Result, err
 
 // stagedOnce compiles in a folder of its own, which is gone afterwards.
 func (j *Job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
-	remove, err := j.stage("job-")
+	folder, remove, err := j.bd.Store.Stage("job-")
 	defer remove()
+	j.Folder = folder
 	for _, folder := range []string{filepath.Join(j.Folder, outFolder), j.ModelFolder()} {
 		if err == nil {
 			err = os.Mkdir(folder, 0o700)
@@ -145,14 +146,10 @@ func (j *Job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result,
 	return j.compile(ctx, phase)
 }
 
-func (j *Job) stage(prefix string) (remove func(), err error) {
-	j.Folder, remove, err = j.bd.Store.Stage(prefix)
-	return remove, err
-}
-
 // outFolder is the folder of a job that has what is compiled.
 const outFolder = "out"
 
+// About describes the job.
 func (j *Job) About() jobs.About {
 	files := j.Descriptors()
 	a := j.JobAbout(j.scope, "asked for")
@@ -186,12 +183,14 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	phase("reading")
 	out := filepath.Join(j.Folder, outFolder)
 	spec := compilers.Job{
-		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Model: j.ModelPath(0), Folder: out, Output: j.MemberOutput(0),
+		Runtime: j.Content.Spec, EPs: j.Plan.EPs,
+		Model: j.ModelPath(0), Folder: out, Output: j.MemberOutput(0), Embed: j.Embed,
 		SessionOptions: j.SessionOptions, FreeDimensions: j.FreeDimensions,
 		FreeDimensionsByDenotation: j.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     j.Plan.Canonical.GraphOptimizationLevel, Embed: j.Embed, Route: j.Plan.Canonical.Route,
-		Initializers: j.Plan.Canonical.Output.Initializers(),
-		Pace:         compilers.Pace{Idle: j.urgent},
+		GraphOptimizationLevel:     j.Plan.Canonical.GraphOptimizationLevel,
+		Route:                      j.Plan.Canonical.Route,
+		Initializers:               j.Plan.Canonical.Output.Initializers(),
+		Pace:                       compilers.Pace{Idle: j.urgent},
 	}
 	o := j.original(ctx, spec)
 	defer o.Close()
@@ -222,9 +221,12 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	}
 	if err != nil {
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
-			return nil, apierr.New(apierr.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.Request.Name, bytesize.Text(free), j.bd.Dir)
+			return nil, apierr.New(apierr.NoSpace, err,
+				"model %q does not compile, and only %s are free in %q",
+				j.Request.Name, bytesize.Text(free), j.bd.Dir)
 		}
-		return nil, j.advised(request.CompileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
+		return nil, j.advised(
+			request.CompileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
 	phase("checking")
 	hashed := j.hashAhead(ctx, out, result.Files)
@@ -243,33 +245,19 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if least := j.bd.Policy(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
 		result, err := j.bd.keepAlone(b, out)
 		if err == nil {
-			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
+			result.Why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, "+
+				"%g s: not kept", b.CompileSeconds, least)
 		}
 		return result, err
 	}
 	return j.store(ctx, b, out, hashed())
 }
 
-// advised adds to a failure what the request could change.
-func (j *Job) advised(err error) error {
-	var e *apierr.Error
-	if !errors.As(err, &e) || failure.In(e) == nil {
-		return err
-	}
-	f := failure.In(e)
-	j.aboutDimensions(f)
-	aboutFallback(f, &j.Plan.Canonical)
-	for key, value := range f.Facts {
-		e.WithFact(key, value)
-	}
-	e.Hint = f.Advice()
-	return e
-}
-
 // given has the model ready for the worker. It returns a function that waits for the proof that the
 // worker read the bytes that were keyed: for an original, call it only after the compile. Where it
 // fails the output must not be used.
-func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) (proven func() error, err error) {
+func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) (
+	proven func() error, err error) {
 	if o != nil {
 		return o.Proof, nil
 	}
@@ -286,21 +274,20 @@ func (j *Job) given(ctx context.Context, o *workspace.Original, workers *early) 
 	}), nil
 }
 
-// alongside starts do, and gives a function that waits for it and gives its result, as often as it
-// is called.
+// alongside starts do, and returns a function that waits for it and returns its result.
 func alongside[T any](do func() T) (wait func() T) {
 	wait = sync.OnceValue(do)
 	go wait()
 	return wait
 }
 
-// worthAhead is the size in bytes of a file that is hashed ahead: below it, that would gain
-// nothing.
+// worthAhead is the least size, in bytes, of a file that is hashed ahead.
 const worthAhead = 1 << 20
 
-// hashAhead hashes the large files of what was compiled while that is checked, and gives what it
-// found, by name.
-func (j *Job) hashAhead(ctx context.Context, out string, files []string) (hashed func() map[string]cas.Hashed) {
+// hashAhead hashes the large files of the output while that is checked. hashed waits for the
+// results, by name.
+func (j *Job) hashAhead(ctx context.Context, out string, files []string) (
+	hashed func() map[string]cas.Hashed) {
 	if j.scope == "" {
 		return func() map[string]cas.Hashed { return nil }
 	}
@@ -311,8 +298,8 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (hashed
 			if info, err := os.Lstat(path); err != nil || info.Size() < worthAhead {
 				continue // what is wrong with it the check tells
 			}
-			if h, err := j.bd.Store.Blobs().HashAhead(ctx, path); err == nil { // else it is hashed, and the error told, when it is stored
-				found[name] = h
+			if h, err := j.bd.Store.Blobs().HashAhead(ctx, path); err == nil {
+				found[name] = h // otherwise it is hashed, or fails, when it is stored
 			}
 		}
 		return found
@@ -322,34 +309,24 @@ func (j *Job) hashAhead(ctx context.Context, out string, files []string) (hashed
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a
 // crash as well, may be of neither version, and belongs to no build key.
 func (j *Job) moved() error {
-	return apierr.New(apierr.Busy, runtimes.ErrMoving, "model %q: the runtime's libraries changed during the compile", j.Request.Name).WithHint("ask again")
+	return apierr.New(apierr.Busy, runtimes.ErrMoving,
+		"model %q: the runtime's libraries changed during the compile", j.Request.Name).
+		WithHint("ask again")
 }
 
-// check validates the output and loads it in a process of its own, and writes the build's record.
-func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
-	models, _, err := artefact.Read(ctx, out, result)
-	if err != nil {
-		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
+// share lists the further models of a group as the compiler gets them.
+func (j *Job) share() []compilers.ShareMember {
+	var out []compilers.ShareMember
+	for i := 1; i < len(j.Copies); i++ {
+		out = append(out, compilers.ShareMember{Model: j.Copies[i].Path, Output: j.MemberOutput(i)})
 	}
-	b := artefact.NewBuild(j.Attempt, j.scope, models, result, j.Open, j.bd.Now())
-	options := j.SessionOptions
-	if len(b.Members) > 0 {
-		options = request.SharingOptions(options)
+	return out
+}
+
+func (j *Job) nameIn(err error) string {
+	var member *compilers.MemberError
+	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.Models() {
+		return j.Request.ModelFiles(member.Member).Name
 	}
-	checked, err := workers.load(ctx, out, result, options)
-	if err != nil {
-		return nil, err
-	}
-	b.LoadCheck = checked.Outcome
-	j.memory = workers.memory(j.memory, checked)
-	switch {
-	case checked.Outcome == compilers.Failed:
-		return nil, failure.OfLoad(checked).Refusal(nil, "model %q compiles", j.Request.ModelFiles(checked.Member).Name)
-	case checked.GraphOptimizationLevel == "disable_all":
-		b.GraphOptimizationLevel = "disable_all"
-	}
-	if checked.Outcome == compilers.Passed {
-		b.VerifiedOutput = j.verified(ctx, out, b)
-	}
-	return b, j.checkAlone(ctx, out, result, b)
+	return j.Request.Name
 }

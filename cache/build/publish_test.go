@@ -19,7 +19,8 @@ import (
 // openJob returns a job over a store, that reserves space and compiles nothing.
 func openJob(t *testing.T, space store.SpaceOptions) *Job {
 	log := slog.New(slog.DiscardHandler)
-	st, err := store.Open(t.TempDir(), store.Options{Log: log, Now: time.Now, Settings: store.Settings{Space: space}})
+	st, err := store.Open(t.TempDir(), store.Options{Log: log, Now: time.Now,
+		Settings: store.Settings{Space: space}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, st.Close()) })
 	bd := New(Options{Store: st, Settings: func() Settings { return Settings{} },
@@ -57,7 +58,7 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	reserved := st.Ledger().Reserved()
 	require.EqualValues(t, 4*cas.Block+store.ManifestNeed, reserved.Disk)
 	require.EqualValues(t, 4*cas.Block, reserved.Written)
-	require.EqualValues(t, 4*cas.Block, writtenOf(build, append(sizes, 1<<20)), "a copy of the model is not")
+	require.EqualValues(t, 4*cas.Block, writtenOf(build, append(sizes, 1<<20)), "a copy is not")
 
 	now, err := st.Account()
 	require.NoError(t, err)
@@ -70,9 +71,11 @@ func TestTheResultOfACompileIsWrittenAlready(t *testing.T) {
 	require.EqualValues(t, store.ManifestNeed, goal(bounds, store.Goal{}))
 	require.EqualValues(t, store.ManifestNeed+5, goal(bounds, store.Goal{Need: 60, Written: 55}))
 	budget := now.Counted() + 1<<20
-	left, _, err := st.Collector().Allowance(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
+	left, _, err := st.Collector().
+		Allowance(store.Bounds{Budget: budget}, store.Goal{Need: 60, Written: 55})
 	require.NoError(t, err)
-	require.Equal(t, budget-now.Manifests-now.Held-reserved.Disk-60, left, "to the budget it is new")
+	require.Equal(t, budget-now.Manifests-now.Held-reserved.Disk-60, left,
+		"to the budget it is new")
 
 	j.room.Release()
 	require.Zero(t, st.Ledger().Reserved().Disk)

@@ -32,7 +32,8 @@ func CheckKeepSource(how string) (string, error) {
 	case KeepReference, KeepCopy, KeepNone:
 		return how, nil
 	}
-	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s", how, KeepReference, KeepCopy, KeepNone)
+	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s",
+		how, KeepReference, KeepCopy, KeepNone)
 }
 
 // keepSource says where one of the job's models will be found again. A source that cannot be kept
@@ -40,10 +41,13 @@ func CheckKeepSource(how string) (string, error) {
 // says why. hold keeps the blobs of a copy until the build is published.
 func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.bd.Settings().KeepSource
-	if member < len(j.again.Sources) && how != KeepNone && j.again.Sources[member].Kind == index.SourceCopy && keepAll(ctx, hold, j.again.Sources[member].Files) {
-		return j.again.Sources[member] // compiled from there just now; a path of it would be one in the store
-	}
 	var s index.Source
+	if member < len(j.again.Sources) {
+		s = j.again.Sources[member]
+	}
+	if how != KeepNone && s.Kind == index.SourceCopy && keepAll(ctx, hold, s.Files) {
+		return s // compiled from there just now; a path of it would be one in the store
+	}
 	var err error
 	switch how {
 	case KeepReference:
@@ -59,7 +63,8 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 		return index.Source{Why: index.WhySwitchedOff}
 	}
 	if err != nil {
-		j.bd.Log.Info("source model not kept", "model", j.Request.ModelFiles(member).Name, "why", err)
+		j.bd.Log.Info("source model not kept",
+			"model", j.Request.ModelFiles(member).Name, "why", err)
 		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
@@ -95,7 +100,7 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if !utf8.ValidString(location) {
 			return fmt.Errorf("external data %q: not UTF-8", location)
 		}
-		if there, ok := j.kept[path]; ok { // for another of the group: the place for it is taken, and there is none for one more
+		if there, ok := j.kept[path]; ok { // for another of the group; no space is reserved for two
 			there.Name = location
 			s.Files = append(s.Files, there)
 			return nil
@@ -124,7 +129,8 @@ func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 	}
 	for _, location := range model.Locations {
 		path := filepath.Join(filepath.Dir(model.Path), filepath.FromSlash(location))
-		if err := add(location, path, func() (*os.File, error) { return os.Open(path) }); err != nil {
+		open := func() (*os.File, error) { return os.Open(path) }
+		if err := add(location, path, open); err != nil {
 			return index.Source{}, err
 		}
 	}

@@ -1,0 +1,133 @@
+package build
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/epcached/epcached/cache/artefact"
+	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// verified returns the tolerance at which the build computes the same as its model, 0 where it does
+// not or the request sets none. Such a build is kept all the same, because the tolerance is one
+// request's: [trial.Trials.VerifyOutput] refuses it to that.
+func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 {
+	v, ok := j.bd.Compiler.(compilers.OutputVerifier)
+	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
+		return 0
+	}
+	check := j.Plan.Against("", j.Content).
+		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.level()))
+	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check),
+		Source: j.Copies[0].Path, Most: j.VerifyOutput})
+	j.spent(result.CPUSeconds)
+	if err != nil || result.Outcome != compilers.Passed {
+		return 0 // the request is told why
+	}
+	return j.VerifyOutput
+}
+
+// loadGraphs loads what was compiled as applications will: a group in order in one process, with
+// the options that make its members share.
+func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Result,
+	options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
+	check := compilers.CheckJob{
+		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
+		SessionOptions:         options, // and no dimensions: they are fixed in the graph
+		GraphOptimizationLevel: j.level(),
+		Pace:                   compilers.Pace{Ready: ready, Idle: j.urgent},
+		Beside:                 j.Plan.OnlyProcessors,
+	}
+	for i := 1; i < j.Request.Models(); i++ {
+		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))
+	}
+	checked, err := j.checkTwice(ctx, check)
+	if err != nil {
+		err = request.WorkerError(err, "model %q: load check", j.nameIn(err))
+	}
+	return checked, err
+}
+
+// checkAlone finds out whether the members of a group also load without sharing, as one that is
+// asked for alone is loaded. Where they do not, nobody is given one alone.
+func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Result,
+	b *index.Build) error {
+	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
+		return nil
+	}
+	checked, err := j.loadGraphs(ctx, out, result, j.SessionOptions, nil)
+	if err != nil {
+		return err
+	}
+	switch {
+	case checked.Outcome != compilers.Passed:
+	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel == "":
+		checked.Text = "only without graph optimisation"
+	default:
+		return nil
+	}
+	b.Warnings = append(b.Warnings, fmt.Sprintf("the models load together and not alone: %q: %s",
+		b.Members[checked.Member].ModelName, compilers.LastWords(checked.Text)))
+	for i := range b.Members {
+		b.Members[i].AloneKey = index.RequestKey{}
+	}
+	return nil
+}
+
+// check validates the output and loads it in a process of its own, and writes the build's record.
+func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *early) (
+	*index.Build, error) {
+	models, _, err := artefact.Read(ctx, out, result)
+	if err != nil {
+		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
+	}
+	b := artefact.NewBuild(j.Attempt, j.scope, models, result, j.Open, j.bd.Now())
+	options := j.SessionOptions
+	if len(b.Members) > 0 {
+		options = request.SharingOptions(options)
+	}
+	checked, err := workers.load(ctx, out, result, options)
+	if err != nil {
+		return nil, err
+	}
+	b.LoadCheck = checked.Outcome
+	j.memory = workers.memory(j.memory, checked)
+	switch {
+	case checked.Outcome == compilers.Failed:
+		return nil, failure.OfLoad(checked).
+			Refusal(nil, "model %q compiles", j.Request.ModelFiles(checked.Member).Name)
+	case checked.GraphOptimizationLevel == "disable_all":
+		b.GraphOptimizationLevel = "disable_all"
+	}
+	if checked.Outcome == compilers.Passed {
+		b.VerifiedOutput = j.verified(ctx, out, b)
+	}
+	return b, j.checkAlone(ctx, out, result, b)
+}
+
+// checkTwice loads what was compiled, and once more if the process died, which may have been the
+// machine's doing.
+func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
+	compilers.CheckResult, error) {
+	checked, err := j.bd.Compiler.Check(ctx, spec)
+	j.spent(checked.CPUSeconds)
+	if err != nil || !checked.Crashed() || !j.mayRetry(ctx) {
+		return checked, err
+	}
+	checked, err = j.bd.Compiler.Check(ctx, spec)
+	j.spent(checked.CPUSeconds)
+	return checked, err
+}
+
+// loads tells whether a load check found nothing wrong at all.
+func (j *Job) loads(checked compilers.CheckResult) bool {
+	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == j.level()
+}
+
+// level is the level of graph optimisation to load with.
+func (j *Job) level() string { return request.LoadLevel(j.Plan.Canonical.GraphOptimizationLevel) }
