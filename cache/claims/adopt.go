@@ -52,14 +52,15 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 	cl := &claim{Claim: request.Claim{Output: at.Plan.OutputName()},
 		adopts: true, state: claimPutting, of: cs, scope: key.Scope,
 		Attempt: at, owner: cs.Owner(at.Peer.UID), began: time.Now(), lasts: context.Background()}
-	return jobs.Func{Is: about, Do: func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
+	do := func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()
 		if cl.takes, err = readSignature(ctx, files); err != nil {
 			return nil, err
 		}
 		cl.job = j
 		return cs.take(ctx, cl, put, j.Tell)
-	}}, nil
+	}
+	return jobs.Func{Is: about, Do: do}, nil
 }
 
 // unknownMaker leaves of the facts what the graph of an adopted model states itself.

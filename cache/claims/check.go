@@ -42,7 +42,8 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 
 // differs says in what an artefact is not of the model, nil if nothing tells.
 func (s signature) differs(m *epmodel.Model) error {
-	return cmp.Or(differs("output", s.outputs, m.Outputs, nil), differs("input", s.inputs, m.Inputs, s.constant))
+	return cmp.Or(differs("output", s.outputs, m.Outputs, nil),
+		differs("input", s.inputs, m.Inputs, s.constant))
 }
 
 func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bool) error {
@@ -69,8 +70,8 @@ func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bo
 }
 
 // examinePut checks the copies in the folder, and writes the build's record.
-func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (
-	*index.Build, error) {
+func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder string,
+	names []string) (*index.Build, error) {
 	ort, err := cl.ortVersion(put)
 	if err != nil {
 		return nil, notThis(cl, err)
@@ -146,11 +147,12 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	}
 	said := cmp.Or(put.ORTVersion, stated)
 	if len(said) > request.MaxVersion || cleanText(said) != said || cl.Plan.Outside && said != stated {
-		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
+		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q",
+			said, stated)
 	}
 	if cl.Content != nil && cl.OtherORT(said) {
-		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes",
-			said, cl.Content.Spec.ORTVersion)
+		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, "+
+			"and the claim is for what %.40q makes", said, cl.Content.Spec.ORTVersion)
 	}
 	return said, nil
 }

@@ -70,7 +70,7 @@ type Options struct {
 type Claims struct {
 	Options
 	Limiter rights.Limiter
-	Puts    keyed.Locks[uint32]           // an owner puts one artefact at a time, because files may block
+	Puts    keyed.Locks[uint32]           // an owner puts one at a time, because files may block
 	past    memo.Table[string, pastClaim] // that ended, by id
 
 	mu     sync.Mutex
@@ -169,8 +169,9 @@ func (cs *Claims) find(p request.Peer, id string) (*claim, error) {
 	if past, ok := cs.past.Load(id); ok && past.uid == p.UID {
 		why = past.why
 	}
-	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).WithHint(
-		"ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
+	e := apierr.New(apierr.NotFound, nil, "no claim %.80q of yours", id).
+		WithHint("ask for the model again with on_miss claim: " +
+			"claims end with their connection, and with the daemon")
 	if why != "" {
 		e.Text += ": " + why
 	}

@@ -28,9 +28,10 @@ type claimer struct {
 
 // newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to
 // see that they stay what they are; the model's own are read now.
-func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (*claimer, error) {
-	takes, err := readSignature(ctx, at.Request)
-	if err != nil {
+func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (
+	a *claimer, err error) {
+	a = &claimer{owner: cs.Owner(at.Peer.UID), why: why}
+	if a.takes, err = readSignature(ctx, at.Request); err != nil {
 		return nil, err
 	}
 	own := *at.Request
@@ -42,7 +43,8 @@ func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why strin
 	if own.Runtime, err = keepLibraries(&at.Runtime, at.Plan.Outside); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 	}
-	return &claimer{Attempt: at.WithRequest(&own), owner: cs.Owner(at.Peer.UID), takes: takes, why: why}, nil
+	a.Attempt = at.WithRequest(&own)
+	return a, nil
 }
 
 // ClaimOrWait gives the caller the claim, or has it wait for the job that compiles already.
@@ -174,9 +176,9 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 		return nil
 	}
 	a, most, now := cs.asking[key][0], cs.Limits().Deadline, time.Now()
-	cl := &claim{of: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, began: now, takes: a.takes,
-		Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(), Route: a.Plan.Canonical.Route,
-			Deadline: now.Add(most)}}
+	cl := &claim{of: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, takes: a.takes,
+		began: now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
+			Route: a.Plan.Canonical.Route, Deadline: now.Add(most)}}
 	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
@@ -186,7 +188,8 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 	if !j.Hold(cl.Peer.UID, cl.owner, func() { cl.finish(jobCancelled, 0) }) {
 		return nil
 	}
-	cl.timer = time.AfterFunc(most, func() { cl.finish(fmt.Sprintf("its deadline of %s passed", most), 0) })
+	late := fmt.Sprintf("its deadline of %s passed", most)
+	cl.timer = time.AfterFunc(most, func() { cl.finish(late, 0) })
 	if a.Connection != nil {
 		cl.leave = context.AfterFunc(a.Connection, func() { cl.finish("its connection ended", 0) })
 	}

@@ -56,8 +56,8 @@ const (
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and
 // stored. When it returns the build is durable, and all requests that waited for the claim have it.
 // A refusal of the artefact ends the claim. The attempt is that of the claim.
-func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put, progress func(request.Progress)) (
-	*request.Answer, *request.Attempt, error) {
+func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
+	progress func(request.Progress)) (*request.Answer, *request.Attempt, error) {
 	t := jobs.NewTelling(progress, cs.Now())
 	defer t.End()
 	cl, err := cs.find(p, put.Claim)
@@ -117,7 +117,8 @@ func (cl *claim) putFailed(ctx context.Context, err error) error {
 }
 
 // take copies, checks and stores the artefact.
-func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*jobs.Result, error) {
+func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (
+	*jobs.Result, error) {
 	phase("queued")
 	lasting, end := cl.during(ctx)
 	defer end()
@@ -148,10 +149,10 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 		seconds = stated
 	}
 	phase("reading")
-	hashed := make(map[string]cas.Hashed, len(put.Files))
+	hashed, blobs := make(map[string]cas.Hashed, len(put.Files)), cs.Store.Blobs()
 	for i, f := range put.Files {
 		to := filepath.Join(folder, filepath.FromSlash(f.Name))
-		if hashed[f.Name], err = cs.copyPut(lasting, f, sizes[i], to); ctx.Err() != nil {
+		if hashed[f.Name], err = copyPut(lasting, blobs, f, sizes[i], to); ctx.Err() != nil {
 			return nil, ctx.Err()
 		} else if err != nil {
 			return nil, putError(err, cl.Name, f.Name)
@@ -167,7 +168,7 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 		return nil, apierr.New(apierr.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
-	hold := cs.Store.Blobs().Hold()
+	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed,
 		UID: cl.Peer.UID, Room: room, Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
@@ -179,7 +180,8 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It reserves the
 // space until the reservation is released.
-func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (*store.Reservation, error) {
+func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (
+	*store.Reservation, error) {
 	total, err := cs.MayPut(ctx, cl.owner, cl.Name, sizes)
 	if err != nil {
 		return nil, err
@@ -236,7 +238,8 @@ func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes 
 func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	var total int64
 	bad := func(format string, args ...any) error {
-		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, fmt.Sprintf(format, args...))
+		text := fmt.Sprintf(format, args...)
+		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, text)
 	}
 	most := cl.of.Limits().Bytes
 	switch {
@@ -280,7 +283,8 @@ func badPutName(name string) string {
 		return fmt.Sprintf("the name has %d bytes, not 1 to %d", len(name), maxPutName)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
 		return "the name holds control characters or is not UTF-8"
-	case strings.Contains(name, `\`) || path.Clean(name) != name || !filepath.IsLocal(name) || name == ".":
+	case strings.Contains(name, `\`) || path.Clean(name) != name || name == "." ||
+		!filepath.IsLocal(name):
 		return "not a clean relative name below one folder"
 	case strings.Count(name, "/") >= maxPutDepth:
 		return fmt.Sprintf("more than %d folders deep", maxPutDepth)
@@ -290,7 +294,8 @@ func badPutName(name string) string {
 
 // copyPut copies what the file held when it was announced with so many bytes. A change of the file
 // meanwhile is io.ErrUnexpectedEOF.
-func (cs *Claims) copyPut(ctx context.Context, f PutFile, size int64, to string) (cas.Hashed, error) {
+func copyPut(ctx context.Context, blobs *cas.Store, f PutFile, size int64, to string) (
+	cas.Hashed, error) {
 	before, err := stampSettled(f.File)
 	if err != nil {
 		return cas.Hashed{}, err
@@ -298,7 +303,7 @@ func (cs *Claims) copyPut(ctx context.Context, f PutFile, size int64, to string)
 	if before.Size != size { // its space is reserved for so many
 		return cas.Hashed{}, io.ErrUnexpectedEOF
 	}
-	hashed, err := stagePut(ctx, cs.Store.Blobs(), &patient{ctx, f.File}, f.File, to, size)
+	hashed, err := stagePut(ctx, blobs, &patient{ctx, f.File}, f.File, to, size)
 	if err != nil {
 		return hashed, err
 	}
@@ -312,7 +317,8 @@ func (cs *Claims) copyPut(ctx context.Context, f PutFile, size int64, to string)
 // putError refuses a file that could not be copied.
 func putError(err error, model, file string) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return apierr.New(apierr.BadRequest, nil, "model %q: put: file %q changed while it was read", model, file).
+		return apierr.New(apierr.BadRequest, nil,
+			"model %q: put: file %q changed while it was read", model, file).
 			WithHint("put it when whatever writes it is done")
 	}
 	return request.StoreError(fmt.Errorf("file %q: %w", file, err), model)

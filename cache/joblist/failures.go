@@ -22,7 +22,8 @@ func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure,
 // Retry forgets failures, so that the next request compiles again: those that the names mean, or
 // all of the peer's; for administrators all there are. It returns the forgotten ones. A name that
 // means none is an error.
-func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all bool) ([]failure.Failure, error) {
+func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all bool) (
+	[]failure.Failure, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, apierr.New(apierr.Cancelled, err, "retry")
 	}
@@ -42,7 +43,9 @@ func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all 
 }
 
 // Remembered is Failures without a context.
-func (l *List) Remembered(p request.Peer) []failure.Failure { return l.Failed.List(l.hears(p), nil) }
+func (l *List) Remembered(p request.Peer) []failure.Failure {
+	return l.Failed.List(l.hears(p), nil)
+}
 
 // hears says of which failures the peer may hear.
 func (l *List) hears(p request.Peer) failure.Audience {

@@ -31,8 +31,9 @@ type List struct {
 
 // mayFollow reports whether the peer asked for a job, or has the build that the job is to replace.
 // Administrators may follow all.
-func (l *List) mayFollow(p request.Peer, a *jobs.About, asked bool) bool {
-	return asked || l.Rights.Administrator(p) ||
+func (l *List) mayFollow(p request.Peer, j *jobs.Job) bool {
+	a := j.About()
+	return j.AskedBy(p.UID) || l.Rights.Administrator(p) ||
 		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope) // else another user asked
 }
 
@@ -45,7 +46,7 @@ func (l *List) toldTo(p request.Peer, i jobs.Info) jobs.Info {
 // builds that it had, and for administrators all. Of the rebuilds that have not begun it returns
 // those that have waited longest; the most used of all of them is the next.
 func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
-	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j.About(), j.AskedBy(p.UID)) })
+	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j) })
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "jobs")
 	}
@@ -57,8 +58,8 @@ func (l *List) All(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 
 // Of returns the job that the request would wait for, nil if there is none.
 func (l *List) Of(at *request.Attempt) *jobs.Job {
-	own := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)} // of a claim of the user's
-	return l.Jobs.Open(at.JobKey(), own)
+	claim := jobs.Key{Build: at.Plan.BuildKey, Scope: rights.OwnScope(at.Peer)} // of the user's
+	return l.Jobs.Open(at.JobKey(), claim)
 }
 
 // NotYet is the error of a request that does not wait for the compile that is under way.
@@ -68,15 +69,17 @@ func (l *List) NotYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
 	if j.Estimate > 0 {
 		of = fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
 	}
-	e := apierr.New(apierr.NotFound, nil, "no build yet for model %q: it is being compiled (%s, for %s%s)",
+	e := apierr.New(apierr.NotFound, nil,
+		"no build yet for model %q: it is being compiled (%s, for %s%s)",
 		at.Name, phase, j.Elapsed.Round(time.Second), of).
 		WithFact("request_key", at.Plan.RequestKey.String()).WithFact("phase", phase).
 		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).
 		WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
-	if !l.mayFollow(at.Peer, f.About(), f.AskedBy(at.Peer.UID)) {
+	if !l.mayFollow(at.Peer, f) {
 		return e.WithHint("wait for it: ask with on_miss wait")
 	}
-	return e.WithFact("job", j.ID).WithHint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
+	return e.WithFact("job", j.ID).
+		WithHint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
 }
 
 // Follow waits until the job ends, and returns its end; that of a job which ended lately at once.
@@ -106,7 +109,8 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 // Cancel ends jobs, or all that the peer asked for, for administrators all there are, and returns
 // them as they are then. A user who is no administrator gives up its own part: the job goes on for
 // others who wait for it.
-func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all bool) ([]jobs.Info, error) {
+func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all bool) (
+	[]jobs.Info, error) {
 	if all == (len(ids) > 0) {
 		return nil, apierr.New(apierr.BadRequest, nil, "cancel: name jobs, or say all")
 	}

@@ -52,7 +52,8 @@ func (l *List) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 
 // AwaitBegin waits until a rebuild of the daemon's has begun, and returns its job. A rebuild that
 // turns out not to be needed is returned as done.
-func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (*jobs.Job, *jobs.Info, error) {
+func (l *List) AwaitBegin(ctx context.Context, p request.Peer, j jobs.Info) (
+	*jobs.Job, *jobs.Info, error) {
 	tick := time.NewTicker(jobs.ProgressEvery)
 	defer tick.Stop()
 	for {
@@ -90,7 +91,7 @@ func (l *List) dropAnew(p request.Peer) []jobs.Info {
 func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
 	found := make(map[string]bool)
 	for _, one := range l.Jobs.Known() {
-		if strings.HasPrefix(one.ID, name) && l.mayFollow(p, one.About(), one.AskedBy(p.UID)) {
+		if strings.HasPrefix(one.ID, name) && l.mayFollow(p, one) {
 			found[one.ID] = true
 		}
 	}
@@ -117,7 +118,7 @@ func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, 
 		}
 	}
 	switch {
-	case f != nil && l.mayFollow(p, f.About(), f.AskedBy(p.UID)):
+	case f != nil && l.mayFollow(p, f):
 		return f, nil, nil
 	case f == nil && anew != nil:
 		return nil, anew, nil
