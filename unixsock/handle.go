@@ -126,7 +126,12 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 	if view != nil {
 		defer closeFiles([]*os.File{view})
 	}
-	err := c.sendReply(r.number, reply, view)
+	envelope, fds := envelopeOf(r.number, reply), []int(nil)
+	if view != nil {
+		envelope.Descriptors, fds = 1, []int{int(view.Fd())}
+	}
+	err := c.send(c.ctx, envelope, fds)
+	runtime.KeepAlive(view)
 	if busy, is := errors.AsType[*Error](err); is { // not sent, and the client can be told why
 		err = c.send(c.ctx, envelopeOf(r.number, toWire(busy)), nil)
 	}
@@ -134,16 +139,6 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 		c.cancel()
 	}
 	return err
-}
-
-func (c *connection) sendReply(number uint64, reply proto.Message, view *os.File) error {
-	envelope := envelopeOf(number, reply)
-	if view == nil {
-		return c.send(c.ctx, envelope, nil)
-	}
-	envelope.Descriptors = 1
-	defer runtime.KeepAlive(view)
-	return c.send(c.ctx, envelope, []int{int(view.Fd())})
 }
 
 // send writes one frame. Only after an *Error is the connection as good as before.

@@ -50,7 +50,11 @@ misses and repeats nothing. --json prints one object on each line.` + exit.Help(
 				return exit.Usage(err)
 			}
 			if follow {
-				return followEvents(cmd.Context(), a, from, limit)
+				f := &follower{call: a, since: from, limit: limit, seen: make(map[string]int64)}
+				return a.OverRestarts(cmd.Context(), f.listen, func() {
+					a.Print.Note("the daemon is back")
+					f.last = 0
+				})
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				reply, err := unixsock.Ask[wire.EventsReply](ctx, c, &wire.Events{SinceMs: sinceMs(from), Limit: limit}, nil)
@@ -103,15 +107,6 @@ type follower struct {
 	limit uint32
 	last  uint64           // sequence of the last event of this connection
 	seen  map[string]int64 // by identity, when it happened
-}
-
-// follow goes on until the context ends.
-func followEvents(ctx context.Context, a *cli.Call, since time.Time, limit uint32) error {
-	f := &follower{call: a, since: since, limit: limit, seen: make(map[string]int64)}
-	return a.OverRestarts(ctx, f.listen, func() {
-		a.Print.Note("the daemon is back")
-		f.last = 0
-	})
 }
 
 // listen subscribes first and then asks for what has happened, so that nothing falls between the two.

@@ -176,7 +176,8 @@ prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 						return exit.Hint(exit.Missing(fmt.Sprintf("jobs cancel: no job %q", term.Brief(id))), "see what there is: epcachectl jobs")
 					}
 				}
-				chosen := slices.DeleteFunc(listed.GetJobs(), func(j *wire.Job) bool { return !all && !slices.Contains(ids, j.GetId()) })
+				others := func(j *wire.Job) bool { return !all && !slices.Contains(ids, j.GetId()) }
+				chosen := slices.DeleteFunc(listed.GetJobs(), others)
 				return printEnded(a, &wire.JobsReply{Jobs: chosen}, "would cancel", true, nil)
 			})
 		},

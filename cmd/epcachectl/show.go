@@ -254,8 +254,8 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 		if t.ranges > 1 {
 			size += fmt.Sprintf(" in %d ranges", t.ranges)
 		}
-		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), size, t.typeText(), percent(t.shared, t.length), term.OrDash(t.first.GetName()),
-			t.holderText(r, f), sharersText(f, t.with)})
+		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), size, t.typeText(),
+			percent(t.shared, t.length), term.OrDash(t.first.GetName()), t.holderText(r, f), sharersText(f, t.with)})
 	}
 	if len(rows) > 1 {
 		p.Table(rows)
@@ -271,6 +271,7 @@ type placedRow struct {
 	first          *wire.Placed
 	length, shared int64
 	with           []uint32 // sharers that have half of it or more, by place
+	has            map[uint32]int64
 	ranges         int
 	whole          bool // all of them stand in the same file
 }
@@ -278,14 +279,14 @@ type placedRow struct {
 // together makes one row of all ranges that a tensor has in one form. Who has half of them or more has the tensor.
 func together(all []*wire.Placed) (rows []placedRow) {
 	type key struct{ name, shape, form string }
-	at, has := make(map[key]int), make(map[int]map[uint32]int64)
+	at := make(map[key]int)
 	for _, t := range all {
 		k := key{t.GetName(), t.GetShape(), t.GetForm()}
 		i, known := at[k]
 		if !known || t.GetForm() == "" {
 			i = len(rows)
-			at[k], has[i] = i, make(map[uint32]int64)
-			rows = append(rows, placedRow{first: t, whole: true})
+			at[k] = i
+			rows = append(rows, placedRow{first: t, whole: true, has: make(map[uint32]int64)})
 		}
 		r := &rows[i]
 		r.ranges++
@@ -293,16 +294,14 @@ func together(all []*wire.Placed) (rows []placedRow) {
 		r.shared += t.GetSharedBytes()
 		r.whole = r.whole && r.first.GetHolder() == t.GetHolder()
 		for _, who := range t.GetWith() {
-			if has[i][who] == 0 {
+			if r.has[who] == 0 {
 				r.with = append(r.with, who)
 			}
-			has[i][who] += t.GetLength()
+			r.has[who] += t.GetLength()
 		}
 	}
-	for i := range rows {
-		r := &rows[i]
-		r.with = slices.DeleteFunc(r.with,
-			func(who uint32) bool { return 2*has[i][who] < r.length })
+	for i, r := range rows {
+		rows[i].with = slices.DeleteFunc(r.with, func(who uint32) bool { return 2*r.has[who] < r.length })
 	}
 	return rows
 }

@@ -128,7 +128,12 @@ func (j *job) probe() error {
 
 func (j *job) register() error {
 	for _, ep := range j.req.EPs {
-		if err := j.env.Register(registration(ep), ep.Library); err != nil {
+		// ONNX Runtime lets EPs list devices that are not there under this ending only.
+		name := ep.Name
+		if slices.ContainsFunc(ep.Devices, dialogue.DeviceSelector.Virtual) {
+			name += ".virtual"
+		}
+		if err := j.env.Register(name, ep.Library); err != nil {
 			return step(err, "register %s from %q", ep.Name, ep.Library)
 		}
 	}
@@ -145,14 +150,6 @@ func (j *job) register() error {
 		j.result.EPs = append(j.result.EPs, described(ep, chosen))
 	}
 	return j.tell(dialogue.Event{EPs: j.result.EPs, Memory: peakMemory()})
-}
-
-// registration is the name that an EP's library is registered under. ONNX Runtime lets EPs list devices that are not there under this ending only.
-func registration(ep dialogue.EP) string {
-	if slices.ContainsFunc(ep.Devices, dialogue.DeviceSelector.Virtual) {
-		return ep.Name + ".virtual"
-	}
-	return ep.Name
 }
 
 func (j *job) phase(name string) error { return j.tell(dialogue.Event{Phase: name}) }

@@ -131,7 +131,9 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: config.Seconds(s.Quiet), Poll: config.Seconds(s.Poll), KeepSource: s.KeepSource,
-		Publishers: s.Publishers, Claims: claimsOf(s.Claims),
+		Publishers: s.Publishers,
+		Claims: claims.Limits{Deadline: config.Seconds(s.Claims.DeadlineSeconds), Bytes: int64(s.Claims.Bytes),
+			UserBytes: int64(s.Claims.UserBytes), Open: int(s.Claims.Open)},
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
@@ -162,18 +164,6 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: rt.EPLibraries[ep]})
 		}
 		out = append(out, spec)
-	}
-	return out
-}
-
-func claimsOf(c config.Claims) claims.Limits {
-	return claims.Limits{Deadline: config.Seconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
-}
-
-func toolsOf(s *config.Settings) []compilers.Tool {
-	var out []compilers.Tool
-	for i := range s.Compilers {
-		out = append(out, s.Compilers[i].Tool())
 	}
 	return out
 }

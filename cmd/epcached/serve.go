@@ -150,7 +150,11 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
 	})
-	if err := compiler.AddTools(toolsOf(s)); err != nil {
+	var tools []compilers.Tool // the vendors' own compilers
+	for i := range s.Compilers {
+		tools = append(tools, s.Compilers[i].Tool())
+	}
+	if err := compiler.AddTools(tools); err != nil {
 		return nil, errors.Join(err, compiler.Close())
 	}
 	e := p.newEntrance(s.Socket, log)

@@ -94,20 +94,17 @@ func printFindings(a *cli.Call, all []Finding, answers bool) error {
 	} else {
 		listFindings(a.Print, &result)
 	}
+	// A daemon that the next program would start is none that stays away, and one that refuses this client is there.
+	staysAway := func(f Finding) bool { return f.Side == "client" && f.Severity == severityProblem }
+	refusesUs := func(f Finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
 	switch {
-	case !answers && slices.ContainsFunc(all, keepsFromStarting) && !slices.ContainsFunc(all, refusesUs):
+	case !answers && slices.ContainsFunc(all, staysAway) && !slices.ContainsFunc(all, refusesUs):
 		return exit.Status(exit.NoDaemon)
 	case result.Problems > 0:
 		return exit.Status(exit.Failed)
 	}
 	return nil
 }
-
-// keepsFromStarting tells a daemon that the next program would start from one that stays away.
-func keepsFromStarting(f Finding) bool { return f.Side == "client" && f.Severity == severityProblem }
-
-// refusesUs tells a daemon that is there and that this client cannot talk to from one that is not there.
-func refusesUs(f Finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }
 
 func listFindings(p *term.Printer, r *Result) {
 	rank := map[string]int{severityProblem: -2, severityWarning: -1}

@@ -21,7 +21,10 @@ type Status struct {
 // Run runs a program to its end, and passes the signals on to it that this process gets meanwhile.
 func Run(cmd *exec.Cmd) (Status, error) {
 	caught := make(chan os.Signal, 16)
-	signal.Notify(caught, passedOn()...)
+	// What was ignored when this process began stays so, in the program too: nohup means it.
+	signal.Notify(caught, slices.DeleteFunc([]os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT,
+		syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT, syscall.SIGWINCH},
+		signal.Ignored)...)
 	defer signal.Stop(caught)
 	if err := cmd.Start(); err != nil {
 		return Status{}, err
@@ -44,13 +47,6 @@ func Run(cmd *exec.Cmd) (Status, error) {
 			return Status{Code: cmd.ProcessState.ExitCode()}, nil
 		}
 	}
-}
-
-// passedOn lists the signals that the program gets when this process does. What was ignored when this process began stays
-// so, in the program too: nohup means it.
-func passedOn() []os.Signal {
-	all := []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT, syscall.SIGWINCH}
-	return slices.DeleteFunc(all, signal.Ignored)
 }
 
 // sentToBoth tells whether the program has had the signal already: a terminal sends those of its keys to the whole

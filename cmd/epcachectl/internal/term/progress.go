@@ -65,22 +65,17 @@ func (s *Phases) Phase(name string, p *wire.Progress) {
 	}
 	r := s.running[at]
 	if s.plain && r.last.GetPhase() != p.GetPhase() {
-		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()), Printable(name), told(p))
+		text := detail(p)
+		if usual := Milliseconds(p.GetEstimateMs()); usual > 0 {
+			text += ", about " + Whole(usual) + " in all"
+		}
+		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()), Printable(name), text)
 	}
 	r.last, r.at = p, time.Now()
 }
 
 func (s *Phases) find(name string) int {
 	return slices.IndexFunc(s.running, func(r *running) bool { return r.name == name })
-}
-
-// told is what a line that stays says of a phase that begins.
-func told(p *wire.Progress) string {
-	text := detail(p)
-	if usual := Milliseconds(p.GetEstimateMs()); usual > 0 {
-		text += ", about " + Whole(usual) + " in all"
-	}
-	return text
 }
 
 func detail(p *wire.Progress) string {

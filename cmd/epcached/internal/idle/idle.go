@@ -62,7 +62,8 @@ func (i *idler) look(now time.Time) string {
 		return ""
 	}
 	for _, p := range i.places {
-		if !p.there() && i.idle() {
+		info, err := os.Stat(p.path)
+		if (err != nil || !os.SameFile(info, p.info)) && i.idle() {
 			return p.path + " is not there any more"
 		}
 	}
@@ -94,9 +95,4 @@ func Places(socket string) []Place {
 		}
 	}
 	return out
-}
-
-func (p Place) there() bool {
-	info, err := os.Stat(p.path)
-	return err == nil && os.SameFile(info, p.info)
 }

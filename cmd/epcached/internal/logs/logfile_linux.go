@@ -1,7 +1,6 @@
 package logs
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -40,17 +39,12 @@ func (l *File) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if info, err := l.Out.Stat(); err == nil && info.Size()+int64(len(p)) > maxLog {
-		_ = l.renew() // the old one goes on growing, and the next record tries again
+		if os.Rename(l.Path, l.Path+".1") == nil {
+			_ = l.Begin() // else the old one goes on growing, and the next record tries again
+		}
 	}
 	_, _ = l.Out.Write(p)
 	return len(p), nil
-}
-
-func (l *File) renew() error {
-	if err := os.Rename(l.Path, l.Path+".1"); err != nil {
-		return err
-	}
-	return l.Begin()
 }
 
 // Begin goes on with the file that has the name now, and makes it where there is none.
@@ -59,11 +53,8 @@ func (l *File) Begin() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(putInPlace(fresh, l.Out), fresh.Close())
-}
-
-func putInPlace(fresh, old *os.File) error {
-	for _, number := range []int{int(old.Fd()), int(os.Stdout.Fd())} {
+	defer fresh.Close() // its numbers below go on
+	for _, number := range []int{int(l.Out.Fd()), int(os.Stdout.Fd())} {
 		if err := unix.Dup3(int(fresh.Fd()), number, 0); err != nil {
 			return err
 		}
