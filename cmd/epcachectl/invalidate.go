@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -25,9 +26,8 @@ withheld.` + exit.Help(exit.AskingCodes...),
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why, for the history")
 	words := changeWords{"withheld", "would withhold", "change nothing, print what would be"}
-	return change(a, cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
-		dryRun bool) (*wire.ChangeReply, error) {
-		return unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Invalidate{Entries: entries, Reason: reason, DryRun: dryRun}, nil)
+	return change(a, cmd, words, func(entries []string, dryRun bool) proto.Message {
+		return &wire.Invalidate{Entries: entries, Reason: reason, DryRun: dryRun}
 	})
 }
 
@@ -35,23 +35,21 @@ withheld.` + exit.Help(exit.AskingCodes...),
 type changeWords struct{ done, would, dryRun string }
 
 // change makes a command one that changes all builds of the entries that it is given.
-func change(a *cli.Call, cmd *cobra.Command, words changeWords, ask func(ctx context.Context,
-	c *unixsock.Client, entries []string, dryRun bool) (*wire.ChangeReply, error)) *cobra.Command {
+func change(a *cli.Call, cmd *cobra.Command, words changeWords,
+	request func(entries []string, dryRun bool) proto.Message) *cobra.Command {
 	dryRun := cmd.Flags().BoolP("dry-run", "n", false, words.dryRun)
 	cmd.Args = cli.UsageArgs(cobra.MinimumNArgs(1))
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-			entries, err := modelfile.Entries(ctx, args)
-			if err != nil {
-				return err
-			}
-			reply, err := ask(ctx, c, entries, *dryRun)
-			if err != nil {
-				return exit.During(cmd.Name(), modelfile.AsGiven(err, args, entries))
-			}
-			return printChange(a, words.done, words.would, *dryRun, reply)
-		})
-	}
+	cmd.RunE = a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) error {
+		entries, err := modelfile.Entries(ctx, args)
+		if err != nil {
+			return err
+		}
+		reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, request(entries, *dryRun), nil)
+		if err != nil {
+			return exit.During(cmd.Name(), modelfile.AsGiven(err, args, entries))
+		}
+		return printChange(a, words.done, words.would, *dryRun, reply)
+	})
 	return cmd
 }
 
@@ -88,9 +86,8 @@ one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints w
 		Example: `  epcachectl pin mobilenet.onnx`,
 	}
 	words := changeWords{"pinned", "would pin", "pin nothing, print what would be"}
-	return change(a, cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
-		dryRun bool) (*wire.ChangeReply, error) {
-		return unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Pin{Entries: entries, DryRun: dryRun}, nil)
+	return change(a, cmd, words, func(entries []string, dryRun bool) proto.Message {
+		return &wire.Pin{Entries: entries, DryRun: dryRun}
 	})
 }
 
@@ -103,8 +100,7 @@ would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
 	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be"}
-	return change(a, cmd, words, func(ctx context.Context, c *unixsock.Client, entries []string,
-		dryRun bool) (*wire.ChangeReply, error) {
-		return unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Unpin{Entries: entries, DryRun: dryRun}, nil)
+	return change(a, cmd, words, func(entries []string, dryRun bool) proto.Message {
+		return &wire.Unpin{Entries: entries, DryRun: dryRun}
 	})
 }

@@ -71,18 +71,16 @@ func (p *Policies) Decode(v tomlfile.Value) {
 // not nearly one that is known.
 func checkEP(name string) error {
 	names := compilers.EPNames()
-	if slices.Contains(names, name) {
+	like := suggest.Closest(name, slices.Values(names))
+	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
+		like = names[i]
+	}
+	switch {
+	case slices.Contains(names, name):
 		return nil
-	}
-	for _, n := range names {
-		if strings.EqualFold(n, name) {
-			return fmt.Errorf("there is no execution provider %q; is it %q?", name, n)
-		}
-	}
-	if like := suggest.Closest(name, slices.Values(names)); like != "" {
+	case like != "":
 		return fmt.Errorf("there is no execution provider %q; is it %q?", name, like)
-	}
-	if !strings.HasSuffix(name, "ExecutionProvider") {
+	case !strings.HasSuffix(name, "ExecutionProvider"):
 		return fmt.Errorf("there is no field and no execution provider %q", name)
 	}
 	return nil

@@ -120,10 +120,7 @@ func (r *Reloader) reload(tell bool) {
 		systemd.Notify(r.Log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
 	}
 	s, set, err := r.readAgain()
-	for range maxRounds {
-		if !r.watchFiles(s) {
-			break
-		}
+	for round := 0; round < maxRounds && r.watchFiles(s); round++ {
 		s, set, err = r.readAgain() // what changed before it was watched was noticed by nobody
 	}
 	if err == nil {
