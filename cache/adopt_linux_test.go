@@ -22,7 +22,6 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // shipped is a compiled model as an application ships it: the files of a build, in a folder of
@@ -270,7 +269,7 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 			r := compilertest.Runtime(t, name)
 			ep := r.EPs[0].EP
 			made, ort := newRealBench(t, r)
-			asked := made.request(made.openFile(writeTo(t, tinymodel.Dense(1, 64, 1))))
+			asked := made.request(made.openFile(writeTo(t, compilertest.Dense(1, 64, 1))))
 			asked.EPs = []identity.EP{{Name: ep, Options: c.compile}}
 			compiled := made.acquire(asked)
 			s := made.ship(compiled)

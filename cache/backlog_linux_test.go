@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 )
 
 // queuedBefore has a compile of a file with this mode queued by the daemon's own user, or another,
@@ -102,7 +102,7 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 		says  string
 	}{
 		"another user's":           {func(*bench) uint32 { return somebody }, nil, "the daemon cannot open the model by itself"},
-		"a model that has changed": {itself, func(path string) error { return os.WriteFile(path, tinymodel.Dense(9, 8, 1), 0o644) }, "has changed"},
+		"a model that has changed": {itself, func(path string) error { return os.WriteFile(path, compilertest.Dense(9, 8, 1), 0o644) }, "has changed"},
 		"a model that is gone":     {itself, os.Remove, "the source model is gone"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -33,7 +33,7 @@ func TestRefusals(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 		return b.openFile(path)
 	}
-	whole := string(tinymodel.Dense(1, 8, 1))
+	whole := string(compilertest.Dense(1, 8, 1))
 	cases := map[string]struct {
 		change func(*request.Request)
 		class  apierr.Class
@@ -100,7 +100,7 @@ func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
 // external is a model whose weights stand in a file beside it.
 func (b *bench) external(seed uint64, weights []byte) *request.Request {
 	dir := b.TempDir()
-	m := tinymodel.DenseModel(seed, 8, 1)
+	m := compilertest.DenseModel(seed, 8, 1)
 	require.NotEmpty(b, m.Initializers)
 	raw := m.Initializers[0].Raw
 	m.Initializers[0].Location, m.Initializers[0].Length = "weights.bin", strconv.Itoa(len(raw))
@@ -202,7 +202,7 @@ func TestFoldersThatWereDeletedAreMadeAgain(t *testing.T) {
 func TestAFreeDimensionThatIsNotThereIsSaid(t *testing.T) {
 	b := newBench(t)
 	path := filepath.Join(t.TempDir(), "free.onnx")
-	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 8, "batch"), 0o644))
+	require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 8, "batch"), 0o644))
 	r := b.request(b.openFile(path))
 	r.FreeDimensions = map[string]int64{"batch": 1}
 	require.Empty(t, b.acquire(r).Warnings)

@@ -16,7 +16,7 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/witness"
 )
 
@@ -50,7 +50,7 @@ func newBenchStore(b *testing.B) *bench {
 // file with one plain BLAKE3 stream for each core, which is the most that the machine's cores give.
 func BenchmarkDigest(b *testing.B) {
 	s := newBench(b)
-	m := tinymodel.DenseModel(1, 8, 1)
+	m := compilertest.DenseModel(1, 8, 1)
 	m.Initializers[0].Raw = make([]byte, 512<<20)
 	noise := rand.NewChaCha8([32]byte{1})
 	_, err := noise.Read(m.Initializers[0].Raw)

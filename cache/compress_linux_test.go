@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -22,7 +23,7 @@ import (
 func (b *bench) worded(n, kib, batch int) *request.Request {
 	raw := make([]byte, kib<<9)
 	_, _ = rand.NewChaCha8([32]byte{9}).Read(raw)
-	model := tinymodel.DenseModel(7, n, batch)
+	model := compilertest.DenseModel(7, n, batch)
 	model.Initializers = append(model.Initializers, tinymodel.Tensor{Name: "words", Type: 2, Shape: []int64{int64(kib << 10)}, Raw: []byte(hex.EncodeToString(raw))})
 	path := filepath.Join(b.TempDir(), "model.onnx")
 	require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))

@@ -13,7 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -21,7 +21,7 @@ import (
 // file, in the same folder. Both read from the page cache and sync nothing.
 func BenchmarkConversion(b *testing.B) {
 	s := newBench(b)
-	m := tinymodel.DenseModel(1, 8, 1)
+	m := compilertest.DenseModel(1, 8, 1)
 	m.Initializers[0].Raw = make([]byte, 256<<20)
 	path := filepath.Join(memoryDir(b), "large.onnx") // the stand-in's context is the model's bytes
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))

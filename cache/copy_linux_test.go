@@ -12,7 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/workspace"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/witness"
 	"github.com/epcached/epcached/store"
@@ -41,7 +41,7 @@ func TestMemo(t *testing.T) {
 	// The same inode with other content, by write.
 	f, err := os.OpenFile(r.Graph.Name(), os.O_WRONLY|os.O_TRUNC, 0)
 	require.NoError(t, err)
-	_, err = f.Write(tinymodel.Dense(2, 8, 1))
+	_, err = f.Write(compilertest.Dense(2, 8, 1))
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	changed := b.acquire(r)

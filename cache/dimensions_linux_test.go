@@ -19,7 +19,7 @@ import (
 // dynamic asks for a model of one input whose first dimension is batch.
 func (b *bench) dynamic(ep string, batch any) *request.Request {
 	path := filepath.Join(b.TempDir(), "dynamic.onnx")
-	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 16, batch), 0o644))
+	require.NoError(b, os.WriteFile(path, compilertest.Dense(1, 16, batch), 0o644))
 	r := b.request(b.openFile(path))
 	r.EPs = []identity.EP{{Name: ep}}
 	return r
@@ -68,7 +68,7 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 // What is only taken in part says so, with the dimensions that may be the reason.
 func TestOpenDimensionsOfABuild(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	fixed := tinymodel.DenseModel(1, 16, 2)
+	fixed := compilertest.DenseModel(1, 16, 2)
 	fixed.Inputs = append(fixed.Inputs, tinymodel.Value{Name: "ids", Type: tinymodel.Float, Shape: []any{"length"}})
 	fixed.Outputs = append(fixed.Outputs, tinymodel.Value{Name: "ids2", Type: tinymodel.Float, Shape: []any{"length"}})
 	fixed.Nodes = append(fixed.Nodes, tinymodel.Node{Name: "free", Op: "Relu", Inputs: []string{"ids"}, Outputs: []string{"ids2"}})

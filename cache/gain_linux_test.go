@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // urgent compares loads at the usual priority, so that a busy machine does not hold up the test.
@@ -38,7 +37,7 @@ func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	})
 	b.cache.gains.Limit = time.Minute
 	path := filepath.Join(b.TempDir(), "m.onnx")
-	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
+	require.NoError(t, os.WriteFile(path, compilertest.Dense(64, 256, 1), 0o644))
 	asked := b.request(b.openFile(path))
 	asked.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider"}}
 	require.Equal(t, request.Compiled, b.acquire(asked).Outcome)

@@ -18,14 +18,13 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // variants asks for one model with one, two and four rows as a group.
 func (b *bench) variants(ep identity.EP, seed uint64, n int) *request.Request {
 	open := func(rows int) *os.File {
 		path := filepath.Join(b.TempDir(), "m.onnx")
-		require.NoError(b, os.WriteFile(path, tinymodel.Dense(seed, n, rows), 0o644))
+		require.NoError(b, os.WriteFile(path, compilertest.Dense(seed, n, rows), 0o644))
 		return b.openFile(path)
 	}
 	r := b.request(open(1))
@@ -140,7 +139,7 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *request.Request {
 	var r *request.Request
 	for i, folder := range folders {
-		model := tinymodel.DenseModel(seed, 64, 1<<i)
+		model := compilertest.DenseModel(seed, 64, 1<<i)
 		weights := &model.Initializers[0]
 		require.NoError(b, os.WriteFile(filepath.Join(folder, "weights.bin"), weights.Raw, 0o644))
 		weights.Location, weights.Offset, weights.Length = "weights.bin", "0", fmt.Sprint(len(weights.Raw)) // OpenVINO guesses neither

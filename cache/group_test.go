@@ -17,8 +17,8 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -265,7 +265,7 @@ func TestAGroupWhoseModelsChangedIsNotMadeAnew(t *testing.T) {
 	b := rebuilding(t, nil)
 	r := b.group(1, 2)
 	first := b.acquire(r)
-	require.NoError(t, os.WriteFile(r.Group[0].Graph.Name(), tinymodel.Dense(9, 8, 1), 0o644))
+	require.NoError(t, os.WriteFile(r.Group[0].Graph.Name(), compilertest.Dense(9, 8, 1), 0o644))
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
 	b.settles()
@@ -367,7 +367,7 @@ func (b *bench) layered(folders ...string) *request.Request {
 	var r *request.Request
 	dir := b.TempDir()
 	for i, folder := range folders {
-		m := tinymodel.DenseModel(7, 8, i+1)
+		m := compilertest.DenseModel(7, 8, i+1)
 		raw := m.Initializers[0].Raw
 		m.Initializers[0].Location, m.Initializers[0].Length = "weights.bin", strconv.Itoa(len(raw))
 		name := fmt.Sprintf("model%d.onnx", i+1)
@@ -494,7 +494,7 @@ func TestAGroupWhoseModelsChangeMeanwhile(t *testing.T) {
 			r := b.group(1, 2)
 			_, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 				if p.Phase == "queued" { // it is identified, and not copied yet
-					if err := os.WriteFile(r.ModelFiles(i).Graph.Name(), tinymodel.Dense(9, 8, 1), 0o644); err != nil {
+					if err := os.WriteFile(r.ModelFiles(i).Graph.Name(), compilertest.Dense(9, 8, 1), 0o644); err != nil {
 						panic(err)
 					}
 				}

@@ -21,8 +21,8 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index/manifestpb"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -70,7 +70,7 @@ func (m *multitude) compile(template string) {
 	m.library("1.0")
 	m.open()
 	for i, path := range m.models {
-		require.NoError(m, os.WriteFile(path, tinymodel.Dense(uint64(i), 8, 1), 0o644))
+		require.NoError(m, os.WriteFile(path, compilertest.Dense(uint64(i), 8, 1), 0o644))
 		require.NoError(m, m.acquire(m.ask(i)).View.Close())
 	}
 	first, err := m.cache.query.List(context.Background(), m.self(), &wire.List{Limit: 1}, nil)

@@ -11,7 +11,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // An EP whose own libraries are incomplete registers, takes no node of anything, and says why in
@@ -30,7 +29,7 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} })
 	const missing = "libc++-71bc274c.so.1.0: cannot open shared object file"
 
-	e := b.refused(b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", nil))
+	e := b.refused(b.forQNN(compilertest.DenseModel(1, 64, 2), "60", nil))
 	require.Equal(t, "no node taken", e.Facts["reason"])
 	require.Contains(t, e.Text, missing)
 	require.Contains(t, e.Facts["logged"], missing)

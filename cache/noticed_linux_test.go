@@ -15,14 +15,13 @@ import (
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // forTestEP asks for a model.
 func (b *bench) forTestEP() *request.Request {
 	path := filepath.Join(b.TempDir(), "m.onnx")
-	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o644))
+	require.NoError(b, os.WriteFile(path, compilertest.Dense(1, 8, 1), 0o644))
 	r := b.request(b.openFile(path))
 	r.EPs = []identity.EP{{Name: compilertest.TestEP}}
 	return r

@@ -14,7 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -23,7 +23,7 @@ const patience = 2 * time.Minute
 
 // largeModel writes a model of that many bytes.
 func largeModel(t testing.TB, bytes int) string {
-	m := tinymodel.DenseModel(1, 8, 1)
+	m := compilertest.DenseModel(1, 8, 1)
 	m.Initializers[0].Raw = make([]byte, bytes)
 	noise := rand.NewChaCha8([32]byte{1})
 	_, err := noise.Read(m.Initializers[0].Raw)

@@ -16,8 +16,8 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -88,19 +88,19 @@ var writes = map[string]struct {
 	model bool
 }{
 	"written": {func(t *testing.T, path string) {
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(2, 8, 1), 0o644))
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(2, 8, 1), 0o644))
 	}, true},
 	"written, time put back": {func(t *testing.T, path string) {
 		info, err := os.Stat(path)
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(2, 8, 1), 0o644))
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(2, 8, 1), 0o644))
 		require.NoError(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
 	}, true},
 	"truncated": {func(t *testing.T, path string) {
 		require.NoError(t, os.Truncate(path, 100))
 	}, false},
 	"stored through a mapping": {func(t *testing.T, path string) {
-		copy(mapping(t, path), tinymodel.Dense(2, 8, 1))
+		copy(mapping(t, path), compilertest.Dense(2, 8, 1))
 	}, true},
 }
 
@@ -109,7 +109,7 @@ func mapping(t *testing.T, path string) []byte {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
-	size := len(tinymodel.Dense(2, 8, 1))
+	size := len(compilertest.Dense(2, 8, 1))
 	mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(mapped)) })
@@ -170,10 +170,10 @@ func TestModelStoredThroughAnEarlierMappingIsNotStored(t *testing.T) {
 	b, g := newOriginals(t)
 	r := b.request(b.model(1))
 	mapped := mapping(t, r.Graph.Name())
-	copy(mapped, tinymodel.Dense(1, 8, 1))
+	copy(mapped, compilertest.Dense(1, 8, 1))
 	g.before = func() {
 		ticked(t, r.Graph)
-		copy(mapped, tinymodel.Dense(2, 8, 1))
+		copy(mapped, compilertest.Dense(2, 8, 1))
 	}
 	require.Equal(t, apierr.BadModel, b.refused(r).Class)
 	require.Equal(t, []bool{true, false}, g.originals)
@@ -189,9 +189,9 @@ func TestModelWrittenForTheTimeOfItsCompile(t *testing.T) {
 	g.originals = nil
 	g.before = func() {
 		ticked(t, r.Graph)
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(2, 8, 1), 0o644))
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(2, 8, 1), 0o644))
 	}
-	g.after = func() { require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o644)) }
+	g.after = func() { require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 8, 1), 0o644)) }
 	require.Equal(t, want, b.read(b.acquire(r)))
 	require.Equal(t, []bool{true, false}, g.originals)
 }
@@ -233,7 +233,7 @@ func TestOriginalLosesItsName(t *testing.T) {
 		"removed": os.Remove,
 		"another in its place": func(path string) error {
 			other := path + ".other"
-			if err := os.WriteFile(other, tinymodel.Dense(2, 8, 1), 0o644); err != nil {
+			if err := os.WriteFile(other, compilertest.Dense(2, 8, 1), 0o644); err != nil {
 				return err
 			}
 			return os.Rename(other, path)

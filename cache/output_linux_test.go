@@ -35,7 +35,7 @@ func newTestEPBench(t *testing.T, change ...func(*Options)) (*bench, *compilers.
 
 // externalModel is a request for a model with its weights in w/model.data.
 func (b *bench) externalModel(name string) *request.Request {
-	m, folder := tinymodel.DenseModel(1, 16, 2), b.TempDir()
+	m, folder := compilertest.DenseModel(1, 16, 2), b.TempDir()
 	var data []byte
 	for i := range m.Initializers {
 		w := &m.Initializers[i]
@@ -53,7 +53,7 @@ func (b *bench) externalModel(name string) *request.Request {
 
 // respelledModel is a request for a model whose initializers name one file in as many ways as there are spellings.
 func (b *bench) respelledModel(spellings ...string) *request.Request {
-	m, folder, raw := tinymodel.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
+	m, folder, raw := compilertest.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
 	relu := m.Nodes[1]
 	m.Nodes, m.Initializers = nil, nil
 	var data []byte

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
@@ -30,7 +30,7 @@ func (b *bench) variant(batch int) *request.Request { return b.dense(512, batch)
 // dense asks for a model of n² weights, which are the first of those of a larger one.
 func (b *bench) dense(n, batch int) *request.Request {
 	path := filepath.Join(b.TempDir(), "model.onnx")
-	require.NoError(b, os.WriteFile(path, tinymodel.Dense(7, n, batch), 0o644))
+	require.NoError(b, os.WriteFile(path, compilertest.Dense(7, n, batch), 0o644))
 	return b.request(b.openFile(path))
 }
 

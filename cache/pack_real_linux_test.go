@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // Two shapes of a model, compiled by real execution providers, share their weights. The one that is packed comes back byte for byte, loads, and
@@ -35,7 +34,7 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 			b, ort := newRealBench(t, r)
 			ask := func(rows int) *request.Request {
 				path := filepath.Join(b.TempDir(), "m.onnx")
-				require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 512, rows), 0o644))
+				require.NoError(b, os.WriteFile(path, compilertest.Dense(1, 512, rows), 0o644))
 				request := b.request(b.openFile(path))
 				request.EPs = []identity.EP{c.ep}
 				return request

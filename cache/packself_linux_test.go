@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
@@ -23,7 +24,7 @@ import (
 
 // repeated asks for a model that has the weights of variants again and again, as a weight-sharing group has them whose execution provider puts each member's beside those of the others.
 func (b *bench) repeated(times int) *request.Request {
-	model := tinymodel.DenseModel(7, 512, 1)
+	model := compilertest.DenseModel(7, 512, 1)
 	for i := 1; i < times; i++ {
 		again := model.Initializers[0]
 		again.Name = string(rune('a' + i))
@@ -34,7 +35,7 @@ func (b *bench) repeated(times int) *request.Request {
 
 // repeatedPart asks for a model of n² weights, the first part² of which it has a second time.
 func (b *bench) repeatedPart(n, part int) *request.Request {
-	model, again := tinymodel.DenseModel(7, n, 1), tinymodel.DenseModel(7, part, 1).Initializers[0]
+	model, again := compilertest.DenseModel(7, n, 1), compilertest.DenseModel(7, part, 1).Initializers[0]
 	again.Name = "again"
 	model.Initializers = append(model.Initializers, again)
 	return b.requestOf(model)

@@ -21,6 +21,7 @@ import (
 	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
@@ -141,7 +142,7 @@ func TestHostilePuts(t *testing.T) {
 		}, "is absolute"},
 		"graph is its own sidecar": {func(c *claimed) { embedSelf(c) }, "one of its own context binaries"},
 		"another EP":               {func(c *claimed) { c.graph(standin.EP, "StandOutExecutionProvider"[:len(standin.EP)]) }, "is of execution provider"},
-		"not compiled":             {func(c *claimed) { c.content(0, tinymodel.Dense(1, 8, 1)) }, "no EPContext node"},
+		"not compiled":             {func(c *claimed) { c.content(0, compilertest.Dense(1, 8, 1)) }, "no EPContext node"},
 		"truncated":                {func(c *claimed) { b := c.bytes(0); c.content(0, b[:len(b)-20]) }, "offset"},
 		"empty":                    {func(c *claimed) { c.content(0, nil) }, "not its artefact"},
 		"empty sidecar":            {func(c *claimed) { c.content(1, nil) }, "is empty"},
@@ -231,7 +232,7 @@ func grow(c *claimed) {
 // embedSelf makes a graph whose context binary is the graph.
 func embedSelf(c *claimed) {
 	binary := c.put.Files[1].Name
-	m := tinymodel.DenseModel(1, 8, 1)
+	m := compilertest.DenseModel(1, 8, 1)
 	name := c.put.Files[0].Name
 	m.Nodes = []tinymodel.Node{{Name: "n", Op: "EPContext", Domain: "com.microsoft", Inputs: []string{m.Inputs[0].Name}, Outputs: []string{m.Outputs[0].Name},
 		Attributes: map[string]any{"main_context": int64(1), "embed_mode": int64(0), "ep_cache_context": binary, "source": standin.EP}}}

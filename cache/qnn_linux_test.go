@@ -49,7 +49,7 @@ func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string)
 // Targets, precisions and option sets of one model stand side by side, and none is served for another.
 func TestQNNTargetsSideBySide(t *testing.T) {
 	b, _, _ := newQNNBench(t)
-	model := tinymodel.DenseModel(1, 64, 2)
+	model := compilertest.DenseModel(1, 64, 2)
 	asks := map[string]func() *request.Request{
 		"one SoC": func() *request.Request {
 			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"})
@@ -163,7 +163,7 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 func TestQNNTensorsAreNamed(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	const n = 96
-	model := tinymodel.DenseModel(1, n, 2)
+	model := compilertest.DenseModel(1, n, 2)
 	var tiles []byte
 	for k := 0; k < n; k += 32 { // all rows of 32 columns: two rows at a time, number by number
 		for i := 0; i < n; i += 2 {
@@ -238,7 +238,7 @@ func (b *bench) withSource(folder, graph, source string) string {
 		_, err = f.ReadAt(context, c.Inline.Offset)
 		require.NoError(b, err)
 	}
-	out := tinymodel.DenseModel(1, 64, 2)
+	out := compilertest.DenseModel(1, 64, 2)
 	out.Opsets = map[string]int64{"": 17, "com.microsoft": 1}
 	out.Metadata, out.Initializers = m.Metadata, nil
 	out.Nodes = []tinymodel.Node{{Name: c.Node, Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"}, Attributes: map[string]any{
@@ -253,22 +253,22 @@ func (b *bench) withSource(folder, graph, source string) string {
 func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	b, ort, r := newQNNBench(t)
 	fp16 := map[string]string{"enable_htp_fp16_precision": "1"}
-	embedded := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
+	embedded := b.forQNN(compilertest.DenseModel(1, 64, 2), "60", fp16)
 	embedded.Embed = true
 	a := b.acquire(embedded)
 	for _, source := range []string{"QNN", "qnn", "QnnExecutionProvider"} {
-		own := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
+		own := b.forQNN(compilertest.DenseModel(1, 64, 2), "60", fp16)
 		own.Graph = b.openFile(b.withSource(a.Path, a.Graph, source))
 		passed := b.acquire(own)
 		require.Equal(t, request.PassThrough, passed.Outcome)
 		require.Empty(t, passed.Warnings, source)
 		require.Contains(t, passed.Compatibility.Reason, "it loads", source)
 	}
-	own := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
+	own := b.forQNN(compilertest.DenseModel(1, 64, 2), "60", fp16)
 	own.Graph = b.openFile(b.withSource(a.Path, a.Graph, "SomeOtherExecutionProvider"))
 	require.NotEmpty(t, b.acquire(own).Warnings)
 
-	claimed := b.forQNN(tinymodel.DenseModel(2, 64, 2), "60", fp16)
+	claimed := b.forQNN(compilertest.DenseModel(2, 64, 2), "60", fp16)
 	claimed.OnMiss = request.ForClaim
 	claim := b.acquire(claimed)
 	require.Equal(t, request.Claimed, claim.Outcome)

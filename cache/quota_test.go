@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/store"
 )
 
@@ -55,7 +55,7 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		b := newBench(t)
 		require.NoError(t, quota(b, 1.5).View.Close())
 		path := filepath.Join(t.TempDir(), "large.onnx")
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(3, 256, 1), 0o644))
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(3, 256, 1), 0o644))
 		r := b.request(b.openFile(path))
 		r.HoldsView = true
 		large := b.acquire(r)

@@ -15,8 +15,8 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 )
 
@@ -366,7 +366,7 @@ func TestSourceThatChanged(t *testing.T) {
 	graph := b.model(1)
 	first := b.acquire(b.request(graph))
 	require.Equal(t, index.Source{Kind: index.SourceReference, Path: graph.Name()}, first.Build.Source)
-	require.NoError(t, os.WriteFile(graph.Name(), tinymodel.Dense(2, 8, 1), 0o644))
+	require.NoError(t, os.WriteFile(graph.Name(), compilertest.Dense(2, 8, 1), 0o644))
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
 	left := b.settles()

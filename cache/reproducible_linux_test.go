@@ -15,7 +15,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // secondStore is another store over the same runtime: its state directory lies deeper, and so does
@@ -76,7 +75,7 @@ func TestBuildsAreReproducible(t *testing.T) {
 						}
 						var r *request.Request
 						for i, rows := range ask.rows {
-							f := b.writeModel(modelName, tinymodel.Dense(ask.seed, 64, rows))
+							f := b.writeModel(modelName, compilertest.Dense(ask.seed, 64, rows))
 							if i == 0 {
 								r = b.request(f)
 								r.EPs = []identity.EP{c.ep}

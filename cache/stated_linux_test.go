@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
@@ -23,7 +23,7 @@ import (
 // on, and that of the fingerprint does not.
 func (b *bench) withVTCM(seed uint64, miss request.OnMiss) *request.Request {
 	options := map[string]string{"enable_htp_fp16_precision": "1", "vtcm_mb": "8"}
-	r := b.forQNN(tinymodel.DenseModel(seed, 64, 2), "60", options)
+	r := b.forQNN(compilertest.DenseModel(seed, 64, 2), "60", options)
 	r.OnMiss = miss
 	return r
 }

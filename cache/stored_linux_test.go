@@ -16,8 +16,8 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/flock"
 	"github.com/epcached/epcached/store"
@@ -255,7 +255,7 @@ func TestWithheldStoredBuildsAreNotServed(t *testing.T) {
 func TestAnotherUsersStoredBuildIsNobodyElses(t *testing.T) {
 	b := newBench(t)
 	path := filepath.Join(t.TempDir(), "private.onnx")
-	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o600))
+	require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 8, 1), 0o600))
 	r := b.request(b.openFile(path))
 	r.Peer.UID = 4711
 	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope)

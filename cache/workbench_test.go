@@ -24,8 +24,8 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
@@ -155,7 +155,7 @@ func (b *bench) requireSound() {
 // model writes a model of its own content for each seed, and opens it.
 func (b *bench) model(seed uint64) *os.File {
 	path := filepath.Join(b.TempDir(), "model.onnx")
-	require.NoError(b, os.WriteFile(path, tinymodel.Dense(seed, 8, 1), 0o644))
+	require.NoError(b, os.WriteFile(path, compilertest.Dense(seed, 8, 1), 0o644))
 	return b.openFile(path)
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 )
 
@@ -23,7 +22,7 @@ func TestLimitsStopARealCompile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newORT(t, compilers.ORTOptions{Limits: limits}).
-				Compile(t.Context(), writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(1, 2048, 1)), nil)
+				Compile(t.Context(), writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 2048, 1)), nil)
 			require.Error(t, err)
 			require.NotErrorIs(t, err, compilers.ErrTimeout)
 			t.Log(err)
@@ -49,7 +48,7 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	folder := filepath.Join(base, "staging", "job", "out")
 	require.NoError(t, os.MkdirAll(folder, 0o700))
 	model := filepath.Join(base, "staging", "job", "m.onnx")
-	require.NoError(t, os.WriteFile(model, tinymodel.Dense(1, 32, 1), 0o600))
+	require.NoError(t, os.WriteFile(model, compilertest.Dense(1, 32, 1), 0o600))
 
 	user := &compilers.Credential{UID: nobody, GID: nobody}
 	if err := user.CanPass(r.ORTLibrary); err != nil {

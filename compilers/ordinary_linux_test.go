@@ -58,7 +58,7 @@ func asOrdinaryUser(t *testing.T, worker string) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, Limits: compilers.Limits{Processes: 300}})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32}, tinymodel.Dense(1, 32, 1))
+	job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32}, compilertest.Dense(1, 32, 1))
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})

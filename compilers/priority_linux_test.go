@@ -133,7 +133,7 @@ func TestIdleWorkerRises(t *testing.T) {
 func TestSourceLoads(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := newORT(t, compilers.ORTOptions{})
-	job := writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(1, 64, 1))
+	job := writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 64, 1))
 	idle := make(chan struct{})
 	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
 		Graph: job.Model, GraphOptimizationLevel: "all", Pace: compilers.Pace{Idle: idle}})
@@ -148,7 +148,7 @@ func TestSourceLoads(t *testing.T) {
 func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := newORT(t, compilers.ORTOptions{})
-	job := writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(64, 256, 1))
+	job := writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(64, 256, 1))
 	made, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	ctx, end := context.WithCancel(t.Context())

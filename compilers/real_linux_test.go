@@ -74,7 +74,7 @@ func TestORTVersions(t *testing.T) {
 			if ep.Name == qnn {
 				ep.Options = map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}
 			}
-			job := writeJob(t, r, ep, tinymodel.Dense(1, 64, 1))
+			job := writeJob(t, r, ep, compilertest.Dense(1, 64, 1))
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
 			require.Equal(t, r.ORTVersion, result.ORTVersion)
@@ -104,7 +104,7 @@ func TestRoutesComputeTheSame(t *testing.T) {
 		route string
 		embed bool
 	}{{compilers.RouteCompileAPI, false}, {compilers.RouteCompileAPI, true}, {compilers.RouteSessionOptions, false}, {compilers.RouteSessionOptions, true}} {
-		job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32}, tinymodel.Dense(3, 64, "batch"))
+		job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32}, compilertest.Dense(3, 64, "batch"))
 		job.Route, job.Embed, job.FreeDimensions = variant.route, variant.embed, map[string]int64{"batch": 4}
 		result, err := c.Compile(t.Context(), job, nil)
 		require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestOtherWeightsGiveOtherOutputs(t *testing.T) {
 	ep := compilers.EP{Name: openVINO, Options: f32}
 	var outputs [][]byte
 	for _, seed := range []uint64{1, 2} {
-		job := writeJob(t, r, ep, tinymodel.Dense(seed, 64, 1))
+		job := writeJob(t, r, ep, compilertest.Dense(seed, 64, 1))
 		outputs = append(outputs, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model}, 7))
 	}
 	require.NotEqual(t, outputs[0], outputs[1])
@@ -143,7 +143,7 @@ func TestRefusalsOfORT(t *testing.T) {
 		"library that is missing": func(j *compilers.Job) { j.EPs[0].Library = "/nowhere/lib.so" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			job := writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(1, 8, 1))
+			job := writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 8, 1))
 			edit(&job)
 			_, err := c.Compile(t.Context(), job, nil)
 			var refused *compilers.RefusedError
@@ -166,7 +166,7 @@ func TestOpenVINOForDevicesThatAreNotThere(t *testing.T) {
 		"one":            {compilers.Device{Type: "NPU", DeviceID: 0x643e, Metadata: virtual}, "compiler loading failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			job := writeJob(t, r, compilers.EP{Name: openVINO, Devices: []compilers.Device{row.device}}, tinymodel.Dense(1, 8, 1))
+			job := writeJob(t, r, compilers.EP{Name: openVINO, Devices: []compilers.Device{row.device}}, compilertest.Dense(1, 8, 1))
 			_, err := c.Compile(t.Context(), job, nil)
 			var refused *compilers.RefusedError
 			require.ErrorAs(t, err, &refused)

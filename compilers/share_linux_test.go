@@ -88,7 +88,7 @@ func TestGroupComputes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := subject.runtime(t)
 			c := newORT(t, compilers.ORTOptions{})
-			job := groupJob(t, r, subject.ep, tinymodel.Dense(3, 64, 1), tinymodel.Dense(3, 64, 2), tinymodel.Dense(3, 64, 4))
+			job := groupJob(t, r, subject.ep, compilertest.Dense(3, 64, 1), compilertest.Dense(3, 64, 2), compilertest.Dense(3, 64, 4))
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
 			group := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: compilers.ShareOptions()}
@@ -127,7 +127,7 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: filepath.Join(models, "m.onnx"), Folder: folder, Output: "m_ctx.onnx",
 		Share: []compilers.ShareMember{{Model: filepath.Join(models, "2", "m_2.onnx"), Output: "m_2_ctx.onnx"}}}
 	for i, path := range []string{job.Model, job.Share[0].Model} {
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 32, i+1), 0o600))
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 32, i+1), 0o600))
 	}
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/stretchr/testify/require"
 )
@@ -33,7 +33,7 @@ func (s subject) groupJob(t *testing.T, models ...[]byte) compilers.Job {
 
 // variants are three models with the same weights, which take one, two and four rows.
 func variants() [][]byte {
-	return [][]byte{tinymodel.Dense(1, 64, 1), tinymodel.Dense(1, 64, 2), tinymodel.Dense(1, 64, 4)}
+	return [][]byte{compilertest.Dense(1, 64, 1), compilertest.Dense(1, 64, 2), compilertest.Dense(1, 64, 4)}
 }
 
 func (s subject) testGroup(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
@@ -20,7 +21,7 @@ import (
 type subject struct {
 	Compiler compilers.Compiler
 	Runtime  compilers.Runtime
-	EP       compilers.EP // must compile tinymodel.Dense
+	EP       compilers.EP // must compile compilertest.Dense
 	// NoNodes is a request whose model the EP takes nothing of; a nil Model leaves that test out.
 	NoNodesModel  []byte
 	NoNodesOption map[string]string
@@ -114,7 +115,7 @@ func (s subject) testCompatibility(t *testing.T) {
 }
 
 func (s subject) testSidecar(t *testing.T) {
-	source := tinymodel.Dense(1, 64, 1)
+	source := compilertest.Dense(1, 64, 1)
 	job := s.job(t, source)
 	var mu sync.Mutex
 	var phases []string
@@ -147,7 +148,7 @@ func (s subject) testSidecar(t *testing.T) {
 // What a model comes from makes no difference to what is made of it.
 func (s subject) testOpenFile(t *testing.T) {
 	opener, ok := s.Compiler.(compilers.Opener)
-	job := s.job(t, tinymodel.Dense(1, 64, 1))
+	job := s.job(t, compilertest.Dense(1, 64, 1))
 	inPlace := job.Model
 	require.NoError(t, os.Mkdir(filepath.Join(job.Folder, "model"), 0o700))
 	job.Model = filepath.Join(job.Folder, "model", filepath.Base(inPlace))
@@ -189,7 +190,7 @@ func (s subject) route() string {
 }
 
 func (s subject) testEmbedded(t *testing.T) {
-	job := s.job(t, tinymodel.Dense(1, 64, 1))
+	job := s.job(t, compilertest.Dense(1, 64, 1))
 	job.Embed = true
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
@@ -223,7 +224,7 @@ func (s subject) testConcurrent(t *testing.T) {
 	errs := make([]error, 4)
 	jobs := make([]compilers.Job, len(errs))
 	for i := range jobs {
-		jobs[i] = s.job(t, tinymodel.Dense(uint64(i), 32, 1))
+		jobs[i] = s.job(t, compilertest.Dense(uint64(i), 32, 1))
 	}
 	for i := range jobs {
 		wait.Go(func() { _, errs[i] = s.Compiler.Compile(t.Context(), jobs[i], nil) })
@@ -235,7 +236,7 @@ func (s subject) testConcurrent(t *testing.T) {
 }
 
 func (s subject) testMissingBinary(t *testing.T) {
-	job := s.job(t, tinymodel.Dense(1, 64, 1))
+	job := s.job(t, compilertest.Dense(1, 64, 1))
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(filepath.Join(job.Folder, result.Files[1])))
@@ -281,7 +282,7 @@ func (s subject) testNoNodes(t *testing.T) {
 }
 
 func (s subject) testGroupRefused(t *testing.T) {
-	job := s.job(t, tinymodel.Dense(1, 64, 1))
+	job := s.job(t, compilertest.Dense(1, 64, 1))
 	job.Share = []compilers.ShareMember{{Model: job.Model, Output: "fedcba9876543210_ctx.onnx"}}
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.ErrorIs(t, err, compilers.ErrOption)
@@ -308,7 +309,7 @@ func (s subject) testCancelled(t *testing.T) {
 func (s subject) testDeadline(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	job := s.job(t, tinymodel.Dense(1, 1024, 1))
+	job := s.job(t, compilertest.Dense(1, 1024, 1))
 	start := time.Now()
 	_, err := s.Compiler.Compile(ctx, job, func(string) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/witness"
@@ -88,7 +88,7 @@ func TestAGroupLeavesAloneWhatIsRememberedOfItsModels(t *testing.T) {
 // graphFile is a model in a file that nobody writes any more.
 func graphFile(t *testing.T, seed uint64) Files {
 	path := filepath.Join(t.TempDir(), "m.onnx")
-	require.NoError(t, os.WriteFile(path, tinymodel.Dense(seed, 8, 1), 0o644))
+	require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, 8, 1), 0o644))
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -140,7 +140,7 @@ func newHitBench(b *testing.B, config string) *hitBench {
 		require.NoError(b, daemon.Wait())
 	})
 	model := filepath.Join(dir, "model.onnx")
-	require.NoError(b, os.WriteFile(model, tinymodel.Dense(1, 256, 1), 0o644))
+	require.NoError(b, os.WriteFile(model, compilertest.Dense(1, 256, 1), 0o644))
 	time.Sleep(3 * time.Second) // fresh files are hashed at every request
 	h.client, err = unixsock.Dialer{Wait: 10 * time.Second}.Dial(context.Background(), h.socket)
 	require.NoError(b, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 )
 
 // BenchmarkMachinery measures what a miss costs beyond the worker's compile and load check of the same model, which are
@@ -21,9 +21,9 @@ func BenchmarkMachinery(b *testing.B) {
 		name  string
 		model func(seed uint64) []byte
 	}{
-		{name: "33 KB", model: func(seed uint64) []byte { return tinymodel.Dense(seed, 91, 1) }},
-		{name: "32 MiB", model: func(seed uint64) []byte { return tinymodel.Dense(seed, 2896, 1) }},
-		{name: "128 MiB", model: func(seed uint64) []byte { return tinymodel.Dense(seed, 5793, 1) }},
+		{name: "33 KB", model: func(seed uint64) []byte { return compilertest.Dense(seed, 91, 1) }},
+		{name: "32 MiB", model: func(seed uint64) []byte { return compilertest.Dense(seed, 2896, 1) }},
+		{name: "128 MiB", model: func(seed uint64) []byte { return compilertest.Dense(seed, 5793, 1) }},
 	} {
 		b.Run(size.name, func(b *testing.B) { benchMachinery(b, size.model, believed) })
 		b.Run(size.name+", just written", func(b *testing.B) { benchMachinery(b, size.model, 0) })

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -58,7 +58,7 @@ func (h *hitBench) saveRoom() (end func() (rounds int)) {
 	models := make([]string, 3)
 	for i := range models {
 		models[i] = filepath.Join(h.TempDir(), "alike.onnx")
-		require.NoError(h, os.WriteFile(models[i], tinymodel.Dense(7, 512, i+1), 0o644))
+		require.NoError(h, os.WriteFile(models[i], compilertest.Dense(7, 512, i+1), 0o644))
 	}
 	no := func(*wire.Progress) {}
 	to := int64(2 << 20) // less than they take whole

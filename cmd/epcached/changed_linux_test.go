@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -35,7 +36,7 @@ func (v *victim) content(number uint64) []byte {
 	if v.external {
 		return tinymodel.Floats(number, 16*16)
 	}
-	return tinymodel.Dense(number, 16, 1)
+	return compilertest.Dense(number, 16, 1)
 }
 
 func (v *victim) write(number uint64) {
@@ -182,7 +183,7 @@ func (v *victim) requireTrue(c *unixsock.Client, got lease) {
 func newVictim(t testing.TB, dir string, external bool) *victim {
 	v := &victim{TB: t, owner: t, dir: dir, external: external, path: filepath.Join(dir, "model.onnx")}
 	if external {
-		m := tinymodel.DenseModel(1, 16, 1)
+		m := compilertest.DenseModel(1, 16, 1)
 		m.Initializers[0].Location = "weights.bin"
 		require.NoError(t, os.WriteFile(v.path, m.Encode(), 0o644))
 		v.path = filepath.Join(dir, "weights.bin")
@@ -293,7 +294,7 @@ func memoryFile(t *testing.T) *victim {
 	require.NoError(t, err)
 	f := os.NewFile(uintptr(fd), "model")
 	t.Cleanup(func() { f.Close() })
-	_, err = f.Write(tinymodel.Dense(0, 16, 1))
+	_, err = f.Write(compilertest.Dense(0, 16, 1))
 	require.NoError(t, err)
 	v := &victim{TB: t, owner: t, dir: t.TempDir(), file: f}
 	v.path = filepath.Join(v.dir, "model.onnx")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -59,7 +60,7 @@ func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path str
 func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	path := filepath.Join(t.TempDir(), "broken.onnx")
-	broken := bytes.ReplaceAll(tinymodel.Dense(1, 16, 1), []byte("MatMul"), []byte("MatMux"))
+	broken := bytes.ReplaceAll(compilertest.Dense(1, 16, 1), []byte("MatMul"), []byte("MatMux"))
 	require.NoError(t, os.WriteFile(path, broken, 0o644))
 	e := d.fails(t, "refused", path)
 	require.Equal(t, "10", e.Facts["code"])
@@ -248,7 +249,7 @@ func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
 		for _, what := range whats {
 			c := cases[what]
 			t.Run(what, func(t *testing.T) {
-				model := tinymodel.DenseModel(2, 16, 1)
+				model := compilertest.DenseModel(2, 16, 1)
 				model.Nodes[0].Name = "misbehave: " + what
 				path := filepath.Join(t.TempDir(), what+".onnx")
 				require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
@@ -274,7 +275,7 @@ func stoppingSite(t *testing.T) *site { return misbehavingSite(t, "0", 3600, 360
 // writeStopping is writeModel for a model at which a worker stops.
 func writeStopping(t *testing.T, dir string, seed uint64) string {
 	t.Helper()
-	model := tinymodel.DenseModel(seed, 16, 1)
+	model := compilertest.DenseModel(seed, 16, 1)
 	model.Nodes[0].Name = "misbehave: stop"
 	path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", seed))
 	require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
@@ -298,7 +299,7 @@ func TestWorkersDeath(t *testing.T) {
 	for deaths, c := range []string{"compiled", "compiled", "worker died"} {
 		t.Run(fmt.Sprintf("%d deaths", deaths), func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "large.onnx")
-			require.NoError(t, os.WriteFile(path, tinymodel.Dense(uint64(10+deaths), 2000, 1), 0o644)) // takes a while
+			require.NoError(t, os.WriteFile(path, compilertest.Dense(uint64(10+deaths), 2000, 1), 0o644)) // takes a while
 			ended := make(chan struct{})
 			var striker, askers sync.WaitGroup
 			striker.Go(func() { d.strike(deaths, syscall.SIGKILL, ended) })

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -32,7 +32,7 @@ func newRoomKept(t *testing.T) *roomKept {
 	dir := t.TempDir()
 	for i := range 3 {
 		path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", i))
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(7, 384, i+1), 0o644)) // the same weights, for another batch each
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(7, 384, i+1), 0o644)) // the same weights, for another batch each
 		e := entry{path: path}
 		require.NoError(t, e.get(t, c))
 		e.letGo(0)

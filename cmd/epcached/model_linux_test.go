@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"lukechampine.com/blake3"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -20,7 +20,7 @@ import (
 func writeModel(t testing.TB, dir string, seed uint64) string {
 	t.Helper()
 	path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", seed))
-	require.NoError(t, os.WriteFile(path, tinymodel.Dense(seed, 16, 1), 0o644))
+	require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, 16, 1), 0o644))
 	return path
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -92,7 +93,7 @@ func TestFirstAndTwentyMoreOfSixtyFourAreKilled(t *testing.T) {
 // writeLargeModel writes a model of 128 MiB.
 func writeLargeModel(t testing.TB, dir string) string {
 	const n = 1 << 12
-	m := tinymodel.DenseModel(1, 1, 1)
+	m := compilertest.DenseModel(1, 1, 1)
 	m.Inputs[0].Shape, m.Outputs[0].Shape = []any{1, n}, []any{1, 2 * n}
 	m.Initializers[0].Shape = []int64{n, 2 * n}
 	m.Initializers[0].Raw = bytes.Repeat(tinymodel.Floats(1, n), 2*n)

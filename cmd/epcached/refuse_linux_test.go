@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -73,7 +74,7 @@ func (r *refusals) file(t *testing.T, name, content string) *os.File {
 
 func TestBytesThatAreNoModel(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
-	whole := string(tinymodel.Dense(1, 16, 1))
+	whole := string(compilertest.Dense(1, 16, 1))
 	cases := map[string]struct {
 		content string
 		field   string
@@ -122,7 +123,7 @@ func nested(depth int) string {
 
 // external is a model whose weights stand in another file.
 func external(location, offset, length string) string {
-	m := tinymodel.DenseModel(1, 16, 1)
+	m := compilertest.DenseModel(1, 16, 1)
 	m.Initializers[0].Location, m.Initializers[0].Offset, m.Initializers[0].Length = location, offset, length
 	return string(m.Encode())
 }
@@ -164,7 +165,7 @@ const stringType = 8 // TensorProto.STRING
 // An operator that ONNX Runtime does not know is refused in its own words.
 func TestUnknownOperator(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
-	m := tinymodel.DenseModel(1, 16, 1)
+	m := compilertest.DenseModel(1, 16, 1)
 	m.Opsets = map[string]int64{"": 17, "com.example": 1}
 	m.Nodes[0].Op, m.Nodes[0].Domain = "Frobnicate", "com.example"
 	e := r.refused(t, forModel("bad.onnx"), []*os.File{r.file(t, "bad.onnx", string(m.Encode()))}, nil,

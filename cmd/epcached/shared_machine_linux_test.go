@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -237,7 +237,7 @@ func (m *machine) home(user string) int {
 // model writes a model that all users may read.
 func (m *machine) model(name string, seed uint64) string {
 	path := filepath.Join(m.base, "srv/models", name)
-	require.NoError(m, os.WriteFile(path, tinymodel.Dense(seed, 64, 1), 0o644))
+	require.NoError(m, os.WriteFile(path, compilertest.Dense(seed, 64, 1), 0o644))
 	return "/srv/models/" + name
 }
 
@@ -372,7 +372,7 @@ func TestServiceSaysWhatItCannotCompileAgain(t *testing.T) {
 	uid := m.home("user")
 	private := "/home/user/private.onnx"
 	at := filepath.Join(m.base, private)
-	require.NoError(t, os.WriteFile(at, tinymodel.Dense(2, 64, 1), 0o644))
+	require.NoError(t, os.WriteFile(at, compilertest.Dense(2, 64, 1), 0o644))
 	require.NoError(t, os.Chown(at, uid, uid))
 	for _, model := range []string{m.model("shared.onnx", 1), private} {
 		require.Contains(t, m.runs("user", "epcachectl", "get", "--ep",

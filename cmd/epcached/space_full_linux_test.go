@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
@@ -53,7 +53,7 @@ func TestAFullDiskKeepsNobodyFromAModel(t *testing.T) {
 	defer c.Close()
 	name := func(seed uint64) string { return filepath.Join(disk, fmt.Sprintf("model%d.onnx", seed)) }
 	for seed := range uint64(5) {
-		require.NoError(t, os.WriteFile(name(seed), tinymodel.Dense(seed, 8, 1), 0o644))
+		require.NoError(t, os.WriteFile(name(seed), compilertest.Dense(seed, 8, 1), 0o644))
 	}
 	take := func(seed uint64) *wire.AcquireReply {
 		t.Helper()
@@ -93,7 +93,7 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	take := func(batch int, miss wire.OnMiss) (lease, error) {
 		t.Helper()
 		path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", batch))
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(7, 384, batch), 0o644)) // the same weights, for another batch each
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(7, 384, batch), 0o644)) // the same weights, for another batch each
 		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
 		request.HoldsView, request.OnMiss = true, miss
 		reply, view, err := c.Acquire(limited(t), request, []*os.File{openFile(t, path)}, nil, nil)
@@ -177,7 +177,7 @@ func TestAFullDiskIsStartedOn(t *testing.T) {
 	s.state = filepath.Join(disk, "state")
 	d := s.start(t)
 	e := entry{path: filepath.Join(t.TempDir(), "model.onnx")}
-	require.NoError(t, os.WriteFile(e.path, tinymodel.Dense(7, 384, 1), 0o644))
+	require.NoError(t, os.WriteFile(e.path, compilertest.Dense(7, 384, 1), 0o644))
 	require.NoError(t, e.get(t, d.dial()))
 	e.letGo(0)
 

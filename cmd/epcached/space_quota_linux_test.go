@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -54,7 +54,7 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	take := func(c *unixsock.Client, seed uint64, width int) *wire.AcquireReply {
 		t.Helper()
 		path := filepath.Join(dir, "model.onnx")
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(seed, width, 1), 0o600)) // closed to others: the build is its user's own
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, width, 1), 0o600)) // closed to others: the build is its user's own
 		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
 		request.HoldsView = true
 		reply, view, err := c.Acquire(limited(t), request, []*os.File{openFile(t, path)}, nil, nil)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -78,7 +78,7 @@ func TestStringsOfSourceModels(t *testing.T) {
 	require.NotEmpty(t, said)
 	for seed, key := range []string{openVINOInfo, qnnInfo} {
 		t.Run(key, func(t *testing.T) {
-			m := tinymodel.DenseModel(uint64(seed+2), 16, 1)
+			m := compilertest.DenseModel(uint64(seed+2), 16, 1)
 			m.Metadata = map[string]string{key: said}
 			path := filepath.Join(t.TempDir(), "labelled.onnx")
 			require.NoError(t, os.WriteFile(path, m.Encode(), 0o644))

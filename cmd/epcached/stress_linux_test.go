@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -132,7 +132,7 @@ func newStress(t *testing.T, users int) (s *stress, largest int64) {
 		var own []*stressModel
 		for i := range stressModels {
 			m := &stressModel{path: filepath.Join(dir, fmt.Sprintf("user%d-%d.onnx", u, i))}
-			require.NoError(t, os.WriteFile(m.path, tinymodel.Dense(uint64(u), 256, i+1), 0o644)) // one user's have the same weights, for another batch each
+			require.NoError(t, os.WriteFile(m.path, compilertest.Dense(uint64(u), 256, i+1), 0o644)) // one user's have the same weights, for another batch each
 			m.file = openFile(t, m.path)
 			own = append(own, m)
 		}

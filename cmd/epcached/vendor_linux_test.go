@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -133,7 +133,7 @@ func TestCompilerCrash(t *testing.T) {
 	}
 	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			require.NoError(t, os.WriteFile(path, tinymodel.Dense(uint64(2+i), 4000, 1), 0o644)) // takes a while
+			require.NoError(t, os.WriteFile(path, compilertest.Dense(uint64(2+i), 4000, 1), 0o644)) // takes a while
 			ended := make(chan struct{})
 			var striker sync.WaitGroup
 			striker.Go(func() { r.strike(2, c.signal, ended) })
@@ -179,7 +179,7 @@ func (d *epcached) strike(times int, signal syscall.Signal, ended <-chan struct{
 func TestModelChangedWhileBeingRead(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
-	whole := tinymodel.Dense(9, 3000, 1) // 36 MB: some milliseconds to hash, more to copy
+	whole := compilertest.Dense(9, 3000, 1) // 36 MB: some milliseconds to hash, more to copy
 	require.NoError(t, os.WriteFile(path, whole, 0o644))
 	writer, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)

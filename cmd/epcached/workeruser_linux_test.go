@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/config"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -78,7 +78,7 @@ func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	d := s.start(t)
 	c := d.dial()
 	path := filepath.Join(shortFolder(t), "m.onnx")
-	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 64, 1), 0o600))
+	require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 64, 1), 0o600))
 	require.Equal(t, "compiled", get(t, c, path).Outcome)
 	require.Equal(t, "hit", get(t, c, path).Outcome)
 	reply, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 )
@@ -36,7 +37,7 @@ func TestCallsUnderGarbageCollection(t *testing.T) {
 	require.NoError(t, err)
 	defer debug.SetGCPercent(debug.SetGCPercent(1))
 	model := filepath.Join(t.TempDir(), "m.onnx")
-	require.NoError(t, os.WriteFile(model, tinymodel.Dense(1, 32, "batch"), 0o600))
+	require.NoError(t, os.WriteFile(model, compilertest.Dense(1, 32, "batch"), 0o600))
 	var wait sync.WaitGroup
 	failures := make(chan error, 4)
 	for range cap(failures) {

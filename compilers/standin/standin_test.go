@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 )
 
@@ -22,7 +22,7 @@ func runtime(t *testing.T, sdk string) compilers.Runtime {
 func job(t *testing.T, r compilers.Runtime, fault standin.Fault) compilers.Job {
 	folder := t.TempDir()
 	model := filepath.Join(folder, "m.onnx")
-	require.NoError(t, os.WriteFile(model, tinymodel.Dense(1, 8, "batch"), 0o600))
+	require.NoError(t, os.WriteFile(model, compilertest.Dense(1, 8, "batch"), 0o600))
 	return compilers.Job{Runtime: r, Model: model, Folder: folder, Output: "00_ctx.onnx",
 		EPs: []compilers.EP{{Name: standin.EP, Options: map[string]string{"fault": string(fault)}}}}
 }

@@ -173,22 +173,6 @@ func (t Tensor) encode() []byte {
 	return appendInt(b, 14, 1)
 }
 
-// Dense is y[batch,n] = Relu(x[batch,n] W[n,n]), with weights from a seed: about 4 n² bytes. batch is an int or the name of a free dimension.
-func Dense(seed uint64, n int, batch any) []byte { return DenseModel(seed, n, batch).Encode() }
-
-// DenseModel is Dense before it is encoded.
-func DenseModel(seed uint64, n int, batch any) Model {
-	return Model{
-		Nodes: []Node{
-			{Name: "mul", Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"h"}},
-			{Name: "act", Op: "Relu", Inputs: []string{"h"}, Outputs: []string{"y"}},
-		},
-		Inputs:       []Value{{Name: "x", Type: Float, Shape: []any{batch, n}}},
-		Outputs:      []Value{{Name: "y", Type: Float, Shape: []any{batch, n}}},
-		Initializers: []Tensor{{Name: "w", Type: Float, Shape: []int64{int64(n), int64(n)}, Raw: Floats(seed, n*n)}},
-	}
-}
-
 // Apply adds a node from in to out: an operator on that and on a weight, unless the weight has no
 // name. Of an Int8 weight there are nodes that quantize in steps of that size. Names begin with id.
 func (m *Model) Apply(op, id, in, out string, weight Tensor, step float32) {
