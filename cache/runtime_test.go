@@ -3,7 +3,6 @@ package cache
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -91,7 +90,7 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 
 	require.NoError(t, os.Remove(beside))
 	require.Equal(t, judge.SourceLibrary, b.acquire(r).Compatibility.Source)
-	closed := func() bool { return descriptorsIn(t, b.runtime) == 1 }
+	closed := func() bool { return descriptorsOf(t, b.runtime) == 1 }
 	require.Eventually(t, closed, soon, time.Millisecond, "those of what was found before")
 }
 
@@ -147,19 +146,19 @@ func TestWhatClientsNamedLastStays(t *testing.T) {
 	}
 	require.Empty(t, b.cache.runtimes.Watched(named[0]), "nobody asks for it any more")
 	require.NotEmpty(t, b.cache.runtimes.Watched(named[1]))
-	require.Zero(t, descriptorsIn(t, named[0].Name))
-	require.NotZero(t, descriptorsIn(t, named[1].Name))
+	require.Zero(t, descriptorsOf(t, named[0].Name))
+	require.NotZero(t, descriptorsOf(t, named[1].Name))
 	b.close()
-	require.Zero(t, descriptorsIn(t, named[1].Name))
+	require.Zero(t, descriptorsOf(t, named[1].Name))
 }
 
-// descriptorsIn counts the descriptors of this process that lead to a directory or into it.
-func descriptorsIn(t *testing.T, dir string) (n int) {
+// descriptorsOf counts the descriptors of this process that lead to a directory.
+func descriptorsOf(t *testing.T, dir string) (n int) {
 	all, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	for _, fd := range all {
 		target, err := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
-		if err == nil && strings.HasPrefix(target+"/", dir+"/") {
+		if err == nil && target == dir {
 			n++
 		}
 	}
