@@ -31,7 +31,9 @@ func TestBlobsOfANewerVersionStay(t *testing.T) {
 	require.NoError(t, os.Remove(manifest))
 	text[8] = 0xff // the version, see doc/format.md
 	newer := index.BuildID{1, 2, 3}.String()
-	require.NoError(t, os.WriteFile(filepath.Join(b.state, "manifests", newer[:2], newer), text, 0o600))
+	shard := filepath.Join(b.state, "manifests", newer[:2])
+	require.NoError(t, os.MkdirAll(shard, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(shard, newer), text, 0o600))
 	b.open()
 	require.False(t, b.cache.index.Complete())
 	removed, err := b.cache.forms.Remove(a.Build.Files[1].Digest)

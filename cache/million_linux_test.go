@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -150,7 +151,8 @@ func (m *multitude) writeBuild(one *manifestpb.Manifest, i int) error {
 }
 
 func writeSharded(dir, name string, content []byte) error {
-	return os.WriteFile(filepath.Join(dir, name[:2], name), content, 0o444)
+	shard := filepath.Join(dir, name[:2])
+	return errors.Join(os.MkdirAll(shard, 0o700), os.WriteFile(filepath.Join(shard, name), content, 0o444))
 }
 
 // hits asks for entries that were compiled here, in any order, and gives the median time of a hit, in microseconds.
