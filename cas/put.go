@@ -53,7 +53,7 @@ func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 }
 
 // putCopy makes a blob of what write copies into a new file, and hashes.
-func (h *Hold) putCopy(ctx context.Context, write func(to *os.File) (Digest, error)) (Digest, error) {
+func (h *Hold) putCopy(ctx context.Context, write func(*os.File) (Digest, error)) (Digest, error) {
 	f, path, err := h.s.stage()
 	if err != nil {
 		return Digest{}, err

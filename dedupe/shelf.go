@@ -132,8 +132,8 @@ func (s *Shelf) openFolder(folder string) error {
 			continue
 		}
 		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer), Detail: err.Error()}
-		// An error of the system says nothing of what stands there: descriptors or memory may have been
-		// short, and a disk may give later what it does not give now.
+		// An error of the system says nothing of what stands there: memory may have been short, and a
+		// disk may give later what it does not give now.
 		noGood := cas.Unsound(err) && !errors.Is(err, syscall.EIO)
 		p.Unread = !p.Newer && !noGood && !errors.As(err, new(*FormatError))
 		s.problems = append(s.problems, p)

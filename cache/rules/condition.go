@@ -296,7 +296,8 @@ func parseExpression(text string) (check, error) {
 		return parseSame(text, words)
 	case len(words) == 2 && (words[1] == "known" || words[1] == "unknown") && slices.Contains([]string{buildSide, runtimeSide, bothSides}, words[0]):
 		return known(words[0], words[1] == "unknown"), nil
-	case len(words) == 3 && words[0] == buildSide && words[2] == runtimeSide && slices.Contains(operators, words[1]):
+	case len(words) == 3 && words[0] == buildSide && words[2] == runtimeSide &&
+		slices.Contains(operators, words[1]):
 		return ordered(words[1]), nil
 	case first[0] == buildSide || first[0] == runtimeSide:
 		return parseBounds(first[0], strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), first[0])))

@@ -302,7 +302,8 @@ func (c *codes) Decode(v tomlfile.Value) {
 		case string:
 			code, ok := codeByName(raw)
 			if !ok {
-				one.Wrong("unknown error code %q: there are %s", shown(raw), strings.Join(compilers.CodeNames, ", "))
+				one.Wrong("unknown error code %q: there are %s", shown(raw),
+					strings.Join(compilers.CodeNames, ", "))
 			}
 			*c = append(*c, code)
 		default:
