@@ -29,7 +29,6 @@ var allowed = map[string][]string{
 	"epmodel":                                {},
 	"internal/suggest":                       {},
 	"internal/keyed":                         {},
-	"weights":                                {"epmodel"},
 	"dedupe":                                 {"cas", "internal/parallel"},
 	"dedupe/match":                           {"cas", "dedupe", "internal/parallel"},
 	"internal/parallel":                      {},
@@ -54,7 +53,7 @@ var allowed = map[string][]string{
 	"store/packing":                          {"cas", "dedupe", "dedupe/match"}, // and not index: it knows no builds
 	"cache/rights":                           {"index"},                         // for what a build says of its scope
 	"cache/event":                            {"cache/rights", "index", "unixsock/wire"},
-	"cache/query":                            {"cache/event", "cache/failure", "cache/identity", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/witness", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire", "weights"}, // not cache, which is written to
+	"cache/query":                            {"cache/event", "cache/failure", "cache/identity", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/witness", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
 	"cache/explain":                          {"cache/build", "cache/failure", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/rights", "cache/runtimes", "cache/sources", "index", "unixsock/wire"},

@@ -2,12 +2,10 @@ package cache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,8 +13,6 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
 )
@@ -72,48 +68,6 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.Len(t, l.Files, 2)
 	require.True(t, l.Files[0].Packed)
 	require.Len(t, l.Files[0].Sharers, 2)
-}
-
-// Binaries that name nothing are searched for the weights of the model that they were made from, packed or not, as long as that model is there. It changes nothing.
-func TestTensorsAreNamedByTheSourceModel(t *testing.T) {
-	b := newBench(t)
-	builds, _ := b.similar(2)
-	require.Positive(t, b.pack(builds[1]))
-	weight := string(tinymodel.Floats(7, 512*512))
-	before := b.stateFiles()
-	for i, build := range builds {
-		l := b.layout(b.self(), 0, true, build.ID.String())
-		f := l.Files[0]
-		require.Equal(t, i == 1, f.Packed)
-		require.Equal(t, "model.onnx", f.NamedBy)
-		require.Empty(t, f.Unknown)
-		require.EqualValues(t, len(weight), f.NamedBytes)
-		require.Len(t, f.Tensors, 1)
-		tensor := f.Tensors[0]
-		require.Equal(t, []string{"w", "tensor", "float", "512x512", "as in the model"}, []string{tensor.Name, tensor.Kind, tensor.Type, tensor.Shape, tensor.Form})
-		source, err := b.cache.forms.Look(f.Digest)
-		require.NoError(t, err)
-		content := make([]byte, len(weight))
-		_, err = source.ReadAt(content, tensor.Offset)
-		require.NoError(t, errors.Join(err, source.Close()))
-		require.Equal(t, weight, string(content))
-		require.Equal(t, tensor.Length, tensor.Shared)
-		require.Equal(t, "this graph has no tensors: the files beside it have them", l.Files[1].Unknown)
-	}
-	require.Equal(t, before, b.stateFiles())
-
-	source := builds[0].Source.Path
-	model, err := os.ReadFile(source)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(source, append(model, 0x4a, 0), 0o644)) // another model
-	f := b.layout(b.self(), 0, true, builds[0].ID.String()).Files[0]
-	require.Contains(t, f.Unknown, "this kind of file does not name its tensors, and they cannot be looked for: the source model at")
-	require.Contains(t, f.Unknown, "has changed")
-	require.NoError(t, os.Remove(source))
-	f = b.layout(b.self(), 0, true, builds[0].ID.String()).Files[0]
-	require.Contains(t, f.Unknown, "the source model is gone")
-	require.Empty(t, f.Tensors)
-	require.Zero(t, f.NamedBytes)
 }
 
 // stateFiles gives what lies in the store, but for the index: by path, what it holds.
@@ -181,17 +135,13 @@ func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 	}
 }
 
-// The layout of a packed file names the build that it takes from, and the blob that holds the bytes.
-func TestALayoutNamesTheBuildsThatHoldItsBytes(t *testing.T) {
+// The layout of a packed file names the build that it takes from.
+func TestALayoutNamesTheBuildThatHasItsBytes(t *testing.T) {
 	b, builds, _ := packedPair(t)
-	holder := large(builds[0])
 	for _, f := range b.layout(b.self(), 0, true).Files {
 		if f.Digest == large(builds[1]) {
 			require.Len(t, f.Sharers, 1)
 			require.Equal(t, builds[0].BuildKey.String(), f.Sharers[0].Build)
 		}
 	}
-	held := b.layout(b.self(), 0, true).Holders[holder]
-	require.Equal(t, builds[0].BuildKey.String(), held.Build)
-	require.Equal(t, holder, builds[0].Files[slices.IndexFunc(builds[0].Files, func(f index.File) bool { return f.Name == held.File })].Digest)
 }

@@ -3,25 +3,20 @@
 package cache
 
 import (
-	"encoding/binary"
-	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/weights"
 )
 
 const qnn = "QNNExecutionProvider"
@@ -157,69 +152,6 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	require.Contains(t, e.Hint, "without --complete")
 	require.Contains(t, b.refused(complete).Hint, "without --complete", "nor is it forgotten")
 	require.Equal(t, request.Hit, b.acquire(ask()).Outcome)
-}
-
-// QNN's binaries have their weights in 16 bits and in tiles, and no names. Those that are told hold what the model has, beside the graph and inside of it.
-func TestQNNTensorsAreNamed(t *testing.T) {
-	b, _, _ := newQNNBench(t)
-	const n = 96
-	model := compilertest.DenseModel(1, n, 2)
-	var tiles []byte
-	for k := 0; k < n; k += 32 { // all rows of 32 columns: two rows at a time, number by number
-		for i := 0; i < n; i += 2 {
-			for j := k; j < k+32; j++ {
-				for _, at := range []int{i*n + j, (i+1)*n + j} {
-					tiles = append(tiles, half(model.Initializers[0].Raw[4*at:])...)
-				}
-			}
-		}
-	}
-	for _, embed := range []bool{false, true} {
-		r := b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"})
-		r.Embed = embed
-		build := b.acquire(r).Build
-		f := b.layout(b.self(), 0, true, build.ID.String()).Files[0]
-		require.Empty(t, f.Unknown)
-		require.EqualValues(t, len(tiles), f.NamedBytes)
-		i := slices.IndexFunc(f.Tensors, func(p query.Placed) bool { return p.Name == "ROOT" })
-		require.Positive(t, i)
-		root := f.Tensors[i]
-		source, err := b.cache.forms.Look(f.Digest)
-		require.NoError(t, err)
-		table := make([]byte, root.Length)
-		_, err = source.ReadAt(table, root.Offset)
-		require.NoError(t, err)
-		require.Contains(t, string(table), f.Tensors[i+1].Name, "it lists the graph that the partition is of")
-		require.Equal(t, epmodel.PartitionKind, f.Tensors[i+1].Kind)
-		var found []byte
-		for _, tensor := range f.Tensors {
-			if tensor.Kind == epmodel.TensorKind {
-				require.Equal(t, []string{"w", weights.Float16Tiles, "96x96"}, []string{tensor.Name, tensor.Form, tensor.Shape})
-				part := make([]byte, tensor.Length)
-				_, err := source.ReadAt(part, tensor.Offset)
-				require.NoError(t, err)
-				found = append(found, part...)
-			}
-		}
-		require.NoError(t, source.Close())
-		require.Equal(t, tiles, found)
-	}
-}
-
-// half gives a float32 as the nearest float16, by the way of arithmetic: of such as lie well within its range.
-func half(bits []byte) []byte {
-	x := float64(math.Float32frombits(binary.LittleEndian.Uint32(bits)))
-	fraction, exponent := math.Frexp(math.Abs(x))
-	exponent = max(exponent, -13)
-	scaled := math.RoundToEven(math.Ldexp(math.Abs(x), 11-exponent))
-	h := uint16(scaled)
-	if fraction > 0 {
-		h += uint16(exponent+13) << 10
-	}
-	if x < 0 {
-		h |= 0x8000
-	}
-	return binary.LittleEndian.AppendUint16(nil, h)
 }
 
 // withSource writes a graph of one EPContext node again, with another source.

@@ -174,7 +174,7 @@ func (c *Cache) openAnswering() {
 		Rights: c.rights, Store: c.store, Now: c.now}
 	c.query = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
 		Remade: c.options.Remade, Store: c.store, Stream: &c.events, Rights: c.rights,
-		Runtimes: c.runtimes, Owner: c.owners.Of, Sources: c.kept.Models,
+		Runtimes: c.runtimes, Owner: c.owners.Of,
 		Configured: c.configured.Load, Sandbox: c.trials.Sandbox, Try: c.trials.EP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.jobList.Remembered,
 		PlanAgain: func(ctx context.Context, p request.Peer, builds []index.Build) (

@@ -20,7 +20,6 @@ type Named struct {
 	Kind  string // one of the kinds below
 	Type  string // of a tensor, as the file says: "f32", "FLOAT"; may be empty
 	Shape string // of a tensor: "768x768"; "" for a scalar, or where it is not known
-	Form  string // of a tensor that was looked for: how it stands there (package weights); else ""
 	Range
 }
 
@@ -38,18 +37,13 @@ const maxNamed = 1 << 16 // bounds the ranges of one file. Large models have som
 const maxRangeName = 256
 
 // NamedRanges lists the ranges of a context binary, or of any other file beside a graph, that are known by name, in order of
-// their offsets; ranges within others stand behind them. OpenVINO's container and the compiled model of its CPU device name
-// partitions and tensors, QNN's partitions only; of other binaries nothing is known, which is no error. What is there and does not fit is a
-// *FormatError.
+// their offsets; ranges within others stand behind them. OpenVINO's container and the compiled
+// model of its CPU device name partitions and tensors; of other binaries nothing is known, which is
+// no error. What is there and does not fit is a *FormatError.
 func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) {
 	c, err := readContainer(name, bin)
-	if err != nil {
+	if c == nil || err != nil {
 		return nil, err
-	}
-	if c == nil {
-		out, err := qnnRanges(name, bin)
-		SortNamed(out)
-		return out, err
 	}
 	out := append([]Named{{Name: "header", Kind: HeadKind, Range: Range{0, openvinoHeader}}, {Name: "metadata", Kind: HeadKind, Range: c.place}}, c.blobs...)
 	for _, blob := range c.blobs {
@@ -70,7 +64,7 @@ func (m *Model) NamedRanges() []Named {
 	var out []Named
 	for _, t := range m.Initializers {
 		if t.Location == "" && t.Length > 0 && len(out) < maxNamed {
-			out = append(out, t.Named("", Range{t.Offset, t.Length}))
+			out = append(out, t.named(Range{t.Offset, t.Length}))
 		}
 	}
 	for _, c := range m.Contexts {
@@ -82,9 +76,10 @@ func (m *Model) NamedRanges() []Named {
 	return out
 }
 
-// Named names a range that has the tensor, or a part of it, in the given form. A constant without a name has that of its node.
-func (t *Initializer) Named(form string, r Range) Named {
-	return Named{Name: shortName(cmp.Or(t.Name, t.Node)), Kind: TensorKind, Type: typeName(t.Type), Shape: shapeText(t.Shape), Form: form, Range: r}
+// named names a range that has the tensor. A constant without a name has that of its node.
+func (t *Initializer) named(r Range) Named {
+	return Named{Name: shortName(cmp.Or(t.Name, t.Node)), Kind: TensorKind, Type: typeName(t.Type),
+		Shape: shapeText(t.Shape), Range: r}
 }
 
 // SortNamed orders ranges by their offsets; those within others stand behind them.

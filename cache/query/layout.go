@@ -39,7 +39,6 @@ type LaidFile struct {
 	Pieces      []Piece        // all of it, in order
 	Tensors     []Placed       // the ranges whose names are known, in order; if they were requested
 	MoreTensors int            // that are left out: the smallest
-	NamedBy     string         // the source model whose weights were looked for in it; "": the file names its tensors itself, or none is known
 	NamedBytes  int64          // of tensors that are known by name
 	Unknown     string         // why no names of tensors are known; "" where some are
 	Sharers     []*wire.Sharer // files of other builds that have some of its bytes; of Placed.With
@@ -233,7 +232,6 @@ type kinship struct {
 	whose  map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
 	stands map[cas.Digest][]dedupe.Extent
 	pieces map[cas.Digest][]Piece
-	names  *names // of the latest source model that was looked at
 }
 
 func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
@@ -367,7 +365,7 @@ func coarse(all []Piece) []Piece {
 }
 
 func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
-	named, err := k.nameRanges(ctx, f)
+	named, err := k.q.nameRanges(ctx, f)
 	if err != nil {
 		if ctx.Err() != nil {
 			return err

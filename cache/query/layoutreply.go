@@ -48,7 +48,7 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 func (r *layoutReply) add(f *LaidFile) {
 	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: wire.Clip(f.EP),
 		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
-		Packed: f.Packed, OwnBytes: f.Own, Unknown: wire.Clip(f.Unknown), NamedBy: wire.Clip(f.NamedBy),
+		Packed: f.Packed, OwnBytes: f.Own, Unknown: wire.Clip(f.Unknown),
 		NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed,
 		Shapes: wire.Clip(identity.Shapes(&f.Build)), Sharers: f.Sharers}
 	for _, p := range f.Pieces {
@@ -62,7 +62,7 @@ func (r *layoutReply) add(f *LaidFile) {
 	}
 	r.size += n
 	for _, t := range f.Tensors {
-		one := &wire.Placed{Name: wire.Valid(t.Name), Kind: t.Kind, Type: wire.Valid(t.Type), Shape: wire.Valid(t.Shape), Form: t.Form, Offset: t.Offset, Length: t.Length,
+		one := &wire.Placed{Name: wire.Valid(t.Name), Kind: t.Kind, Type: wire.Valid(t.Type), Shape: wire.Valid(t.Shape), Offset: t.Offset, Length: t.Length,
 			Holder: r.holder(t.Holder), From: t.From, SharedBytes: t.Shared}
 		for _, at := range t.With {
 			one.With = append(one.With, uint32(at))

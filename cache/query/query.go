@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
@@ -42,8 +41,7 @@ type Options struct {
 	Failures   func(rights.Peer) []failure.Failure
 	PlanAgain  func(context.Context, rights.Peer, []index.Build) (*Question, error) // the request that an entry's builds answer
 
-	Judge   func(*wire.Build, *index.Build)                               // fills in what the build is good for, and what it gains
-	Sources func(context.Context, *index.Build) ([]identity.Files, error) // opens the models that it was made from
+	Judge func(*wire.Build, *index.Build) // fills in what the build is good for, and what it gains
 }
 
 // Queries answers by the records of one store. Its methods may be called by several goroutines.
@@ -58,14 +56,13 @@ type Queries struct {
 
 	explaining explaining
 	searches   chan struct{} // one token for each search for neighbours
-	naming     chan struct{} // one token: source models are read for the names of tensors one at a time
 }
 
 // New returns queries of what the options name.
 func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
 		blobs: o.Store.Blobs(), forms: o.Store.Forms(),
-		naming: make(chan struct{}, 1), searches: make(chan struct{}, maxSearches),
+		searches:   make(chan struct{}, maxSearches),
 		explaining: explaining{slots: make(keyed.Slots, maxExplaining)}}
 }
 

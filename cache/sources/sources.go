@@ -92,15 +92,6 @@ func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *in
 	return r, s.Same(ctx, r, at.Identity)
 }
 
-// Models opens the models that the build was made from.
-func (s *Sources) Models(ctx context.Context, b *index.Build) ([]identity.Files, error) {
-	r, err := s.Request(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	return r.AllModels(), nil
-}
-
 // Same compares the models of the request with those that it was made for. It closes them if they
 // differ.
 func (s *Sources) Same(ctx context.Context, r *request.Request, made identity.Model) error {

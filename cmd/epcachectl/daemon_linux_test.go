@@ -266,17 +266,17 @@ func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*w
 		first.Tensors = []*wire.Placed{{Name: "layer0.weight", Kind: "tensor", Type: "f32", Shape: "256x256", Offset: 4096, Length: 1 << 18, From: 4096, SharedBytes: 1 << 18, With: []uint32{0}}}
 		first.NamedBytes = 1 << 18
 		second.Sharers = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName, File: first.Name}}
-		second.NamedBy, second.NamedBytes = "4.onnx", 1<<18+1<<17
+		second.NamedBytes = 1<<18 + 1<<17
 		second.Tensors = []*wire.Placed{
-			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Form: "float16 tiles", Offset: 64, Length: 1 << 17, From: 4096 + 64, SharedBytes: 1 << 17, With: []uint32{0}},
+			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 64, Length: 1 << 17, From: 4096 + 64, SharedBytes: 1 << 17, With: []uint32{0}},
 			{Name: "layer", Kind: "partition", Offset: 128, Length: 100, Holder: 1, From: 128},
 			{Name: "layer", Kind: "partition", Offset: 256, Length: 100, Holder: 1, From: 256},
-			{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Form: "as in the model", Offset: 1 << 18, Length: 1024, Holder: 1, From: 1 << 18},
-			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Form: "float16 tiles", Offset: 1 << 19, Length: 1 << 18, Holder: 1, From: 1 << 19},
+			{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Offset: 1 << 18, Length: 1024, Holder: 1, From: 1 << 18},
+			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 1 << 19, Length: 1 << 18, Holder: 1, From: 1 << 19},
 		}
 		third := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800, Unknown: "this graph has no tensors: the files beside it have them"}
-		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBy: "4.onnx", NamedBytes: 1024,
-			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Form: "as in the model", Length: 1024}}}
+		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBytes: 1024,
+			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Length: 1024}}}
 		fifth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "v.bin", Digest: "h5", Size: 1024, NamedBytes: 1024,
 			Tensors: []*wire.Placed{{Name: "scale", Kind: "tensor", Type: "float", Shape: "256", Length: 1024, Holder: 1}}}
 		reply.HeldBy = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName, File: first.Name}, {}}

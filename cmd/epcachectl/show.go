@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,9 +29,7 @@ fast they load, their files, state and history.
 ENTRY is a request key, a build key or a model digest, or the first 8 or more digits of one, or a model's
 name. A file of that name is taken as a model, whose digest is computed here.
 With --tensors it prints what the entry's files are made of instead: each tensor with its size, where in the file it is and where its
-bytes stand, and which other builds have them. OpenVINO's binaries tell the names of their tensors, and so do graphs. In those of QNN and
-others the weights of the source model are looked for, as they are, as float16 and in the tiles that QNN makes of them, as long as
-that model is where it was when it was compiled; what is quantised or folded stays without a name.
+bytes stand, and which other builds have them. OpenVINO's binaries tell the names of their tensors, and so do graphs.
 Builds that are not packed are compared for it with those that they share with.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
   epcachectl show mobilenet.onnx --tensors`,
@@ -238,24 +235,14 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	switch {
 	case f.GetUnknown() != "":
 		p.Line("  no names: %s", term.Printable(f.GetUnknown()))
-	case f.GetNamedBy() != "":
-		rest := "; the rest has no names"
-		if f.GetNamedBytes() >= f.GetSize() {
-			rest = ""
-		}
-		p.Line("  %s of it are weights of %s, found by their bytes%s", named,
-			term.Printable(f.GetNamedBy()), rest)
 	case f.GetNamedBytes() > 0:
 		p.Line("  %s of it are tensors that it names itself", named)
 	}
 	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"}}
-	for _, t := range together(f.GetTensors()) {
-		size := term.Bytes(t.length)
-		if t.ranges > 1 {
-			size += fmt.Sprintf(" in %d ranges", t.ranges)
-		}
-		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), size, t.typeText(),
-			percent(t.shared, t.length), term.OrDash(t.first.GetName()), t.holderText(r, f), sharersText(f, t.with)})
+	for _, t := range f.GetTensors() {
+		rows = append(rows, []string{fmt.Sprintf("  %d", t.GetOffset()), term.Bytes(t.GetLength()),
+			typeText(t), percent(t.GetSharedBytes(), t.GetLength()), term.OrDash(t.GetName()),
+			holderText(t, r, f), sharersText(f, t.GetWith())})
 	}
 	if len(rows) > 1 {
 		p.Table(rows)
@@ -266,64 +253,16 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.LaidFile) {
 	p.Line("")
 }
 
-// placedRow is a named range, or all ranges of a tensor that was looked for.
-type placedRow struct {
-	first          *wire.Placed
-	length, shared int64
-	with           []uint32 // sharers that have half of it or more, by place
-	has            map[uint32]int64
-	ranges         int
-	whole          bool // all of them stand in the same file
-}
-
-// together makes one row of all ranges that a tensor has in one form. Who has half of them or more has the tensor.
-func together(all []*wire.Placed) (rows []placedRow) {
-	type key struct{ name, shape, form string }
-	at := make(map[key]int)
-	for _, t := range all {
-		k := key{t.GetName(), t.GetShape(), t.GetForm()}
-		i, known := at[k]
-		if !known || t.GetForm() == "" {
-			i = len(rows)
-			at[k] = i
-			rows = append(rows, placedRow{first: t, whole: true, has: make(map[uint32]int64)})
-		}
-		r := &rows[i]
-		r.ranges++
-		r.length += t.GetLength()
-		r.shared += t.GetSharedBytes()
-		r.whole = r.whole && r.first.GetHolder() == t.GetHolder()
-		for _, who := range t.GetWith() {
-			if r.has[who] == 0 {
-				r.with = append(r.with, who)
-			}
-			r.has[who] += t.GetLength()
-		}
-	}
-	for i, r := range rows {
-		rows[i].with = slices.DeleteFunc(r.with, func(who uint32) bool { return 2*r.has[who] < r.length })
-	}
-	return rows
-}
-
-func (r *placedRow) typeText() string {
-	t := r.first
+func typeText(t *wire.Placed) string {
 	if t.GetKind() != "tensor" {
 		return t.GetKind()
 	}
-	what := strings.TrimSpace(t.GetType() + " " + t.GetShape())
-	if t.GetForm() != "" && t.GetForm() != "as in the model" {
-		what += " as " + t.GetForm()
-	}
-	return term.OrDash(what)
+	return term.OrDash(strings.TrimSpace(t.GetType() + " " + t.GetShape()))
 }
 
-func (r *placedRow) holderText(l *wire.LayoutReply, f *wire.LaidFile) string {
-	at := r.first.GetHolder()
-	switch {
-	case !r.whole:
-		return "several files"
-	case picture.DigestAt(l, at) == f.GetDigest():
+func holderText(t *wire.Placed, l *wire.LayoutReply, f *wire.LaidFile) string {
+	at := t.GetHolder()
+	if picture.DigestAt(l, at) == f.GetDigest() {
 		return "this file"
 	}
 	text := term.Short(picture.DigestAt(l, at))
@@ -332,10 +271,7 @@ func (r *placedRow) holderText(l *wire.LayoutReply, f *wire.LaidFile) string {
 	} else {
 		text += " of no listed build"
 	}
-	if r.ranges > 1 {
-		return text
-	}
-	return text + " at " + fmt.Sprint(r.first.GetFrom())
+	return fmt.Sprintf("%s at %d", text, t.GetFrom())
 }
 
 // percent is a part of a whole, "-" for none; all is said of nothing less.

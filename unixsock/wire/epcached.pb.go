@@ -5733,7 +5733,6 @@ type LaidFile struct {
 	Unknown         string                 `protobuf:"bytes,12,opt,name=unknown,proto3" json:"unknown,omitempty"`                             // why no names of tensors are known
 	Sharers         []*Sharer              `protobuf:"bytes,13,rep,name=sharers,proto3" json:"sharers,omitempty"`
 	SharedBytes     int64                  `protobuf:"varint,14,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`             // that stand in another of the files that are told as well
-	NamedBy         string                 `protobuf:"bytes,15,opt,name=named_by,json=namedBy,proto3" json:"named_by,omitempty"`                          // the source model whose weights were looked for in it; empty: it names its tensors itself, or nothing does
 	NamedBytes      int64                  `protobuf:"varint,16,opt,name=named_bytes,json=namedBytes,proto3" json:"named_bytes,omitempty"`                // of tensors that are known by name
 	Shapes          string                 `protobuf:"bytes,17,opt,name=shapes,proto3" json:"shapes,omitempty"`                                           // of the build: as in BuildUsage
 	CompressedBytes int64                  `protobuf:"varint,18,opt,name=compressed_bytes,json=compressedBytes,proto3" json:"compressed_bytes,omitempty"` // of its own bytes, how many are kept compressed while it is packed; 0: none
@@ -5870,13 +5869,6 @@ func (x *LaidFile) GetSharedBytes() int64 {
 	return 0
 }
 
-func (x *LaidFile) GetNamedBy() string {
-	if x != nil {
-		return x.NamedBy
-	}
-	return ""
-}
-
 func (x *LaidFile) GetNamedBytes() int64 {
 	if x != nil {
 		return x.NamedBytes
@@ -5985,7 +5977,6 @@ type Placed struct {
 	From          int64                  `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
 	SharedBytes   int64                  `protobuf:"varint,9,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // that another build has as well
 	With          []uint32               `protobuf:"varint,10,rep,packed,name=with,proto3" json:"with,omitempty"`                          // sharers that have half of it or more, by place
-	Form          string                 `protobuf:"bytes,11,opt,name=form,proto3" json:"form,omitempty"`                                  // of a tensor that was looked for: "as in the model", "float16", "float16 tiles"; it may have several ranges
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6088,13 +6079,6 @@ func (x *Placed) GetWith() []uint32 {
 		return x.With
 	}
 	return nil
-}
-
-func (x *Placed) GetForm() string {
-	if x != nil {
-		return x.Form
-	}
-	return ""
 }
 
 type Sharer struct {
@@ -8947,7 +8931,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
 	"\n" +
 	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\x12,\n" +
-	"\aheld_by\x18\x05 \x03(\v2\x13.epcached.v1.SharerR\x06heldBy\"\xd0\x04\n" +
+	"\aheld_by\x18\x05 \x03(\v2\x13.epcached.v1.SharerR\x06heldBy\"\xbb\x04\n" +
 	"\bLaidFile\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
@@ -8964,18 +8948,17 @@ const file_epcached_proto_rawDesc = "" +
 	"\fmore_tensors\x18\v \x01(\rR\vmoreTensors\x12\x18\n" +
 	"\aunknown\x18\f \x01(\tR\aunknown\x12-\n" +
 	"\asharers\x18\r \x03(\v2\x13.epcached.v1.SharerR\asharers\x12!\n" +
-	"\fshared_bytes\x18\x0e \x01(\x03R\vsharedBytes\x12\x19\n" +
-	"\bnamed_by\x18\x0f \x01(\tR\anamedBy\x12\x1f\n" +
+	"\fshared_bytes\x18\x0e \x01(\x03R\vsharedBytes\x12\x1f\n" +
 	"\vnamed_bytes\x18\x10 \x01(\x03R\n" +
 	"namedBytes\x12\x16\n" +
 	"\x06shapes\x18\x11 \x01(\tR\x06shapes\x12)\n" +
 	"\x10compressed_bytes\x18\x12 \x01(\x03R\x0fcompressedBytes\x12\x1b\n" +
-	"\town_bytes\x18\x13 \x01(\x03R\bownBytes\"[\n" +
+	"\town_bytes\x18\x13 \x01(\x03R\bownBytesJ\x04\b\x0f\x10\x10\"[\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x16\n" +
 	"\x06holder\x18\x03 \x01(\rR\x06holder\x12\x12\n" +
-	"\x04from\x18\x04 \x01(\x03R\x04from\"\x81\x02\n" +
+	"\x04from\x18\x04 \x01(\x03R\x04from\"\xf3\x01\n" +
 	"\x06Placed\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
@@ -8987,8 +8970,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04from\x18\b \x01(\x03R\x04from\x12!\n" +
 	"\fshared_bytes\x18\t \x01(\x03R\vsharedBytes\x12\x12\n" +
 	"\x04with\x18\n" +
-	" \x03(\rR\x04with\x12\x12\n" +
-	"\x04form\x18\v \x01(\tR\x04form\"a\n" +
+	" \x03(\rR\x04withJ\x04\b\v\x10\f\"a\n" +
 	"\x06Sharer\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
