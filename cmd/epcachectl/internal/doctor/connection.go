@@ -64,12 +64,24 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 	}
 	took := time.Since(start)
 	f.ok(subjectSocket, "%s answers", term.OrDash(strings.Join(there, ", ")))
-	f.howFound(ctx, a, client)
+	start = time.Now()
+	status, err := unixsock.Ask[wire.StatusReply](ctx, client, &wire.Status{}, nil)
+	statusTook := time.Since(start)
+	if err == nil {
+		f.howFound(a, status)
+	}
 	if took > slow {
 		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", term.Seconds(took.Seconds())),
 			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
 	}
-	f.versions(ctx, a, client)
+	if err != nil {
+		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+daemon.LogOf(a.Sockets()))
+		return client, f.List
+	}
+	if statusTook > slow {
+		f.warning(subjectDaemon, "its status took "+term.Seconds(statusTook.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
+	}
+	f.versions(a, client.Hello(), status)
 	return client, f.List
 }
 
@@ -131,18 +143,7 @@ func deniedSocket(paths []string) string {
 }
 
 // versions compares this program with the daemon, and the daemon with the program that it was started from.
-func (f *findings) versions(ctx context.Context, a *cli.Call, c *unixsock.Client) {
-	hello := c.Hello()
-	start := time.Now()
-	status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
-	took := time.Since(start)
-	if err != nil {
-		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+daemon.LogOf(a.Sockets()))
-		return
-	}
-	if took > slow {
-		f.warning(subjectDaemon, "its status took "+term.Seconds(took.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
-	}
+func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.StatusReply) {
 	if status.GetVersion() != a.Version {
 		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), a.Version),
 			"start the daemon again after an upgrade: "+stopTells)
@@ -159,16 +160,12 @@ func (f *findings) versions(ctx context.Context, a *cli.Call, c *unixsock.Client
 const stopTells = "epcachectl stop ends it, and says what starts it again"
 
 // howFound says why it is this daemon that is asked, and whether a client started it.
-func (f *findings) howFound(ctx context.Context, a *cli.Call, c *unixsock.Client) {
+func (f *findings) howFound(a *cli.Call, status *wire.StatusReply) {
 	how := "found where a user's own daemon listens, or the system's"
 	if a.Socket != "" {
 		how = "named by --socket"
 	} else if os.Getenv(unixsock.SocketVariable) != "" {
 		how = "named by " + unixsock.SocketVariable
-	}
-	status, err := unixsock.Ask[wire.StatusReply](ctx, c, &wire.Status{}, nil)
-	if err != nil {
-		return // what is wrong with its status is told with its version
 	}
 	switch status.GetStartedBy() {
 	case "client":

@@ -54,25 +54,17 @@ func findHook() (string, error) {
 	if real, err := filepath.EvalSymlinks(program); err == nil {
 		program = real
 	}
-	for _, place := range hookPlaces(filepath.Dir(program)) {
-		found, err := filepath.Glob(filepath.Join(place, "epcache", "_run", "hook", "sitecustomize.py"))
+	for _, place := range []string{ // as patterns, from the program's folder on
+		"../..",             // the wheel: epcache/NAME/epcachectl
+		"../clients/python", // a checkout: bin/epcachectl
+		"../lib/python3*/site-packages", "../lib/epcached/python", "../share/epcached/python", "../lib/python3/dist-packages",
+	} {
+		found, err := filepath.Glob(filepath.Join(filepath.Dir(program), place, "epcache", "_run", "hook", "sitecustomize.py"))
 		if err == nil && len(found) > 0 {
 			return filepath.Dir(found[len(found)-1]), nil
 		}
 	}
 	return "", exit.Hint(exit.Missing("the Python package epcache does not stand beside epcachectl"), "pip install epcache brings both")
-}
-
-// hookPlaces are the folders, as patterns, that may hold the package, for a program in dir.
-func hookPlaces(dir string) []string {
-	return []string{
-		filepath.Join(dir, "..", ".."),                // the wheel: epcache/NAME/epcachectl
-		filepath.Join(dir, "..", "clients", "python"), // a checkout: bin/epcachectl
-		filepath.Join(dir, "..", "lib", "python3*", "site-packages"),
-		filepath.Join(dir, "..", "lib", "epcached", "python"),
-		filepath.Join(dir, "..", "share", "epcached", "python"),
-		filepath.Join(dir, "..", "lib", "python3", "dist-packages"),
-	}
 }
 
 // Log is the file that the processes of a program append to: a line of JSON for each thing that happened.
@@ -135,16 +127,13 @@ func (l *Log) read() (events []Event, more bool, err error) {
 	defer f.Close() // only read
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, lineLimit)
-	for lines.Scan() {
-		if len(events) == eventLimit {
-			return events, true, nil
-		}
+	for len(events) < eventLimit && lines.Scan() {
 		var e Event
 		if json.Unmarshal(lines.Bytes(), &e) == nil { // a process may have been killed within a line
 			events = append(events, e)
 		}
 	}
-	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+	if lines.Scan() || errors.Is(lines.Err(), bufio.ErrTooLong) {
 		return events, true, nil
 	}
 	return events, false, lines.Err()
