@@ -18,15 +18,8 @@ import (
 
 type configResult struct {
 	File     string        `json:"file"`
-	Errors   []configError `json:"errors"`
-	Warnings []configError `json:"warnings"` // of fields that have no effect any more
-}
-
-type configError struct {
-	Line   int    `json:"line"` // from 1; 0: not of a place in this file
-	Column int    `json:"column"`
-	Field  string `json:"field"`
-	Text   string `json:"text"`
+	Errors   config.Errors `json:"errors"`
+	Warnings config.Errors `json:"warnings"` // of fields that have no effect any more
 }
 
 var configCodes = []int{exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed}
@@ -131,24 +124,16 @@ func withConfigHint(err error) error {
 	return err
 }
 
-func jsonErrors(all config.Errors) []configError {
-	out := []configError{}
-	for _, e := range all {
-		out = append(out, configError{e.Line, e.Column, e.Field, e.Text})
-	}
-	return out
-}
-
 // printConfigErrors prints mistakes as a result: to find them is what was asked for.
 func printConfigErrors(a *cli.Call, file string, warnings config.Errors, err error) error {
-	result := configResult{File: file, Errors: []configError{}, Warnings: jsonErrors(warnings)}
-	if wrong, is := errors.AsType[config.Errors](err); is {
-		result.Errors = jsonErrors(wrong)
-	} else if err != nil {
+	wrong, is := errors.AsType[config.Errors](err)
+	if !is && err != nil {
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			result.Errors = append(result.Errors, configError{Field: "rules", Text: line})
+			wrong = append(wrong, &config.Error{Field: "rules", Text: line})
 		}
 	}
+	// Lists in JSON are never null.
+	result := configResult{file, append(config.Errors{}, wrong...), append(config.Errors{}, warnings...)}
 	if a.JSON {
 		if err := a.Print.JSON(result); err != nil {
 			return err

@@ -23,7 +23,8 @@ func TestConfigCheck(t *testing.T) {
 	require.Equal(t, result{exit.Failed, wrong, ""}, call(t, "config", "check", file))
 	var out configResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
-	require.Equal(t, configError{1, 1, "jobs", "-1 is not 0 to 4096"}, out.Errors[0])
+	first := &config.Error{Position: config.Position{Line: 1, Column: 1}, Field: "jobs", Text: "-1 is not 0 to 4096"}
+	require.Equal(t, first, out.Errors[0])
 
 	write("epcached.toml", "rules = [\"rules.toml\"]\n")
 	write("rules.toml", "what = 1\n")

@@ -166,14 +166,17 @@ func Kind(v any) string {
 }
 
 // Position is a place in a file: line and column, from 1. The zero Position is the file as a whole.
-type Position struct{ Line, Column int }
+type Position struct {
+	Line   int `json:"line"`
+	Column int `json:"column"`
+}
 
-// Error is one mistake in a file.
+// Error is one mistake in a file. In JSON it is a contract for scripts.
 type Error struct {
-	File string
+	File string `json:"-"`
 	Position
-	Field string // "limits.wall_seconds", "runtime[1].directory"; empty: no field
-	Text  string
+	Field string `json:"field"` // "limits.wall_seconds", "runtime[1].directory"; empty: no field
+	Text  string `json:"text"`
 }
 
 func (e *Error) Error() string {
