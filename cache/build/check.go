@@ -54,7 +54,7 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 }
 
 // checkAlone finds out whether the members of a group also load without sharing, as one that is
-// asked for alone is loaded. Where they do not, nobody is given one alone.
+// asked for alone is loaded. Where they do not, none is served alone.
 func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Result,
 	b *index.Build) error {
 	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {

@@ -92,7 +92,7 @@ func (bd *Builder) InOtherForm(at *request.Attempt) *request.Attempt {
 // conversion makes the other form of a build.
 type conversion struct {
 	bd               *Builder
-	*request.Attempt // of whoever asked first; its files are not touched
+	*request.Attempt // of the first request; its files are not touched
 	from             *index.Build
 	scope            string // "" to keep nothing
 	folder           string
@@ -130,7 +130,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 	}
 	defer source.View.Close()
 	room, noRoom := v.bd.Store.Reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
-	defer room.Release() // when the folder is gone
+	defer room.Release() // after the directory is removed
 	var remove func()
 	if v.folder, remove, err = v.bd.Store.Stage("convert-"); err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func sizesOf(files []index.File) (sizes []int64) {
 	return sizes
 }
 
-// made gives what an earlier conversion made of the same build, nil if none did.
+// made returns the result of an earlier conversion of the same build, nil if there is none.
 func (v *conversion) made() (*index.Build, error) {
 	if v.scope == "" {
 		return nil, nil
@@ -195,7 +195,7 @@ func (v *conversion) made() (*index.Build, error) {
 	return nil, err
 }
 
-// check validates what was written, loads it in a process of its own, and gives the build's record.
+// check validates the files, loads them in a process of their own, and returns the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
 	graph := v.Plan.OutputName()
 	models, _, err := artefact.Read(ctx, v.folder, compilers.Result{Graph: graph, Files: files})
@@ -234,7 +234,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b.Record, b.RecordJSON, b.Embed = v.Plan.Record, v.Plan.RecordJSON, v.Plan.Canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.Plan.OutputName(), m.IRVersion, v.bd.Now()
 	b.ModelName = v.Name
-	if !b.Put { // else whoever compiled it with libraries of its own stays responsible
+	if !b.Put { // otherwise the user whose application compiled it stays responsible
 		b.UID = v.Peer.UID
 	}
 	if b.UID != v.from.UID && b.Source.Kind == index.SourceReference {

@@ -82,7 +82,7 @@ func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Sou
 	return epmodel.Detach(ctx, m, graph, v.Graph, identity.Sum)
 }
 
-// copyRest copies what is neither graph nor context: external initializers, for one.
+// copyRest copies files that are neither graph nor context, such as external initializers.
 func (v *Form) copyRest(m *epmodel.Model, from string) ([]string, error) {
 	done := map[string]bool{v.Of.Graph: true}
 	for _, name := range m.ContextFiles() {

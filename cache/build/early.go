@@ -84,7 +84,7 @@ func (e *early) awaitCompile(ctx context.Context) {
 	}
 }
 
-// compile goes on when the models are copied.
+// compile continues when the models are copied.
 func (e *early) compile(ctx context.Context, spec compilers.Job) (compilers.Result, error) {
 	if e.compiling == nil {
 		return e.j.compileTwice(ctx, spec, func(string) {})
@@ -93,7 +93,7 @@ func (e *early) compile(ctx context.Context, spec compilers.Job) (compilers.Resu
 	return e.compiling()
 }
 
-// load goes on when the graphs are made.
+// load continues when the graphs are there.
 func (e *early) load(ctx context.Context, folder string, result compilers.Result,
 	options map[string]string) (compilers.CheckResult, error) {
 	if e.loading == nil {

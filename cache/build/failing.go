@@ -16,8 +16,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// FailedBefore gives the failure that the request is answered with instead of compiling, nil if it
-// may be compiled. Other users' failures count only where what they compiled is everybody's.
+// FailedBefore returns the failure that the request is answered with instead of compiling, nil if
+// it may be compiled. Other users' failures count only for builds that all users share.
 func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	if at.OnMiss == request.Bypass || bd.Settings().Failures.Off {
 		return nil
@@ -37,7 +37,7 @@ func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
 	return nil
 }
 
-// begin gives what starts the request's compile, unless that is answered from memory.
+// begin returns a function that makes the request's job, unless it is answered from memory.
 func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, error) {
 	return func() (jobs.Work, error) {
 		if m := bd.MadeMeanwhile(at, scope); m != nil {
@@ -94,7 +94,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 	var e *apierr.Error
 	switch {
 	case ctx.Err() != nil:
-		return err // whoever cancelled it tells
+		return err // cancelling it is an event of its own
 	case errors.Is(err, runtimes.ErrMoving):
 		j.bd.Log.Info("a compile was ended, for the runtime's libraries changed",
 			"model", j.Request.Name)

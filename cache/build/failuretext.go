@@ -14,8 +14,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// neutral takes out of a failure what is the job's own: the names of the private copy and of the
-// folder that it lies in.
+// neutral removes the job's own names from a failure: of the private copy and of its directory.
 func (j *Job) neutral(f *failure.Failure) {
 	var pairs []string
 	out := filepath.Join(j.Folder, outFolder)
@@ -45,7 +44,7 @@ func (j *Job) neutral(f *failure.Failure) {
 	}
 }
 
-// plain has a failure of the job speak of the model as who began the job calls it.
+// plain has a failure of the job call the model as the request that began the job does.
 func (j *Job) plain(e *apierr.Error) {
 	f := failure.In(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)

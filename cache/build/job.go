@@ -24,7 +24,7 @@ import (
 )
 
 // Job is one compile in a worker of the daemon's. It has descriptors of its own, because the caller
-// who asked first may leave.
+// may leave.
 type Job struct {
 	bd *Builder
 	*request.Attempt
@@ -34,7 +34,7 @@ type Job struct {
 
 	running *jobs.Job
 	urgent  <-chan struct{}    // closed as soon as a request waits for this job
-	copied  bool               // the model is copied, for compiling the original failed
+	copied  bool               // the model is copied, because compiling the original failed
 	died    bool               // a worker did, and its compile is tried once more
 	cpu     atomic.Int64       // nanoseconds that workers took of all processors
 	memory  int64              // bytes that its workers took at most; 0: not measured
@@ -130,7 +130,7 @@ func (j *Job) staged(ctx context.Context, phase func(string)) (*jobs.Result, err
 	return result, err
 }
 
-// stagedOnce compiles in a folder of its own, which is gone afterwards.
+// stagedOnce compiles in a directory of its own, and removes it.
 func (j *Job) stagedOnce(ctx context.Context, phase func(string)) (*jobs.Result, error) {
 	folder, remove, err := j.bd.Store.Stage("job-")
 	defer remove()

@@ -47,7 +47,7 @@ func (pl *Planner) Planned(ctx context.Context, at *request.Attempt) (*request.A
 	return at.WithPlan(p), nil
 }
 
-// plan gives the attempt's plan for its runtime.
+// plan returns the attempt's plan for its runtime.
 func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
 	spelled, keep := at.Terms().Spelling()
 	_, generation := pl.Allowed()

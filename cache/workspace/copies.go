@@ -75,18 +75,6 @@ func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) 
 	return func(ctx context.Context) error { return w.prove(ctx, models) }, nil
 }
 
-// copyProven is copyModel with its proof.
-func (w *Workspace) copyProven(ctx context.Context) error {
-	if err := Room(w.Folder, w.of.AllFiles()); err != nil {
-		return request.StoreError(err, w.of.Name)
-	}
-	proof, err := w.CopyModel(ctx)
-	if err != nil {
-		return err
-	}
-	return proof(ctx)
-}
-
 // ModelPath is where a model is copied to at first, and the first one stays.
 func (w *Workspace) ModelPath(i int) string {
 	return filepath.Join(w.ModelFolder(), w.memberName(i)+".onnx")
@@ -101,7 +89,7 @@ func (w *Workspace) prove(ctx context.Context, models []*epmodel.Model) error {
 			return w.of.ModelFiles(i).Refused(err)
 		}
 		if got != w.keyed.ModelOf(i) {
-			return w.otherThanHashed(i)
+			return w.changed(i)
 		}
 	}
 	return nil
@@ -122,8 +110,8 @@ func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.
 // ModelFolder is the directory of the copies.
 func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model") }
 
-// otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
-func (w *Workspace) otherThanHashed(member int) error {
+// changed is the error for a copy whose bytes are not those that the key is made of.
+func (w *Workspace) changed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q "+
 			"are one file by their spelling, and have different bytes",
@@ -152,10 +140,10 @@ func (c copied) taken(location string, f *os.File) (there, same bool) {
 	return true, err == nil && os.SameFile(a, b)
 }
 
-// copyMember copies one of the models with its external data, and gives the former. Only what the
-// graph refers to is copied, for that was checked: what else a client sent may have any name. What
-// several models of a group have in one file is copied once; where they call different files the
-// same, a model gets a folder of its own.
+// copyMember copies one of the models with its external data, and returns the model. Only files
+// that the graph refers to are copied, because those were checked: others may have any name. A file
+// that several models of a group share is copied once; where they call different files the same, a
+// model gets a directory of its own.
 func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
 	r := w.of.ModelFiles(i)
 	model := w.ModelPath(i)
@@ -228,8 +216,8 @@ func makeSteps(folder, location string) error {
 	return nil
 }
 
-// folderFor gives the folder for a model: that of the first one, unless another file has one of its
-// names there.
+// folderFor returns the directory for a model: that of the first one, unless another file has one
+// of its names there.
 func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copied) (
 	string, error) {
 	for _, location := range locations {

@@ -34,13 +34,13 @@ func CopyPrivate(from *os.File, path string) error {
 	}
 	err = sparse.Copy(from, from, path, info.Size())
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil // it changed meanwhile: whoever compares the copy with what was hashed will tell
+		return nil // it changed meanwhile, as the copy's proof will say
 	}
 	return err
 }
 
-// Room says whether a private copy of the files fits into the folder's file system with something
-// to spare: by their blocks, for holes cost nothing.
+// Room fails if a private copy of the files does not fit into the directory's file system with
+// something to spare. It counts blocks, because holes cost nothing.
 func Room(folder string, files []*os.File) error {
 	var need int64
 	for _, f := range files {

@@ -22,7 +22,7 @@ type Maker struct {
 }
 
 // OnCopy returns a function for Remember that calls find with a private copy of the request's
-// model. find goes on when the request that it was begun for leaves.
+// model. find continues when the request that began it leaves.
 func OnCopy[T any](
 	in *Maker, record identity.Record, find func(ctx context.Context, graph string) (T, error),
 ) func(context.Context, *request.Request) (T, error) {
@@ -41,10 +41,17 @@ func OnCopy[T any](
 func (in *Maker) Copy(ctx context.Context, r *request.Request, record identity.Record) (
 	w *Workspace, remove func(), err error) {
 	w = New(r, &record, jobs.NewID()[:16])
-	if w.Folder, remove, err = in.Store.Stage("own-"); err != nil {
+	if w.Folder, remove, err = in.Store.Stage("own-"); err == nil {
+		err = Room(w.Folder, r.AllFiles())
+	}
+	if err != nil {
 		return nil, remove, request.StoreError(err, r.Name)
 	}
-	return w, remove, w.copyProven(ctx)
+	proof, err := w.CopyModel(ctx)
+	if err == nil {
+		err = proof(ctx)
+	}
+	return w, remove, err
 }
 
 // Remember is runtimes.Remember for results that need the request's models: find gets them with
