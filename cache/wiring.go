@@ -211,8 +211,7 @@ func (c *Cache) openAnswering() {
 		Builder: c.builder, Runtimes: c.runtimes, Rights: c.rights}
 	c.claims = claims.New(claims.Options{Store: c.store, Jobs: c.jobs, Judges: c.judges,
 		Rights: c.rights, Owner: c.owners.Of, Checks: c.checks, Now: c.now, Trials: c.trials,
-		Limits: func() claims.Limits { return c.settings.Load().Claims },
-		Failed: c.builder.FailedBefore, Made: c.builder.MadeMeanwhile, Waited: c.builder.Waited})
+		Builder: c.builder, Limits: func() claims.Limits { return c.settings.Load().Claims }})
 	c.compiled = &compiled.Answerer{Planner: c.planner, Lookup: c.lookup, Explainer: c.explainer,
 		Trials: c.trials, Claims: c.claims, Index: c.index}
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)

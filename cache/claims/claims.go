@@ -10,14 +10,13 @@ package claims
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unicode"
 
-	"github.com/epcached/epcached/cache/failure"
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
@@ -48,22 +47,16 @@ func (o Limits) OrDefault() Limits {
 
 // Options are what Claims use.
 type Options struct {
-	Store  *store.Store
-	Jobs   *jobs.Jobs
-	Judges *judge.Judge
-	Trials *trial.Trials
-	Rights *rights.Rights
-	Owner  func(uid uint32) uint32 // whose the claims of a user are
-	Checks keyed.Slots             // one token for each load check
-	Limits func() Limits           // those in force
-	Now    func() time.Time
-
-	// Failed returns the failure that a request is answered with instead of compiling; nil: none.
-	Failed func(*request.Attempt) *failure.Failure
-	// Made returns the work that brings a build which was made meanwhile; nil: it is still to be made.
-	Made func(at *request.Attempt, scope string) jobs.Work
-	// Waited answers a request that waited for a job's result.
-	Waited func(context.Context, *request.Attempt, *jobs.Result) (*request.Answer, error)
+	Store   *store.Store
+	Jobs    *jobs.Jobs
+	Builder *build.Builder
+	Judges  *judge.Judge
+	Trials  *trial.Trials
+	Rights  *rights.Rights
+	Owner   func(uid uint32) uint32 // whose the claims of a user are
+	Checks  keyed.Slots             // one token for each load check
+	Limits  func() Limits           // those in force
+	Now     func() time.Time
 }
 
 // Claims are those that are held, and the requests that want one.

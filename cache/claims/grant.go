@@ -56,7 +56,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if at.Content != nil { // else what is known of failures is of other libraries
-		if f := cs.Failed(at); f != nil && f.Reason.OfProvider() {
+		if f := cs.Builder.FailedBefore(at); f != nil && f.Reason.OfProvider() {
 			return nil, f.FromMemory(at.Name)
 		}
 	}
@@ -78,7 +78,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	var result *jobs.Result
 	for range request.MaxHandOvers {
 		result, _, err = cs.Jobs.Join(waiting, key, at.Caller(cs.Owner), func() (jobs.Work, error) {
-			if m := cs.Made(at, key.Scope); m != nil {
+			if m := cs.Builder.MadeMeanwhile(at, key.Scope); m != nil {
 				return m, nil
 			}
 			return cs.outside(key, a), nil
@@ -99,7 +99,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return cs.Waited(ctx, at, result)
+	return cs.Builder.Waited(ctx, at, result)
 }
 
 // key says which job the claim is for. What ordinary users put is their own, so that their claims
@@ -246,5 +246,5 @@ func (cs *Claims) Await(ctx context.Context, at *request.Attempt, missing error)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return cs.Waited(ctx, at, result)
+	return cs.Builder.Waited(ctx, at, result)
 }
