@@ -43,9 +43,8 @@ func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 	return c, c.Err
 }
 
-// Commit does some changes, durably when it returns. Each is by itself: the error of one does not
-// fail the others, and after a crash some may be done. They share the sync of each folder, and one
-// transaction.
+// Commit does some changes, durably when it returns, with one sync of each folder and one
+// transaction. The error of one does not fail the others, and after a crash some may be done.
 //
 // The commit point is the synced folder of the manifest, both ways: after a crash the build is
 // there or not, whatever the database says. If the database cannot take a build that is published
@@ -106,9 +105,7 @@ func (m *manifests) move(list []*Change) {
 	touched := make(map[byte]bool)
 	for _, c := range list {
 		if c.publish {
-			// Visible to a start from here on, though a power cut may take it back. A crash before this
-			// line leaves only the staged file, which Open removes.
-			c.fail(m.link(c.ID))
+			c.fail(m.link(c.ID)) // a crash before this leaves only the staged file, which Open removes
 		} else {
 			// One without a manifest was deleted, or unlinked by an earlier call that failed to sync:
 			// make that durable.

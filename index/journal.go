@@ -373,10 +373,16 @@ func (j *Journal) replace(b []byte) error {
 	return nil
 }
 
-// image returns the bytes of a journal that says what memory holds: every
-// state, pin and tombstone, and the latest events up to half the limit.
+// image returns the bytes of a journal that says what memory holds: every state, pin and tombstone,
+// and the latest events up to half the limit. It drops what is too old to be kept, and copies the
+// rest, so that readers do not block while it is encoded.
 func (j *Journal) image() ([]byte, error) {
-	states, pins, tombstones, events := j.kept()
+	j.mu.Lock()
+	j.tombstones = slices.Clone(j.tombstones[max(0, len(j.tombstones)-maxTombstones):])
+	j.events = fairly(j.events, maxEvents, maxJournal/2)
+	states, pins := maps.Clone(j.states), maps.Clone(j.pins)
+	tombstones, events := slices.Clone(j.tombstones), slices.Clone(j.events)
+	j.mu.Unlock()
 	var records []*manifestpb.Record
 	for id, s := range states {
 		records = append(records, stateRecord(id, s))
@@ -391,16 +397,6 @@ func (j *Journal) image() ([]byte, error) {
 		records = append(records, eventRecord(e))
 	}
 	return appendRecords(appendJournalHeader(nil), records...)
-}
-
-// kept drops what is too old to be kept, and returns copies of the rest, so that callers do not
-// block while it is encoded.
-func (j *Journal) kept() (map[BuildID]State, map[BuildID]Pin, []Tombstone, []Event) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.tombstones = slices.Clone(j.tombstones[max(0, len(j.tombstones)-maxTombstones):])
-	j.events = fairly(j.events, maxEvents, maxJournal/2)
-	return maps.Clone(j.states), maps.Clone(j.pins), slices.Clone(j.tombstones), slices.Clone(j.events)
 }
 
 func (j *Journal) close() error {

@@ -151,11 +151,8 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	}
 }
 
-// EvictedOn is how the reason of each eviction begins.
-const EvictedOn = "evicted on "
-
 func evicted(at time.Time, r *evict.Step) string {
-	return fmt.Sprintf(EvictedOn+"%s to make room: %s", at.Format(time.RFC3339), r.Reason())
+	return fmt.Sprintf("evicted on %s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
 // EvictAll removes the builds of some steps, but for those that may not go by now. Their tombstones

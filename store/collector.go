@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"maps"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -116,27 +115,25 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	above, byUser := c.st.ledger.above(&b, &now, waits)
-	if above {
+	if c.st.ledger.above(&b, &now, waits) {
 		return true, nil
 	}
 	if b.User == 0 {
 		return false, nil
 	}
 	users, err := c.st.index.Users(ctx)
+	storing := c.st.ledger.Reserved().ByUser // afterwards, so that a build that is published counts once
 	for uid, u := range users {
-		if u.LogicalBytes+byUser[uid] > b.User {
+		if u.LogicalBytes+storing[uid] > b.User {
 			return true, nil
 		}
 	}
 	return false, err
 }
 
-// above tells whether something has to go, but for users' quotas: what their users store is byUser. What reservations lack counts with the floor, which
-// nothing may go below; within its budget the store takes one more without anything going.
-func (s *Ledger) above(
-	b *Bounds, now *Account, waits bool,
-) (above bool, byUser map[uint32]int64) {
+// above tells whether something has to go, but for users' quotas. What reservations lack counts with
+// the floor, which nothing may go below; within its budget the store takes one more without that.
+func (s *Ledger) above(b *Bounds, now *Account, waits bool) bool {
 	need, written := s.waitedFor()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +142,7 @@ func (s *Ledger) above(
 		taken -= s.now.Passing
 	}
 	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.now.Written)-(need-written) < b.Floor && now.Disk > 0 ||
-		b.Entries > 0 && now.entries > b.Entries, maps.Clone(s.now.ByUser)
+		b.Entries > 0 && now.entries > b.Entries
 }
 
 // Shrink carries out a step that removes no build. An error ends the whole collection.

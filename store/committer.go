@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -36,10 +37,8 @@ type change struct {
 	done bool        // it is durable
 }
 
-const (
-	batchWait = 5 * time.Millisecond // for publications that are known to come
-	batchMost = 64                   // callers
-)
+// batchWait bounds how long a batch is added to, and waits for publications that are known to come.
+const batchWait = 5 * time.Millisecond
 
 // commit hands changes in, and waits until they are durable or have failed, as they say themselves.
 // Where the context ends before that, they are done nevertheless, and the error is the context's.
@@ -76,7 +75,7 @@ func (c *committer) run() {
 // that comes alone waits for nothing.
 func (c *committer) batch(first *handed) []*handed {
 	batch := []*handed{first}
-	for end := time.Now().Add(batchWait); len(batch) < batchMost; {
+	for end := time.Now().Add(batchWait); time.Now().Before(end); {
 		select {
 		case more := <-c.queue:
 			batch = append(batch, more)
@@ -124,9 +123,7 @@ func (c *committer) do(batch []*handed) {
 func (c *committer) mark(ctx context.Context, marks ...*index.Mark) error {
 	err := c.commit(ctx, &handed{marks: marks})
 	for _, m := range marks {
-		if err == nil {
-			err = m.Err
-		}
+		err = cmp.Or(err, m.Err)
 	}
 	return err
 }

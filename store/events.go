@@ -17,9 +17,6 @@ func (st *Store) Happened(e index.Event) {
 	}
 }
 
-// eventHealed is the event of a build that took the place of one that was damaged.
-const eventHealed = "healed"
-
 // eventOf is an event of a build.
 func eventOf(b *index.Build, kind, format string, args ...any) index.Event {
 	return index.Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName,

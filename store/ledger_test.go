@@ -34,7 +34,7 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 // Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
 func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
 	s, now := newLedger(), &Account{Disk: 500}
-	above := func(b Bounds) bool { is, _ := s.above(&b, now, false); return is }
+	above := func(b Bounds) bool { return s.above(&b, now, false) }
 	require.False(t, above(Bounds{Floor: 100, Free: 150}))
 	s.Await(60, 0)
 	require.True(t, above(Bounds{Floor: 100, Free: 150}))
@@ -71,7 +71,7 @@ func TestWhatIsWrittenAlreadyNeedsNoFreeSpace(t *testing.T) {
 
 	waits, now := newLedger(), &Account{Disk: 500}
 	waits.Await(60, 55)
-	above := func(b Bounds) bool { is, _ := waits.above(&b, now, false); return is }
+	above := func(b Bounds) bool { return waits.above(&b, now, false) }
 	require.False(t, above(Bounds{Floor: 100, Free: 105}))
 	require.True(t, above(Bounds{Floor: 100, Free: 104}))
 }

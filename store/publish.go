@@ -91,7 +91,7 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 			continue
 		}
 		if state == index.Damaged {
-			st.Happened(eventOf(b, eventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
+			st.Happened(eventOf(b, "healed", "in place of the build of %s", old.Created.Format(time.RFC3339)))
 		}
 		pinned, gone = append(pinned, old.ID), append(gone, Removal{Build: old, Why: "compiled anew", grace: views.PathGrace})
 	}

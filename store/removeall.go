@@ -53,9 +53,7 @@ func (st *Store) emptyQuarantine() (err error) {
 		return nil
 	}
 	for _, e := range entries {
-		if removeErr := os.Remove(filepath.Join(st.path("quarantine"), e.Name())); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
-			err = errors.Join(err, removeErr)
-		}
+		err = errors.Join(err, os.RemoveAll(filepath.Join(st.path("quarantine"), e.Name())))
 	}
 	return err
 }
