@@ -94,8 +94,8 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	return a, nil
 }
 
-// unmoved refuses an answer for libraries that were replaced while something was verified, loaded or
-// compiled for it. Other answers were compared with the libraries' files just before.
+// unmoved refuses an answer for libraries that were replaced while something was verified, loaded
+// or compiled for it. Other answers were compared with the libraries' files just before.
 func unmoved(a *request.Answer, at *request.Attempt) error {
 	if a.View == nil || at.Content.Stands() {
 		return nil
@@ -151,8 +151,8 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	return c.lookup.Finish(a, at), err
 }
 
-// find finds a build of the request, or of a group that has its model, or one in the other form, which
-// it converts.
+// find finds a build of the request, or of a group that has its model, or one in the other form,
+// which it converts.
 func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Found, err error) {
 	found, err = c.lookup.Find(ctx, at)
 	if found.Answer == nil && err == nil {
@@ -201,8 +201,8 @@ func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
 	return nil
 }
 
-// mayReplace returns why a refresh may not replace the build that there is: a shared build is replaced
-// for administrators only, unless it is damaged.
+// mayReplace returns why a refresh may not replace the build that there is: a shared build is
+// replaced for administrators only, unless it is damaged.
 func (c *Cache) mayReplace(at *request.Attempt) error {
 	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.rights.Administrator(at.Peer) {
 		return nil

@@ -94,8 +94,8 @@ type Cache struct {
 	claims     *claims.Claims
 	gains      upkeep.Gains
 	failures   *failure.Remembered
-	// Libraries that clients show are read for one client of each owner at a time, because reading a
-	// file may take for ever.
+	// Libraries that clients show are read for one client of each owner at a time, because reading
+	// a file may take for ever.
 	reading keyed.Locks[uint32]
 	checks  keyed.Slots // one token for each load check, or conversion, that requests wait for
 
@@ -106,8 +106,8 @@ type Cache struct {
 	work sync.WaitGroup     // which Close waits for
 }
 
-// Open opens the cache in dir, which it makes where there is none. One process has a cache open at a
-// time.
+// Open opens the cache in dir, which it makes where there is none. One process has a cache open at
+// a time.
 func Open(dir string, o Options) (*Cache, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -137,9 +137,9 @@ func Open(dir string, o Options) (*Cache, error) {
 	return c, nil
 }
 
-// background does what no request waits for: it looks at the runtimes so that the first request need
-// not, queues again what was queued before, removes what crashes left behind, and then looks around
-// from time to time.
+// background does what no request waits for: it looks at the runtimes so that the first request
+// need not, queues again what was queued before, removes what crashes left behind, and then looks
+// around from time to time.
 func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	// Soon, because views that clients of an earlier run have open count from then on.
 	strangers := sync.OnceValue(func() error { return c.views.DoomStrangers(ctx) })
@@ -217,8 +217,8 @@ func (c *Cache) Put(ctx context.Context, p request.Peer, put *claims.Put,
 // Rights returns what decides which user may see and do what.
 func (c *Cache) Rights() *rights.Rights { return c.rights }
 
-// Idle reports whether nothing is compiled and no client holds a view that was served since the start.
-// It looks into the directory of every view that is in use, so it is not for each request.
+// Idle reports whether nothing is compiled and no client holds a view that was served since the
+// start. It looks into the directory of every view that is in use, so it is not for each request.
 func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyHeld() }
 
 // Report decides on what a client reports of a build. from is the runtime that the client loaded it
@@ -240,8 +240,8 @@ func (c *Cache) later(do func(context.Context)) { c.work.Go(func() { do(c.ctx) }
 // SetConfigured has status and the doctor report what is not in force, until it is called again.
 func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 
-// TellConfiguration writes into the history, and tells subscribers, that the configuration was changed
-// or was refused.
+// TellConfiguration writes into the history, and tells subscribers, that the configuration was
+// changed or was refused.
 func (c *Cache) TellConfiguration(text string) {
 	text = strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")
 	c.store.Happened(index.Event{Kind: event.Configuration, Text: text})

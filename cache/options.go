@@ -23,15 +23,15 @@ import (
 // Options say how a cache is kept. The zero value of each field is a sensible default.
 type Options struct {
 	Compiler compilers.Compiler
-	// Runtimes are registered by the administrator, in order of preference. In one with only Directory
-	// set, libraries are found.
+	// Runtimes are registered by the administrator, in order of preference. In one with only
+	// Directory set, libraries are found.
 	Runtimes []compilers.Runtime
 	// AllowOptions are "EP/option" and "session/key": options that are passed on though nothing is
 	// known of them.
 	AllowOptions []string
 	Jobs         int // compiles at the same time; 0: one per processor
-	// JobsMemory is how many bytes compiles may take together, as far as can be told. 0: half of the
-	// machine's memory; negative: no bound.
+	// JobsMemory is how many bytes compiles may take together, as far as can be told. 0: half of
+	// the machine's memory; negative: no bound.
 	JobsMemory     int64
 	PathAccess     bool     // every local user may reach shared views by path, not only by descriptor
 	Administrators []uint32 // besides root and the daemon's own user
@@ -57,8 +57,8 @@ type Options struct {
 	PackAfter   time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
 	UnpackedDir string        // for copies of packed builds, perhaps in memory; "": the state directory
 	Remade      string        // why this process opens the state directory again; "": it does not
-	// Conditions are the configuration that compiles depend on, in any words: a model that failed to
-	// compile under others is tried again.
+	// Conditions are the configuration that compiles depend on, in any words: a model that failed
+	// to compile under others is tried again.
 	Conditions string
 
 	// Opening is called every few seconds with the progress while Open makes the index from all
@@ -76,16 +76,16 @@ type Options struct {
 	fs cas.FS // nil: the operating system's
 }
 
-// settings are the options that may change while the cache is open. They are replaced as a whole, and
-// never changed: code that needs several that belong together loads them once.
+// settings are the options that may change while the cache is open. They are replaced as a whole,
+// and never changed: code that needs several that belong together loads them once.
 type settings struct {
 	Options // with the defaults filled in
 	rebuild upkeep.Limits
 	builder build.Settings
 	store   store.Settings
 
-	// Remembered results are remembered with the generation that they were found out under, and do not
-	// count for a later one.
+	// Remembered results are remembered with the generation that they were found out under, and do
+	// not count for a later one.
 	judging  uint64 // counts changes of what builds are judged by
 	planning uint64 // counts changes of what plans depend on
 }

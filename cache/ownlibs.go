@@ -9,11 +9,11 @@ import (
 )
 
 // An application may load with libraries that this daemon does not have, or may not run because
-// another user chose them. It can still have what it compiled itself, under a claim, kept and served
-// to it again. Such a build is known by what the application shows of its libraries, because they are
-// not run here: their bytes, the version of ONNX Runtime that it states, and this machine. All of it
-// is in the build key, and only an equal key is a hit, because without the libraries it cannot be
-// judged whether another build suits them.
+// another user chose them. It can still have what it compiled itself, under a claim, kept and
+// served to it again. Such a build is known by what the application shows of its libraries, because
+// they are not run here: their bytes, the version of ONNX Runtime that it states, and this machine.
+// All of it is in the build key, and only an equal key is a hit, because without the libraries it
+// cannot be judged whether another build suits them.
 
 // bringsLibraries reports whether the request can be answered though no runtime here is for it.
 func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
@@ -35,7 +35,8 @@ func (c *Cache) bringsLibraries(r *request.Request, err error) bool {
 
 // answerOwn answers a request for libraries that are the caller's own. missing says why no runtime
 // here will do.
-func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing error) (*request.Answer, error) {
+func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing error) (
+	*request.Answer, error) {
 	if at.Identity.Compiled {
 		return nil, missing
 	}

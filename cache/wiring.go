@@ -33,7 +33,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// open opens the store, makes the parts in the order in which they need each other, and starts them.
+// open opens the store, makes the parts in the order in which they need each other, and starts
+// them.
 func (c *Cache) open() error {
 	if err := c.openStore(); err != nil {
 		return err

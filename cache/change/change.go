@@ -73,7 +73,8 @@ func (ch *changing) note(list func() (*wire.Build, error)) error {
 }
 
 // eachOf calls fn with the builds that are still there, one after the other.
-func (c *Changes) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.Build) error) error {
+func (c *Changes) eachOf(ctx context.Context, ids []index.BuildID,
+	fn func(*index.Build) error) error {
 	for _, id := range ids {
 		if ctx.Err() != nil {
 			return apierr.New(apierr.Cancelled, ctx.Err(), "change builds")
@@ -92,7 +93,8 @@ func (c *Changes) eachOf(ctx context.Context, ids []index.BuildID, fn func(*inde
 	return nil
 }
 
-// change calls do with each build that the names mean, unless dryRun is set, and reports the builds.
+// change calls do with each build that the names mean, unless dryRun is set, and reports the
+// builds.
 func (c *Changes) change(ctx context.Context, p request.Peer, names []string, dryRun bool,
 	do func(*index.Build) error) (*wire.ChangeReply, error) {
 	ids, err := c.changeable(ctx, p, names)
@@ -199,7 +201,8 @@ func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun 
 		if dryRun {
 			return removed.took(b)
 		}
-		if some = append(some, store.Removal{Build: b, Why: "removed by hand"}); len(some) < store.AtOnce {
+		some = append(some, store.Removal{Build: b, Why: "removed by hand"})
+		if len(some) < store.AtOnce {
 			return nil
 		}
 		return remove()

@@ -14,9 +14,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Pack packs the builds that the names mean, or all that the peer may change, where that saves bytes
-// and no client uses them. With dryRun it looks for what they share, and reports what packing would
-// free. progress, which may be nil, counts builds.
+// Pack packs the builds that the names mean, or all that the peer may change, where that saves
+// bytes and no client uses them. With dryRun it looks for what they share, and reports what packing
+// would free. progress, which may be nil, counts builds.
 func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
@@ -35,8 +35,8 @@ func (c *Changes) packLater(b *index.Build, outcome string) int64 {
 	return c.store.Packer().PackSaving(b.ID)
 }
 
-// Unpack makes such builds whole again, durably, and removes their recipes. They may be packed again
-// when they are cold.
+// Unpack makes such builds whole again, durably, and removes their recipes. They may be packed
+// again when they are cold.
 func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, all, dryRun bool,
 	progress func(done, total int64)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
@@ -90,7 +90,8 @@ func (c *Changes) eachPacked(
 }
 
 // toPack lists the builds that Pack or Unpack is for.
-func (c *Changes) toPack(ctx context.Context, p request.Peer, names []string, all bool) ([]index.BuildID, error) {
+func (c *Changes) toPack(ctx context.Context, p request.Peer, names []string, all bool) (
+	[]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
 		return nil, apierr.New(apierr.BadRequest, nil, "pack: all builds, or those that are named")

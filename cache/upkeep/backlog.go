@@ -22,8 +22,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// QueuedJob is a job that was queued in the background, as the index keeps it. No client waits for it,
-// so that after a restart of the daemon none would ask again.
+// QueuedJob is a job that was queued in the background, as the index keeps it. No client waits for
+// it, so that after a restart of the daemon none would ask again.
 type QueuedJob struct {
 	UID       uint32
 	Name      string
@@ -54,10 +54,10 @@ func validPaths(s index.Source) bool {
 	return utf8.ValidString(s.Path)
 }
 
-// Backlog has queued jobs outlive the daemon: a job is in the index from its acceptance to its end, and
-// the next daemon takes it up under the same id. That needs the model to be found again, so it is for
-// files of the daemon's own user, or that all users may read. Clients of other jobs are told, by an
-// event, to ask again. All fields must be set.
+// Backlog has queued jobs outlive the daemon: a job is in the index from its acceptance to its end,
+// and the next daemon takes it up under the same id. That needs the model to be found again, so it
+// is for files of the daemon's own user, or that all users may read. Clients of other jobs are
+// told, by an event, to ask again. All fields must be set.
 type Backlog struct {
 	Table      *index.Table                // of the jobs, by their ids
 	Later      func(func(context.Context)) // runs a function in the background
@@ -72,8 +72,8 @@ type Backlog struct {
 		func(request.Progress)) (*request.Answer, error)
 }
 
-// maxStarts bounds how often a job is taken up again, because a job of which no daemon has seen the end
-// may be what ends them.
+// maxStarts bounds how often a job is taken up again, because a job of which no daemon has seen the
+// end may be what ends them.
 const maxStarts = 3
 
 // Keep has the job of the attempt outlive the daemon, until the job ends.
@@ -160,7 +160,8 @@ func (l *Backlog) TakeUp(ctx context.Context, rows map[string][]byte) {
 		return cmp.Or(cmp.Compare(a.Queued.UnixNano(), b.Queued.UnixNano()), cmp.Compare(a.id, b.id))
 	})
 	for _, w := range all {
-		if w.Starts++; w.Starts > 1 && w.Starts <= maxStarts { // it may end this daemon too: others are taken up before
+		// One that may end this daemon too is taken up after the others.
+		if w.Starts++; w.Starts > 1 && w.Starts <= maxStarts {
 			l.Later(func(ctx context.Context) {
 				select {
 				case <-time.After(Backoff(w.Starts - 1)):
@@ -184,7 +185,8 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 	case ctx.Err() != nil:
 		return // for the next start
 	case again:
-		l.Log.Info("a compile that was queued before the daemon's start is queued again", "model", w.Name, "job", id)
+		l.Log.Info("a compile that was queued before the daemon's start is queued again",
+			"model", w.Name, "job", id)
 		return
 	}
 	l.Table.Drop([]byte(id))
@@ -194,12 +196,13 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
 				event.Cancelled, "not compiled after the daemon's restart: %v", err))
 		}
-		l.Log.Info("a compile that was queued before the daemon's start is not queued again", "model", w.Name, "job", id, "why", err)
+		l.Log.Info("a compile that was queued before the daemon's start is not queued again",
+			"model", w.Name, "job", id, "why", err)
 	}
 }
 
-// queue asks for the model as the client did. It reports whether the job is in the backlog again under
-// its id.
+// queue asks for the model as the client did. It reports whether the job is in the backlog again
+// under its id.
 func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, error) {
 	if w.Source.Kind == "" {
 		return false, sources.Gone("the daemon cannot open the model by itself; ask again")

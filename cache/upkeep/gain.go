@@ -29,8 +29,8 @@ const (
 	gainMargin = 0.01
 )
 
-// Loses reports whether the compiled form takes more processor time to load than the source model, by
-// a clear margin.
+// Loses reports whether the compiled form takes more processor time to load than the source model,
+// by a clear margin.
 func (g Gain) Loses() bool {
 	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
 }
@@ -47,8 +47,8 @@ func (g Gain) Warnings() []string {
 // Gains compare the processor time of loading a compiled model and of loading its source, because
 // processor time does not depend on what else the machine does. A build is measured at most once,
 // right after its job, if nothing is compiled then: at the lowest priority, in one worker for both
-// loads. A compile that begins ends the measurement for good, and so does a machine that is too busy
-// for it. The result is remembered beside the index, and may be lost.
+// loads. A compile that begins ends the measurement for good, and so does a machine that is too
+// busy for it. The result is remembered beside the index, and may be lost.
 type Gains struct {
 	Limit   time.Duration // of a measurement, besides twice what the compile took; 0: 5 s
 	options GainOptions

@@ -26,14 +26,16 @@ func (o RebuildOptions) Limits() (Limits, error) {
 	l := Limits{RebuildOptions: o}
 	l.Jobs, l.CPUShare = cmp.Or(o.Jobs, 1), cmp.Or(o.CPUShare, 0.5)
 	if l.Jobs < 0 || !(l.CPUShare > 0) {
-		return l, fmt.Errorf("rebuilds: %d jobs with a share of %v of the processor: both have to be above zero", o.Jobs, o.CPUShare)
+		return l, fmt.Errorf("rebuilds: %d jobs with a share of %v of the processor: both have to be "+
+			"above zero", o.Jobs, o.CPUShare)
 	}
 	var err error
 	l.window, err = parseWindow(o.Window)
 	return l, err
 }
 
-// window is a time of day: from begin until end, over midnight where end is not after begin. The zero value is always.
+// window is a time of day: from begin until end, over midnight where end is not after begin. The
+// zero value is always.
 type window struct {
 	begin, end time.Duration // since midnight, by the clock on the wall
 }
@@ -61,13 +63,13 @@ func timeOfDay(text string) (time.Duration, error) {
 	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, nil
 }
 
-// opens says how long it is until the window is open; 0: it is. Days that are longer or shorter because the clocks
-// were changed are taken as the clocks show them.
+// opens says how long it is until the window is open; 0: it is. Days that are longer or shorter
+// because the clocks were changed are taken as the clocks show them.
 func (w window) opens(now time.Time) time.Duration {
 	if w.begin == w.end {
 		return 0
 	}
-	clock := time.Duration(now.Hour())*time.Hour + time.Duration(now.Minute())*time.Minute + time.Duration(now.Second())*time.Second
+	clock := time.Duration(now.Hour()*3600+now.Minute()*60+now.Second()) * time.Second
 	open := clock >= w.begin && clock < w.end
 	if w.end < w.begin {
 		open = clock >= w.begin || clock < w.end
@@ -76,7 +78,7 @@ func (w window) opens(now time.Time) time.Duration {
 		return 0
 	}
 	y, m, d := now.Date()
-	begin := time.Date(y, m, d, int(w.begin/time.Hour), int(w.begin%time.Hour/time.Minute), 0, 0, now.Location())
+	begin := time.Date(y, m, d, 0, int(w.begin/time.Minute), 0, 0, now.Location())
 	if !begin.After(now) {
 		begin = time.Date(y, m, d+1, begin.Hour(), begin.Minute(), 0, 0, now.Location())
 	}

@@ -19,12 +19,12 @@ type Wish struct {
 	Runtime string       // name of the runtime that it is compiled for; "": Compile chooses
 	Compile Compile      // of the source that is kept with the build
 
-	// Asked is a request that the build answers, whose files are used if no source is kept; nil: there
-	// is none. They stay the caller's to close.
+	// Asked is a request that the build answers, whose files are used if no source is kept; nil:
+	// there is none. They stay the caller's to close.
 	Asked *request.Request
 
-	// Refresh compiles also if the current libraries made the build and nothing is known against it:
-	// it is too old, or they do not consider it the best any more.
+	// Refresh compiles also if the current libraries made the build and nothing is known against
+	// it: it is too old, or they do not consider it the best any more.
 	Refresh bool
 
 	// Delay is how long the rebuild waits at least, because a request is about to compile the same.
@@ -57,15 +57,15 @@ type Options struct {
 }
 
 // Rebuilds compile builds again in the background: one at a time by default, the most used first,
-// only while no request waits for a compile, only at the configured times of day, and within a share
-// of the processor. The compiles are ordinary jobs: a request for the same build joins, and makes the
-// job urgent. A request for another build does not wait.
+// only while no request waits for a compile, only at the configured times of day, and within a
+// share of the processor. The compiles are ordinary jobs: a request for the same build joins, and
+// makes the job urgent. A request for another build does not wait.
 //
 // The queue is in memory, because after a start the builds are judged, and asked for, again.
 //
-// A build without a source, or with another one by now, waits for its next request. A failed rebuild
-// is retried a few times with a growing delay, and later only if the runtime's libraries have changed
-// or a day has passed.
+// A build without a source, or with another one by now, waits for its next request. A failed
+// rebuild is retried a few times with a growing delay, and later only if the runtime's libraries
+// have changed or a day has passed.
 //
 // The zero value queues nothing. Start makes it work.
 type Rebuilds struct {
@@ -81,7 +81,8 @@ type Rebuilds struct {
 	changed chan struct{} // closed and replaced when there may be something to do
 }
 
-// taskKey: one build of a request, scope and runtime is compiled at a time, whichever earlier build asked.
+// taskKey: one build of a request, scope and runtime is compiled at a time, whichever earlier build
+// asked.
 type taskKey struct {
 	request index.RequestKey
 	scope   string
@@ -128,8 +129,8 @@ func Backoff(tries int) time.Duration {
 	return pause
 }
 
-// Want queues a rebuild. It returns at once, and may be called for each hit: a rebuild that is queued
-// already, or failed lately with the same libraries, is not queued again.
+// Want queues a rebuild. It returns at once, and may be called for each hit: a rebuild that is
+// queued already, or failed lately with the same libraries, is not queued again.
 func (q *Rebuilds) Want(w Wish) {
 	if q.ctx == nil || q.options.Limits().Off {
 		return
@@ -253,8 +254,8 @@ func (q *Rebuilds) Waiting() map[index.BuildID]bool {
 	return out
 }
 
-// Drop removes a rebuild from the queue unless it is running, and reports whether it was there. It comes
-// back when it is wanted again.
+// Drop removes a rebuild from the queue unless it is running, and reports whether it was there. It
+// comes back when it is wanted again.
 func (q *Rebuilds) Drop(id string) bool {
 	return q.drop(func(t *task) bool { return t.ID == id })
 }

@@ -78,8 +78,8 @@ func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request
 	r.options.Queue.Want(w)
 }
 
-// Freshen has a build that was served for the attempt compiled again if it is not the best there could
-// be.
+// Freshen has a build that was served for the attempt compiled again if it is not the best there
+// could be.
 func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgement) {
 	if at.Plan.Outside || at.Adopting {
 		return // with libraries that are not run here, or from an artefact

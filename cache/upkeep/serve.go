@@ -12,7 +12,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// paused reports whether nothing is begun now, and for how long that lasts: 0 until something changes.
+// paused reports whether nothing is begun now, and for how long that lasts: 0 until something
+// changes.
 func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
 	if wait := q.options.Limits().window.opens(now); wait > 0 {
 		return true, wait
@@ -118,8 +119,8 @@ func sleepUntil(ctx context.Context, wait time.Duration, changed <-chan struct{}
 	}
 }
 
-// next takes the task that is to be worked on now; without one it says how long there will be none, 0 until changed
-// is closed.
+// next takes the task that is to be worked on now; without one it says how long there will be none,
+// 0 until changed is closed.
 func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-chan struct{}) {
 	now := q.options.Now()
 	q.mu.Lock()
@@ -147,7 +148,8 @@ func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-
 	return nil, time.Millisecond, changed // all went to others meanwhile: look again
 }
 
-// ready lists the tasks that could be worked on. wait is how long until there is another. The caller holds mu.
+// ready lists the tasks that could be worked on. wait is how long until there is another. The
+// caller holds mu.
 func (q *Rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
 	later := func(at time.Time) {
 		if d := max(at.Sub(now), time.Millisecond); wait == 0 || d < wait {
