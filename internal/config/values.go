@@ -15,8 +15,13 @@ import (
 // checks are those of texts, by their names in the tags of fields.
 var checks = map[string]func(string) error{
 	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP, "floor": checkFloor,
-	"module": checkModule, "option": checkOption, "path": notEmpty, "pause": checkPause, "some": notEmpty,
-	"user": checkUser, "window": checkWindow,
+	"option": matches(`(?s)^[^/]+/.`, "%q is not EP/option or session/key"),
+	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is no name of a kernel module"), // it becomes part of a path
+	"path":   notEmpty, "pause": checkPause, "some": notEmpty,
+	// "name" or "uid", with ":group" or without. Whether there is such a user is seen when the daemon starts.
+	"user": matches(`^$|^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`,
+		"%q is no user, such as epcached-worker, 990 or 990:990"),
+	"window": checkWindow,
 }
 
 var dayPart = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
@@ -91,29 +96,15 @@ func notEmpty(text string) error {
 	return nil
 }
 
-func checkOption(text string) error {
-	scope, option, ok := strings.Cut(text, "/")
-	if !ok || scope == "" || option == "" {
-		return fmt.Errorf("%q is not EP/option or session/key", text)
+// matches returns the check that a text matches a pattern.
+func matches(pattern, wrong string) func(string) error {
+	form := regexp.MustCompile(pattern)
+	return func(text string) error {
+		if !form.MatchString(text) {
+			return fmt.Errorf(wrong, text)
+		}
+		return nil
 	}
-	return nil
-}
-
-var userName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`)
-
-// checkUser finds what is wrong with a user: "name" or "uid", with ":group" or without. Whether there is such a user is seen when the daemon starts.
-func checkUser(text string) error {
-	if text != "" && !userName.MatchString(text) {
-		return fmt.Errorf("%q is no user, such as epcached-worker, 990 or 990:990", text)
-	}
-	return nil
-}
-
-func checkModule(text string) error {
-	if text == "" || strings.ContainsAny(text, "/\x00") || strings.HasPrefix(text, ".") {
-		return fmt.Errorf("%q is no name of a kernel module", text)
-	}
-	return nil
 }
 
 // Seconds returns a number of seconds as a duration.
