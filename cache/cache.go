@@ -207,13 +207,6 @@ func (c *Cache) JobList() *joblist.List { return c.jobList }
 // Claims returns the claims of applications.
 func (c *Cache) Claims() *claims.Claims { return c.claims }
 
-// Put takes what was compiled under a claim, and answers with the build.
-func (c *Cache) Put(ctx context.Context, p request.Peer, put *claims.Put,
-	progress func(request.Progress)) (*request.Answer, error) {
-	a, at, err := c.claims.Put(ctx, p, put, progress)
-	return c.lookup.Finish(a, at), err
-}
-
 // Rights returns what decides which user may see and do what.
 func (c *Cache) Rights() *rights.Rights { return c.rights }
 

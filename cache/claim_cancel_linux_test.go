@@ -30,7 +30,7 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, request.Claimed, got.answer.Outcome)
-	_, err = b.cache.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
+	_, err = b.cache.claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
 	require.ErrorContains(t, err, "its job was cancelled")
 	app.uid = second.Peer.UID
 	require.Equal(t, request.Taken, app.put(app.compile(second, got.answer.Claim)).Outcome)

@@ -77,7 +77,7 @@ func (a *application) compile(r *request.Request, claim *request.Claim) *claims.
 
 func (a *application) put(put *claims.Put) *request.Answer {
 	a.Helper()
-	got, err := a.cache.Put(context.Background(), request.Peer{UID: a.uid}, put, nil)
+	got, err := a.cache.claims.Put(context.Background(), request.Peer{UID: a.uid}, put, nil)
 	require.NoError(a, err)
 	a.Cleanup(func() { got.View.Close() })
 	return got
@@ -267,7 +267,7 @@ func TestHandOver(t *testing.T) {
 		"bad artefact": {func(b *bench, first *application, claim *request.Claim) {
 			put := first.compile(first.ask(b.model(1)), claim)
 			put.Files = put.Files[:1]
-			_, err := b.cache.Put(context.Background(), request.Peer{UID: stranger}, put, nil)
+			_, err := b.cache.claims.Put(context.Background(), request.Peer{UID: stranger}, put, nil)
 			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 		}, "what was put is refused"},
 	}
@@ -291,7 +291,7 @@ func TestHandOver(t *testing.T) {
 			require.Contains(t, one.answer.Why, c.says)
 			require.NotEqual(t, claim.Claim.ID, one.answer.Claim.ID)
 			require.Equal(t, claim.Claim.Output, one.answer.Claim.Output)
-			_, err := b.cache.Put(context.Background(), r.Peer, first.compile(r, claim.Claim), nil)
+			_, err := b.cache.claims.Put(context.Background(), r.Peer, first.compile(r, claim.Claim), nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "what was claimed before is over: %v", err)
 			second.put(second.compile(r, one.answer.Claim))
 			for _, w := range []<-chan waitResult{waits, last} {
@@ -359,12 +359,12 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 	other := b.application(b.cache.uid, "1.1")
 	r = b.request(b.model(2))
 	r.OnMiss = request.ForClaim
-	_, err = b.cache.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
+	_, err = b.cache.claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `SDK "1.1"`)
 
 	same.worker.Fault = standin.Mutilate
-	_, err = b.cache.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim), nil)
+	_, err = b.cache.claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim), nil)
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "does not load")
 }
@@ -431,7 +431,7 @@ func TestDeadlineOfAClaim(t *testing.T) {
 	claim := app.claim(r)
 	put := app.compile(r, claim.Claim)
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
-	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
+	_, err := b.cache.claims.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "deadline")
 	require.Empty(t, b.list())
@@ -444,7 +444,7 @@ func TestClaimsEndWithTheDaemon(t *testing.T) {
 	claim := app.claim(r)
 	put := app.compile(r, claim.Claim)
 	b.reopen()
-	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
+	_, err := b.cache.claims.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Equal(t, request.Claimed, b.acquire(r).Outcome)
 }
@@ -465,7 +465,7 @@ func TestOneUsersBytesAreBounded(t *testing.T) {
 	var err error
 	for seed := uint64(1); err == nil && seed < 20; seed++ {
 		r := app.ask(b.model(seed))
-		_, err = b.cache.Put(context.Background(), r.Peer, app.compile(r, app.claim(r).Claim), nil)
+		_, err = b.cache.claims.Put(context.Background(), r.Peer, app.compile(r, app.claim(r).Claim), nil)
 	}
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.NotEmpty(t, b.list())

@@ -99,7 +99,7 @@ func compileAndPut(a *application, r *request.Request, claim *request.Claim, fol
 	}
 	if err == nil {
 		var answer *request.Answer
-		if answer, err = a.cache.Put(context.Background(), r.Peer, put, nil); err == nil {
+		if answer, err = a.cache.claims.Put(context.Background(), r.Peer, put, nil); err == nil {
 			answer.View.Close()
 		}
 	}
@@ -124,7 +124,7 @@ func TestPutBegunInTime(t *testing.T) {
 			default:
 			}
 		}
-		a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, tell)
+		a, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, tell)
 		if err == nil {
 			err = a.View.Close()
 		}
@@ -150,7 +150,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		_, err := b.cache.Put(ctx, c.request.Peer, c.put, func(request.Progress) { queued <- struct{}{} })
+		_, err := b.cache.claims.Put(ctx, c.request.Peer, c.put, func(request.Progress) { queued <- struct{}{} })
 		got <- err
 	}()
 	<-queued
@@ -171,7 +171,7 @@ func TestCancelledClaim(t *testing.T) {
 	listed, err := b.cache.jobList.Cancel(context.Background(), c.request.Peer, nil, true)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
-	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err = b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.ErrorContains(t, err, "cancelled")
 }
 
@@ -179,7 +179,7 @@ func TestCancelledClaim(t *testing.T) {
 func TestPutWithoutRoom(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Claims.UserBytes = 10 })
 	c := newClaimed(b, nil)
-	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	b.reload(func(o *Options) { o.Claims.UserBytes = 1 << 20 })
 	c.application.put(c.put)

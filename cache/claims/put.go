@@ -55,29 +55,29 @@ const (
 
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and
 // stored. When it returns the build is durable, and all requests that waited for the claim have it.
-// A refusal of the artefact ends the claim. The attempt is that of the claim.
+// A refusal of the artefact ends the claim.
 func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
-	progress func(request.Progress)) (*request.Answer, *request.Attempt, error) {
+	progress func(request.Progress)) (*request.Answer, error) {
 	t := jobs.NewTelling(progress, cs.Now())
 	defer t.End()
 	cl, err := cs.find(p, put.Claim)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if !cl.move(claimHeld, claimPutting) {
 		if _, err := cs.find(p, put.Claim); err != nil {
-			return nil, nil, err // it ended just now
+			return nil, err // it ended just now
 		}
-		return nil, nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
+		return nil, apierr.New(apierr.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
 	result, err := cs.take(ctx, cl, put, t.Phase)
 	if err != nil {
-		return nil, nil, cl.putFailed(ctx, err)
+		return nil, cl.putFailed(ctx, err)
 	}
 	// Otherwise the collector could remove it between the end of the job and the answer.
 	done, err := cs.Store.Take(result.Build.ID)
 	if err != nil {
-		return nil, nil, request.Unservable(err, cl.Name, "put")
+		return nil, request.Unservable(err, cl.Name, "put")
 	}
 	defer done()
 	// Before the others are told, because one that may not take this build compiles one in its place.
@@ -86,7 +86,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	// Requests that come after this find the build: none joins a job that has ended.
 	<-cl.job.Done()
 	if err != nil {
-		return nil, nil, request.Unservable(err, cl.Name, "put")
+		return nil, request.Unservable(err, cl.Name, "put")
 	}
 	if !cl.HoldsView { // said of the answer to the claim's request, which this is
 		cs.Store.Views().Told(a.LeasedView)
@@ -94,7 +94,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	a.Outcome, a.Why = request.Taken, "put by you"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
 		Reason: request.PutBy(result.Build), At: cs.Now()}
-	return a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content), nil
+	return cs.Builder.Lookup.Finish(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
 }
 
 // putFailed ends the claim, unless another try may succeed.

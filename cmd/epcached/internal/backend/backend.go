@@ -81,7 +81,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Claims().Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
