@@ -4,13 +4,17 @@ package build
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
+	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
@@ -19,6 +23,7 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store"
 )
@@ -76,3 +81,171 @@ func New(o Options) *Builder { return &Builder{Options: o} }
 // Leave says that the daemon is about to end: a worker that dies is not replaced, and its death
 // counts against no model.
 func (bd *Builder) Leave() { bd.leaving.Store(true) }
+
+// Compile compiles the model, or waits for a job that does, and answers with a lease on the result.
+func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string) (
+	*request.Answer, error) {
+	var result *jobs.Result
+	var first bool
+	var err error
+	for range request.MaxHandOvers {
+		key := at.JobKey()
+		own := jobs.Key{Build: key.Build, Scope: rights.OwnScope(at.Peer)}
+		if at.OnMiss == request.Wait && key.Scope != "" && bd.Jobs.Open(own) != nil {
+			key = own // an application of the same user's holds the claim
+		}
+		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.begin(at, key.Scope))
+		if err == nil && !first && at.OtherORT(result.Build.ORTVersion) {
+			bd.Store.Taken(result.Build.ID) // or rather, not taken
+			err = request.OtherORTError(at, result.Build)
+			continue
+		}
+		var end *request.ClaimEnd
+		if !errors.As(err, &end) {
+			break // else what was claimed is compiled here after all
+		}
+		why = end.Error()
+	}
+	if err != nil {
+		return nil, request.JobError(ctx, at.Name, err)
+	}
+	if !first && result.Build.Put {
+		return bd.Waited(ctx, at, result)
+	}
+	defer bd.Store.Taken(result.Build.ID)
+	a, err := bd.serveCompiled(ctx, result, at.Phase)
+	if errors.Is(err, store.ErrGone) {
+		*at.Unserved = append(*at.Unserved, result.Build.ID)
+	}
+	if err != nil {
+		return nil, request.Unservable(err, at.Name, "compiled")
+	}
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
+	if first && !result.Found {
+		a.Outcome, a.Why = request.Compiled, why
+	}
+	if result.Why != "" {
+		a.Why = result.Why
+	}
+	return a, nil
+}
+
+func (bd *Builder) serveCompiled(ctx context.Context, result *jobs.Result, phase func(string)) (
+	*request.Answer, error) {
+	if result.Alone == nil {
+		return lookup.Lease(ctx, bd.Store, result.Build, phase)
+	}
+	a, err := lookup.Leased(result.Build, result.Alone)
+	if err == nil {
+		a.Unkept = true
+	}
+	return a, err
+}
+
+// MadeMeanwhile looks once more for the build that a job in this scope would make: then there is
+// nothing left to do. It is nil if the build is still to be made. Jobs store their builds before
+// they are taken from those that can be joined, so under the lock of Jobs nothing is overlooked.
+func (bd *Builder) MadeMeanwhile(at *request.Attempt, scope string) jobs.Work {
+	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
+		return nil
+	}
+	for b, err := range bd.Lookup.Stored(at.Plan, []string{scope}) {
+		if err != nil {
+			return nil // the job fails with it
+		}
+		if at.Plan.MadeExactly(b) && !slices.Contains(*at.Unserved, b.ID) &&
+			bd.Lookup.Barred(at, b) == "" {
+			return jobs.Func{Is: at.JobAbout(scope, "asked for"),
+				Do: func(context.Context, *jobs.Job) (*jobs.Result, error) {
+					return &jobs.Result{Build: b, Found: true}, nil
+				}}
+		}
+	}
+	return nil
+}
+
+// Waited answers with the result of another request's job, or of an application.
+func (bd *Builder) Waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (
+	*request.Answer, error) {
+	defer bd.Store.Taken(result.Build.ID)
+	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
+		// The request begins again: it brings the model with which the build is judged.
+		return nil, store.ErrGone
+	}
+	a, err := bd.serveCompiled(ctx, result, at.Phase)
+	if err != nil {
+		return nil, request.Unservable(err, at.Name, "compiled")
+	}
+	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
+	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
+		Reason: "made now", At: bd.Now()}
+	if result.Build.Put {
+		a.Why = request.PutBy(result.Build)
+		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
+	}
+	return a, nil
+}
+
+// CompileLater has the model compiled, and answers at once with the job.
+func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why string) (
+	*request.Answer, error) {
+	key := at.JobKey()
+	if key.Scope == "" {
+		return nil, apierr.New(apierr.BadRequest, nil, "model %q: nothing is to be kept of it, "+
+			"so there is nothing to compile in the background", at.Name).
+			WithHint("ask with on_miss wait")
+	}
+	f, first, err := bd.Jobs.Send(key, at.Untold().Caller(bd.Owner), bd.begin(at, key.Scope))
+	if err != nil {
+		return nil, request.JobError(ctx, at.Name, err)
+	}
+	if !first {
+		why = "it is being compiled already"
+		if err := bd.inherit(f, key, at); err != nil {
+			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
+		}
+	}
+	bd.Queued(f, at)
+	a := at.Answer(request.Later)
+	a.Job, a.Why = f.ID, why
+	return a, nil
+}
+
+// inherit compiles after the job if its result may not do: that of an application, which may put
+// nothing, or for a request that is strict about ONNX Runtime that of another one. It keeps one
+// request of each user until then.
+func (bd *Builder) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error {
+	heir := jobs.Heir{UID: at.Peer.UID, Strict: at.StrictORT}
+	if !f.About().Claim && !at.StrictORT || !f.Inherit(heir, len(at.Descriptors())) {
+		return nil
+	}
+	files, err := at.Own()
+	if err != nil {
+		return err
+	}
+	own := at.WithRequest(files).Untold()
+	bd.Later(func(ctx context.Context) {
+		defer files.Close()
+		select {
+		case <-f.Done():
+		case <-ctx.Done():
+			return
+		}
+		result, err := f.End()
+		if !errors.As(err, new(*request.ClaimEnd)) &&
+			(err != nil || !own.OtherORT(result.Build.ORTVersion)) {
+			return
+		}
+		next, _, err := bd.Jobs.Send(key, own.Caller(bd.Owner), bd.begin(own, key.Scope))
+		switch {
+		case err == nil:
+			bd.Queued(next, own)
+		case ctx.Err() == nil: // else the daemon ends, and nothing failed
+			bd.Log.Info("not compiled after a claim that ended without a result",
+				"model", own.Name, "error", err)
+			about := event.About{Peer: own.Peer, Key: f.About().RequestKey, Model: own.Name}
+			bd.Store.Happened(event.For(about, event.Failed, "%v", err))
+		}
+	})
+	return nil
+}
