@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/epcached/epcached/cache/artefact"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers"
@@ -82,11 +81,11 @@ func (j *Job) checkAlone(ctx context.Context, out string, result compilers.Resul
 // check validates the output and loads it in a process of its own, and writes the build's record.
 func (j *Job) check(ctx context.Context, out string, result compilers.Result, workers *early) (
 	*index.Build, error) {
-	models, _, err := artefact.Read(ctx, out, result)
+	models, _, err := ReadOutput(ctx, out, result)
 	if err != nil {
 		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.Request.Name)
 	}
-	b := artefact.NewBuild(j.Attempt, j.scope, models, result, j.Open, j.bd.Now())
+	b := NewBuild(j.Attempt, j.scope, models, result, j.Open, j.bd.Now())
 	options := j.SessionOptions
 	if len(b.Members) > 0 {
 		options = request.SharingOptions(options)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/epcached/epcached/cache/artefact"
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
@@ -201,7 +200,7 @@ func (v *conversion) made() (*index.Build, error) {
 // check validates the files, loads them in a process of their own, and returns the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
 	graph := v.Plan.OutputName()
-	models, _, err := artefact.Read(ctx, v.folder, compilers.Result{Graph: graph, Files: files})
+	models, _, err := ReadOutput(ctx, v.folder, compilers.Result{Graph: graph, Files: files})
 	if err != nil {
 		return nil, err
 	}

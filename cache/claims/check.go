@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/epcached/epcached/cache/artefact"
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
@@ -77,7 +77,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 		return nil, notThis(cl, err)
 	}
 	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
-	models, used, err := artefact.Read(ctx, folder, result)
+	models, used, err := build.ReadOutput(ctx, folder, result)
 	if err == nil {
 		err = nothingElse(used, names)
 	}
@@ -103,7 +103,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 	case err != nil:
 		return nil, notThis(cl, err)
 	}
-	b := artefact.NewBuild(cl.Attempt, cl.scope, models, result, nil, cs.Now())
+	b := build.NewBuild(cl.Attempt, cl.scope, models, result, nil, cs.Now())
 	b.EPs, b.Put = facts, true
 	if cl.adopts {
 		b.BuildKey = identity.BuildKey(b.RequestKey, facts, b.Route)
@@ -196,8 +196,8 @@ func (cl *claim) suits(m *epmodel.Model) error {
 			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
 		}
 	}
-	return cmp.Or(cl.takes.differs(m), artefact.Complete(&cl.Plan.Canonical, m),
-		artefact.SuitsOutput(cl.Plan.Canonical.Output, m))
+	return cmp.Or(cl.takes.differs(m), build.CheckComplete(&cl.Plan.Canonical, m),
+		build.SuitsOutput(cl.Plan.Canonical.Output, m))
 }
 
 // made says what made the artefact, as far as it states that itself. Where the libraries are here

@@ -1,5 +1,4 @@
-// Package artefact checks compiled models, whoever compiled them, and makes the records of builds.
-package artefact
+package build
 
 import (
 	"context"
@@ -17,10 +16,11 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Read reads the compiled graph, or those of a group in order, and checks that every file which the
-// graphs, or one of their context binaries, refer to is among the result's, because EPs check nothing
-// of that when they load. used are the files that are referred to.
-func Read(ctx context.Context, out string, result compilers.Result) (models []*epmodel.Model, used map[string]bool, err error) {
+// ReadOutput reads the compiled graph, or those of a group in order, and checks that every file
+// which the graphs, or one of their context binaries, refer to is among the result's, because EPs
+// check nothing of that when they load. used are the files that are referred to.
+func ReadOutput(ctx context.Context, out string, result compilers.Result) (
+	models []*epmodel.Model, used map[string]bool, err error) {
 	sizes := make(map[string]int64, len(result.Files))
 	for _, name := range result.Files {
 		info, err := os.Stat(filepath.Join(out, filepath.FromSlash(name)))
@@ -101,8 +101,8 @@ func SuitsOutput(o *identity.RecordOutput, m *epmodel.Model) error {
 	return nil
 }
 
-// Complete fails for a graph that leaves nodes to the CPU, where the request wants none left.
-func Complete(c *identity.Record, m *epmodel.Model) error {
+// CheckComplete fails for a graph that leaves nodes to the CPU, where the request wants none left.
+func CheckComplete(c *identity.Record, m *epmodel.Model) error {
 	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
 		return fmt.Errorf("%d nodes are left to other execution providers, and none was to be", rest)
 	}

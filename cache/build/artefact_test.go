@@ -1,4 +1,4 @@
-package artefact
+package build
 
 import (
 	"testing"
@@ -27,7 +27,7 @@ func TestOutputsOfOthers(t *testing.T) {
 	require.NoError(t, SuitsOutput(&identity.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
 
 	wish := identity.Record{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
-	require.NoError(t, Complete(&wish, graph(1)))
-	require.ErrorContains(t, Complete(&wish, graph(3)), "2 nodes")
-	require.NoError(t, Complete(&identity.Record{}, graph(3)))
+	require.NoError(t, CheckComplete(&wish, graph(1)))
+	require.ErrorContains(t, CheckComplete(&wish, graph(3)), "2 nodes")
+	require.NoError(t, CheckComplete(&identity.Record{}, graph(3)))
 }
