@@ -7,6 +7,9 @@ import (
 	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -513,4 +516,141 @@ func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (ou
 		}
 	}
 	return out, nil
+}
+
+// Reply is the layout as clients are told of it, as far as it fits.
+func (l *Layout) Reply() *wire.LayoutReply {
+	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes},
+		holders: make(map[cas.Digest]uint32), files: l.Holders}
+	for i := range l.Files {
+		r.add(&l.Files[i])
+	}
+	return &r.reply
+}
+
+type layoutReply struct {
+	reply   wire.LayoutReply
+	holders map[cas.Digest]uint32
+	files   map[cas.Digest]*wire.Sharer // of holders: a file that each is; nil: not asked for
+	size    int
+}
+
+func (r *layoutReply) holder(d cas.Digest) uint32 {
+	at, ok := r.holders[d]
+	if !ok {
+		at = uint32(len(r.reply.Holders))
+		r.holders[d] = at
+		r.reply.Holders = append(r.reply.Holders, d.String())
+		r.size += 2 + len(r.reply.Holders[at])
+		if r.files != nil {
+			by := r.files[d]
+			if by == nil {
+				by = &wire.Sharer{}
+			}
+			r.reply.HeldBy = append(r.reply.HeldBy, by)
+			r.size += proto.Size(by) + 4
+		}
+	}
+	return at
+}
+
+// add takes a file in as far as there is room: names go first, then the file.
+func (r *layoutReply) add(f *LaidFile) {
+	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: wire.Clip(f.EP),
+		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
+		Packed: f.Packed, OwnBytes: f.Own, Unknown: wire.Clip(f.Unknown),
+		NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed,
+		Shapes: wire.Clip(identity.Shapes(&f.Build)), Sharers: f.Sharers}
+	for _, p := range f.Pieces {
+		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
+	}
+	n := proto.Size(out)
+	if r.size+n > wire.MaxReply {
+		r.reply.More++
+		r.reply.MoreBytes += f.Size
+		return
+	}
+	r.size += n
+	for _, t := range f.Tensors {
+		one := &wire.Placed{Name: wire.Valid(t.Name), Kind: t.Kind, Type: wire.Valid(t.Type), Shape: wire.Valid(t.Shape), Offset: t.Offset, Length: t.Length,
+			Holder: r.holder(t.Holder), From: t.From, SharedBytes: t.Shared}
+		for _, at := range t.With {
+			one.With = append(one.With, uint32(at))
+		}
+		if n := proto.Size(one) + 4; r.size+n <= wire.MaxReply {
+			r.size += n
+			out.Tensors = append(out.Tensors, one)
+		} else {
+			out.MoreTensors++
+		}
+	}
+	out.MoreTensors += uint32(f.MoreTensors)
+	r.reply.Files = append(r.reply.Files, out)
+}
+
+// Names of tensors are found when they are requested, and are not stored: so stored files do not
+// depend on them, the newest reader finds them, and other requests do not pay for them. A file that
+// names its tensors is believed.
+
+func (q *Queries) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named, error) {
+	source, err := q.forms.Look(f.Digest)
+	if err != nil {
+		return nil, err
+	}
+	defer source.Close() // read-only: nothing can be lost
+	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool { return m.Graph == f.Name }) {
+		return q.nameBinary(ctx, f, source, epmodel.Range{Length: f.Size})
+	}
+	m, err := epmodel.Read(ctx, f.Name, source)
+	if err != nil {
+		return nil, err
+	}
+	all := m.NamedRanges()
+	for _, c := range m.Contexts {
+		if c.Inline.Length == 0 {
+			continue
+		}
+		inside, err := q.nameBinary(ctx, f, source, c.Inline)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, inside...)
+	}
+	if len(all) == 0 {
+		f.Unknown = "this graph has no tensors: the files beside it have them"
+	}
+	epmodel.SortNamed(all)
+	return all[:min(len(all), maxNames)], nil
+}
+
+const maxNames = 1 << 16
+
+// nameBinary names the ranges of a context binary. Names that do not fit are ignored.
+func (q *Queries) nameBinary(ctx context.Context, f *LaidFile, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
+	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
+	var format *epmodel.FormatError
+	if err != nil && !errors.As(err, &format) {
+		return nil, err
+	}
+	for i := range all {
+		all[i].Offset += within.Offset
+	}
+	if slices.ContainsFunc(all, func(n epmodel.Named) bool { return n.Kind == epmodel.TensorKind }) {
+		return all, nil
+	}
+	if f.Unknown = "this kind of file does not name its tensors"; err != nil {
+		f.Unknown = err.Error()
+	}
+	return all, nil
+}
+
+func namedBytes(all []epmodel.Named) (sum int64) {
+	end := int64(0)
+	for _, n := range all {
+		if n.Kind == epmodel.TensorKind && n.Offset+n.Length > end {
+			sum += n.Offset + n.Length - max(n.Offset, end)
+			end = n.Offset + n.Length
+		}
+	}
+	return sum
 }

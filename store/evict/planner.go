@@ -1,3 +1,9 @@
+// Package evict says what blobs take on the disk and who needs them, and plans what goes when there has to be room.
+//
+// It works on what was known of a store at one moment: an Inventory, which whoever has a store fills, of what index.Survey says and of the forms that
+// blobs have besides. Of that it adds up what is whose (Inventory.ByModel, SumsBy), and a Snapshot's Plan takes builds out of it in thought, packs blobs and drops
+// copies, until Limits are kept to. It opens no file, takes no lock, and knows no views or requests: whether a build may go now is asked
+// of a function, and whoever carries a plan out looks again before each Step. An inventory belongs to one goroutine.
 package evict
 
 import (
@@ -524,4 +530,161 @@ func days(d time.Duration) string {
 		return fmt.Sprintf("%dd", d/(24*time.Hour))
 	}
 	return d.String()
+}
+
+// Snapshot is what is known of a store when a plan is made for it. A plan uses its inventory up.
+type Snapshot struct {
+	At        time.Time
+	Builds    []index.Brief // those that may be collected
+	Others    []index.Brief // that count for the quotas of their users as well, and may not be collected by who plans
+	Whole     bool          // they are all that there are: bounds of the whole store are for them
+	Inventory *Inventory    // of the whole store, of the same survey
+
+	NotServed map[index.BuildID]string // the states of those that are not
+	Pinned    map[index.BuildID]bool
+	Storing   map[uint32]int64 // logical bytes by user: what is being stored comes in place of what is there
+
+	// Spared says why a build may not go now, "" if it may. It is asked once at most for each that would, and not of those that nobody thinks of
+	// removing, for it may have to look at files.
+	Spared func(*index.Brief) string
+}
+
+// Limits are what is to be kept to. The zero value lets no byte stay: where there is no goal, Bytes is below 0.
+type Limits struct {
+	Bytes   int64         // on disk that may stay; below 0: as many as there are
+	Missing int64         // bytes on disk that have to go at least
+	Unused  time.Duration // builds that were not used for longer go; 0: any time
+	User    int64         // logical bytes of all builds that one user asked for; 0: any number
+	Entries uint64        // request keys, of a whole store; 0: any number
+	Packs   bool          // builds may be packed, which takes longer than to remove them
+}
+
+// Plan plans to keep to the limits. What has not been used for too long goes, and what is above a user's quota or the
+// number of entries. Then, for room: unpacked copies; builds that are not served, then those that a newer one has taken the place
+// of; what packing frees; and then the builds whose compile seconds and recent use pay least for their bytes.
+func (s *Snapshot) Plan(to Limits) *Plan {
+	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept)}
+	pl.gather()
+	pl.aim()
+	pl.weigh()
+	pl.tooOld()
+	pl.aboveQuota()
+	pl.tooMany()
+	pl.dropCopies()
+	pl.forRoom(classNotServed, classSuperseded)
+	if to.Packs {
+		pl.pack()
+	}
+	pl.served()
+	pl.withoutDetours()
+	pl.plan.End()
+	pl.tell()
+	pl.letGo()
+	return pl.plan
+}
+
+// Before a build is evicted for room, room is made of what comes back without a compile: copies of packed builds, and the whole
+// forms of those that share enough.
+
+// findNeeders lists who needs the blobs that may be packed, or have a copy. A blob that builds need which are not the peer's to
+// collect is left out.
+func (pl *planner) findNeeders() {
+	if pl.needers != nil {
+		return
+	}
+	pl.needers = make(map[uint32][]*candidate)
+	if len(pl.inv.forms) == 0 {
+		return
+	}
+	for i := range pl.all {
+		one := &pl.all[i]
+		for _, at := range one.Blobs {
+			if f := pl.inv.forms[at]; f != nil && (f.saving > 0 || f.unpacked > 0) && !one.gone {
+				pl.needers[at] = append(pl.needers[at], one)
+			}
+		}
+	}
+	for at, all := range pl.needers {
+		if uint32(len(all)) < pl.inv.blobs[at].Needs {
+			delete(pl.needers, at)
+		}
+	}
+}
+
+// mayShrink tells whether nobody who needs a blob minds that its form changes.
+func (pl *planner) mayShrink(at uint32) bool {
+	all := pl.needers[at]
+	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool { return pl.spared(one) != "" })
+}
+
+// coldest lists the candidates that need some blob that may shrink, the ones that were not used for longest first.
+func (pl *planner) coldest() (list []*candidate) {
+	pl.findNeeders()
+	for _, all := range pl.needers {
+		for _, one := range all {
+			if !one.gone {
+				list = append(list, one)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b *candidate) int {
+		return cmp.Or(a.last.Compare(b.last), slices.Compare(a.ID[:], b.ID[:]))
+	})
+	return slices.Compact(list)
+}
+
+// shrinkUntilEnough makes a step of each candidate for which some of its blobs free something.
+func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) {
+	if pl.plan.Enough(0) {
+		return
+	}
+	for _, one := range pl.coldest() {
+		if pl.plan.Enough(0) {
+			return
+		}
+		s := Step{Action: action, of: one, why: cause{kind: becauseSmaller, action: action}}
+		for _, at := range one.Blobs {
+			if !pl.mayShrink(at) {
+				continue
+			}
+			if n := free(at); n > 0 {
+				s.Frees += n
+				s.blobs = append(s.blobs, at)
+			}
+		}
+		if s.Frees > 0 {
+			pl.step(s)
+		}
+	}
+}
+
+// dropCopies chooses unpacked copies until the goal is reached.
+func (pl *planner) dropCopies() { pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy) }
+
+// pack chooses what packing makes smaller, until the goal is reached.
+func (pl *planner) pack() {
+	pl.shrinkUntilEnough(PackBuild, func(at uint32) int64 {
+		if !pl.inv.mayPack(at) {
+			return 0
+		}
+		return pl.inv.pack(at)
+	})
+}
+
+// withoutDetours leaves out what is done to builds that go in the end, for whose sake it need not be done.
+func (pl *planner) withoutDetours() {
+	goes := make(map[*candidate]*Step)
+	for i := range pl.plan.Steps {
+		if s := &pl.plan.Steps[i]; s.Action == Evict && s.of.gone {
+			goes[s.of] = s
+		}
+	}
+	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
+		last := goes[s.of]
+		if s.Action == Evict || last == nil || slices.ContainsFunc(s.blobs, func(at uint32) bool { return pl.inv.blobs[at].Needs > 0 }) {
+			return false
+		}
+		last.Frees += s.Frees // it comes later, and so has not been moved yet
+		return true
+	})
 }
