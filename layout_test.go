@@ -100,7 +100,8 @@ var allowed = map[string][]string{
 	"cmd/epcached/internal/systemd":          {},
 	"cmd/epcachectl":                         {"cmd/epcachectl/internal/acquire", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "epmodel", "internal/bytesize", "internal/config", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
 	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                                                                                                                                                                                                                                                                                                                 // in its test
-	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
+	"clients/conformance/drivers/go":         {"clients/epcache", "unixsock", "unixsock/wire"},
+	"clients/epcache":                        {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},
 	"cache": {

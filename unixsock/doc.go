@@ -10,5 +10,6 @@
 // for too much costs its own connection and nobody else's. Requests of one connection run at the same time and
 // are answered in any order. An error has the same errors.Is on both ends.
 //
-// Start at Server with Backend for the daemon's end, and at Dial, Client.Load and Ask for the client's.
+// Start at Server with Backend for the daemon's end, and at Dial, Client.Acquire and Ask for the client's;
+// package clients/epcache loads builds with it.
 package unixsock

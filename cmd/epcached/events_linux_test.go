@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/clients/epcache"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -118,9 +119,12 @@ func TestLoadThatIsRefused(t *testing.T) {
 	c := d.dial()
 	defer c.Close()
 	model := writeModel(t, t.TempDir(), 1)
-	refusal := &unixsock.Refusal{Code: 10, Text: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : not here"}
+	refusal := &epcache.Refusal{Code: 10, Text: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : not here"}
+	request := func() epcache.Request {
+		return epcache.Request{Acquire: forModel(model), Files: []*os.File{openFile(t, model)}}
+	}
 	loads := 0
-	lease, err := c.Load(limited(t), forModel(model), []*os.File{openFile(t, model)}, nil, nil, func(l *unixsock.Lease) error {
+	lease, err := epcache.Load(limited(t), c, request(), func(l *epcache.Lease) error {
 		_, err := os.Stat(l.Path())
 		require.NoError(t, err)
 		if loads++; loads == 1 {
@@ -137,8 +141,8 @@ func TestLoadThatIsRefused(t *testing.T) {
 	require.Equal(t, 2, loads)
 	require.Equal(t, "compiled", lease.Reply.GetOutcome())
 
-	_, err = c.Load(limited(t), forModel(model), []*os.File{openFile(t, model)}, nil, nil, func(*unixsock.Lease) error { return refusal })
-	var refused *unixsock.RefusedError
+	_, err = epcache.Load(limited(t), c, request(), func(*epcache.Lease) error { return refusal })
+	var refused *epcache.RefusedError
 	require.ErrorAs(t, err, &refused, "a sound build is not given up for a word")
 	require.Equal(t, "sound", refused.Decision[0].GetDecision())
 	require.Equal(t, "hit", get(t, c, model).GetOutcome())

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/clients/epcache"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -70,7 +71,7 @@ func answerTo(q question) (a answer) {
 	default:
 		ask = func(c *unixsock.Client) error { return acquire(ctx, c, q, &a) }
 	}
-	if err := dialer.Ask(ctx, time.Second, ask, q.Socket); err != nil {
+	if err := epcache.Ask(ctx, dialer, time.Second, ask, q.Socket); err != nil {
 		return answer{Error: classOf(err), Text: err.Error()}
 	}
 	return a

@@ -1,4 +1,6 @@
-package unixsock
+// Package epcache loads builds in applications that are written in Go, as the Python package of that
+// name does for Python. It needs a [unixsock.Client]; start at Load.
+package epcache
 
 import (
 	"context"
@@ -7,15 +9,18 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// ReportTimeout is how long Client.Load waits for what the daemon makes of a refusal: it may look into the build, and
-// an application that can load the source model should not wait for that for long.
+// ReportTimeout is how long Load waits for what the daemon makes of a refusal: it may look into the
+// build, and an application that can load the source model should not wait for that for long.
 const ReportTimeout = 5 * time.Second
 
 // Lease is a build that is kept as it is until Close.
@@ -24,7 +29,8 @@ type Lease struct {
 	View  *os.File           // the view's folder; nil for answers without one: load the model as it is
 }
 
-// Path is the graph's path through the descriptor, which needs no rights on the daemon's folders; empty without a view.
+// Path is the graph's path through the descriptor, which needs no rights on the daemon's folders;
+// empty without a view.
 func (l *Lease) Path() string {
 	if l.View == nil {
 		return ""
@@ -52,7 +58,8 @@ func (r *Refusal) Error() string { return r.Text }
 // ortMessage is how ONNX Runtime's bindings spell an error: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : ...".
 var ortMessage = regexp.MustCompile(`\[ONNXRuntimeError\] : (\d{1,9}) : `)
 
-// RefusalOf finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of other origin have none.
+// RefusalOf finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of other
+// origin have none.
 func RefusalOf(err error) (*Refusal, bool) {
 	var r *Refusal
 	if err == nil || errors.As(err, &r) {
@@ -69,8 +76,8 @@ func RefusalOf(err error) (*Refusal, bool) {
 	return &Refusal{Code: int32(code), Text: err.Error()}, true
 }
 
-// RefusedError says that a build did not load, and neither did what the daemon gave instead. The source model is what
-// is left.
+// RefusedError says that a build did not load, and neither did what the daemon gave instead. The
+// source model is what is left.
 type RefusedError struct {
 	Build    string              // the last one that was refused
 	Decision []*wire.ReportReply // what the daemon said to each report; nil where it said nothing
@@ -91,15 +98,23 @@ func (e *RefusedError) Error() string {
 // Unwrap gives the errors of the loads.
 func (e *RefusedError) Unwrap() []error { return e.Errs }
 
-// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see RefusalOf), that is reported, and
-// if the daemon says so, load is tried once more with what it gives then. The lease is the caller's to close. A build that
-// was refused is a *RefusedError; other errors of load are returned as they are, and nothing is reported. The arguments
-// before load are Acquire's.
-func (c *Client) Load(ctx context.Context, request *wire.Acquire, fds []*os.File, external External,
-	progress func(*wire.Progress), load func(*Lease) error) (*Lease, error) {
+// Request is what a model is asked for with: the arguments of [unixsock.Client.Acquire].
+type Request struct {
+	Acquire  *wire.Acquire
+	Files    []*os.File
+	External unixsock.External
+	Progress func(*wire.Progress)
+}
+
+// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see RefusalOf), that
+// is reported, and if the daemon says so, load is tried once more with what it gives then. The lease
+// is the caller's to close. A build that was refused is a *RefusedError; other errors of load are
+// returned as they are, and nothing is reported.
+func Load(ctx context.Context, c *unixsock.Client, r Request,
+	load func(*Lease) error) (*Lease, error) {
 	var refusals RefusedError
 	for range 2 {
-		reply, view, err := c.Acquire(ctx, request, fds, external, progress)
+		reply, view, err := c.Acquire(ctx, r.Acquire, r.Files, r.External, r.Progress)
 		if err != nil {
 			return nil, refusals.and(err)
 		}
@@ -112,7 +127,7 @@ func (c *Client) Load(ctx context.Context, request *wire.Acquire, fds []*os.File
 			return nil, errors.Join(refusals.and(err), lease.Close())
 		}
 		refusals.Build, refusals.Errs = reply.GetBuild(), append(refusals.Errs, err)
-		decision := c.reportRefusal(ctx, request, reply, refusal)
+		decision := report(ctx, c, r.Acquire.GetRuntime(), reply, refusal)
 		refusals.Decision = append(refusals.Decision, decision)
 		// Only now: what the daemon looks into is what was loaded.
 		if err := lease.Close(); err != nil {
@@ -134,18 +149,51 @@ func (e *RefusedError) and(err error) error {
 	return e
 }
 
-// reportRefusal gives nil where the daemon does not answer in time: there is nothing that an application could do.
-func (c *Client) reportRefusal(ctx context.Context, request *wire.Acquire, reply *wire.AcquireReply, refusal *Refusal) *wire.ReportReply {
-	runtime := proto.CloneOf(request.GetRuntime())
+// report gives nil where the daemon does not answer in time: there is nothing that an application
+// could do.
+func report(ctx context.Context, c *unixsock.Client, with *wire.Runtime, reply *wire.AcquireReply,
+	refusal *Refusal) *wire.ReportReply {
+	runtime := proto.CloneOf(with)
 	for _, library := range runtime.GetEpLibraries() {
 		library.Fd = nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, ReportTimeout)
 	defer cancel()
-	decision, err := Ask[wire.ReportReply](ctx, c, &wire.Report{Build: reply.GetBuild(), Code: refusal.Code, Text: cut(refusal.Text, MaxReportText),
+	decision, err := unixsock.Ask[wire.ReportReply](ctx, c, &wire.Report{
+		Build: reply.GetBuild(), Code: refusal.Code, Text: shortened(refusal.Text),
 		OrtVersion: runtime.GetOrtVersion(), Graph: reply.GetGraph(), Runtime: runtime}, nil)
 	if err != nil {
 		return nil
 	}
 	return decision
+}
+
+// shortened is what the daemon keeps of a text. Protobuf takes only valid UTF-8.
+func shortened(text string) string {
+	end := min(len(text), unixsock.MaxReportText)
+	for end > 0 && end < len(text) && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return strings.ToValidUTF8(text[:end], "\uFFFD")
+}
+
+// Ask connects, calls ask, and closes the connection. Where that ends before there is an answer,
+// because the daemon went away, it waits up to back for another one and asks it the same, once: it may
+// be this very request that the daemon dies of. What the daemon said, and what is no protocol, is the
+// answer. A view that ask got stays good.
+func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration, ask func(*unixsock.Client) error,
+	paths ...string) error {
+	client, err := d.Dial(ctx, paths...)
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(ask(client), client.Close()); !unixsock.WentAway(err) {
+		return err
+	}
+	d.Wait = back
+	again, dialErr := d.Dial(ctx, paths...)
+	if dialErr != nil {
+		return fmt.Errorf("it did not come back: %w: %w", dialErr, err)
+	}
+	return errors.Join(ask(again), again.Close())
 }
