@@ -23,8 +23,12 @@ type difference struct {
 // differences compares the database with every folder that has changed, and reads no name in the
 // others.
 func (x *Index) differences() (all []difference, err error) {
+	var known [256]bool // the database has builds of the folder
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
+		briefs := tx.Bucket(bucketBriefs).Cursor()
 		for i := range kept {
+			first, _ := briefs.Seek([]byte{byte(i)})
+			known[i] = len(first) > 0 && first[0] == byte(i)
 			v, err := get(tx, bucketFolders, []byte{byte(i)})
 			if err != nil {
 				return kept, err
@@ -39,6 +43,9 @@ func (x *Index) differences() (all []difference, err error) {
 		return nil, err
 	}
 	for i := range x.manifests.folders {
+		if !known[i] && !x.manifests.shards.There(byte(i)) {
+			continue
+		}
 		if now := x.manifests.lookAt(byte(i)); !kept[i].same(now) {
 			if all, err = x.compare(all, byte(i), now); err != nil {
 				return nil, err
@@ -54,11 +61,7 @@ func (x *Index) differences() (all []difference, err error) {
 
 // compare adds what the database has to learn of a folder.
 func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference, error) {
-	var there []BuildID
-	var err error
-	if x.manifests.shards.There(i) {
-		there, err = x.manifests.list(i)
-	}
+	there, err := x.manifests.list(i)
 	if err != nil {
 		return nil, err
 	}
@@ -71,9 +74,6 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 			all = append(all, difference{id: id})
 		}
 		delete(known, id)
-	}
-	if len(there)+len(known) == 0 && now == (folderTimes{}) {
-		return all, nil // no such folder
 	}
 	for id := range known {
 		all = append(all, difference{id: id, gone: true})
