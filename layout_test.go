@@ -39,7 +39,6 @@ var allowed = map[string][]string{
 	"compilers/dialogue":                     {},
 	"compilers/tinymodel":                    {},
 	"compilers/ort":                          {"compilers/dialogue"},
-	"compilers/conformance":                  {"compilers/dialogue", "compilers/ort", "compilers/tinymodel", "epmodel"},
 	"compilers/standin":                      {"compilers", "epmodel", "compilers/tinymodel"},
 	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
 	"unixsock":                               {"unixsock/wire"},
@@ -103,7 +102,7 @@ var allowed = map[string][]string{
 	"clients/conformance/drivers/go":         {"clients/epcache", "unixsock", "unixsock/wire"},
 	"clients/epcache":                        {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
-	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},
+	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},
 	"cache": {
 		"cache/build",
 		"cache/change",

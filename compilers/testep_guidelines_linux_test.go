@@ -16,7 +16,7 @@ import (
 
 // guideline is a sentence of ONNX Runtime's EP context design page, and what proves that the test EP keeps it. The names are in the page's words:
 // https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html. Here are those that only an EP can be held to whose options, names and
-// error messages are known; those for any EP are in package conformance, and TestConformanceOfTheTestEP holds the test EP to them.
+// error messages are known; those for any EP are in testdata/ep/conformance, whose tests hold the test EP to them.
 type guideline struct {
 	name  string
 	prove func(t *testing.T, h host)

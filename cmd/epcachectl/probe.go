@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
@@ -15,7 +13,6 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -24,10 +21,9 @@ import (
 
 func newProbe(a *cli.Call) *cobra.Command {
 	var find, refresh bool
-	var runtime, library string
-	asked := &acquire.Request{}
+	var runtime string
 	cmd := &cobra.Command{
-		Use:   "probe [--find] [--runtime DIR] [--conformance LIBRARY]",
+		Use:   "probe [--find] [--runtime DIR]",
 		Short: "print runtimes, execution providers and devices",
 		Long: `probe prints which runtimes the daemon has, with their execution providers, the devices that these can compile for, and
 their drivers; what is different from the probe before; how changes are noticed; and what keeps the providers' code from doing
@@ -35,30 +31,11 @@ harm on this machine. --refresh looks again even if nothing
 seems to have changed. --json prints a list of the runtimes; what workers are kept to is in status --json.
 
 --find needs no daemon: it looks for runtimes in well-known places and in Python environments, loads nothing of
-them, and prints configuration for epcached --config.
-
---conformance is for authors of execution providers, and needs no daemon: it holds the plugin LIBRARY to
-the guidelines of ONNX Runtime's pages on EPContext models and plugin libraries. Where one does not hold
-it tells which call was made, what was expected and what happened. The exit status is 1 where a
-guideline is broken that is required.
-
-Every call is made in a worker process (epcached-ort). ONNX Runtime is the one in --runtime DIR, else
-the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEVICE] and
---option K=V say what to try.` + exit.Help(exit.AskingCodes...),
+them, and prints configuration for epcached --config.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl probe
-  epcachectl probe --find >> epcached.toml
-  epcachectl probe --conformance ./libmy_ep.so --runtime venv --option target=sim`,
+  epcachectl probe --find >> epcached.toml`,
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if library != "" {
-				if find || refresh {
-					return exit.Usagef("--conformance goes with --runtime, --ep and --option")
-				}
-				return conformance(cmd.Context(), a, library, runtime, asked)
-			}
-			if asked.Given() {
-				return exit.Usagef("--ep and --option go with --conformance")
-			}
 			if find {
 				return findRuntimes(cmd.Context(), a, runtime)
 			}
@@ -70,9 +47,6 @@ the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEV
 	cmd.Flags().BoolVar(&find, "find", false, "look for runtimes on this machine, and print configuration")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
 	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`")
-	cmd.Flags().StringVar(&library, "conformance", "", "hold the plugin `LIBRARY` of an execution provider to ONNX Runtime's guidelines")
-	cmd.Flags().Var(cli.Each(asked.AddEP, "EP[:DEVICE]"), "ep", "with --conformance: the execution provider's name, if the library has several, and the device")
-	cmd.Flags().Var(cli.Each(asked.AddOption, "K=V"), "option", "with --conformance: provider option; repeatable")
 	return cmd
 }
 
@@ -222,121 +196,6 @@ func fingerprint(d *wire.DeviceFacts) string {
 		return fmt.Sprintf(": SDK %s, %s", term.Printable(d.GetSdkVersion()), term.OrDash(d.GetHardwareArchitecture()))
 	}
 	return ""
-}
-
-// conform is replaced in tests.
-var conform = func(ctx context.Context, job compilers.ConformanceJob) (compilers.Conformance,
-	error) {
-	worker := compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(acquire.WorkerVariable)})
-	defer worker.Close() // its jobs have ended
-	return worker.Conformance(ctx, job)
-}
-
-func conformance(ctx context.Context, a *cli.Call, library, dir string, asked *acquire.Request) error {
-	library, err := filepath.Abs(library)
-	if err != nil {
-		return err
-	}
-	if _, err := os.Stat(library); err != nil {
-		return exit.During("probe", fmt.Errorf("--conformance %q: %w", library, modelfile.PlainPathError(err)))
-	}
-	r, err := runtimeFor(library, dir)
-	if err != nil {
-		return exit.Hint(exit.During("probe", err),
-			"name a folder that has ONNX Runtime: --runtime DIR")
-	}
-	ep, err := asked.OneEP()
-	if err != nil {
-		return err
-	}
-	ep.Library = library
-	job := compilers.ConformanceJob{Runtime: r, EP: ep}
-	if !a.JSON {
-		section := ""
-		job.Told = func(f compilers.Finding) {
-			if f.Section != section {
-				section = f.Section
-				a.Print.Line("%s", term.Printable(section))
-			}
-			printGuideline(a.Print, f)
-		}
-	}
-	result, err := conform(ctx, job)
-	if err != nil {
-		return err
-	}
-	if a.JSON {
-		err = a.Print.JSON(result)
-	} else {
-		printConformance(a.Print, result)
-	}
-	if err == nil && result.Broken() {
-		return exit.Status(exit.Failed)
-	}
-	return err
-}
-
-// runtimeFor finds the ONNX Runtime in dir, or in the nearest folder above the library that has
-// one. It skips folders such as /tmp, because any user may have put a library there.
-func runtimeFor(library, dir string) (compilers.Runtime, error) {
-	if dir != "" {
-		return compilers.FindORT(dir)
-	}
-	for folder := filepath.Dir(library); ; folder = filepath.Dir(folder) {
-		r, err := compilers.FindORT(folder)
-		if err == nil && !allMayWrite(folder) && !allMayWrite(filepath.Dir(r.ORTLibrary)) {
-			return r, nil
-		}
-		if folder == filepath.Dir(folder) {
-			return r, fmt.Errorf("--conformance %q: libonnxruntime.so*: %w in any folder above it",
-				library, compilers.ErrNotFound)
-		}
-	}
-}
-
-func allMayWrite(dir string) bool {
-	info, err := os.Stat(dir)
-	return err != nil || info.Mode().Perm()&0o002 != 0
-}
-
-func printGuideline(p *term.Printer, f compilers.Finding) {
-	text := term.Printable(f.Name)
-	if f.Level != compilers.Required {
-		text += " (" + f.Level + ")"
-	}
-	text += term.After(": ", f.Reason)
-	p.Line("  %-15s %s", f.Outcome, text)
-	if f.Outcome != compilers.GuidelineBroken {
-		return
-	}
-	for _, call := range f.Calls {
-		if call.OK {
-			p.Line("      %s: %s", term.Printable(call.Call), term.Printable(call.Happened))
-			continue
-		}
-		p.Line("      %s\n        expected: %s\n        happened: %s", term.Printable(call.Call),
-			term.Printable(call.Expected), term.Printable(call.Happened))
-	}
-	p.Line("      see %s", f.Page)
-}
-
-func printConformance(p *term.Printer, c compilers.Conformance) {
-	var holds, broken, required int
-	for _, f := range c.Findings {
-		switch {
-		case f.Outcome == compilers.GuidelineHolds:
-			holds++
-		case f.Outcome == compilers.GuidelineBroken:
-			broken++
-			if f.Level == compilers.Required {
-				required++
-			}
-		}
-	}
-	p.Line("%s in %s, on %s, with ONNX Runtime %s and models of %s:", term.Printable(c.EP),
-		term.Printable(c.Library), term.Printable(c.Device), term.Printable(c.ORTVersion), c.Model)
-	p.Line("%d guidelines: %d hold, %d broken (%d of them required), %d not applicable",
-		len(c.Findings), holds, broken, required, len(c.Findings)-holds-broken)
 }
 
 // sourcelessLine says how many builds only a request can have compiled again, and why; "" for none.

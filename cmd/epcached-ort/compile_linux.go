@@ -3,13 +3,9 @@
 package main
 
 import (
-	"fmt"
-	"os"
 	"path"
-	"strings"
 	"time"
 
-	"github.com/epcached/epcached/compilers/conformance"
 	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
 )
@@ -89,29 +85,4 @@ func (j *job) compilation(m dialogue.Member) ort.Compilation {
 		c.InitializersFile, c.InitializersThreshold = keep.File, keep.Threshold
 	}
 	return c
-}
-
-// conformance holds the request's EP to a guideline, or finds out what it takes.
-func (j *job) conformance() error {
-	cwd, err := os.Getwd()
-	if err != nil {
-		return err
-	}
-	folder, err := os.MkdirTemp(cwd, "case-")
-	if err != nil {
-		return err
-	}
-	subject := conformance.Subject{EP: j.req.EPs[0], Choose: choose, Folder: folder, Tell: j.phase}
-	if j.req.Guideline != "" {
-		finding, err := conformance.Run(j.env, subject, j.req.Guideline, j.req.Family)
-		j.result.Finding = &finding
-		return err
-	}
-	devices, family, err := conformance.Discover(j.env, &subject)
-	if logged := j.logged(); err != nil && len(logged) > 0 {
-		err = fmt.Errorf("%w; ONNX Runtime logged: %s", err, strings.Join(logged, "; "))
-	}
-	j.result.EPs = []dialogue.EPResult{described(subject.EP, devices)}
-	j.result.Family, j.result.Guidelines = family, conformance.List()
-	return err
 }

@@ -56,9 +56,6 @@ func (j *job) do() error {
 	if err := j.open(); err != nil {
 		return err
 	}
-	if j.req.Do == dialogue.Conformance {
-		return j.conformance()
-	}
 	// EPs may open their device as they are registered: not beside another process that is using it.
 	early := j.req.Do == dialogue.Compile || j.req.Beside
 	if err := j.awaitModel(!early); err != nil {

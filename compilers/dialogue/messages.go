@@ -65,10 +65,9 @@ const (
 	Compile       = "compile"
 	Load          = "load"
 	Compatibility = "compatibility"
-	Try           = "try"         // try what the worker is kept from; loads no library
-	Compare       = "compare"     // run a graph and the model that it was compiled from
-	Command       = "command"     // run a vendor's own compiler; loads no library
-	Conformance   = "conformance" // hold the EP to a guideline
+	Try           = "try"     // try what the worker is kept from; loads no library
+	Compare       = "compare" // run a graph and the model that it was compiled from
+	Command       = "command" // run a vendor's own compiler; loads no library
 )
 
 // Phases that a worker reports.
@@ -99,9 +98,7 @@ type Request struct {
 	Against string
 	Infos   []string // Compatibility: the strings to judge
 
-	Guideline string  // Conformance: "SECTION/NAME" of the one to prove; empty: find out which models the EP takes, and list all
-	Family    string  // Conformance: of models that the EP takes, as was found out
-	Most      float64 // Compare: by which a value may differ; the source model is the only one of Share
+	Most float64 // Compare: by which a value may differ; the source model is the only one of Share
 
 	Zeros  int64 // Load: size of free dimensions with which it is then run on zeros; 0: it is not
 	Waits  bool  // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
@@ -167,16 +164,13 @@ type Result struct {
 	Seconds    float64 // of the part that the request is about: compile, load
 	Verdicts   []int   // Compatibility: one per string
 	// Load with Against: processor seconds of one load of each form
-	LoadCPU    []float64   `json:",omitempty"`
-	PeakMemory int64       // bytes, resident, of the worker so far
-	Confined   *Confined   `json:",omitempty"` // Try
-	Compared   *Compared   `json:",omitempty"` // Compare
-	Errors     []string    `json:",omitempty"` // what ONNX Runtime logged as errors: the first ones, each once
-	Guidelines []Guideline `json:",omitempty"` // Conformance
-	Family     string      `json:",omitempty"` // Conformance: of models that the EP takes
-	Finding    *Finding    `json:",omitempty"` // Conformance
-	Printed    string      `json:",omitempty"` // Command: the beginning of what it printed to standard output
-	NotRun     string      `json:",omitempty"` // Load with Zeros: why there is no such input
+	LoadCPU    []float64 `json:",omitempty"`
+	PeakMemory int64     // bytes, resident, of the worker so far
+	Confined   *Confined `json:",omitempty"` // Try
+	Compared   *Compared `json:",omitempty"` // Compare
+	Errors     []string  `json:",omitempty"` // what ONNX Runtime logged as errors: the first ones, each once
+	Printed    string    `json:",omitempty"` // Command: the beginning of what it printed to standard output
+	NotRun     string    `json:",omitempty"` // Load with Zeros: why there is no such input
 }
 
 // Compared is what a comparison found.
@@ -251,44 +245,6 @@ type Confined struct {
 	Cgroup     bool // it is in a cgroup that was made for it
 	Privileged bool // it has a capability beyond reading and writing files
 	UID        uint32
-}
-
-// Guideline is a sentence of ONNX Runtime's pages for authors of execution providers.
-type Guideline struct {
-	Section string `json:"section"`
-	Name    string `json:"name"` // in the page's words
-	Page    string `json:"page"`
-	Level   string `json:"level"` // Required, Recommended or Optional
-}
-
-// Levels of guidelines.
-const (
-	Required    = "required"
-	Recommended = "recommended"
-	Optional    = "optional" // a feature that not every EP has
-)
-
-// Finding is what became of a guideline.
-type Finding struct {
-	Guideline
-	Outcome string `json:"outcome"`          // Holds, Broken or NotApplicable
-	Reason  string `json:"reason,omitempty"` // why it is not applicable
-	Calls   []Call `json:"calls"`            // in order; where it is broken the last one says why
-}
-
-// Outcomes of guidelines.
-const (
-	Holds         = "holds"
-	Broken        = "broken"
-	NotApplicable = "not applicable"
-)
-
-// Call is a call that was made to find out, and what came of it.
-type Call struct {
-	Call     string `json:"call"`
-	Expected string `json:"expected"`
-	Happened string `json:"happened"`
-	OK       bool   `json:"ok"`
 }
 
 // DeviceSelector matches hardware devices of an EP. Empty fields match every device.

@@ -396,23 +396,3 @@ func ableEPs(runtimes []*wire.RuntimeFacts) []string {
 	}
 	return able
 }
-
-// OneEP is the execution provider that is asked for, at most one; without a name it is the
-// library's.
-func (r *Request) OneEP() (compilers.EP, error) {
-	if len(r.EPs) > 1 {
-		return compilers.EP{}, exit.Usagef("one --ep at a time")
-	}
-	var ep compilers.EP
-	if len(r.EPs) == 1 {
-		ep.Name, ep.Options = r.EPs[0].GetName(), r.EPs[0].GetOptions()
-		ep.Devices = selectors(r.EPs[0].GetDevices())
-	}
-	for _, o := range append(r.early, r.named...) {
-		if o.ep != "" && o.ep != ep.Name {
-			return compilers.EP{}, exit.Usage(errNoEP(o))
-		}
-		ep.Options = merged(ep.Options, map[string]string{o.key: o.value})
-	}
-	return ep, nil
-}

@@ -1,6 +1,6 @@
 //go:build linux && (amd64 || arm64)
 
-package conformance
+package main
 
 import (
 	"cmp"
@@ -22,9 +22,9 @@ type guideline struct {
 }
 
 var (
-	required    = level(dialogue.Required)
-	recommended = level(dialogue.Recommended)
-	optional    = level(dialogue.Optional)
+	required    = level(Required)
+	recommended = level(Recommended)
+	optional    = level(Optional)
 )
 
 func level(level string) func(name string, prove func(c *testCase)) guideline {
@@ -65,9 +65,9 @@ func sections() []section {
 	}
 }
 
-// List lists all guidelines, in the order of the report.
-func List() []dialogue.Guideline {
-	var list []dialogue.Guideline
+// guidelines lists all guidelines, in the order of the report.
+func guidelines() []Guideline {
+	var list []Guideline
 	for _, s := range sections() {
 		for _, g := range s.rows {
 			list = append(list, s.describe(g))
@@ -76,27 +76,26 @@ func List() []dialogue.Guideline {
 	return list
 }
 
-func (s section) describe(g guideline) dialogue.Guideline {
-	return dialogue.Guideline{Section: s.name, Name: g.name, Page: cmp.Or(g.page, s.page),
+func (s section) describe(g guideline) Guideline {
+	return Guideline{Section: s.name, Name: g.name, Page: cmp.Or(g.page, s.page),
 		Level: g.level}
 }
 
-// Subject is an EP to examine. The library is registered by Discover and Run.
-type Subject struct {
-	EP     dialogue.EP // Name may be empty for Discover
-	Choose func(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error)
-	Folder string // private, exists, and is empty
-	Tell   func(call string) error
+// subject is an EP to examine. The library is registered by discover and prove.
+type subject struct {
+	ep     dialogue.EP // Name may be empty for discover
+	folder string      // private, exists, and is empty
+	tell   func(call string) error
 }
 
-// Discover registers the library, and finds out what its EP is called and which models it takes.
-func Discover(env *ort.Env, s *Subject) (devices []ort.Device, family string, err error) {
+// discover registers the library, and finds out what its EP is called and which models it takes.
+func discover(env *ort.Env, s *subject) (devices []ort.Device, family string, err error) {
 	before, err := env.Devices()
 	if err != nil {
 		return nil, "", err
 	}
-	if err := env.Register(cmp.Or(s.EP.Name, "epcached_conformance"), s.EP.Library); err != nil {
-		return nil, "", fmt.Errorf("register %q: %w", s.EP.Library, err)
+	if err := env.Register(cmp.Or(s.ep.Name, "epcached_conformance"), s.ep.Library); err != nil {
+		return nil, "", fmt.Errorf("register %q: %w", s.ep.Library, err)
 	}
 	all, err := env.Devices()
 	if err != nil {
@@ -104,22 +103,22 @@ func Discover(env *ort.Env, s *Subject) (devices []ort.Device, family string, er
 	}
 	for _, d := range all {
 		known := slices.ContainsFunc(before, func(b ort.Device) bool { return b.EP == d.EP })
-		if s.EP.Name == "" && !known {
-			s.EP.Name = d.EP
+		if s.ep.Name == "" && !known {
+			s.ep.Name = d.EP
 		}
-		if d.EP == s.EP.Name {
+		if d.EP == s.ep.Name {
 			devices = append(devices, d)
 		}
 	}
-	if s.EP.Name == "" {
+	if s.ep.Name == "" {
 		return nil, "", errors.New("the library lists no device on this machine")
 	}
-	if devices, err = s.Choose(s.EP, devices); err != nil {
+	if devices, err = choose(s.ep, devices); err != nil {
 		return nil, "", err
 	}
 	var first error
 	for i, f := range families() {
-		c := newCase(env, *s, f, fmt.Sprintf("%s/%d", s.Folder, i))
+		c := newCase(env, *s, f, fmt.Sprintf("%s/%d", s.folder, i))
 		c.devices = devices
 		_, failed := c.prove(func(c *testCase) {
 			c.compile(c.write("m.onnx", c.source), nil)
@@ -131,53 +130,53 @@ func Discover(env *ort.Env, s *Subject) (devices []ort.Device, family string, er
 		first = cmp.Or(first, failed)
 	}
 	return devices, "", fmt.Errorf("%s makes an EPContext model of none of the models "+
-		"that were tried: %w", s.EP.Name, first)
+		"that were tried: %w", s.ep.Name, first)
 }
 
-func newCase(env *ort.Env, s Subject, f family, folder string) *testCase {
-	return &testCase{env: env, ep: s.EP, family: f, source: f.model(1, 1, false), folder: folder,
-		tell: s.Tell}
+func newCase(env *ort.Env, s subject, f family, folder string) *testCase {
+	return &testCase{env: env, ep: s.ep, family: f, source: f.model(1, 1, false), folder: folder,
+		tell: s.tell}
 }
 
-// Run proves the guideline "SECTION/NAME".
-func Run(env *ort.Env, s Subject, name, familyName string) (dialogue.Finding, error) {
+// prove proves the guideline "SECTION/NAME".
+func prove(env *ort.Env, s subject, name, familyName string) (Finding, error) {
 	all := families()
 	i := slices.IndexFunc(all, func(f family) bool { return f.String() == familyName })
 	if i < 0 {
-		return dialogue.Finding{}, fmt.Errorf("there are no models of %q", familyName)
+		return Finding{}, fmt.Errorf("there are no models of %q", familyName)
 	}
 	for _, section := range sections() {
 		for _, g := range section.rows {
 			if section.name+"/"+g.name == name {
-				finding, err := newCase(env, s, all[i], s.Folder).run(s, g)
+				finding, err := newCase(env, s, all[i], s.folder).run(s, g)
 				finding.Guideline = section.describe(g)
 				return finding, err
 			}
 		}
 	}
-	return dialogue.Finding{}, fmt.Errorf("there is no guideline %q", name)
+	return Finding{}, fmt.Errorf("there is no guideline %q", name)
 }
 
-func (c *testCase) run(s Subject, g guideline) (dialogue.Finding, error) {
+func (c *testCase) run(s subject, g guideline) (Finding, error) {
 	if !g.bare {
-		if err := c.env.Register(s.EP.Name, s.EP.Library); err != nil {
-			return dialogue.Finding{}, fmt.Errorf("register %q: %w", s.EP.Library, err)
+		if err := c.env.Register(s.ep.Name, s.ep.Library); err != nil {
+			return Finding{}, fmt.Errorf("register %q: %w", s.ep.Library, err)
 		}
-		listed, err := c.env.DevicesOf(s.EP.Name)
+		listed, err := c.env.DevicesOf(s.ep.Name)
 		if err != nil {
-			return dialogue.Finding{}, err
+			return Finding{}, err
 		}
-		if c.devices, err = s.Choose(s.EP, listed); err != nil {
-			return dialogue.Finding{}, err
+		if c.devices, err = choose(s.ep, listed); err != nil {
+			return Finding{}, err
 		}
 	}
 	notApplicable, err := c.prove(g.prove)
-	out := dialogue.Finding{Outcome: dialogue.Holds, Reason: notApplicable, Calls: c.calls}
+	out := Finding{Outcome: Holds, Reason: notApplicable, Calls: c.calls}
 	switch {
 	case notApplicable != "":
-		out.Outcome = dialogue.NotApplicable
+		out.Outcome = NotApplicable
 	case err != nil:
-		out.Outcome = dialogue.Broken
+		out.Outcome = Broken
 	}
 	return out, nil
 }

@@ -1,6 +1,6 @@
 //go:build linux && (amd64 || arm64)
 
-package conformance
+package main
 
 import (
 	"context"
@@ -45,7 +45,7 @@ type testCase struct {
 	source  tinymodel.Model // one block of the family
 	folder  string
 	tell    func(call string) error
-	calls   []dialogue.Call
+	calls   []Call
 }
 
 // stopped ends a case: what was expected did not happen, or the guideline is not applicable.
@@ -63,7 +63,7 @@ func (c *testCase) does(call, expected string, do func() (happened string, err e
 	if err != nil {
 		happened = err.Error()
 	}
-	c.calls = append(c.calls, dialogue.Call{Call: call, Expected: expected,
+	c.calls = append(c.calls, Call{Call: call, Expected: expected,
 		Happened: brief(strings.ReplaceAll(happened, c.folder+"/", "")), OK: err == nil})
 	if err != nil {
 		panic(stopped{})

@@ -1,4 +1,6 @@
-package conformance
+//go:build linux && (amd64 || arm64)
+
+package main
 
 import (
 	"encoding/binary"

@@ -1,8 +1,9 @@
 //go:build linux && (amd64 || arm64)
 
-package compilers_test
+package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -13,10 +14,26 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// broken lists the guidelines that do not hold, by the beginnings of their names.
-func broken(c compilers.Conformance) (names []string) {
-	for _, f := range c.Findings {
-		if f.Outcome == compilers.GuidelineBroken {
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		child()
+	}
+	status := m.Run()
+	compilertest.RemoveTestEP()
+	os.Exit(status)
+}
+
+// The oldest and the newest ONNX Runtime that tests with the test EP use.
+const oldestORT, newestORT = "1.24.4", "1.31.1"
+
+func jobFor(r compilers.Runtime) job {
+	return job{ortLibrary: r.ORTLibrary, ep: compilers.EP{Library: r.EPs[0].Path}, limit: timeLimit}
+}
+
+// brokenOf lists the guidelines that do not hold, by the beginnings of their names.
+func brokenOf(r Report) (names []string) {
+	for _, f := range r.Findings {
+		if f.Outcome == Broken {
 			name, _, _ := strings.Cut(f.Name, ":")
 			names = append(names, f.Section+"/"+name)
 		}
@@ -30,20 +47,18 @@ func TestConformanceOfTheTestEP(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			r := compilertest.TestEPRuntime(t, version, compilertest.Release{})
 			t.Parallel()
-			result, err := newORT(t, compilers.ORTOptions{}).Conformance(t.Context(),
-				compilers.ConformanceJob{Runtime: r,
-					EP: compilers.EP{Library: r.EPs[0].Path}})
+			result, err := examine(t.Context(), jobFor(r))
 			require.NoError(t, err)
 			require.Equal(t, compilertest.TestEP, result.EP)
 			require.Equal(t, "MatMul float", result.Model)
 			require.Equal(t, version, result.ORTVersion)
 			require.Greater(t, len(result.Findings), 40)
 			for _, f := range result.Findings {
-				require.Equal(t, compilers.GuidelineHolds, f.Outcome, "%s: %v", f.Name, f.Calls)
+				require.Equal(t, Holds, f.Outcome, "%s: %v", f.Name, f.Calls)
 				require.NotEmpty(t, f.Calls)
 				require.NotEmpty(t, f.Page)
 			}
-			require.False(t, result.Broken())
+			require.False(t, result.broken())
 		})
 	}
 }
@@ -73,13 +88,11 @@ func TestConformanceOfRealEPs(t *testing.T) {
 		t.Run(runtime, func(t *testing.T) {
 			r := compilertest.Runtime(t, runtime)
 			t.Parallel()
-			result, err := newORT(t, compilers.ORTOptions{}).Conformance(t.Context(),
-				compilers.ConformanceJob{Runtime: r,
-					EP: compilers.EP{Library: r.EPs[0].Path}})
+			result, err := examine(t.Context(), jobFor(r))
 			require.NoError(t, err)
 			require.Equal(t, r.EPs[0].EP, result.EP)
-			require.Equal(t, want, broken(result))
-			require.False(t, result.Broken())
+			require.Equal(t, want, brokenOf(result))
+			require.False(t, result.broken())
 		})
 	}
 }
@@ -96,36 +109,35 @@ func TestConformanceFindsWhatIsBroken(t *testing.T) {
 		says     string
 	}{
 		"it crashes": {compilertest.Release{}, map[string]string{"fault": "crash@load"},
-			"the compiled model runs on the EP alone", compilers.GuidelineBroken, true,
+			"the compiled model runs on the EP alone", Broken, true,
 			"CreateSession(m_ctx.onnx, session.disable_cpu_ep_fallback=1)", "SIGSEGV"},
 		"it hangs": {compilertest.Release{}, map[string]string{"fault": "hang@load"},
-			"the compiled model runs on the EP alone", compilers.GuidelineBroken, true,
+			"the compiled model runs on the EP alone", Broken, true,
 			"CreateSession(m_ctx.onnx, session.disable_cpu_ep_fallback=1)", "time limit"},
 		"it fails": {compilertest.Release{}, map[string]string{"fault": "fail@run"},
-			"lifetime: the session that made the model goes on", compilers.GuidelineBroken, true,
+			"lifetime: the session that made the model goes on", Broken, true,
 			"Run", "asked to fail"},
 		"its name is short": {compilertest.Release{Name: "Short"}, nil,
-			"GetName ends in ExecutionProvider", compilers.GuidelineBroken, false, "name", "Short"},
+			"GetName ends in ExecutionProvider", Broken, false, "name", "Short"},
 		"its verdict is wrong": {compilertest.Release{Verdict: "unsupported"}, nil,
-			"ValidateCompiledModelCompatibilityInfo: its own string is optimal", compilers.GuidelineBroken, false, "GetModelCompatibilityForEpDevices", "unsupported"},
+			"ValidateCompiledModelCompatibilityInfo: its own string is optimal", Broken, false, "GetModelCompatibilityForEpDevices", "unsupported"},
 		"it takes one node": {compilertest.Release{Single: true}, nil,
 			"several subgraphs, embedded", "not applicable", false, "", ""},
 		"an operator of others": {compilertest.Release{Ops: "Add"}, nil,
-			"no EPContext nodes: the normal inference workflow", compilers.GuidelineHolds, false, "", ""},
+			"no EPContext nodes: the normal inference workflow", Holds, false, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.TestEPRuntime(t, newestORT, row.release)
-			c := newORT(t, compilers.ORTOptions{Limits: compilers.Limits{Wall: 5 * time.Second}})
-			result, err := c.Conformance(t.Context(), compilers.ConformanceJob{Runtime: r,
-				EP: compilers.EP{Name: row.release.Name, Library: r.EPs[0].Path,
-					Options: row.options},
-				Only: func(_, name string) bool { return name == row.only }})
+			j := jobFor(r)
+			j.ep.Name, j.ep.Options, j.limit = row.release.Name, row.options, 5*time.Second
+			j.only = func(name string) bool { return name == row.only }
+			result, err := examine(t.Context(), j)
 			require.NoError(t, err)
 			require.Len(t, result.Findings, 1)
 			f := result.Findings[0]
 			require.Equal(t, row.outcome, f.Outcome, f.Calls)
-			require.Equal(t, row.required, result.Broken())
-			if row.outcome == compilers.GuidelineBroken {
+			require.Equal(t, row.required, result.broken())
+			if row.outcome == Broken {
 				last := f.Calls[len(f.Calls)-1]
 				require.False(t, last.OK)
 				require.Contains(t, last.Call, row.call)
@@ -137,7 +149,6 @@ func TestConformanceFindsWhatIsBroken(t *testing.T) {
 }
 
 func TestConformanceOfWhatIsNoEP(t *testing.T) {
-	c := newORT(t, compilers.ORTOptions{})
 	for name, row := range map[string]struct {
 		release compilertest.Release
 		says    string
@@ -150,8 +161,7 @@ func TestConformanceOfWhatIsNoEP(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.TestEPRuntime(t, newestORT, row.release)
-			_, err := c.Conformance(t.Context(), compilers.ConformanceJob{Runtime: r,
-				EP: compilers.EP{Library: r.EPs[0].Path}})
+			_, err := examine(t.Context(), jobFor(r))
 			require.ErrorContains(t, err, row.says)
 		})
 	}
