@@ -55,8 +55,7 @@ var allowed = map[string][]string{
 	"cache/query":                            {"cache/event", "cache/failure", "cache/identity", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/witness", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
-	"cache/explain":                          {"cache/build", "cache/failure", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/rights", "cache/runtimes", "cache/sources", "index", "unixsock/wire"},
-	"cache/compiled":                         {"cache/claims", "cache/explain", "cache/identity", "cache/lookup", "cache/plan", "cache/query", "cache/request", "cache/trial", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "unixsock/wire"},
+	"cache/answer":                           {"cache/build", "cache/claims", "cache/failure", "cache/identity", "cache/lookup", "cache/query", "cache/request", "cache/runtimes", "cache/sources", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "unixsock/wire"},
 	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
 	"cache/upkeep":                           {"cache/build", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/sources", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/bytesize", "internal/memo", "store"}, // index: for keys, builds and their ids
 	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure", "unixsock/wire"},
@@ -104,12 +103,11 @@ var allowed = map[string][]string{
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},
 	"cache": {
+		"cache/answer",
 		"cache/build",
 		"cache/change",
 		"cache/claims",
-		"cache/compiled",
 		"cache/event",
-		"cache/explain",
 		"cache/failure",
 		"cache/identity",
 		"cache/joblist",

@@ -107,7 +107,7 @@ func unmoved(a *request.Answer, at *request.Attempt) error {
 
 func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
 	if at.Identity.Compiled {
-		return c.compiled.Answer(ctx, at)
+		return c.answers.Compiled(ctx, at)
 	}
 	at, err := c.planner.Planned(ctx, at)
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	case request.KeyOnly:
 		return at.Answer(request.Key), nil
 	case request.Explain:
-		return c.explainer.Explain(ctx, at)
+		return c.answers.Explain(ctx, at)
 	}
 	var found lookup.Found
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
@@ -261,7 +261,7 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case request.KeyOnly:
 		return at.Answer(request.Key), nil
 	case request.Explain:
-		return c.explainer.Explain(ctx, at)
+		return c.answers.Explain(ctx, at)
 	}
 	found, err := c.lookup.Find(ctx, at)
 	if found.Answer != nil || err != nil {

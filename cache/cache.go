@@ -23,12 +23,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/answer"
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/change"
 	"github.com/epcached/epcached/cache/claims"
-	"github.com/epcached/epcached/cache/compiled"
 	"github.com/epcached/epcached/cache/event"
-	"github.com/epcached/epcached/cache/explain"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/joblist"
@@ -90,8 +89,7 @@ type Cache struct {
 	events     query.Stream
 	query      *query.Queries
 	lookup     *lookup.Lookup
-	explainer  *explain.Explainer
-	compiled   *compiled.Answerer
+	answers    *answer.Answerer
 	builder    *build.Builder
 
 	jobs       *jobs.Jobs

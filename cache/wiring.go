@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/epcached/epcached/cache/answer"
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/change"
 	"github.com/epcached/epcached/cache/claims"
-	"github.com/epcached/epcached/cache/compiled"
-	"github.com/epcached/epcached/cache/explain"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/joblist"
@@ -126,7 +125,7 @@ func (c *Cache) openPlanning() {
 			return s.AllowOptions, s.planning
 		},
 		TooLarge: func(r *request.Request) (string, error) {
-			return compiled.TooLarge(c.settings.Load().Claims.Bytes, r)
+			return answer.TooLarge(c.settings.Load().Claims.Bytes, r)
 		}}
 }
 
@@ -180,7 +179,7 @@ func (c *Cache) openAnswering() {
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.jobList.Remembered,
 		PlanAgain: func(ctx context.Context, p request.Peer, builds []index.Build) (
 			*query.Question, error) {
-			return c.explainer.Again(ctx, p, builds)
+			return c.answers.Again(ctx, p, builds)
 		},
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
@@ -208,12 +207,9 @@ func (c *Cache) openAnswering() {
 	c.recompiler = upkeep.NewRecompiler(upkeep.RecompilerOptions{Index: c.index, Jobs: c.jobs,
 		Runtimes: c.runtimes, Sources: c.kept, Queue: &c.rebuilds, Planner: c.planner,
 		Builder: c.builder, Policy: c.policyOf, Happened: c.store.Happened, Now: c.now, Log: c.log})
-	c.explainer = &explain.Explainer{Query: c.query, Lookup: c.lookup, Planner: c.planner,
-		Builder: c.builder, Runtimes: c.runtimes, Rights: c.rights}
 	c.claims = claims.New(claims.Options{Store: c.store, Jobs: c.jobs, Judges: c.judges,
 		Rights: c.rights, Owner: c.owners.Of, Checks: c.checks, Now: c.now, Trials: c.trials,
 		Builder: c.builder, Limits: func() claims.Limits { return c.settings.Load().Claims }})
-	c.compiled = &compiled.Answerer{Planner: c.planner, Lookup: c.lookup, Explainer: c.explainer,
-		Trials: c.trials, Claims: c.claims, Index: c.index}
+	c.answers = &answer.Answerer{Builder: c.builder, Query: c.query, Claims: c.claims}
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 }

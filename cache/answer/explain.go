@@ -1,6 +1,7 @@
-// Package explain says how requests would be answered, and why: it goes through a look-up's steps
-// without compiling, serving or counting.
-package explain
+// Package answer answers requests that compile nothing. It explains how a request would be answered,
+// by a look-up's steps without compiling, serving or counting. Models that have EPContext nodes
+// already are judged and passed through, or adopted if their user wants that.
+package answer
 
 import (
 	"context"
@@ -9,41 +10,37 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/build"
+	"github.com/epcached/epcached/cache/claims"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/lookup"
-	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Explainer explains requests with the parts of a look-up.
-type Explainer struct {
-	Query    *query.Queries
-	Lookup   *lookup.Lookup
-	Planner  *plan.Planner
-	Builder  *build.Builder
-	Runtimes *runtimes.Set
-	Rights   *rights.Rights
+// Answerer answers requests that compile nothing. All fields must be set.
+type Answerer struct {
+	*build.Builder
+	Query  *query.Queries
+	Claims *claims.Claims
 }
 
 // Explain decides as any request does, but compiles nothing, withholds nothing, and neither counts
 // nor leases.
-func (e *Explainer) Explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
-	out, err := e.Query.Explain(ctx, &query.Question{Peer: at.Peer, Name: at.Name,
+func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	out, err := c.Query.Explain(ctx, &query.Question{Peer: at.Peer, Name: at.Name,
 		Key: at.Plan.RequestKey, Model: at.Plan.Canonical.Model, Record: at.Plan.RecordJSON,
 		Runtime: at.RuntimeName, Outside: at.Plan.Outside,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
-			order, err := e.order(ctx, at)
+			order, err := c.order(ctx, at)
 			return candidates(at, order), err
 		},
-		Failed:    func() *failure.Failure { return e.Builder.FailedBefore(at) },
-		OtherForm: func(ctx context.Context) (string, error) { return e.otherForm(ctx, at) }})
+		Failed:    func() *failure.Failure { return c.FailedBefore(at) },
+		OtherForm: func(ctx context.Context) (string, error) { return c.otherForm(ctx, at) }})
 	if err != nil {
 		return nil, err
 	}
@@ -72,9 +69,9 @@ func candidates(at *request.Attempt, order []lookup.Candidate) []query.Candidate
 
 // Again plans the request of the first of an entry's builds again, and explains its look-up of
 // them to the peer.
-func (e *Explainer) Again(ctx context.Context, p request.Peer, builds []index.Build) (
+func (c *Answerer) Again(ctx context.Context, p request.Peer, builds []index.Build) (
 	*query.Question, error) {
-	at, err := e.replan(ctx, &builds[0])
+	at, err := c.replan(ctx, &builds[0])
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +80,7 @@ func (e *Explainer) Again(ctx context.Context, p request.Peer, builds []index.Bu
 	at = at.WithRequest(&r)
 	return &query.Question{Runtime: at.RuntimeName,
 		Order: func(ctx context.Context) ([]query.Candidate, error) {
-			order, err := e.Lookup.Order(ctx, at, func(yield func(*index.Build, error) bool) {
+			order, err := c.Lookup.Order(ctx, at, func(yield func(*index.Build, error) bool) {
 				for i := range builds {
 					if !yield(&builds[i], nil) {
 						return
@@ -95,19 +92,19 @@ func (e *Explainer) Again(ctx context.Context, p request.Peer, builds []index.Bu
 }
 
 // replan plans a build's request again, for the first runtime that has its execution providers.
-func (e *Explainer) replan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
+func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
 	at, err := sources.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}
 	last := runtimes.None(at.EPs, nil)
-	for _, rt := range e.Runtimes.All() {
-		rc, err := e.Runtimes.Content(ctx, rt, func(string) {})
+	for _, rt := range c.Planner.Runtimes.All() {
+		rc, err := c.Planner.Runtimes.Content(ctx, rt, func(string) {})
 		if err != nil || !rc.HasAll(at.EPs) {
 			continue // another one may do
 		}
 		var planned *request.Attempt
-		if planned, last = e.Planner.Planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
+		if planned, last = c.Planner.Planned(ctx, at.WithRuntime(rt.Name, rc)); last == nil {
 			return planned, nil
 		}
 	}
@@ -115,26 +112,26 @@ func (e *Explainer) replan(ctx context.Context, b *index.Build) (*request.Attemp
 }
 
 // order returns the builds of the entry in the order in which a look-up considers them.
-func (e *Explainer) order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
-	out, err := e.Lookup.Order(ctx, at, e.Lookup.Stored(at.Plan, at.Scopes))
+func (c *Answerer) order(ctx context.Context, at *request.Attempt) ([]lookup.Candidate, error) {
+	out, err := c.Lookup.Order(ctx, at, c.Lookup.Stored(at.Plan, at.Scopes))
 	served := func(o lookup.Candidate) bool { return o.Refused == "" }
 	if err != nil || at.Plan.Outside || slices.ContainsFunc(out, served) {
 		return out, err
 	}
-	groups, err := e.orderGroups(ctx, at)
+	groups, err := c.orderGroups(ctx, at)
 	return append(out, groups...), err
 }
 
 // orderGroups is order for the groups that have the request's model among their members.
-func (e *Explainer) orderGroups(ctx context.Context, at *request.Attempt) (
+func (c *Answerer) orderGroups(ctx context.Context, at *request.Attempt) (
 	[]lookup.Candidate, error) {
-	member, err := e.Lookup.Member(ctx, at.WithPhase(func(string) {}))
+	member, err := c.Lookup.Member(ctx, at.WithPhase(func(string) {}))
 	if member == nil || err != nil {
 		return nil, err
 	}
-	return e.Lookup.Order(ctx, member, func(yield func(*index.Build, error) bool) {
-		for b, err := range e.Lookup.Stored(member.Plan, at.Scopes) {
-			if err == nil && !e.Rights.MaySee(at.Peer, b.ID, b.Scope) {
+	return c.Lookup.Order(ctx, member, func(yield func(*index.Build, error) bool) {
+		for b, err := range c.Lookup.Stored(member.Plan, at.Scopes) {
+			if err == nil && !c.Rights.MaySee(at.Peer, b.ID, b.Scope) {
 				continue // the peer does not hear of it
 			}
 			if !yield(b, err) {
@@ -145,18 +142,18 @@ func (e *Explainer) orderGroups(ctx context.Context, at *request.Attempt) (
 }
 
 // otherForm says how a miss would be answered by a conversion, "" if it would not.
-func (e *Explainer) otherForm(ctx context.Context, at *request.Attempt) (string, error) {
+func (c *Answerer) otherForm(ctx context.Context, at *request.Attempt) (string, error) {
 	if len(at.Group) > 0 {
 		return "", nil
 	}
-	order, err := e.order(ctx, e.Builder.InOtherForm(at))
+	order, err := c.order(ctx, c.InOtherForm(at))
 	if err != nil {
 		return "", err
 	}
 	for _, o := range order {
 		b := o.Build
-		if o.Refused == "" && len(b.Members) == 0 && !e.Builder.WithheldWith(at, b) &&
-			e.Query.Unsound(ctx, b) == "" {
+		if o.Refused == "" && len(b.Members) == 0 && !c.WithheldWith(at, b) &&
+			c.Query.Unsound(ctx, b) == "" {
 			return fmt.Sprintf("not there in this form; it would be converted from the %s form, "+
 				"without a compile: build %s of %s", request.FormName(b.Embed), b.BuildKey,
 				b.Created.Format(time.RFC3339)), nil
