@@ -43,11 +43,9 @@ func (c *Cache) open() error {
 	c.openPlanning()
 	c.openJudging()
 	c.openAnswering()
-	c.gains.Start(c.ctx, upkeep.GainOptions{Book: &c.index.Memos, Log: c.log,
-		Compiling: c.compiling, Store: c.store, Workspaces: c.workspaces, Compiler: c.compiler,
-		Policy: c.policyOf})
+	c.gains.Start(c.ctx, c.builder)
 	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.Last, Busy: c.jobs.Busy,
-		NewID: jobs.NewID, Now: c.now, Log: c.log,
+		Now: c.now, Log: c.log,
 		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }}) // before anything is wished for
 	c.runtimes.Start(c.ctx)
 	before := c.backlog.Rows()
@@ -153,10 +151,9 @@ func (c *Cache) openJudging() {
 	})
 	c.facts = once.New(c.now, c.later)
 	c.trials = &trial.Trials{Store: c.store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: c.judges, Facts: c.facts, Workspaces: c.workspaces, Policy: c.policyOf, Now: c.now,
-		Planned: c.planner.Planned}
-	c.reports = reports.New(reports.Options{Index: c.index, Store: c.store, Owner: c.owners.Of,
-		Ended: request.ContextError, Now: c.now, Log: c.log, Rebuild: rebuild,
+		Judges: c.judges, Facts: c.facts, Workspaces: c.workspaces, Policy: c.policyOf, Now: c.now, Planner: c.planner}
+	c.reports = reports.New(reports.Options{Store: c.store, Owner: c.owners.Of,
+		Now: c.now, Log: c.log, Rebuild: rebuild,
 		Rules: func() *rules.Set { return c.settings.Load().Rules },
 		Settings: func() reports.Settings {
 			now := c.settings.Load()
@@ -186,7 +183,7 @@ func (c *Cache) openAnswering() {
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
 			c.judges.Standing(b).Fill(out)
 		}})
-	c.lookup = lookup.New(lookup.Options{Index: c.index, Store: c.store, Rights: c.rights,
+	c.lookup = lookup.New(lookup.Options{Store: c.store, Rights: c.rights,
 		Reports: c.reports, Judge: c.trials, Policy: c.policyOf, Now: c.now,
 		WhyNone: c.query.WhyNone, Planned: c.planner.Planned,
 		Served: func(at *request.Attempt, b *index.Build, j judge.Judgement) {
@@ -204,12 +201,8 @@ func (c *Cache) openAnswering() {
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
 			return c.claims.MayPut(ctx, owner, model, sizes)
 		}})
-	c.recompiler = upkeep.NewRecompiler(upkeep.RecompilerOptions{Index: c.index, Jobs: c.jobs,
-		Runtimes: c.runtimes, Sources: c.kept, Queue: &c.rebuilds, Planner: c.planner,
-		Builder: c.builder, Policy: c.policyOf, Happened: c.store.Happened, Now: c.now, Log: c.log})
-	c.claims = claims.New(claims.Options{Store: c.store, Jobs: c.jobs, Judges: c.judges,
-		Rights: c.rights, Owner: c.owners.Of, Checks: c.checks, Now: c.now, Trials: c.trials,
-		Builder: c.builder, Limits: func() claims.Limits { return c.settings.Load().Claims }})
+	c.recompiler = &upkeep.Recompiler{Builder: c.builder, Kept: c.kept, Queue: &c.rebuilds}
+	c.claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })
 	c.answers = &answer.Answerer{Builder: c.builder, Query: c.query, Claims: c.claims}
 	c.Changes = change.New(c.store, c.query, c.rights, c.now)
 }

@@ -239,7 +239,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.Plan.Against("", cl.Content)
-		if j, err = cl.of.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
+		if j, err = cl.of.Trials.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -254,7 +254,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 
 // loadPut loads the artefact in a worker, as applications will.
 func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
-	leave, err := cs.Checks.Take(ctx)
+	leave, err := cs.Workspaces.Checks.Take(ctx)
 	if err != nil {
 		return err
 	}

@@ -19,14 +19,11 @@ import (
 
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/jobs"
-	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
-	"github.com/epcached/epcached/store"
 )
 
 // Limits bound what applications compile themselves, with libraries of their own.
@@ -46,23 +43,10 @@ func (o Limits) OrDefault() Limits {
 	return o
 }
 
-// Options are what Claims use.
-type Options struct {
-	Store   *store.Store
-	Jobs    *jobs.Jobs
-	Builder *build.Builder
-	Judges  *judge.Judge
-	Trials  *trial.Trials
-	Rights  *rights.Rights
-	Owner   func(uid uint32) uint32 // whose the claims of a user are
-	Checks  keyed.Slots             // one token for each load check
-	Limits  func() Limits           // those in force
-	Now     func() time.Time
-}
-
 // Claims are those that are held, and the requests that want one.
 type Claims struct {
-	Options
+	*build.Builder
+	limits  func() Limits // those in force
 	Limiter rights.Limiter
 	Puts    keyed.Locks[uint32]           // an owner puts one at a time, because files may block
 	past    memo.Table[string, pastClaim] // that ended, by id
@@ -86,10 +70,10 @@ const (
 	claimInterval = time.Second
 )
 
-// New returns Claims without any claim.
-func New(o Options) *Claims {
-	return &Claims{Options: o,
-		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: o.Now},
+// New returns Claims without any claim. It calls limits for those that are in force.
+func New(bd *build.Builder, limits func() Limits) *Claims {
+	return &Claims{Builder: bd, limits: limits,
+		Limiter: rights.Limiter{Burst: claimBurst, Interval: claimInterval, Now: bd.Now},
 		open:    make(map[string]*claim), asking: make(map[jobs.Key][]*claimer)}
 }
 
@@ -107,7 +91,7 @@ func (cs *Claims) enter(key jobs.Key, a *claimer) error {
 			n++
 		}
 	}
-	if n >= cs.Limits().Open {
+	if n >= cs.limits().Open {
 		return apierr.New(apierr.Busy, nil, "you hold %d claims already", n).
 			WithHint("put what they are for, or give them up")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -64,7 +65,7 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 func TestACancelledJobGrantsNothing(t *testing.T) {
 	const user = 4242
 	js := jobs.New(jobs.Options{Slots: 1, Now: time.Now, GivenUp: runtimes.ErrGivenUp})
-	cs := New(Options{Now: time.Now, Limits: func() Limits { return Limits{}.OrDefault() }})
+	cs := New(build.New(build.Options{Now: time.Now}), func() Limits { return Limits{}.OrDefault() })
 	at := &request.Attempt{Request: &request.Request{Peer: request.Peer{UID: user}},
 		Plan: &request.Plan{EPs: []compilers.EP{{Name: "EP"}}}}
 	key := jobs.Key{Scope: rights.OwnScope(at.Peer)}

@@ -60,7 +60,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if at.Content != nil { // else what is known of failures is of other libraries
-		if f := cs.Builder.FailedBefore(at); f != nil && f.Reason.OfProvider() {
+		if f := cs.FailedBefore(at); f != nil && f.Reason.OfProvider() {
 			return nil, f.FromMemory(at.Name)
 		}
 	}
@@ -82,7 +82,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	var result *jobs.Result
 	for range request.MaxHandOvers {
 		result, _, err = cs.Jobs.Join(waiting, key, at.Caller(cs.Owner), func() (jobs.Work, error) {
-			if m := cs.Builder.MadeMeanwhile(at, key.Scope); m != nil {
+			if m := cs.MadeMeanwhile(at, key.Scope); m != nil {
 				return m, nil
 			}
 			return cs.outside(key, a), nil
@@ -103,7 +103,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return cs.Builder.Waited(ctx, at, result)
+	return cs.Waited(ctx, at, result)
 }
 
 // key says which job the claim is for. What ordinary users put is their own, so that their claims
@@ -179,7 +179,7 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 	if len(cs.asking[key]) == 0 {
 		return nil
 	}
-	a, most, now := cs.asking[key][0], cs.Limits().Deadline, time.Now()
+	a, most, now := cs.asking[key][0], cs.limits().Deadline, time.Now()
 	cl := &claim{of: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner, takes: a.takes,
 		began: now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
 			Route: a.Plan.Canonical.Route, Deadline: now.Add(most)}}
@@ -250,7 +250,7 @@ func (cs *Claims) Await(ctx context.Context, at *request.Attempt, missing error)
 	if err != nil {
 		return nil, request.JobError(ctx, at.Name, err)
 	}
-	return cs.Builder.Waited(ctx, at, result)
+	return cs.Waited(ctx, at, result)
 }
 
 // keepLibraries returns the reference with descriptors of its own: of each execution provider's

@@ -97,7 +97,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 	a.Outcome, a.Why = request.Taken, "put by you"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
 		Reason: request.PutBy(result.Build), At: cs.Now()}
-	return cs.Builder.Lookup.Finish(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
+	return cs.Lookup.Finish(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
 }
 
 // putFailed ends the claim, unless another try may succeed.
@@ -215,7 +215,7 @@ func (cs *Claims) mayStore(ctx context.Context, cl *claim, sizes []int64) (
 // of the sizes.
 func (cs *Claims) MayPut(ctx context.Context, owner uint32, model string, sizes []int64) (
 	total int64, err error) {
-	most := cs.Limits().UserBytes
+	most := cs.limits().UserBytes
 	users, err := cs.Store.Index().Users(ctx)
 	if err != nil {
 		return 0, apierr.New(apierr.Internal, err, "what uid %d has put", owner)
@@ -244,7 +244,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 		text := fmt.Sprintf(format, args...)
 		return apierr.New(apierr.BadRequest, nil, "model %q: put: %s", cl.Name, text)
 	}
-	most := cl.of.Limits().Bytes
+	most := cl.of.limits().Bytes
 	switch {
 	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
 		return nil, nil, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)

@@ -36,7 +36,6 @@ type Judge interface {
 
 // Options say what a Lookup works with.
 type Options struct {
-	Index   *index.Index
 	Store   *store.Store
 	Rights  *rights.Rights
 	Reports *reports.Reports
@@ -159,9 +158,9 @@ func (l *Lookup) try(ctx context.Context, at *request.Attempt, b *index.Build, j
 
 // used counts a hit, in memory: the index writes it down within seconds.
 func (l *Lookup) used(b *index.Build) {
-	l.o.Index.Uses.Add(b.ID, l.o.Now(), 1, b.CompileSeconds)
-	l.o.Index.Counters.Add("hits", 1)
-	l.o.Index.Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
+	l.o.Store.Index().Uses.Add(b.ID, l.o.Now(), 1, b.CompileSeconds)
+	l.o.Store.Index().Counters.Add("hits", 1)
+	l.o.Store.Index().Counters.Add("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
 // noCopy is the error where no space is left to unpack a build: a compile would have none either.

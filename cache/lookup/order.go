@@ -40,7 +40,7 @@ func (l *Lookup) Stored(p *request.Plan, scopes []string) Builds {
 			}
 		}
 		for _, scope := range scopes {
-			builds, err := l.o.Index.Lookup(p.RequestKey, scope)
+			builds, err := l.o.Store.Index().Lookup(p.RequestKey, scope)
 			if err != nil {
 				yield(nil, apierr.New(apierr.Internal, err, "look-up of %s", p.RequestKey))
 				return
@@ -168,7 +168,7 @@ func (l *Lookup) refused(at *request.Attempt, j judge.Judgement) string {
 // Barred returns why a build is served to no caller, or not to this one, whatever its runtime; ""
 // if it may be.
 func (l *Lookup) Barred(at *request.Attempt, b *index.Build) string {
-	state, doubt := l.o.Index.Journal.StateOf(b.ID), l.o.Reports.Doubt(b.ID, at.Peer.UID)
+	state, doubt := l.o.Store.Index().Journal.StateOf(b.ID), l.o.Reports.Doubt(b.ID, at.Peer.UID)
 	switch {
 	case at.AsMember && !l.o.Rights.MaySee(at.Peer, b.ID, b.Scope):
 		return "it is of models that you have not asked for"

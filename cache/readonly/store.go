@@ -128,7 +128,7 @@ func (s *Store) Find(ctx context.Context, r *request.Request, build string) (*re
 		return nil, err
 	}
 	serve := func([]compilers.EP) request.Policy { return request.Policy{Unknown: request.PolicyServe} }
-	builds := lookup.New(lookup.Options{Index: s.store.Index(), Store: s.store, Rights: s.rights,
+	builds := lookup.New(lookup.Options{Store: s.store, Rights: s.rights,
 		Reports: s.reports, Judge: recorded{}, Policy: serve, Now: time.Now, Planned: f.planned,
 		Lease: s.lease, Pass: f.pass})
 	found, err := builds.Find(ctx, at)

@@ -47,14 +47,12 @@ const WithheldFromYou = "withheld from you"
 
 // Options are what reports need of the cache.
 type Options struct {
-	Index    *index.Index
 	Store    *store.Store
 	Rules    func() *rules.Set
 	Settings func() Settings
 	Owner    func(uid uint32) uint32                                             // who is behind a uid
 	Find     func(context.Context, rights.Peer, []string) ([]index.Build, error) // builds that the peer may see
 	Rebuild  func(b *index.Build, runtime, why string)                           // wants it to be compiled again
-	Ended    func(ctx context.Context, model string) error                       // the error of a request whose context has ended
 	Now      func() time.Time
 	Log      *slog.Logger
 }
@@ -145,18 +143,18 @@ func (rs *Reports) Take(ctx context.Context, p rights.Peer, r Report, examine Ex
 	if err != nil {
 		return nil, err
 	}
-	rs.o.Index.Counters.Add("reports", 1)
+	rs.o.Store.Index().Counters.Add("reports", 1)
 	class := rs.classify(b, &r)
 	from := reporter{p.UID, owner}
 	d, err := rs.decide(ctx, from, r.Graph, class, examining{b, examine})
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, rs.o.Ended(ctx, b.ModelName)
+			return nil, apierr.OfContext(ctx, "model %q", b.ModelName)
 		}
 		return nil, err
 	}
 	d.Text, d.Hint = wire.Valid(d.Text), wire.Valid(d.Hint)
-	d.Class, d.State = class.Name, cmp.Or(d.State, rs.o.Index.Journal.StateOf(b.ID).Name)
+	d.Class, d.State = class.Name, cmp.Or(d.State, rs.o.Store.Index().Journal.StateOf(b.ID).Name)
 	rs.record(from, &r, b, d)
 	return d, nil
 }
@@ -181,7 +179,7 @@ func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.B
 // isCopy tells whether the graph is in the build's present view. Who does not say is taken to mean that.
 func (rs *Reports) isCopy(b *index.Build, graph string) bool {
 	id, _, _ := strings.Cut(graph, "/")
-	where, ok := rs.o.Index.Views.Get(b.ID[:])
+	where, ok := rs.o.Store.Index().Views.Get(b.ID[:])
 	return graph == "" || ok && strings.HasSuffix(string(where), "/"+id)
 }
 
@@ -210,7 +208,7 @@ type examining struct {
 // decide takes all steps of a report. An error is the context's, or the store's.
 func (rs *Reports) decide(ctx context.Context, from reporter, graph string, class rules.Class, x examining) (*wire.ReportReply, error) {
 	b := x.Build
-	if state := rs.o.Index.Journal.StateOf(b.ID); state.Name != index.Current {
+	if state := rs.o.Store.Index().Journal.StateOf(b.ID); state.Name != index.Current {
 		return retry("it is %s already: %s", state.Name, state.Reason), nil
 	}
 	if !rs.isCopy(b, graph) {
@@ -248,8 +246,8 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 	switch x.Verdict {
 	case Damaged:
 		ds.settle(b.ID)
-		if rs.o.Index.Journal.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
-			rs.o.Index.Counters.Add("reports_confirmed", 1)
+		if rs.o.Store.Index().Journal.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
+			rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
 			rs.o.Rebuild(b, "", x.Text)
 		}
 		return retry("%s", x.Text)
@@ -265,7 +263,7 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 		return d
 	case Refuted:
 		ds.answer(b.ID, from.uid)
-		rs.o.Index.Counters.Add("reports_confirmed", 1)
+		rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
 		rs.refute(b, x)
 		return retry("%s", x.Text)
 	case Elsewhere:

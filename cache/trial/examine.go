@@ -107,7 +107,7 @@ func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtime
 			}
 		}
 	}
-	return ts.Planned(ctx, again.WithRuntime(rt.Name, rc))
+	return ts.Planner.Planned(ctx, again.WithRuntime(rt.Name, rc))
 }
 
 // runtimeReported is the runtime that the reporter named, as far as that is known here. Reports name

@@ -31,7 +31,7 @@ func (ts *Trials) VerifyOutput(ctx context.Context, at *request.Attempt, a *requ
 	case b == nil:
 		return nil
 	}
-	at, err := ts.Planned(ctx, at)
+	at, err := ts.Planner.Planned(ctx, at)
 	if err != nil {
 		return err
 	}

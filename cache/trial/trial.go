@@ -33,9 +33,7 @@ type Trials struct {
 	Workspaces *workspace.Maker
 	Policy     func([]compilers.EP) request.Policy
 	Now        func() time.Time
-
-	// Planned returns the attempt with its plan.
-	Planned func(context.Context, *request.Attempt) (*request.Attempt, error)
+	Planner    *plan.Planner
 }
 
 // Judge judges a build. It loads the build where that could change what becomes of it.

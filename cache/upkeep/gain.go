@@ -5,16 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
@@ -56,7 +55,7 @@ func (g Gain) Warnings() []string {
 // busy for it. The result is remembered beside the index, and may be lost.
 type Gains struct {
 	Limit   time.Duration // of a measurement, besides twice what the compile took; 0: 5 s
-	options GainOptions
+	builder *build.Builder
 	ctx     context.Context
 	work    sync.WaitGroup
 
@@ -67,33 +66,13 @@ type Gains struct {
 	mu    sync.Mutex                      // held while what is remembered beside the index is read, or changed
 }
 
-// GainOptions are what measuring needs of the cache.
-type GainOptions struct {
-	Book      memo.Book   // remembers the results
-	Compiling func() bool // reports whether a job is under way
-	Log       *slog.Logger
-
-	Store      *store.Store
-	Workspaces *workspace.Maker
-	Compiler   compilers.Compiler
-	Policy     func([]compilers.EP) request.Policy
-}
-
-const gainEntries = 1 << 16
-
-const gainLimit = 5 * time.Second
-
-// Measurement is what Measure runs.
-type Measurement struct {
-	Build *index.Build
-	After <-chan struct{}                     // closed when the job that compiled the build has ended
-	Limit time.Duration                       // how long it may take
-	Load  func(context.Context) (Gain, error) // loads both forms
-	End   func()                              // called afterwards, also if Load was not
-}
+const (
+	gainEntries = 1 << 16
+	gainLimit   = 5 * time.Second
+)
 
 // Start makes measuring possible until the context ends.
-func (gs *Gains) Start(ctx context.Context, o GainOptions) { gs.options, gs.ctx = o, ctx }
+func (gs *Gains) Start(ctx context.Context, bd *build.Builder) { gs.builder, gs.ctx = bd, ctx }
 
 // Wait waits for the measurements under way.
 func (gs *Gains) Wait() { gs.work.Wait() }
@@ -113,7 +92,7 @@ func (gs *Gains) Of(id index.BuildID) Gain {
 	}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	g, _ = memo.Recall[Gain](gs.options.Book, gainKey(id))
+	g, _ = memo.Recall[Gain](&gs.builder.Store.Index().Memos, gainKey(id))
 	gs.known.Save(id, g, gainEntries)
 	return g
 }
@@ -122,39 +101,19 @@ func (gs *Gains) save(id index.BuildID, g Gain) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	gs.known.Save(id, g, gainEntries)
-	if err := memo.Save(gs.options.Book, gainKey(id), g); err != nil {
-		gs.options.Log.Warn("measured gain not kept", "build", id.String(), "error", err)
+	if err := memo.Save(&gs.builder.Store.Index().Memos, gainKey(id), g); err != nil {
+		gs.builder.Log.Warn("measured gain not kept", "build", id.String(), "error", err)
 	}
 }
 
 func gainKey(id index.BuildID) string { return "loads:" + string(id[:]) }
 
-// Measure measures a build in the background, unless a compile is under way after its job.
-func (gs *Gains) Measure(m Measurement) {
-	gs.work.Go(func() {
-		defer m.End()
-		select {
-		case <-m.After:
-		case <-gs.ctx.Done():
-			return
-		}
-		gs.measuring.Lock()
-		defer gs.measuring.Unlock()
-		ctx, stop := context.WithCancel(gs.ctx)
-		defer stop()
-		gs.stop.Store(&stop)
-		if !gs.options.Compiling() { // from now on a compile that begins finds the stop to call
-			gs.measure(ctx, m)
-		}
-	})
-}
-
-func (gs *Gains) measure(ctx context.Context, m Measurement) {
-	ctx, end := context.WithTimeout(ctx, m.Limit)
+func (gs *Gains) measure(ctx context.Context, at *request.Attempt, b *index.Build) {
+	limit := cmp.Or(gs.Limit, gainLimit) + time.Duration(2*b.CompileSeconds*float64(time.Second))
+	ctx, end := context.WithTimeout(ctx, limit)
 	defer end()
-	b := m.Build
-	log := gs.options.Log.With("model", b.ModelName, "build", b.BuildKey.String())
-	g, err := m.Load(ctx)
+	log := gs.builder.Log.With("model", b.ModelName, "build", b.BuildKey.String())
+	g, err := gs.loadBoth(ctx, at, b)
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled): // a compile has begun
 	case err != nil:
@@ -167,32 +126,46 @@ func (gs *Gains) measure(ctx context.Context, m Measurement) {
 	}
 }
 
-// MeasureBuild measures a build that the attempt's job just stored, when the job has ended.
+// MeasureBuild measures a build that the attempt's job just stored, in the background, unless a
+// compile is under way when the job has ended.
 func (gs *Gains) MeasureBuild(at *request.Attempt, b *index.Build, ended <-chan struct{}) {
 	if len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
 		return // a group's models have no load of their own to compare with
 	}
-	if measure := gs.options.Policy(at.Plan.EPs).MeasureGain; measure != nil && !*measure {
+	if measure := gs.builder.Policy(at.Plan.EPs).MeasureGain; measure != nil && !*measure {
 		return
 	}
 	own, err := at.Own() // the job's descriptors are closed by then
 	if err != nil {
-		gs.options.Log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(),
+		gs.builder.Log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(),
 			"error", err)
 		return
 	}
-	build := *b
+	stored := *b
 	at = at.WithRequest(own)
-	gs.Measure(Measurement{Build: &build, After: ended, End: own.Close,
-		Limit: cmp.Or(gs.Limit, gainLimit) + time.Duration(2*b.CompileSeconds*float64(time.Second)),
-		Load:  func(ctx context.Context) (Gain, error) { return gs.loadBoth(ctx, at, &build) }})
+	gs.work.Go(func() {
+		defer own.Close()
+		select {
+		case <-ended:
+		case <-gs.ctx.Done():
+			return
+		}
+		gs.measuring.Lock()
+		defer gs.measuring.Unlock()
+		ctx, stop := context.WithCancel(gs.ctx)
+		defer stop()
+		gs.stop.Store(&stop)
+		if gs.builder.Jobs.Count() == 0 { // from now on a compile that begins finds the stop to call
+			gs.measure(ctx, at, &stored)
+		}
+	})
 }
 
 // loadBoth loads the build and a copy of the source model in one worker. The build has a lease
 // meanwhile. The copy has to fit above the free space that is kept: otherwise a collection would
 // evict builds for it.
 func (gs *Gains) loadBoth(ctx context.Context, at *request.Attempt, b *index.Build) (Gain, error) {
-	o := &gs.options
+	o := gs.builder
 	return runtimes.Still(at.Content, func() (g Gain, err error) {
 		if err := fitsAboveFloor(o.Store, at.AllFiles()); err != nil {
 			return g, err

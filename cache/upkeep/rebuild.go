@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/index"
 )
@@ -51,7 +52,6 @@ type Options struct {
 	Limits  func() Limits                                // in force now
 	LastUse func(index.BuildID) (at time.Time, n uint64) // of a build, with the number of its hits
 	Busy    func() bool                                  // reports whether a request waits for a compile
-	NewID   func() string                                // of a job
 	Now     func() time.Time
 	Log     *slog.Logger
 }
@@ -144,7 +144,7 @@ func (q *Rebuilds) Want(w Wish) {
 	case t == nil && len(q.tasks) >= maxTasks:
 		return // the next judging asks again
 	case t == nil:
-		t = &task{Rebuild: Rebuild{ID: q.options.NewID(), RequestKey: key.request, Scope: key.scope,
+		t = &task{Rebuild: Rebuild{ID: jobs.NewID(), RequestKey: key.request, Scope: key.scope,
 			Runtime: key.runtime, Since: now}}
 		q.tasks[key] = t
 	case t.State == Running:

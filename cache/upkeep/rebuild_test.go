@@ -23,7 +23,7 @@ func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var q Rebuilds
-			q.Start(ctx, Options{Limits: func() Limits { return Limits{} }, NewID: func() string { return name },
+			q.Start(ctx, Options{Limits: func() Limits { return Limits{} },
 				Now: time.Now, Log: slog.New(slog.DiscardHandler)})
 			r := &request.Request{External: make(map[string]*os.File)}
 			for i := range c.files {

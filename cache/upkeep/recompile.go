@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
-	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/sources"
@@ -22,31 +20,16 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// RecompilerOptions are what compiling a build again needs.
-type RecompilerOptions struct {
-	Index    *index.Index
-	Jobs     *jobs.Jobs
-	Runtimes *runtimes.Set
-	Sources  *sources.Sources
-	Queue    *Rebuilds
-
-	Planner  *plan.Planner
-	Builder  *build.Builder
-	Policy   func([]compilers.EP) request.Policy
-	Happened func(index.Event)
-	Now      func() time.Time
-	Log      *slog.Logger
-}
-
 // Recompiler wishes for builds to be compiled again, and compiles them when it is their turn.
-type Recompiler struct{ options RecompilerOptions }
-
-// NewRecompiler returns a Recompiler that puts its wishes into o.Queue.
-func NewRecompiler(o RecompilerOptions) *Recompiler { return &Recompiler{o} }
+type Recompiler struct {
+	*build.Builder
+	Kept  *sources.Sources
+	Queue *Rebuilds
+}
 
 // rebuild compiles a build again.
 type rebuild struct {
-	*RecompilerOptions
+	*Recompiler
 
 	// runtime is nil for a build that its own libraries compile, as they are by then, or else the
 	// first runtime that has its execution providers.
@@ -61,7 +44,7 @@ type rebuild struct {
 // stay the caller's to close.
 func (r *Recompiler) Wish(b *index.Build, rt *runtimes.Runtime, why string,
 	asked *request.Request) Wish {
-	t := rebuild{RecompilerOptions: &r.options, runtime: rt}
+	t := rebuild{Recompiler: r, runtime: rt}
 	w := Wish{Build: b, Why: why, Compile: t.compile, Asked: asked}
 	if rt != nil {
 		w.Runtime = rt.Name
@@ -72,10 +55,10 @@ func (r *Recompiler) Wish(b *index.Build, rt *runtimes.Runtime, why string,
 // Refresh has a build compiled again for the runtime of that name, though the current libraries may
 // have made it. A request that it answers, nil if there is none, may bring the model.
 func (r *Recompiler) Refresh(b *index.Build, runtime, why string, asked *request.Request) {
-	r.options.Log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
-	w := r.Wish(b, r.options.Runtimes.Named(runtime, b), why, asked)
+	r.Log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
+	w := r.Wish(b, r.Planner.Runtimes.Named(runtime, b), why, asked)
 	w.Refresh = true
-	r.options.Queue.Want(w)
+	r.Queue.Want(w)
 }
 
 // Freshen has a build that was served for the attempt compiled again if it is not the best there
@@ -89,12 +72,12 @@ func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgem
 		asked = nil // it brings one of the group's models
 	}
 	const preferred = request.PolicyServeAndRefresh
-	policy := r.options.Policy(at.Plan.EPs)
+	policy := r.Policy(at.Plan.EPs)
 	switch {
 	case j.Verdict == compilers.PreferRecompilation &&
 		cmp.Or(policy.PreferRecompilation, preferred) == preferred:
 		r.Refresh(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, asked)
-	case r.options.tooOld(b, policy):
+	case r.tooOld(b, policy):
 		r.Refresh(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), asked)
 	}
 }
@@ -102,7 +85,7 @@ func (r *Recompiler) Freshen(at *request.Attempt, b *index.Build, j judge.Judgem
 // compile compiles the build again, unless that is settled already, and publishes it in its scope.
 func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Request) (out Outcome) {
 	t.Rebuild, t.asked = what, asked
-	builds, err := t.Index.Lookup(t.RequestKey, t.Scope)
+	builds, err := t.Store.Index().Lookup(t.RequestKey, t.Scope)
 	if err != nil {
 		return Outcome{Err: err}
 	}
@@ -140,11 +123,11 @@ func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Reque
 // that the workers took.
 func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again build.Again) (
 	time.Duration, error) {
-	t.Happened(event.Of(b, event.Rebuild, "%s", t.Why))
+	t.Store.Happened(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *build.Job
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
 	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (_ jobs.Work, err error) {
-		own, err = t.Builder.NewJob(at, b.Scope, again)
+		own, err = t.NewJob(at, b.Scope, again)
 		return own, err
 	})
 	var cpu time.Duration
@@ -183,11 +166,11 @@ func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, er
 func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Request) (
 	*runtimes.Content, error) {
 	quiet := func(string) {}
-	if t.runtime != nil && !t.Runtimes.Has(t.runtime) {
+	if t.runtime != nil && !t.Planner.Runtimes.Has(t.runtime) {
 		return nil, Settled("runtime %q is not registered any more", t.runtime.Name)
 	}
 	if t.runtime != nil {
-		rc, err := t.Runtimes.Content(ctx, t.runtime, quiet)
+		rc, err := t.Planner.Runtimes.Content(ctx, t.runtime, quiet)
 		if err == nil && !rc.HasAll(r.EPs) {
 			err = apierr.New(apierr.Unavailable, nil, "runtime %q has not all of %s any more",
 				t.runtime.Name, request.EPNames(r.EPs))
@@ -199,13 +182,13 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Reque
 			runtimes.LibraryRef{EP: ep.Name, Path: ep.Library})
 	}
 	if len(r.Runtime.EPLibraries) > 0 {
-		if _, rc, err := t.Runtimes.Resolve(ctx, r.Wanted(), quiet); err == nil {
+		if _, rc, err := t.Planner.Runtimes.Resolve(ctx, r.Wanted(), quiet); err == nil {
 			return rc, nil
 		}
 	}
 	any := r.Wanted()
 	any.EPLibraries = nil
-	_, rc, err := t.Runtimes.Resolve(ctx, any, quiet)
+	_, rc, err := t.Planner.Runtimes.Resolve(ctx, any, quiet)
 	return rc, err
 }
 
@@ -213,10 +196,10 @@ func (t rebuild) libraries(ctx context.Context, b *index.Build, r *request.Reque
 func (t rebuild) needed(builds []index.Build, p *request.Plan) error {
 	for i := range builds {
 		have := &builds[i]
-		if !p.MadeExactly(have) || t.Index.Journal.StateOf(have.ID).Name != index.Current {
+		if !p.MadeExactly(have) || t.Store.Index().Journal.StateOf(have.ID).Name != index.Current {
 			continue
 		}
-		if have.ID != t.Build || !t.Refresh ||
+		if have.ID != t.Build || !t.Rebuild.Refresh ||
 			t.Now().Sub(have.Created) < RefreshEvery && !t.tooOld(have, t.Policy(p.EPs)) {
 			return Settled("build %s is there", have.ID)
 		}
@@ -229,8 +212,8 @@ func (t rebuild) needed(builds []index.Build, p *request.Plan) error {
 const RefreshEvery = 24 * time.Hour
 
 // tooOld reports whether the build is older than the policy allows.
-func (o *RecompilerOptions) tooOld(b *index.Build, p request.Policy) bool {
-	return p.MaxAge > 0 && o.Now().Sub(b.Compiled()) > p.MaxAge
+func (r *Recompiler) tooOld(b *index.Build, p request.Policy) bool {
+	return p.MaxAge > 0 && r.Now().Sub(b.Compiled()) > p.MaxAge
 }
 
 // HealDelay is how long a rebuild of a damaged build waits, because the request that met the damage
@@ -239,17 +222,17 @@ const HealDelay = 5 * time.Second
 
 // Heal has a build compiled again if it is damaged.
 func (r *Recompiler) Heal(b *index.Build) {
-	if s := r.options.Index.Journal.StateOf(b.ID); s.Name == index.Damaged {
+	if s := r.Store.Index().Journal.StateOf(b.ID); s.Name == index.Damaged {
 		w := r.Wish(b, nil, "it was damaged: "+s.Reason, nil)
 		w.Delay = HealDelay
-		r.options.Queue.Want(w)
+		r.Queue.Want(w)
 	}
 }
 
 // HealAll does so with all builds that an earlier run found damaged.
 func (r *Recompiler) HealAll(ctx context.Context) error {
-	for _, id := range r.options.Index.Journal.NotServed() {
-		b, err := r.options.Index.Get(id)
+	for _, id := range r.Store.Index().Journal.NotServed() {
+		b, err := r.Store.Index().Get(id)
 		if errors.Is(err, index.ErrNotFound) {
 			continue // it was removed meanwhile
 		}
@@ -266,7 +249,7 @@ func (r *Recompiler) HealAll(ctx context.Context) error {
 func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Build,
 	builds []index.Build, again *build.Again) (*request.Attempt, error) {
 	if t.asked != nil {
-		if r, err := t.Sources.RequestWith(ctx, t.asked, b); err == nil {
+		if r, err := t.Kept.RequestWith(ctx, t.asked, b); err == nil {
 			again.Foreign = t.asked.Peer.UID != r.Peer.UID
 			return at.WithRequest(r), nil
 		} else if ctx.Err() != nil {
@@ -274,7 +257,7 @@ func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Bu
 		}
 	}
 	from := b
-	r, first := t.Sources.Request(ctx, from)
+	r, first := t.Kept.Request(ctx, from)
 	err := first
 	for i := range builds {
 		if err == nil {
@@ -282,7 +265,7 @@ func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Bu
 		}
 		if builds[i].ID != b.ID && builds[i].Source.Kind != "" && ctx.Err() == nil {
 			from = &builds[i]
-			r, err = t.Sources.Request(ctx, from)
+			r, err = t.Kept.Request(ctx, from)
 		}
 	}
 	if err != nil {
@@ -300,8 +283,8 @@ func (t rebuild) tellNotRebuilt(ctx context.Context, b *index.Build, err error) 
 		return
 	}
 	if !errors.Is(err, sources.ErrNoSource) {
-		t.Index.Counters.Add("failures", 1)
+		t.Store.Index().Counters.Add("failures", 1)
 	}
 	t.Log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
-	t.Happened(event.Of(b, event.NotRebuilt, "%v", err))
+	t.Store.Happened(event.Of(b, event.NotRebuilt, "%v", err))
 }
