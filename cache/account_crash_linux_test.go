@@ -49,12 +49,12 @@ func TestATombstoneAloneTellsWhy(t *testing.T) {
 	require.NoError(t, os.Rename(folder+".away", folder))
 	require.NoError(t, os.Remove(filepath.Join(folder, id)))
 	b.open()
-	why, err := b.cache.query.Why(context.Background(), b.self(), gone.BuildKey.String())
+	why, err := b.cache.Queries.Why(context.Background(), b.self(), gone.BuildKey.String())
 	require.NoError(t, err)
 	require.Equal(t, "no build is left; the last that happened: evicted on a day to make room", why.Reason)
 	other := b.self()
 	other.UID++
-	_, err = b.cache.query.Why(context.Background(), other, gone.BuildKey.String())
+	_, err = b.cache.Queries.Why(context.Background(), other, gone.BuildKey.String())
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "somebody else's")
 }
 

@@ -30,7 +30,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	progress func(request.Progress)) (*request.Answer, error) {
 	t := jobs.NewTelling(progress, c.now())
 	defer t.End()
-	defer c.store.Packer().Asking()()
+	defer c.Store.Packer().Asking()()
 	ctx = lookup.WithTelling(ctx, t)
 	at, err := request.NewAttempt(r, t)
 	if err != nil {
@@ -138,7 +138,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	var a *request.Answer
 	switch at.OnMiss {
 	case request.ForClaim:
-		a, err = c.claims.ClaimOrWait(ctx, at, found.Why)
+		a, err = c.Claims.ClaimOrWait(ctx, at, found.Why)
 	case request.Background:
 		return c.builder.CompileLater(ctx, at, found.Why)
 	default:
@@ -171,7 +171,7 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
 	var running *jobs.Job // compiles it at this moment
 	if at.OnMiss == request.Fail {
-		running = c.jobList.Of(at)
+		running = c.JobList.Of(at)
 		if found.Stale && running != nil {
 			found.Why += "; it is being compiled now"
 		} else if !found.Stale {
@@ -193,7 +193,7 @@ func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
 		return refused(apierr.Stale, "model %q: %s",
 			"compile it for what is here now: ask with on_miss refresh")
 	case running != nil:
-		return c.jobList.NotYet(at, running)
+		return c.JobList.NotYet(at, running)
 	case at.OnMiss == request.Fail:
 		return refused(apierr.NotFound, "no build for model %q: %s",
 			"compile it: ask again with on_miss wait")
@@ -204,7 +204,7 @@ func (c *Cache) mayCompile(at *request.Attempt, found *lookup.Found) error {
 // mayReplace returns why a refresh may not replace the build that there is: a shared build is
 // replaced for administrators only, unless it is damaged.
 func (c *Cache) mayReplace(at *request.Attempt) error {
-	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.rights.Administrator(at.Peer) {
+	if at.OnMiss != request.Refresh || at.Scope != "shared" || c.Rights.Administrator(at.Peer) {
 		return nil
 	}
 	for b, err := range c.lookup.Stored(at.Plan, []string{at.Scope}) {
@@ -280,9 +280,9 @@ func (c *Cache) answerOwn(ctx context.Context, at *request.Attempt, missing erro
 	case at.OnMiss == request.Background:
 		return nil, missing // no job of the daemon's can compile it
 	case at.OnMiss == request.ForClaim:
-		a, err := c.claims.ClaimOrWait(ctx, at, found.Why)
+		a, err := c.Claims.ClaimOrWait(ctx, at, found.Why)
 		return c.lookup.Finish(a, at), err
 	}
-	a, err := c.claims.Await(ctx, at, missing)
+	a, err := c.Claims.Await(ctx, at, missing)
 	return c.lookup.Finish(a, at), err
 }

@@ -27,7 +27,7 @@ func TestBackgroundOutlivesAClaimThatIsYetToBeGiven(t *testing.T) {
 	b, g := jobbing(t, 1)
 	job := b.later1(1, somebody).Job
 	key := jobs.Key{Build: b.jobs(somebody)[0].Build, Scope: "shared"}
-	_, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebody}, []string{job}, false)
+	_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, []string{job}, false)
 	require.NoError(t, err)
 	before := len(g.begun())
 

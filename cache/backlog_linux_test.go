@@ -89,7 +89,7 @@ func TestQueuedJobsAreNotedBeforeTheAnswer(t *testing.T) {
 	rows, err := b.cache.index.Wanted.All()
 	require.NoError(t, err)
 	require.Contains(t, rows, later.Job)
-	_, err = b.cache.jobList.Cancel(context.Background(), b.self(), []string{later.Job}, false)
+	_, err = b.cache.JobList.Cancel(context.Background(), b.self(), []string{later.Job}, false)
 	require.NoError(t, err)
 	b.noneWanted() // what its user cancelled does not come back
 	close(g.pass)

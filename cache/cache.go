@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -39,6 +40,7 @@ import (
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/trial"
@@ -46,6 +48,7 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/once"
@@ -59,6 +62,13 @@ import (
 type Cache struct {
 	*change.Changes // Invalidate, Remove, Pin, Unpin, Pack, Unpack, PlanCollection, CollectReply, Check
 
+	// The parts that others may use. Open sets them.
+	Store   *store.Store // what is on the disk; cas, index, forms and views are its parts
+	Rights  *rights.Rights
+	Queries *query.Queries
+	JobList *joblist.List // the jobs, for users to see, to follow and to cancel
+	Claims  *claims.Claims
+
 	dir     string
 	uid     uint32
 	options Options
@@ -70,7 +80,6 @@ type Cache struct {
 	reloading  sync.Mutex               // held while settings are replaced
 	configured atomic.Pointer[query.Configured]
 
-	store      *store.Store // what is on the disk; the next four are its parts
 	cas        *cas.Store
 	index      *index.Index
 	forms      *packing.Store
@@ -84,22 +93,18 @@ type Cache struct {
 	trials     *trial.Trials
 	planner    *plan.Planner
 	workspaces *workspace.Maker
-	rights     *rights.Rights
 	owners     rights.Owners
 	events     query.Stream
-	query      *query.Queries
 	lookup     *lookup.Lookup
 	answers    *answer.Answerer
 	builder    *build.Builder
 
 	jobs       *jobs.Jobs
-	jobList    *joblist.List
 	rebuilds   upkeep.Rebuilds
 	recompiler *upkeep.Recompiler
 	backlog    *upkeep.Backlog
 	reports    *reports.Reports
 	facts      *once.Facts // found out for reports, judgements and the doctor
-	claims     *claims.Claims
 	gains      upkeep.Gains
 	failures   *failure.Remembered
 	// Libraries that clients show are read for one client of each owner at a time, because reading
@@ -157,7 +162,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	if err := strangers(); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
 	}
-	if err := c.store.RemoveLeftovers(ctx); err != nil && ctx.Err() == nil {
+	if err := c.Store.RemoveLeftovers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("leftovers not removed, or the account of the space not looked through", "error", err)
 	}
 	if err := c.recompiler.HealAll(ctx); err != nil && ctx.Err() == nil {
@@ -174,7 +179,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.store.LookAround()
+			c.Store.LookAround()
 		case <-machine.C:
 			c.runtimes.LookAtMachine(ctx)
 			c.failures.Sweep()
@@ -193,30 +198,12 @@ func (c *Cache) Close() error {
 	c.gains.Wait()
 	err := c.runtimes.Close()
 	c.work.Wait()
-	return errors.Join(err, c.store.Close())
+	return errors.Join(err, c.Store.Close())
 }
 
 // Leave says that the cache will be closed as soon as the requests under way are answered: a worker
 // that dies is not replaced, and its death counts against no model.
 func (c *Cache) Leave() { c.builder.Leave() }
-
-// Store returns what the cache has on the disk.
-func (c *Cache) Store() *store.Store { return c.store }
-
-// Directory is the state directory, absolute.
-func (c *Cache) Directory() string { return c.dir }
-
-// Queries returns what answers read-only requests.
-func (c *Cache) Queries() *query.Queries { return c.query }
-
-// JobList returns the jobs, for users to see, to follow and to cancel.
-func (c *Cache) JobList() *joblist.List { return c.jobList }
-
-// Claims returns the claims of applications.
-func (c *Cache) Claims() *claims.Claims { return c.claims }
-
-// Rights returns what decides which user may see and do what.
-func (c *Cache) Rights() *rights.Rights { return c.rights }
 
 // Idle reports whether nothing is compiled and no client holds a view that was served since the
 // start. It looks into the directory of every view that is in use, so it is not for each request.
@@ -245,8 +232,183 @@ func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 // changed or was refused.
 func (c *Cache) TellConfiguration(text string) {
 	text = strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")
-	c.store.Happened(index.Event{Kind: event.Configuration, Text: text})
+	c.Store.Happened(index.Event{Kind: event.Configuration, Text: text})
 }
 
 // maxConfigurationText bounds what a file with many mistakes says in one event.
 const maxConfigurationText = 2000
+
+// open opens the store, makes the parts in the order in which they need each other, and starts
+// them.
+func (c *Cache) open() error {
+	if err := c.openStore(); err != nil {
+		return err
+	}
+	// Nothing fails from here on: what is begun is ended by Close.
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	c.openPlanning()
+	c.openJudging()
+	c.openAnswering()
+	c.gains.Start(c.ctx, c.builder)
+	c.rebuilds.Start(c.ctx, upkeep.Options{LastUse: c.index.Uses.Last, Busy: c.jobs.Busy,
+		Now: c.now, Log: c.log,
+		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }}) // before anything is wished for
+	c.runtimes.Start(c.ctx)
+	before := c.backlog.Rows()
+	c.work.Go(func() { c.background(c.ctx, before) })
+	c.Store.Start(c.ctx)
+	return nil
+}
+
+// compiling reports whether a job waits or runs.
+func (c *Cache) compiling() bool { return c.jobs.Count() > 0 }
+
+func (c *Cache) openStore() (err error) {
+	o := &c.options
+	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Log: c.log, Now: c.now,
+		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
+		Heard: c.events.Add, Compiling: c.compiling,
+		Making: func(builds uint64, percent int) {
+			if o.Opening != nil {
+				o.Opening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%",
+					builds, percent))
+			}
+		},
+		Broken: func(err *index.BrokenError) {
+			if o.Broken != nil {
+				o.Broken(err)
+			}
+		},
+		Published: func(b *index.Build, uid uint32) {
+			c.Rights.Saw(request.Peer{UID: uid}, b)
+			c.rebuilds.Published(b)
+		},
+		Withheld: func(b *index.Build) { c.recompiler.Heal(b) },
+	})
+	if err != nil {
+		return err
+	}
+	c.index, c.cas = c.Store.Index(), c.Store.Blobs()
+	c.forms, c.views = c.Store.Forms(), c.Store.Views()
+	return nil
+}
+
+// openPlanning makes what a plan needs: rights, models, jobs and runtimes.
+func (c *Cache) openPlanning() {
+	o := &c.options
+	c.Rights = rights.New(c.uid, c.index, func() rights.Privileged {
+		now := c.settings.Load()
+		return rights.Privileged{Administrators: now.Administrators, Publishers: now.Publishers}
+	}, c.log)
+	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
+	c.kept = sources.New(c.models, c.sources, c.Store, c.uid)
+	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
+		Costs: jobs.NewCosts(&c.index.Memos, c.log), GivenUp: runtimes.ErrGivenUp,
+		Expect: c.Store.Expect, Taken: c.Store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
+	c.runtimes = runtimes.New(runtimes.Options{Compiler: c.compiler, Runtimes: o.Runtimes,
+		Drivers: o.Drivers, Quiet: o.Quiet, Poll: o.Poll, UID: c.uid,
+		Book: &c.index.Memos, Now: c.now, Log: c.log, Event: c.Store.Happened,
+		Inquire: func(ctx context.Context, q runtimes.Question,
+			find func(context.Context) (any, error)) (any, error) {
+			who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
+			return c.jobs.Inquire(ctx, q.Key, who, q.EP, find)
+		},
+		Assessed: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
+			former map[string]string, told bool) bool {
+			return c.judges.All(ctx, rt, rc, former, told)
+		},
+		Attach: func() any { return &plan.Notes{} },
+		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
+			return c.reading.Lock(ctx, c.owners.Of(uid))
+		},
+	})
+	c.workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Checks: c.checks}
+	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.workspaces,
+		Allowed: func() (identity.Allowed, uint64) {
+			s := c.settings.Load()
+			return s.AllowOptions, s.planning
+		},
+		TooLarge: func(r *request.Request) (string, error) {
+			return answer.TooLarge(c.settings.Load().Claims.Bytes, r)
+		}}
+}
+
+// openJudging makes what decides whether a build is served.
+func (c *Cache) openJudging() {
+	rebuild := func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) }
+	c.judges = judge.New(judge.Options{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
+		Now: c.now, Log: c.log, Event: c.Store.Happened, Rebuild: rebuild,
+		Rules: func() (*rules.Set, uint64) {
+			s := c.settings.Load()
+			return s.Rules, s.judging
+		},
+		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &plan.NotesOn(rc).Verdicts },
+		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (
+			*judge.Target, error) {
+			at, err := sources.AttemptOf(b)
+			if err == nil {
+				at, err = c.planner.Planned(ctx, at.WithRuntime(rt.Name, rc))
+			}
+			if err != nil {
+				return nil, err
+			}
+			return at.Plan.Against(rt.Name, rc).Target(), nil
+		},
+	})
+	c.facts = once.New(c.now, c.later)
+	c.trials = &trial.Trials{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
+		Judges: c.judges, Facts: c.facts, Workspaces: c.workspaces, Policy: c.policyOf, Now: c.now, Planner: c.planner}
+	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.Of,
+		Now: c.now, Log: c.log, Rebuild: rebuild,
+		Rules: func() *rules.Set { return c.settings.Load().Rules },
+		Settings: func() reports.Settings {
+			now := c.settings.Load()
+			return reports.Settings{Trusted: now.TrustedReporters, Quorum: now.ReportQuorum}
+		},
+		Find: func(ctx context.Context, p request.Peer, entries []string) ([]index.Build, error) {
+			return c.Queries.Find(ctx, p, entries)
+		}})
+}
+
+// openAnswering makes what finds builds, makes them, and reports on them.
+func (c *Cache) openAnswering() {
+	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
+	c.JobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures,
+		Rights: c.Rights, Store: c.Store, Now: c.now}
+	c.Queries = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
+		Remade: c.options.Remade, Store: c.Store, Stream: &c.events, Rights: c.Rights,
+		Runtimes: c.runtimes, Owner: c.owners.Of,
+		Configured: c.configured.Load, Sandbox: c.trials.Sandbox, Try: c.trials.EP,
+		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
+		PlanAgain: func(ctx context.Context, p request.Peer, builds []index.Build) (
+			*query.Question, error) {
+			return c.answers.Again(ctx, p, builds)
+		},
+		Judge: func(out *wire.Build, b *index.Build) {
+			g := c.gains.Of(b.ID)
+			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
+			c.judges.Standing(b).Fill(out)
+		}})
+	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights,
+		Reports: c.reports, Judge: c.trials, Policy: c.policyOf, Now: c.now,
+		WhyNone: c.Queries.WhyNone, Planned: c.planner.Planned,
+		Served: func(at *request.Attempt, b *index.Build, j judge.Judgement) {
+			c.recompiler.Freshen(at, b, j)
+		},
+		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
+	c.backlog = &upkeep.Backlog{Table: &c.index.Wanted, Later: c.later, References: c.sources,
+		Sources: c.kept, UID: c.uid, Happened: c.Store.Happened, Log: c.log, Acquire: c.acquireResumed}
+	c.builder = build.New(build.Options{Dir: c.dir, UID: c.uid, Store: c.Store, Jobs: c.jobs,
+		Compiler: c.compiler, Models: c.models, Sources: c.sources, Workspaces: c.workspaces,
+		Planner: c.planner, Lookup: c.lookup, Trials: c.trials, Failures: c.failures,
+		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
+		Owner: c.owners.Of, Later: c.later, Queued: c.backlog.Keep, Stored: c.gains.MeasureBuild,
+		Settings: func() build.Settings { return c.settings.Load().builder },
+		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
+			return c.Claims.MayPut(ctx, owner, model, sizes)
+		}})
+	c.recompiler = &upkeep.Recompiler{Builder: c.builder, Kept: c.kept, Queue: &c.rebuilds}
+	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })
+	c.answers = &answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims}
+	c.Changes = change.New(c.Store, c.Queries, c.Rights, c.now)
+}

@@ -39,6 +39,6 @@ func TestBlobsOfANewerVersionStay(t *testing.T) {
 	removed, err := b.cache.forms.Remove(a.Build.Files[1].Digest)
 	require.NoError(t, err)
 	require.Zero(t, removed, "after an upgrade is taken back, the newer version's builds are not this one's to judge")
-	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
+	require.NoError(t, b.cache.Store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(a.Build.Files[1].Digest))
 }

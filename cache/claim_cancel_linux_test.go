@@ -23,14 +23,14 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	second := app.ask(first.Graph)
 	second.Peer.UID = stranger + 1
 	waits := b.asked(second)
-	listed, err := b.cache.jobList.Cancel(context.Background(), first.Peer, nil, true)
+	listed, err := b.cache.JobList.Cancel(context.Background(), first.Peer, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.NotEqual(t, jobs.Cancelled, listed[0].State, "somebody else wants it")
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, request.Claimed, got.answer.Outcome)
-	_, err = b.cache.claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
+	_, err = b.cache.Claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
 	require.ErrorContains(t, err, "its job was cancelled")
 	app.uid = second.Peer.UID
 	require.Equal(t, request.Taken, app.put(app.compile(second, got.answer.Claim)).Outcome)
@@ -39,7 +39,7 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 // Applications ask for a claim, and all jobs are cancelled again and again: each ends with a claim or cancelled, and nothing is left.
 func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 	b := newBench(t)
-	b.cache.claims.Limiter.Burst = 1 << 20
+	b.cache.Claims.Limiter.Burst = 1 << 20
 	app := b.application(stranger, "7.1")
 	model := b.model(1)
 	done, cancelled := make(chan struct{}), make(chan struct{})
@@ -50,7 +50,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 			case <-done:
 				return
 			case <-time.After(time.Duration(rand.IntN(500)) * time.Microsecond):
-				if _, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: stranger}, nil, true); err != nil {
+				if _, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: stranger}, nil, true); err != nil {
 					t.Errorf("cancel: %v", err)
 				}
 			}
@@ -66,7 +66,7 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 				case err != nil && apierr.ClassOf(err) != apierr.Cancelled:
 					t.Errorf("neither a claim nor cancelled: %v", err)
 				case err == nil:
-					_ = b.cache.claims.GiveUp(r.Peer, a.Claim.ID, "", 0) // cancelled, perhaps
+					_ = b.cache.Claims.GiveUp(r.Peer, a.Claim.ID, "", 0) // cancelled, perhaps
 				}
 			}
 		})

@@ -77,7 +77,7 @@ func (a *application) compile(r *request.Request, claim *request.Claim) *claims.
 
 func (a *application) put(put *claims.Put) *request.Answer {
 	a.Helper()
-	got, err := a.cache.claims.Put(context.Background(), request.Peer{UID: a.uid}, put, nil)
+	got, err := a.cache.Claims.Put(context.Background(), request.Peer{UID: a.uid}, put, nil)
 	require.NoError(a, err)
 	a.Cleanup(func() { got.View.Close() })
 	return got
@@ -213,7 +213,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	wait := app.ask(r.Graph)
 	wait.OnMiss = request.Wait
 	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait), b.asked(app.ask(r.Graph))}
-	listed, err := b.cache.jobList.All(context.Background(), r.Peer)
+	listed, err := b.cache.JobList.All(context.Background(), r.Peer)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, []any{jobs.Claimed, 3, uint32(stranger)}, []any{listed[0].State, listed[0].Waiting, listed[0].UID})
@@ -261,13 +261,13 @@ func TestHandOver(t *testing.T) {
 		says string
 	}{
 		"given up": {func(b *bench, first *application, claim *request.Claim) {
-			require.NoError(b, b.cache.claims.GiveUp(request.Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
+			require.NoError(b, b.cache.Claims.GiveUp(request.Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
 		}, "the vendor's compiler crashed (code 11)"},
 		"connection gone": {func(_ *bench, first *application, _ *request.Claim) { first.leave() }, "its connection ended"},
 		"bad artefact": {func(b *bench, first *application, claim *request.Claim) {
 			put := first.compile(first.ask(b.model(1)), claim)
 			put.Files = put.Files[:1]
-			_, err := b.cache.claims.Put(context.Background(), request.Peer{UID: stranger}, put, nil)
+			_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, put, nil)
 			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 		}, "what was put is refused"},
 	}
@@ -291,7 +291,7 @@ func TestHandOver(t *testing.T) {
 			require.Contains(t, one.answer.Why, c.says)
 			require.NotEqual(t, claim.Claim.ID, one.answer.Claim.ID)
 			require.Equal(t, claim.Claim.Output, one.answer.Claim.Output)
-			_, err := b.cache.claims.Put(context.Background(), r.Peer, first.compile(r, claim.Claim), nil)
+			_, err := b.cache.Claims.Put(context.Background(), r.Peer, first.compile(r, claim.Claim), nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "what was claimed before is over: %v", err)
 			second.put(second.compile(r, one.answer.Claim))
 			for _, w := range []<-chan waitResult{waits, last} {
@@ -312,12 +312,12 @@ func TestNobodyIsLeftToCompile(t *testing.T) {
 	wait := app.ask(r.Graph)
 	wait.OnMiss = request.Wait
 	waits := b.asked(wait)
-	require.NoError(t, b.cache.claims.GiveUp(r.Peer, claim.Claim.ID, "out of memory", 6))
+	require.NoError(t, b.cache.Claims.GiveUp(r.Peer, claim.Claim.ID, "out of memory", 6))
 	got := <-waits
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(got.err))
 	require.ErrorContains(t, got.err, "out of memory (code 6)")
 	require.Equal(t, apierr.Unavailable, b.refused(wait).Class, "and nobody waits for a claim that there is not")
-	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.claims.GiveUp(r.Peer, claim.Claim.ID, "", 0)))
+	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.Claims.GiveUp(r.Peer, claim.Claim.ID, "", 0)))
 }
 
 // The daemon compiles for those who wait when a claim for libraries that it has brings nothing.
@@ -330,7 +330,7 @@ func TestTheDaemonCompilesAfterAClaim(t *testing.T) {
 	wait := b.request(r.Graph)
 	waits := b.asked(wait)
 	require.Zero(t, b.compiler.Compiles.Load())
-	require.NoError(t, b.cache.claims.GiveUp(r.Peer, claim.Claim.ID, "no time", 0))
+	require.NoError(t, b.cache.Claims.GiveUp(r.Peer, claim.Claim.ID, "no time", 0))
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, request.Compiled, got.answer.Outcome)
@@ -359,12 +359,12 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 	other := b.application(b.cache.uid, "1.1")
 	r = b.request(b.model(2))
 	r.OnMiss = request.ForClaim
-	_, err = b.cache.claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
+	_, err = b.cache.Claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `SDK "1.1"`)
 
 	same.worker.Fault = standin.Mutilate
-	_, err = b.cache.claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim), nil)
+	_, err = b.cache.Claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim), nil)
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "does not load")
 }
@@ -431,7 +431,7 @@ func TestDeadlineOfAClaim(t *testing.T) {
 	claim := app.claim(r)
 	put := app.compile(r, claim.Claim)
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
-	_, err := b.cache.claims.Put(context.Background(), r.Peer, put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "deadline")
 	require.Empty(t, b.list())
@@ -444,7 +444,7 @@ func TestClaimsEndWithTheDaemon(t *testing.T) {
 	claim := app.claim(r)
 	put := app.compile(r, claim.Claim)
 	b.reopen()
-	_, err := b.cache.claims.Put(context.Background(), r.Peer, put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Equal(t, request.Claimed, b.acquire(r).Outcome)
 }
@@ -465,7 +465,7 @@ func TestOneUsersBytesAreBounded(t *testing.T) {
 	var err error
 	for seed := uint64(1); err == nil && seed < 20; seed++ {
 		r := app.ask(b.model(seed))
-		_, err = b.cache.claims.Put(context.Background(), r.Peer, app.compile(r, app.claim(r).Claim), nil)
+		_, err = b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, app.claim(r).Claim), nil)
 	}
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.NotEmpty(t, b.list())
@@ -497,11 +497,11 @@ func TestEventsOfClaims(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
-	require.NoError(t, b.cache.claims.GiveUp(r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
+	require.NoError(t, b.cache.Claims.GiveUp(r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	app.put(app.compile(r, app.claim(r).Claim))
 	var kinds []string
-	events, err := b.cache.query.Events(context.Background(), r.Peer, time.Time{}, 0)
+	events, err := b.cache.Queries.Events(context.Background(), r.Peer, time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range events.Events {
 		if e.RequestKey != "" {
@@ -509,7 +509,7 @@ func TestEventsOfClaims(t *testing.T) {
 		}
 	}
 	require.Equal(t, "claimed, claim ended, claimed, put", strings.Join(kinds, ", "))
-	hidden, err := b.cache.query.Events(context.Background(), request.Peer{UID: stranger + 1}, time.Time{}, 0)
+	hidden, err := b.cache.Queries.Events(context.Background(), request.Peer{UID: stranger + 1}, time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range hidden.Events {
 		require.Empty(t, e.RequestKey, "others hear nothing of %s", e.Kind)

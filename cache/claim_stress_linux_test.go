@@ -52,7 +52,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			if puts.Load() > 0 {
 				t.Error("a claim was given though there is a build")
 			}
-			if n, _ := b.cache.claims.Counts(); n > 1 {
+			if n, _ := b.cache.Claims.Counts(); n > 1 {
 				t.Errorf("%d claims at the same time", n)
 			}
 			switch fate := random.IntN(8); {
@@ -68,7 +68,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			case fate == 1:
 				time.Sleep(350 * time.Millisecond) // the deadline
 			case fate < 5:
-				if err := b.cache.claims.GiveUp(r.Peer, a.Claim.ID, "no", 0); err != nil && time.Now().Before(a.Claim.Deadline) {
+				if err := b.cache.Claims.GiveUp(r.Peer, a.Claim.ID, "no", 0); err != nil && time.Now().Before(a.Claim.Deadline) {
 					t.Errorf("asker %d: give up: %v", i, err)
 				}
 			}
@@ -83,7 +83,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 
 // requireNoClaims fails if a claim is held or wanted.
 func requireNoClaims(b *bench) {
-	held, wanted := b.cache.claims.Counts()
+	held, wanted := b.cache.Claims.Counts()
 	require.Zero(b, held)
 	require.Zero(b, wanted)
 }
@@ -99,7 +99,7 @@ func compileAndPut(a *application, r *request.Request, claim *request.Claim, fol
 	}
 	if err == nil {
 		var answer *request.Answer
-		if answer, err = a.cache.claims.Put(context.Background(), r.Peer, put, nil); err == nil {
+		if answer, err = a.cache.Claims.Put(context.Background(), r.Peer, put, nil); err == nil {
 			answer.View.Close()
 		}
 	}
@@ -114,7 +114,7 @@ func TestPutBegunInTime(t *testing.T) {
 	// So long that the put begins in time on a busy machine too.
 	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 4 * time.Second })
 	c := newClaimed(b, nil)
-	leave, err := b.cache.claims.Puts.Lock(context.Background(), stranger)
+	leave, err := b.cache.Claims.Puts.Lock(context.Background(), stranger)
 	require.NoError(t, err)
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
@@ -124,7 +124,7 @@ func TestPutBegunInTime(t *testing.T) {
 			default:
 			}
 		}
-		a, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, tell)
+		a, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, tell)
 		if err == nil {
 			err = a.View.Close()
 		}
@@ -145,12 +145,12 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	second := *c.application
 	second.connect = context.Background()
 	next := b.asked(second.ask(c.request.Graph))
-	leave, err := b.cache.claims.Puts.Lock(context.Background(), stranger)
+	leave, err := b.cache.Claims.Puts.Lock(context.Background(), stranger)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		_, err := b.cache.claims.Put(ctx, c.request.Peer, c.put, func(request.Progress) { queued <- struct{}{} })
+		_, err := b.cache.Claims.Put(ctx, c.request.Peer, c.put, func(request.Progress) { queued <- struct{}{} })
 		got <- err
 	}()
 	<-queued
@@ -168,10 +168,10 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 func TestCancelledClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
-	listed, err := b.cache.jobList.Cancel(context.Background(), c.request.Peer, nil, true)
+	listed, err := b.cache.JobList.Cancel(context.Background(), c.request.Peer, nil, true)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
-	_, err = b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err = b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.ErrorContains(t, err, "cancelled")
 }
 
@@ -179,7 +179,7 @@ func TestCancelledClaim(t *testing.T) {
 func TestPutWithoutRoom(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Claims.UserBytes = 10 })
 	c := newClaimed(b, nil)
-	_, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	b.reload(func(o *Options) { o.Claims.UserBytes = 1 << 20 })
 	c.application.put(c.put)
@@ -196,7 +196,7 @@ func TestStoredBetweenLookUpAndJob(t *testing.T) {
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)
 	at.OnMiss = request.ForClaim
-	a, err = b.cache.claims.ClaimOrWait(t.Context(), at, "it was not there")
+	a, err = b.cache.Claims.ClaimOrWait(t.Context(), at, "it was not there")
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, request.Waited, a.Outcome)

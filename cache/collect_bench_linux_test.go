@@ -66,10 +66,10 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 			require.NoError(b, os.WriteFile(filepath.Join(staged, build.Files[i].Name), content[:size], 0o600))
 		}
 		hold := c.cas.Hold()
-		err := c.store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"}, hold)
+		err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"}, hold)
 		hold.Release()
 		require.NoError(b, err)
-		c.store.Expect(build.ID, 0) // nobody waits for it
+		c.Store.Expect(build.ID, 0) // nobody waits for it
 		require.NoError(b, os.RemoveAll(staged))
 	}
 	longest := func(until func() bool) (most time.Duration) {
@@ -91,7 +91,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		plan, err := c.PlanCollection(ctx, request.Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
-		require.NoError(b, c.store.Collector().Collect(ctx, plan, func(int64, int64) {}))
+		require.NoError(b, c.Store.Collector().Collect(ctx, plan, func(int64, int64) {}))
 		took += time.Since(began)
 		evicted += int(plan.Done(evict.Evict))
 
@@ -101,7 +101,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		plan, err = c.PlanCollection(ctx, request.Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)
-		go func() { done <- c.store.Collector().Collect(ctx, plan, func(int64, int64) {}) }()
+		go func() { done <- c.Store.Collector().Collect(ctx, plan, func(int64, int64) {}) }()
 		meanwhile = max(meanwhile, longest(func() bool { return len(done) > 0 }))
 		require.NoError(b, <-done)
 		n := 0

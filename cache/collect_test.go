@@ -41,7 +41,7 @@ func (b *bench) plan(to int64) *store.Collection {
 
 func (b *bench) collect(plan *store.Collection) {
 	b.Helper()
-	require.NoError(b, b.cache.store.Collector().Collect(context.Background(), plan, func(int64, int64) {}))
+	require.NoError(b, b.cache.Store.Collector().Collect(context.Background(), plan, func(int64, int64) {}))
 }
 
 func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
@@ -59,7 +59,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds))
 	b.reopen()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds), "after a restart as well")
-	why, err := b.cache.query.Why(context.Background(), request.Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
+	why, err := b.cache.Queries.Why(context.Background(), request.Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
 }
@@ -70,7 +70,7 @@ func TestTwoCollectTheSame(t *testing.T) {
 	plan, other := b.plan(0), b.plan(0)
 	other.Freed = 0 // nothing is done yet
 	b.collect(plan)
-	require.NoError(t, b.cache.store.Collector().EvictAll(context.Background(), other, other.Steps))
+	require.NoError(t, b.cache.Store.Collector().EvictAll(context.Background(), other, other.Steps))
 	for i := range other.Steps {
 		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
 	}
@@ -186,12 +186,12 @@ func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
 	}
 	b.later.Add(int64(time.Hour))
 	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
-	_, done := b.cache.store.Ledger().Await(0, 0) // the collector leaves its rounds to who waits
+	_, done := b.cache.Store.Ledger().Await(0, 0) // the collector leaves its rounds to who waits
 	defer done()
 	plan := func(quota int64) *store.Collection {
 		settings := b.cache.settings.Load().store
 		settings.Space.UserBytes = store.Amount{Bytes: quota}
-		b.cache.store.SetSettings(settings)
+		b.cache.Store.SetSettings(settings)
 		plan, err := b.cache.PlanCollection(context.Background(), other, store.Goal{}, nil)
 		require.NoError(t, err)
 		return plan
@@ -238,7 +238,7 @@ func TestAnEvictionIsDecidedBeforeItsTombstones(t *testing.T) {
 				return
 			}
 			if id := wanted.Swap(nil); id != nil {
-				_, err := b.cache.store.Take(*id)
+				_, err := b.cache.Store.Take(*id)
 				assert.ErrorIs(t, err, store.ErrGone)
 			}
 		}}

@@ -147,7 +147,7 @@ func TestWhatIsHeldOrAskedForMeanwhileIsNotPacked(t *testing.T) {
 	// One that comes while it is compared with others ends that.
 	plan = b.plan(all - 1<<19)
 	require.Equal(t, []string{"pack c"}, actions(plan, builds))
-	gate := b.cache.store.Collector().UntilUsed(&store.Collection{}, &plan.Steps[0])
+	gate := b.cache.Store.Collector().UntilUsed(&store.Collection{}, &plan.Steps[0])
 	require.NoError(t, gate(context.Background()))
 	b.later.Add(int64(time.Second))
 	a = b.acquire(r)

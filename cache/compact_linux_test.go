@@ -43,7 +43,7 @@ func (b *bench) askFor(variant int, want map[string]string) {
 
 func (b *bench) packCold(after time.Duration) {
 	b.Helper()
-	require.NoError(b, b.cache.store.Packer().Pack(context.Background(), store.Packing{When: store.PackCold, After: after}))
+	require.NoError(b, b.cache.Store.Packer().Pack(context.Background(), store.Packing{When: store.PackCold, After: after}))
 }
 
 func (b *bench) objects() int64 {
@@ -222,7 +222,7 @@ func TestARecipeOfABlobThatIsWholeIsRemoved(t *testing.T) {
 	b.close()
 	require.NoError(t, os.WriteFile(recipe, raw, 0o444))
 	b.open()
-	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
+	require.NoError(t, b.cache.Store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(d))
 	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))
 	_, packed := b.cache.forms.Recipes.Has(d)

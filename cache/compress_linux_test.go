@@ -41,7 +41,7 @@ func (b *bench) pass(d time.Duration) {
 	b.later.Add(int64(d))
 	when, err := (&Options{}).packWhen()
 	require.NoError(b, err)
-	require.NoError(b, b.cache.store.Packer().Pack(context.Background(), when))
+	require.NoError(b, b.cache.Store.Packer().Pack(context.Background(), when))
 }
 
 // What a build has of its own is compressed when it is packed, where that gains, and served as any
@@ -52,7 +52,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	d := large(builds[1])
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	promised := b.cache.store.Packer().PackSaving(builds[1].ID)
+	promised := b.cache.Store.Packer().PackSaving(builds[1].ID)
 	b.pass(3 * time.Hour)
 	require.True(t, b.compressed(d))
 	require.Len(t, b.objectsOf(d), 1, "its literals are in the recipe's file")
@@ -61,7 +61,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	_, recipe, _ := b.cache.forms.Bytes(d)
 	require.InDelta(t, promised+256<<10, before-after-recipe, 16<<10, "hexadecimal digits have four bits of eight")
 	b.exact()
-	own, err := b.cache.query.OwnBytes(b.self(), builds[1])
+	own, err := b.cache.Queries.OwnBytes(b.self(), builds[1])
 	require.NoError(t, err)
 	require.Greater(t, own, recipe, "what its removal would free")
 	b.requireSound()
@@ -74,7 +74,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 		require.NoError(t, a.View.Close())
 		b.exact()
 		b.later.Add(int64(time.Hour))
-		_, err = b.cache.store.Packer().DropCopies(builds[1].ID)
+		_, err = b.cache.Store.Packer().DropCopies(builds[1].ID)
 		require.NoError(t, err)
 		b.reopen()
 	}
@@ -109,7 +109,7 @@ func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	b.pass(90 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 	more, _ := b.stores([]*request.Request{b.worded(512, 900, 2)})
-	require.Greater(t, b.cache.store.Packer().PackSaving(more[0].ID), int64(1<<20))
+	require.Greater(t, b.cache.Store.Packer().PackSaving(more[0].ID), int64(1<<20))
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
 }

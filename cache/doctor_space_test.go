@@ -17,7 +17,7 @@ import (
 // spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it says nothing of the kind.
 func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 	b.Helper()
-	for _, a := range b.cache.query.Doctor().SpaceAdvice(p) {
+	for _, a := range b.cache.Queries.Doctor().SpaceAdvice(p) {
 		if strings.Contains(a.Text, words) {
 			return a
 		}

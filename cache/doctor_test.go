@@ -21,7 +21,7 @@ import (
 
 func (b *bench) doctor(p request.Peer) (out []query.Advice) {
 	b.Helper()
-	reply, err := b.cache.query.Doctor().Examine(context.Background(), p)
+	reply, err := b.cache.Queries.Doctor().Examine(context.Background(), p)
 	require.NoError(b, err)
 	for _, a := range reply.Advice {
 		out = append(out, query.Advice{Severity: a.Severity, Subject: a.Subject, Text: a.Text, Hint: a.Hint})
@@ -150,7 +150,7 @@ func TestDoctorIsCancelled(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err := b.cache.query.Doctor().Examine(ctx, b.self())
+	_, err := b.cache.Queries.Doctor().Examine(ctx, b.self())
 	require.True(t, errors.Is(err, context.Canceled), "%v", err)
 }
 
@@ -161,7 +161,7 @@ func TestWhatWasCancelledDidNotFail(t *testing.T) {
 		ids = append(ids, b.later1(seed+1, somebody).Job)
 	}
 	b.begins(g, 4)
-	_, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebody}, ids, false)
+	_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, ids, false)
 	require.NoError(t, err)
 	kinds := make(map[string]int)
 	for _, e := range b.events(request.Peer{UID: somebody}) {
@@ -169,7 +169,7 @@ func TestWhatWasCancelledDidNotFail(t *testing.T) {
 	}
 	require.Equal(t, 4, kinds[event.Cancelled])
 	require.Zero(t, kinds[event.Failed])
-	a := about(t, b.cache.query.Doctor().LatelyAdvice(b.self()), "compiles") // the rest compiles something, and compiles wait here
+	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles") // the rest compiles something, and compiles wait here
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 }
@@ -188,7 +188,7 @@ func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.Zero(t, b.cache.index.Counters.All()["failures"])
-	a := about(t, b.cache.query.Doctor().LatelyAdvice(b.self()), "compiles")
+	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 	for _, past := range b.cache.jobs.Known() {

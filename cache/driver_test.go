@@ -125,13 +125,13 @@ func TestADriverVersionThatCannotBeReadStays(t *testing.T) {
 	b.open()
 	first := b.acquire(b.request(b.model(2)))
 	require.Equal(t, "32.0.1", first.Build.EPs[0].DriverVersion)
-	require.Empty(t, b.cache.query.Doctor().DriverAdvice())
+	require.Empty(t, b.cache.Queries.Doctor().DriverAdvice())
 
 	require.NoError(t, os.Remove(version))
 	b.cache.runtimes.LookAtMachine(t.Context())
 	again := b.acquire(b.request(b.model(2)))
 	require.Equal(t, request.Hit, again.Outcome)
-	advice := b.cache.query.Doctor().DriverAdvice()
+	advice := b.cache.Queries.Doctor().DriverAdvice()
 	require.Len(t, advice, 1)
 	require.Contains(t, advice[0].Text, version)
 }

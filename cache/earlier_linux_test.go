@@ -82,7 +82,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 			t.Helper()
 			served := 0
 			require.NoError(t, b.cache.index.Each(ctx, func(build index.Build) error {
-				v, err := lookup.View(ctx, b.cache.store, &build, func(string) {})
+				v, err := lookup.View(ctx, b.cache.Store, &build, func(string) {})
 				require.NoError(t, err)
 				for _, f := range build.Files {
 					content, err := os.ReadFile(filepath.Join(v.Path(), v.ID(), f.Name))
@@ -98,11 +98,11 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 		result, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true}, nil)
 		require.NoError(t, err)
 		require.Empty(t, result.Findings)
-		require.NoError(t, b.cache.store.RemoveLeftovers(ctx))
+		require.NoError(t, b.cache.Store.RemoveLeftovers(ctx))
 		b.exact()
 		b.later.Add(int64(30 * 24 * time.Hour))
 		for range 2 {
-			require.NoError(t, b.cache.store.Packer().LookAtUnknown(ctx))
+			require.NoError(t, b.cache.Store.Packer().LookAtUnknown(ctx))
 			b.pass(time.Hour)
 		}
 		b.exact()

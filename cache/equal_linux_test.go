@@ -230,7 +230,7 @@ func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
 			require.Equal(t, request.Claimed, claim.Outcome)
 			put := app.compile(r, claim.Claim)
 			row.between()
-			taken, err := b.cache.claims.Put(t.Context(), r.Peer, put, nil)
+			taken, err := b.cache.Claims.Put(t.Context(), r.Peer, put, nil)
 			if row.refused {
 				require.ErrorIs(t, err, runtimes.ErrMoving)
 				return

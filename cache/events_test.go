@@ -23,7 +23,7 @@ import (
 
 func (b *bench) events(p request.Peer) []*wire.Event {
 	b.Helper()
-	out, err := b.cache.query.Events(context.Background(), p, time.Time{}, 0)
+	out, err := b.cache.Queries.Events(context.Background(), p, time.Time{}, 0)
 	require.NoError(b, err)
 	return out.Events
 }
@@ -117,7 +117,7 @@ func TestWhoHearsOfWhat(t *testing.T) {
 	failing := b.others(bob.UID, 3)
 	failing.EPs[0].Options = map[string]string{"fault": string(standin.Crash)}
 	b.refused(failing)
-	b.cache.store.Happened(index.Event{Kind: event.Probed, Runtime: "/opt/ort"})
+	b.cache.Store.Happened(index.Event{Kind: event.Probed, Runtime: "/opt/ort"})
 
 	require.Equal(t, []string{event.Compiled, event.Compiled}, entryKinds(b.events(alice)))
 	require.Equal(t, []string{event.Failed}, entryKinds(b.events(bob)))
@@ -133,13 +133,13 @@ func TestEventsAreBounded(t *testing.T) {
 	start := b.cache.now()
 	for i := range 50 {
 		b.later.Store(int64(time.Duration(i) * time.Hour))
-		b.cache.store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
+		b.cache.Store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
-	newest, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 3)
+	newest, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
 	require.Len(t, newest.Events, 3)
 	require.Equal(t, []string{"47", "48", "49"}, []string{newest.Events[0].Text, newest.Events[1].Text, newest.Events[2].Text})
-	late, err := b.cache.query.Events(context.Background(), b.self(), start.Add(48*time.Hour-time.Minute), 0)
+	late, err := b.cache.Queries.Events(context.Background(), b.self(), start.Add(48*time.Hour-time.Minute), 0)
 	require.NoError(t, err)
 	require.Len(t, late.Events, 2)
 }
@@ -150,7 +150,7 @@ func (b *bench) subscribe(p request.Peer) <-chan *wire.Event {
 	out, done := make(chan *wire.Event, 100), make(chan error)
 	end := b.cache.events.End()
 	go func() {
-		done <- b.cache.query.SubscribeFrom(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
+		done <- b.cache.Queries.SubscribeFrom(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
 	}()
 	b.Cleanup(func() {
 		cancel()
@@ -165,7 +165,7 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 	alice, all := b.subscribe(request.Peer{UID: 2001}), b.subscribe(b.self())
 	b.acquire(b.request(b.model(2)))
 	b.acquire(b.others(2001, 3))
-	b.cache.store.Happened(index.Event{Kind: "end"})
+	b.cache.Store.Happened(index.Event{Kind: "end"})
 
 	hear := func(from <-chan *wire.Event) (out []string) {
 		for e := range from {
@@ -187,11 +187,11 @@ func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	b.assessed(func(runtimes.Facts) bool { return true }) // nothing else happens from here on
 	end := b.cache.events.End()
 	for i := range 3 * query.MaxBehind {
-		b.cache.store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
+		b.cache.Store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event
-	err := b.cache.query.SubscribeFrom(context.Background(), b.self(), end, func(e *wire.Event) error {
+	err := b.cache.Queries.SubscribeFrom(context.Background(), b.self(), end, func(e *wire.Event) error {
 		got = append(got, e)
 		if e.Text == fmt.Sprint(3*query.MaxBehind-1) {
 			return enough

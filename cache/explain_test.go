@@ -24,7 +24,7 @@ import (
 func (b *bench) explain(r *request.Request) *wire.Explanation {
 	b.Helper()
 	compiles, checks := b.compiler.Compiles.Load(), b.compiler.Checks.Load()
-	before, err := b.cache.query.Status(context.Background())
+	before, err := b.cache.Queries.Status(context.Background())
 	require.NoError(b, err)
 	events := len(b.done())
 	r.OnMiss = request.Explain
@@ -32,7 +32,7 @@ func (b *bench) explain(r *request.Request) *wire.Explanation {
 	require.Equal(b, request.Explained, a.Outcome)
 	require.Nil(b, a.View)
 	require.Nil(b, a.Build)
-	after, err := b.cache.query.Status(context.Background())
+	after, err := b.cache.Queries.Status(context.Background())
 	require.NoError(b, err)
 	require.Equal(b, counted(before), counted(after))
 	require.Equal(b, compiles, b.compiler.Compiles.Load())
@@ -56,7 +56,7 @@ func (b *bench) done() (out []*wire.Event) {
 
 func (b *bench) why(p request.Peer, entry string) *wire.Explanation {
 	b.Helper()
-	e, err := b.cache.query.Why(context.Background(), p, entry)
+	e, err := b.cache.Queries.Why(context.Background(), p, entry)
 	require.NoError(b, err)
 	return e
 }
@@ -224,7 +224,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 	for _, h := range e.History {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
-	_, err := b.cache.query.Why(context.Background(), request.Peer{UID: 2002}, "alices-secret.onnx")
+	_, err := b.cache.Queries.Why(context.Background(), request.Peer{UID: 2002}, "alices-secret.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
 }
@@ -290,9 +290,9 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 		require.Contains(t, e.Reason, "removed by hand")
 		require.Equal(t, []string{event.Compiled, event.Retracted}, kinds(e.History))
 	}
-	_, err = b.cache.query.Why(context.Background(), b.self(), "never.onnx")
+	_, err = b.cache.Queries.Why(context.Background(), b.self(), "never.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = b.cache.query.Why(context.Background(), request.Peer{UID: 2002}, "model.onnx")
+	_, err = b.cache.Queries.Why(context.Background(), request.Peer{UID: 2002}, "model.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
@@ -329,7 +329,7 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 func TestWhyANameMeansSeveral(t *testing.T) {
 	b := newBench(t)
 	first, second := b.acquire(b.request(b.model(1))), b.acquire(b.request(b.model(2)))
-	_, err := b.cache.query.Why(context.Background(), b.self(), "model.onnx")
+	_, err := b.cache.Queries.Why(context.Background(), b.self(), "model.onnx")
 	var e *apierr.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, apierr.BadRequest, e.Class)

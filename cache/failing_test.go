@@ -30,7 +30,7 @@ func (b *bench) failing(seed uint64, how standin.Fault) *request.Request {
 }
 
 func (b *bench) failures(p request.Peer) []failure.Failure {
-	list, err := b.cache.jobList.Failures(context.Background(), p)
+	list, err := b.cache.JobList.Failures(context.Background(), p)
 	require.NoError(b, err)
 	return list
 }
@@ -87,7 +87,7 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 	require.Contains(t, again.Text, failure.In(first).Text)
 	require.Equal(t, "1", again.Facts["failed"])
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
-	events, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 0)
+	events, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Equal(t, []string{event.Failed}, entryKinds(events.Events), "what is answered from memory is no event")
 }
@@ -187,7 +187,7 @@ func TestRetry(t *testing.T) {
 	e := b.refused(b.failing(1, standin.Refuse))
 	key := failure.In(e).RequestKey.String()
 	retry := func(p request.Peer, names ...string) ([]failure.Failure, error) {
-		return b.cache.jobList.Retry(context.Background(), p, names, false)
+		return b.cache.JobList.Retry(context.Background(), p, names, false)
 	}
 	_, err := retry(b.self(), "other.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
@@ -202,7 +202,7 @@ func TestRetry(t *testing.T) {
 		require.EqualValues(t, i+2, b.compiler.Compiles.Load())
 	}
 	b.refused(b.failing(2, standin.Refuse))
-	gone, err := b.cache.jobList.Retry(context.Background(), b.self(), nil, true)
+	gone, err := b.cache.JobList.Retry(context.Background(), b.self(), nil, true)
 	require.NoError(t, err)
 	require.Len(t, gone, 2)
 	require.Empty(t, b.failures(b.self()))
@@ -261,7 +261,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	require.Contains(t, e.Reason, "told to refuse")
 	require.Contains(t, e.Reason, "not tried again before")
 	require.NotContains(t, e.Reason, "never compiled")
-	why, err := b.cache.query.Why(context.Background(), b.self(), "model.onnx")
+	why, err := b.cache.Queries.Why(context.Background(), b.self(), "model.onnx")
 	require.NoError(t, err)
 	require.Equal(t, query.Failed, why.Decision)
 	require.Contains(t, why.Reason, "told to refuse")
@@ -296,7 +296,7 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 		r.OnMiss = request.Bypass
 		b.refused(r)
 	}
-	events, err := b.cache.query.Events(context.Background(), b.self(), time.Time{}, 0)
+	events, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Equal(t, []string{event.Failed}, entryKinds(events.Events))
 }
@@ -317,7 +317,7 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 	a, err := claim(2, standin.Hang)
 	require.NoError(t, err)
 	require.Equal(t, request.Claimed, a.Outcome)
-	require.NoError(t, b.cache.claims.GiveUp(b.self(), a.Claim.ID, "", 0))
+	require.NoError(t, b.cache.Claims.GiveUp(b.self(), a.Claim.ID, "", 0))
 }
 
 func TestWhatFailedIsNotQueued(t *testing.T) {

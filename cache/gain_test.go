@@ -173,7 +173,7 @@ func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 	b := measuring(t, 1, 2, func(o *Options) { o.KeepSource = build.KeepNone })
 	settings := b.cache.settings.Load().store
 	settings.Space.Floor = store.Amount{Percent: 100}
-	b.cache.store.SetSettings(settings)
+	b.cache.Store.SetSettings(settings)
 	b.acquire(b.request(b.model(1)))
 	b.cache.gains.Wait()
 	require.Zero(t, b.compiler.LoadComparisons.Load())

@@ -129,7 +129,7 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	require.Empty(t, alone.Members)
 	require.Equal(t, compilers.Passed, alone.Build.LoadCheck)
 	require.Equal(t, request.Hit, b.acquire(b.variants(ep, 1, 1024)).Outcome, "the group itself is still there")
-	failures, err := b.cache.jobList.Failures(context.Background(), b.self())
+	failures, err := b.cache.JobList.Failures(context.Background(), b.self())
 	require.NoError(t, err)
 	require.Empty(t, failures)
 	require.NotContains(t, kinds(b.events(b.self())), event.Failed)

@@ -41,7 +41,7 @@ func TestWhatIsOpenStaysAndCounts(t *testing.T) {
 	a := b.acquire(b.held(1))
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
-	require.Equal(t, store.KeptInUse, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptInUse, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
@@ -62,7 +62,7 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	}
 	read, both := b.openFile(path(0)), b.openFile(path(1))
 	b.elsewhere(path(1))
-	require.Equal(t, store.KeptReading, b.cache.store.Collector().Protected(builds[0].ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptReading, b.cache.Store.Collector().Protected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
 	var over atomic.Bool
@@ -82,7 +82,7 @@ func TestWhatIsComparedIsLetGoForACollection(t *testing.T) {
 	b, builds := stored(t, 2)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s := b.cache.store.Packer()
+	s := b.cache.Store.Packer()
 	defer s.Asking()()
 	waits := make(chan struct{})
 	compared := make(chan error, 1)
@@ -98,7 +98,7 @@ func TestWhatIsComparedIsLetGoForACollection(t *testing.T) {
 		compared <- err
 	}()
 	<-waits
-	require.Equal(t, store.KeptReading, b.cache.store.Collector().Protected(builds[0].ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptReading, b.cache.Store.Collector().Protected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	b.collect(plan)
 	require.Equal(t, []string{"removed", "removed"}, outcomes(plan, builds[0].ID, builds[1].ID))

@@ -70,7 +70,7 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	<-s.began
 	require.Eventually(t, func() bool { return len(b.jobs(somebody)) == 1 }, soon, time.Millisecond)
-	ended, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: 0}, []string{b.jobs(somebody)[0].ID}, false) // of a user only the own part: the daemon may want to know too
+	ended, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: 0}, []string{b.jobs(somebody)[0].ID}, false) // of a user only the own part: the daemon may want to know too
 	require.NoError(t, err)
 	require.Len(t, ended, 1)
 	require.Equal(t, jobs.Cancelled, ended[0].State)

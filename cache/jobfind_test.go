@@ -16,7 +16,7 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 	id := b.later1(1, somebody).Job
 	b.begins(g, 1)
 	find := func(uid uint32, name string) (state string, err error) {
-		f, _, err := b.cache.jobList.Find(request.Peer{UID: uid}, name)
+		f, _, err := b.cache.JobList.Find(request.Peer{UID: uid}, name)
 		if f == nil {
 			return "", err
 		}
@@ -53,7 +53,7 @@ func TestJobsThatBeginEqually(t *testing.T) {
 		if n == 1 {
 			continue // but for the probe, which is a job, too
 		}
-		_, _, err := b.cache.jobList.Find(request.Peer{UID: somebody}, string(digit))
+		_, _, err := b.cache.JobList.Find(request.Peer{UID: somebody}, string(digit))
 		require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 		require.ErrorContains(t, err, "jobs begin so")
 	}

@@ -84,7 +84,7 @@ func (b *bench) laterRequest(seed uint64, uid uint32) *request.Request {
 
 func (b *bench) jobs(uid uint32) []jobs.Info {
 	b.Helper()
-	listed, err := b.cache.jobList.All(context.Background(), request.Peer{UID: uid})
+	listed, err := b.cache.JobList.All(context.Background(), request.Peer{UID: uid})
 	require.NoError(b, err)
 	return listed
 }
@@ -94,7 +94,7 @@ func (b *bench) follow(uid uint32, id string) jobs.Info {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	j, err := b.cache.jobList.Follow(ctx, request.Peer{UID: uid}, id, nil)
+	j, err := b.cache.JobList.Follow(ctx, request.Peer{UID: uid}, id, nil)
 	require.NoError(b, err)
 	return j
 }
@@ -215,9 +215,9 @@ func TestJobsAreThoseOfWhoAsks(t *testing.T) {
 	b.begins(g, 1)
 	require.Len(t, b.jobs(0), 1)
 	require.Empty(t, b.jobs(somebodyElse))
-	_, err := b.cache.jobList.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job, nil)
+	_, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebodyElse}, []string{a.Job}, false)
+	_, err = b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebodyElse}, []string{a.Job}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	b.later1(1, somebodyElse) // who has the model may know that it is being compiled, but not for whom
 	require.EqualValues(t, somebodyElse, b.jobs(somebodyElse)[0].UID)
@@ -236,7 +236,7 @@ func TestCancelEndsOnesOwnPart(t *testing.T) {
 	other.Peer.UID = somebodyElse
 	theirs := b.ask(context.Background(), other)
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
-	listed, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, jobs.Running, listed[0].State, "somebody else waits for it")
@@ -254,7 +254,7 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	b.begins(g, 1)
 	job := b.later1(1, somebodyElse).Job
-	listed, err := b.cache.jobList.Cancel(context.Background(), request.Peer{}, []string{job}, false)
+	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, []string{job}, false)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
@@ -277,7 +277,7 @@ func TestCancelRefusals(t *testing.T) {
 		"all of nothing": {all: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebody}, test.ids, test.all)
+			_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, test.ids, test.all)
 			if test.want == 0 {
 				require.NoError(t, err)
 				return
@@ -296,7 +296,7 @@ func TestBackgroundIsBoundedForEachUser(t *testing.T) {
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	b.later1(0, somebody)
 	b.later1(jobs.MaxKept, somebodyElse)
-	listed, err := b.cache.jobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, jobs.MaxKept)
 	b.later1(jobs.MaxKept+1, somebody)
@@ -371,7 +371,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	var h heard
 	followed := make(chan jobs.Info, 1)
 	go func() {
-		j, err := b.cache.jobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, h.tell)
+		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, h.tell)
 		if err == nil {
 			followed <- j
 		}
@@ -394,7 +394,7 @@ func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
 	followed := make(chan jobs.Info, 1)
 	id := b.jobs(0)[0].ID
 	go func() {
-		j, err := b.cache.jobList.Follow(context.Background(), request.Peer{}, id, nil)
+		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{}, id, nil)
 		if err == nil {
 			followed <- j
 		}
@@ -456,7 +456,7 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	a := b.later1(1, somebody)
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
 	b.later.Add(int64(jobs.PastFor + time.Second))
-	_, err := b.cache.jobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, nil)
+	_, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
@@ -471,7 +471,7 @@ func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {
 		require.Equal(t, b.jobs(somebody)[0].ID, a.Job)
 		require.Equal(t, jobs.Claimed, b.jobs(somebody)[0].State)
 	}
-	require.NoError(t, b.cache.claims.GiveUp(r.Peer, claimed.Claim.ID, "it crashed", 0))
+	require.NoError(t, b.cache.Claims.GiveUp(r.Peer, claimed.Claim.ID, "it crashed", 0))
 	b.begins(g, 1)
 	listed := b.jobs(somebody)
 	require.Len(t, listed, 1)

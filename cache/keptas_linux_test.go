@@ -16,9 +16,9 @@ import (
 // kept is what show and why say of how a build is kept.
 func (b *bench) kept(name string) string {
 	b.Helper()
-	shown, err := b.cache.query.Show(context.Background(), b.self(), name)
+	shown, err := b.cache.Queries.Show(context.Background(), b.self(), name)
 	require.NoError(b, err)
-	why, err := b.cache.query.Why(context.Background(), b.self(), name)
+	why, err := b.cache.Queries.Why(context.Background(), b.self(), name)
 	require.NoError(b, err)
 	require.Equal(b, shown.Builds[0].KeptText, why.Candidates[0].Build.KeptText)
 	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown.Builds[0].KeptAs, "a word, as in listings")
@@ -47,8 +47,8 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 		}
 		return one
 	}
-	require.Equal(t, "packed", b.cache.query.KeptWord(both(builds[0], builds[2])))
-	require.Equal(t, "packed", b.cache.query.KeptWord(both(builds[2], builds[0])))
+	require.Equal(t, "packed", b.cache.Queries.KeptWord(both(builds[0], builds[2])))
+	require.Equal(t, "packed", b.cache.Queries.KeptWord(both(builds[2], builds[0])))
 
 	p, _ := b.cache.forms.Recipes.Has(large(builds[1]))
 	compressed := fmt.Sprintf("packed, %s of %s its own, compressed to %s", bytesize.Text(p.Compressed), bytesize.Text(p.Size), bytesize.Text(p.Stored))
@@ -57,7 +57,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Less(t, q.Containers[q.Literals].Size, q.Size/8)
 	packed := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(q.Containers[q.Literals].Size), bytesize.Text(q.Size))
 	require.Equal(t, packed, b.kept(builds[2].BuildKey.String()))
-	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed, b.cache.query.KeptText(both(builds[1], builds[2])))
+	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed, b.cache.Queries.KeptText(both(builds[1], builds[2])))
 	require.Equal(t, "whole", b.kept(builds[0].BuildKey.String()))
 
 	a := b.acquire(b.dense(512, 3))
@@ -65,6 +65,6 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Equal(t, packed+", with a copy that is served", b.kept(builds[2].BuildKey.String()))
 
 	small := b.acquire(b.request(b.model(1)))
-	require.Equal(t, "whole", b.cache.query.KeptText(small.Build), "nothing more is to be said of what is small")
+	require.Equal(t, "whole", b.cache.Queries.KeptText(small.Build), "nothing more is to be said of what is small")
 	require.True(t, slices.ContainsFunc(b.list(), func(l listed) bool { return l.Build.BuildKey == small.Build.BuildKey && l.told.KeptAs == "whole" }))
 }

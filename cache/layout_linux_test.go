@@ -19,7 +19,7 @@ import (
 
 func (b *bench) layout(p request.Peer, most int, tensors bool, names ...string) *query.Layout {
 	b.Helper()
-	l, err := b.cache.query.Layout(context.Background(), p, names, most, tensors)
+	l, err := b.cache.Queries.Layout(context.Background(), p, names, most, tensors)
 	require.NoError(b, err)
 	return l
 }
@@ -60,7 +60,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.EqualValues(t, 2, l.More)
 	require.Positive(t, l.MoreBytes)
 	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
-	_, err := b.cache.query.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
+	_, err := b.cache.Queries.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 
 	// Who shares something is told, if one may see it.
@@ -131,7 +131,7 @@ func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 		}
 		require.Equal(t, large(builds[1]), f.Digest)
 		require.Less(t, f.Own, f.Size/2)
-		require.Contains(t, b.cache.query.KeptText(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Own), bytesize.Text(f.Size)))
+		require.Contains(t, b.cache.Queries.KeptText(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Own), bytesize.Text(f.Size)))
 	}
 }
 

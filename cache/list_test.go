@@ -21,7 +21,7 @@ func TestAListIsGivenInPages(t *testing.T) {
 	var keys []string
 	next := ""
 	for i, want := range []int{2, 2, 1} {
-		page, err := b.cache.query.List(ctx, b.self(), &wire.List{After: next, Limit: 2}, nil)
+		page, err := b.cache.Queries.List(ctx, b.self(), &wire.List{After: next, Limit: 2}, nil)
 		require.NoError(t, err)
 		require.Len(t, page.Builds, want)
 		require.Equal(t, i == 2, page.Next == "", "only the last page is told to be that")
@@ -36,10 +36,10 @@ func TestAListIsGivenInPages(t *testing.T) {
 		return nil
 	}))
 	require.Equal(t, ordered, keys)
-	page, err := b.cache.query.List(ctx, b.self(), &wire.List{Limit: 5}, nil)
+	page, err := b.cache.Queries.List(ctx, b.self(), &wire.List{Limit: 5}, nil)
 	require.NoError(t, err)
 	require.Len(t, page.Builds, 5)
 	require.Empty(t, page.Next, "it was just full")
-	_, err = b.cache.query.List(ctx, b.self(), &wire.List{After: "page 2"}, nil)
+	_, err = b.cache.Queries.List(ctx, b.self(), &wire.List{After: "page 2"}, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 }

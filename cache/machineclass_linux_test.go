@@ -220,7 +220,7 @@ func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 		EPs: []compilers.EP{{Name: openVINO}}, Output: claim.Claim.Output, Route: claim.Claim.Route,
 		GraphOptimizationLevel: "disable_all"}, nil)
 	require.NoError(t, err)
-	taken, err := b.cache.claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
+	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
 	require.NoError(t, err)
 	defer taken.View.Close()
 	require.Regexp(t, "^cpu:", taken.Build.EPs[0].HardwareArchitecture)

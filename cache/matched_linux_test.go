@@ -27,11 +27,11 @@ func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
 		require.NoError(t, b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...))) // it shares nothing
 		require.True(t, b.cache.forms.Sharing.LookedAt(d))
 	}
-	require.NoError(t, b.cache.forms.Sharing.Renew(context.Background(), b.cache.store.Packer().Gate))
+	require.NoError(t, b.cache.forms.Sharing.Renew(context.Background(), b.cache.Store.Packer().Gate))
 	for _, d := range []cas.Digest{container, literals} {
 		b.requireSketch(d)
 	}
-	todo, err := b.cache.store.Packer().Unknown(context.Background())
+	todo, err := b.cache.Store.Packer().Unknown(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, todo, build)
 	_, err = b.cache.forms.Sharing.LookAt(context.Background(), build, nil)

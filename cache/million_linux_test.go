@@ -74,9 +74,9 @@ func (m *multitude) compile(template string) {
 		require.NoError(m, os.WriteFile(path, compilertest.Dense(uint64(i), 8, 1), 0o644))
 		require.NoError(m, m.acquire(m.ask(i)).View.Close())
 	}
-	first, err := m.cache.query.List(context.Background(), m.self(), &wire.List{Limit: 1}, nil)
+	first, err := m.cache.Queries.List(context.Background(), m.self(), &wire.List{Limit: 1}, nil)
 	require.NoError(m, err)
-	builds, err := m.cache.query.Find(context.Background(), m.self(), []string{first.Builds[0].Build})
+	builds, err := m.cache.Queries.Find(context.Background(), m.self(), []string{first.Builds[0].Build})
 	require.NoError(m, err)
 	m.close()
 	id := builds[0].ID.String()
@@ -258,7 +258,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	f.first = time.Since(began)
 	rest := m.settle()
 	m.Logf("%d entries: opened in %v, at rest %v later", m.n, f.first, rest)
-	r, err := m.cache.query.Space()
+	r, err := m.cache.Queries.Space()
 	require.NoError(m, err)
 	require.EqualValues(m, m.n, r.Builds)
 	m.close()
@@ -285,14 +285,14 @@ func (m *multitude) measure(hits int) (f figures) {
 		m.Logf("a plan to %d %%, %d steps: %v (%v of processor time), at most %.0f MiB", part, len(plan.Steps), took, m.cpu()-cpu, most)
 	}
 	var seen phasesSeen
-	most, took := peak(func() { _, err = m.cache.query.Usage(ctx, m.self(), &wire.Usage{}, seen.hear) })
+	most, took := peak(func() { _, err = m.cache.Queries.Usage(ctx, m.self(), &wire.Usage{}, seen.hear) })
 	require.NoError(m, err)
 	require.Equal(m, []string{"reading builds", "reading files"}, seen.names)
 	m.Logf("du: %v, at most %.0f MiB", took, most)
 	listed, next := 0, ""
 	most, took = peak(func() {
 		for {
-			page, err := m.cache.query.List(ctx, m.self(), &wire.List{After: next}, nil)
+			page, err := m.cache.Queries.List(ctx, m.self(), &wire.List{After: next}, nil)
 			require.NoError(m, err)
 			if listed, next = listed+len(page.Builds), page.Next; next == "" {
 				return
@@ -303,7 +303,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	m.Logf("list of all: %v, at most %.0f MiB", took, most)
 	seen = phasesSeen{}
 	began = time.Now()
-	none, err := m.cache.query.List(ctx, m.self(), &wire.List{Model: "none of this name"}, seen.hear)
+	none, err := m.cache.Queries.List(ctx, m.self(), &wire.List{Model: "none of this name"}, seen.hear)
 	require.NoError(m, err)
 	require.Empty(m, none.Builds)
 	require.Equal(m, []string{"reading builds"}, seen.names)

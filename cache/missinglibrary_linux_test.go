@@ -38,7 +38,7 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	require.ErrorContains(t, b.probed().MarkErrors[qnn], missing)
 
 	var said []string
-	advice, err := b.cache.query.Doctor().Examine(t.Context(), request.Peer{UID: b.cache.uid})
+	advice, err := b.cache.Queries.Doctor().Examine(t.Context(), request.Peer{UID: b.cache.uid})
 	require.NoError(t, err)
 	for _, a := range advice.Advice {
 		said = append(said, a.Text)

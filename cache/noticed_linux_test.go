@@ -33,7 +33,7 @@ func (b *bench) elsewhereUpdated(r compilers.Runtime, release string) {
 	b.Helper()
 	path := r.EPs[0].Path[:len(r.EPs[0].Path)-len(".so")] + ".release"
 	require.NoError(b, os.WriteFile(path, []byte(release), 0o644))
-	_, err := b.cache.query.Probe(b.Context(), b.self(), runtimes.Ref{}, true)
+	_, err := b.cache.Queries.Probe(b.Context(), b.self(), runtimes.Ref{}, true)
 	require.NoError(b, err)
 }
 

@@ -132,7 +132,7 @@ func (c *Cache) Reload(o Options) error {
 	}
 	c.settings.Store(next)
 	c.rebuilds.Adjust()
-	c.store.SetSettings(next.store)
+	c.Store.SetSettings(next.store)
 	c.runtimes.Register(o.Runtimes)
 	c.runtimes.SetDrivers(o.Drivers)
 	if judging {

@@ -146,11 +146,11 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 	var hit, cp, again time.Duration
 	for b.Loop() {
 		bench.later.Add(int64(time.Hour))
-		_, err := bench.cache.store.Packer().DropCopies(builds[1].ID)
+		_, err := bench.cache.Store.Packer().DropCopies(builds[1].ID)
 		require.NoError(b, err)
 		for i, total := range []*time.Duration{&hit, &again} {
 			began := time.Now()
-			a, err := lookup.Lease(context.Background(), bench.cache.store, builds[1], func(string) {})
+			a, err := lookup.Lease(context.Background(), bench.cache.Store, builds[1], func(string) {})
 			*total += time.Since(began)
 			require.NoError(b, err, i)
 			require.NoError(b, a.View.Close())

@@ -118,7 +118,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			require.Equal(b, b.files[v], after.read(a))
 			require.NoError(b, a.View.Close())
 		}
-		require.NoError(b, after.cache.store.RemoveLeftovers(context.Background()))
+		require.NoError(b, after.cache.Store.RemoveLeftovers(context.Background()))
 		result, err = after.cache.Check(context.Background(), after.self(), &wire.Check{}, nil)
 		require.NoError(b, err)
 		require.Empty(b, result.Findings)
@@ -148,14 +148,14 @@ func (b *crashBench) evict(n int) error {
 	plan.Steps = slices.DeleteFunc(plan.Steps, func(s evict.Step) bool {
 		return !slices.ContainsFunc(b.builds[:n], func(build *index.Build) bool { return build.ID == s.ID })
 	})
-	return b.cache.store.Collector().Collect(ctx, plan, func(int64, int64) {})
+	return b.cache.Store.Collector().Collect(ctx, plan, func(int64, int64) {})
 }
 
 // packing, and each thing that is done with what is packed, may be stopped, or fail, at any step.
 func TestStopAtEveryStepOfPacking(t *testing.T) {
 	ctx := context.Background()
 	pack := func(b *bench, builds []*index.Build) {
-		_, err := b.cache.store.Packer().PackBuild(ctx, builds[1].ID)
+		_, err := b.cache.Store.Packer().PackBuild(ctx, builds[1].ID)
 		require.NoError(b, err)
 	}
 	alike := []int{512, 512}
@@ -166,16 +166,16 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		run     func(b *crashBench) error
 		every   int // so many steps it is tried; odd, so that both errors come up
 	}{
-		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.store.Packer().PackBuild(ctx, b.builds[1].ID); return err }, 1},
-		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.store.Packer().PackBuild(ctx, b.builds[0].ID); return err }, 3},
+		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.Store.Packer().PackBuild(ctx, b.builds[1].ID); return err }, 1},
+		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.Store.Packer().PackBuild(ctx, b.builds[0].ID); return err }, 3},
 		{"make a container whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.store.Packer().PackBuild(ctx, builds[0].ID)
+			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[0].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) }, 3},
 		{"compact what no build needs", []int{640, 300, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.store.Packer().PackBuild(ctx, builds[2].ID)
+			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 			require.NoError(b, b.remove(builds[0]))
 		}, func(b *crashBench) error {
@@ -183,21 +183,21 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		}, 3},
 		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 7},
 		{"unpack", alike, pack, func(b *crashBench) error {
-			a, err := lookup.Lease(ctx, b.cache.store, b.builds[1], func(string) {})
+			a, err := lookup.Lease(ctx, b.cache.Store, b.builds[1], func(string) {})
 			if err == nil {
 				err = a.View.Close()
 			}
 			return err
 		}, 1},
 		{"pack and compress", []int{320, -320}, nil, func(b *crashBench) error {
-			_, err := b.cache.store.Packer().PackBuild(ctx, b.builds[1].ID)
+			_, err := b.cache.Store.Packer().PackBuild(ctx, b.builds[1].ID)
 			return err
 		}, 3},
 		{"unpack what is compressed", []int{320, -320}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
 			require.True(b, b.compressed(large(builds[1])))
 		}, func(b *crashBench) error {
-			a, err := lookup.Lease(ctx, b.cache.store, b.builds[1], func(string) {})
+			a, err := lookup.Lease(ctx, b.cache.Store, b.builds[1], func(string) {})
 			if err == nil {
 				err = a.View.Close()
 			}
@@ -205,7 +205,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		}, 3},
 		{"compact", []int{320, 320, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.store.Packer().PackBuild(ctx, builds[2].ID)
+			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error {
 			return b.cache.forms.Compact(ctx, packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)

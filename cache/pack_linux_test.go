@@ -72,7 +72,7 @@ func large(build *index.Build) cas.Digest {
 
 func (b *bench) pack(build *index.Build) int64 {
 	b.Helper()
-	freed, err := b.cache.store.Packer().PackBuild(context.Background(), build.ID)
+	freed, err := b.cache.Store.Packer().PackBuild(context.Background(), build.ID)
 	require.NoError(b, err)
 	return freed
 }
@@ -106,9 +106,9 @@ func (b *bench) phases(r *request.Request) (a *request.Answer, phases []string) 
 func TestAPackedBuildIsAHit(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
-	promised := b.cache.store.Packer().PackSaving(builds[1].ID)
+	promised := b.cache.Store.Packer().PackSaving(builds[1].ID)
 	require.Greater(t, promised, int64(900<<10), "nearly all of it stands in the other")
-	require.Zero(t, b.cache.store.Packer().PackSaving(builds[0].ID), "which is the container")
+	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[0].ID), "which is the container")
 	before, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
 	freed := b.pack(builds[1])
@@ -150,7 +150,7 @@ func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
 	require.NoError(t, after.View.Close())
 
 	b.later.Add(int64(time.Hour))
-	freed, err := b.cache.store.Packer().DropCopies(builds[1].ID)
+	freed, err := b.cache.Store.Packer().DropCopies(builds[1].ID)
 	require.NoError(t, err)
 	require.Positive(t, freed)
 	found, err := filepath.Glob(filepath.Join(b.state, "unpacked", "objects", "*", "*"))
@@ -173,8 +173,8 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
 	}
 	vanish()
-	require.Empty(t, b.cache.store.Busy(builds[1]))
-	require.Empty(t, b.cache.store.Collector().Protected(builds[1].ID, nil))
+	require.Empty(t, b.cache.Store.Busy(builds[1]))
+	require.Empty(t, b.cache.Store.Collector().Protected(builds[1].ID, nil))
 	vanish()
 	b.collect(b.plan(0))
 	require.Empty(t, b.list())
@@ -193,13 +193,13 @@ func TestALeasedBuildIsLeftAlone(t *testing.T) {
 	builds, _ := b.similar(2)
 	held := b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour)) // the lease alone keeps it
-	_, err := b.cache.store.Packer().PackBuild(context.Background(), builds[1].ID)
+	_, err := b.cache.Store.Packer().PackBuild(context.Background(), builds[1].ID)
 	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 	require.Positive(t, b.pack(builds[1]))
 	held = b.acquire(b.variant(2))
 	b.later.Add(int64(time.Hour))
-	_, err = b.cache.store.Packer().DropCopies(builds[1].ID)
+	_, err = b.cache.Store.Packer().DropCopies(builds[1].ID)
 	require.ErrorIs(t, err, packing.ErrInUse)
 	require.NoError(t, held.View.Close())
 }
@@ -214,7 +214,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	require.True(t, b.cache.cas.Has(container))
 	b.reopen()
 	b.requireSound()
-	require.NoError(t, b.cache.store.RemoveLeftovers(ctx))
+	require.NoError(t, b.cache.Store.RemoveLeftovers(ctx))
 	require.True(t, b.cache.cas.Has(container), "after a restart as well")
 	a := b.acquire(b.variant(2))
 	require.Equal(t, files[1], b.read(a))
@@ -391,17 +391,17 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	one := b.cache.uid + 1
 	first := ask(one, 1)
 	other := ask(one+1, 2)
-	require.Zero(t, b.cache.store.Packer().PackSaving(other.ID), "another user's")
+	require.Zero(t, b.cache.Store.Packer().PackSaving(other.ID), "another user's")
 	same := ask(one, 3)
-	require.Positive(t, b.cache.store.Packer().PackSaving(same.ID), "the same user's")
+	require.Positive(t, b.cache.Store.Packer().PackSaving(same.ID), "the same user's")
 	shared := ask(0, 4)
-	require.Zero(t, b.cache.store.Packer().PackSaving(shared.ID), "for all, with one user's")
+	require.Zero(t, b.cache.Store.Packer().PackSaving(shared.ID), "for all, with one user's")
 	require.Zero(t, b.pack(shared))
 	require.Positive(t, b.pack(same))
 	p, _ := b.cache.forms.Recipes.Has(large(same))
 	require.Equal(t, large(first), p.Containers[0].Digest)
 	after := ask(one+2, 5)
-	require.Positive(t, b.cache.store.Packer().PackSaving(after.ID), "one user's, with what is for all")
+	require.Positive(t, b.cache.Store.Packer().PackSaving(after.ID), "one user's, with what is for all")
 	require.Positive(t, b.pack(after))
 	p, _ = b.cache.forms.Recipes.Has(large(after))
 	require.Equal(t, large(shared), p.Containers[0].Digest)
@@ -528,7 +528,7 @@ func TestWhatBecomesWholeWhileItIsUnpackedIsServed(t *testing.T) {
 	builds, files := b.similar(2)
 	require.Positive(t, b.pack(builds[1]))
 	d := large(builds[1])
-	a, err := lookup.Lease(context.Background(), b.cache.store, builds[1], func(phase string) {
+	a, err := lookup.Lease(context.Background(), b.cache.Store, builds[1], func(phase string) {
 		if phase == lookup.Unpacking {
 			require.NoError(t, b.cache.forms.MakeWhole(context.Background(), d))
 		}
@@ -559,7 +559,7 @@ func unpackingTells(t *testing.T, removed bool) {
 	_, _, unpacked := b.cache.forms.Bytes(large(builds[1]))
 	require.Positive(t, unpacked, "there is a copy")
 	taken := func() int64 {
-		s, err := b.cache.query.Space()
+		s, err := b.cache.Queries.Space()
 		require.NoError(t, err)
 		return s.DiskBytes + s.UnpackedBytes
 	}
@@ -604,7 +604,7 @@ func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
 		require.Equal(t, "pinned", pinned.Reason)
 		require.Equal(t, []string{builds[1].BuildKey.String()}, b.cache.CollectReply(plan).Kept[0].Keys)
 		require.Greater(t, pinned.Bytes, builds[0].Files[1].Size, "with the file that it takes from, whoever else has it")
-		s, err := b.cache.query.Space()
+		s, err := b.cache.Queries.Space()
 		require.NoError(t, err)
 		require.Equal(t, pinned.Bytes, s.PinnedBytes)
 	}

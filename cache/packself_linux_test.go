@@ -51,7 +51,7 @@ func (b *bench) requestOf(model tinymodel.Model) *request.Request {
 func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.stores([]*request.Request{b.repeated(3)})
-	saving := b.cache.store.Packer().PackSaving(builds[0].ID)
+	saving := b.cache.Store.Packer().PackSaving(builds[0].ID)
 	require.Greater(t, saving, int64(19<<20/10), "two of the three")
 	require.Equal(t, saving, b.packable())
 	require.InDelta(t, saving, b.pack(builds[0]), 16<<10)
@@ -67,7 +67,7 @@ func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 }
 
 func (b *bench) packable() int64 {
-	u, err := b.cache.query.Usage(context.Background(), b.self(), &wire.Usage{}, nil)
+	u, err := b.cache.Queries.Usage(context.Background(), b.self(), &wire.Usage{}, nil)
 	require.NoError(b, err)
 	return u.PackableBytes
 }
@@ -77,7 +77,7 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.request(b.model(1))})
 	b.later.Add(int64(time.Hour))
-	used, err := b.cache.store.Account()
+	used, err := b.cache.Store.Account()
 	require.NoError(t, err)
 	tight := b.options()
 	tight.Space.Budget = store.Amount{Bytes: used.Counted() + 8*cas.Block}
@@ -85,16 +85,16 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	most := int64(0)
 	d := large(builds[0])
 	freed, err := b.cache.forms.Pack(context.Background(), d, packing.Little, func(ctx context.Context) error {
-		above, err := b.cache.store.Collector().AboveBounds(ctx, false)
+		above, err := b.cache.Store.Collector().AboveBounds(ctx, false)
 		require.False(t, above)
-		now, err2 := b.cache.store.Account()
+		now, err2 := b.cache.Store.Account()
 		most = max(most, now.Counted()+b.reserved())
 		return errors.Join(err, err2)
 	})
 	require.NoError(t, err)
 	require.Positive(t, freed)
 	require.Greater(t, most, tight.Space.Budget.Bytes, "the literals stood beside the whole form")
-	require.Zero(t, b.cache.store.Ledger().Reserved().Passing)
+	require.Zero(t, b.cache.Store.Ledger().Reserved().Passing)
 	require.Len(t, b.list(), 2)
 }
 
@@ -130,7 +130,7 @@ func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
 	ask := func() *request.Request { return b.repeatedPart(640, 200) }
 	builds, files := b.stores([]*request.Request{ask()})
 	d := large(builds[0])
-	require.Positive(t, b.cache.store.Packer().PackSaving(builds[0].ID))
+	require.Positive(t, b.cache.Store.Packer().PackSaving(builds[0].ID))
 	b.pass(60 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(d))
 	require.Positive(t, b.pack(builds[0]))
@@ -154,7 +154,7 @@ func TestWhatIsNotTrueAnyMoreIsLookedAtAgain(t *testing.T) {
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.variant(1)})
 	d := large(builds[1])
 	require.Positive(t, b.pack(builds[0]))
-	require.Zero(t, b.cache.store.Packer().PackSaving(builds[1].ID), "what it would take from is packed")
+	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[1].ID), "what it would take from is packed")
 	b.pass(0)
 	require.False(t, b.cache.forms.Sharing.LookedAt(d))
 	_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil) // as the next time by itself

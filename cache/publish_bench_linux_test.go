@@ -88,7 +88,7 @@ func BenchmarkPublish(b *testing.B) {
 					stage()
 				}
 				hold := c.cas.Hold()
-				err := c.store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Hashed: hashed, Kind: "test"}, hold)
+				err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Hashed: hashed, Kind: "test"}, hold)
 				took[i] += time.Since(began)
 				hold.Release()
 				require.NoError(b, err)

@@ -154,7 +154,7 @@ func TestHostilePuts(t *testing.T) {
 			b := newBench(t)
 			c := newClaimed(b, nil)
 			tc.change(c)
-			a, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+			a, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 			if tc.says == "" {
 				require.NoError(t, err)
 				require.NoError(t, a.View.Close())
@@ -168,7 +168,7 @@ func TestHostilePuts(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, left)
 			require.Zero(t, b.reserved())
-			_, err = b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+			_, err = b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
 			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
@@ -249,20 +249,20 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 		b := newBench(t)
 		c := newClaimed(b, func(r *request.Request) { r.HoldsView = holds })
 		a := c.application.put(c.put)
-		require.NotEmpty(t, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+		require.NotEmpty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
 		want := "given out lately, perhaps by path"
 		if holds {
 			want = ""
 		}
-		require.Equal(t, want, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, want, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 	}
 }
 
 // Who has put something gets it, though everything is collected at that very moment.
 func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 	b := newBench(t)
-	b.cache.claims.Limiter.Burst = 1 << 20 // each round may take a claim
+	b.cache.Claims.Limiter.Burst = 1 << 20 // each round may take a claim
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	r.HoldsView = true
@@ -278,7 +278,7 @@ func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 	for range 100 {
 		a := b.acquire(r)
 		if a.Outcome == request.Claimed {
-			put, err := b.cache.claims.Put(context.Background(), r.Peer, app.compile(r, a.Claim), nil)
+			put, err := b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, a.Claim), nil)
 			require.NoError(t, err)
 			require.NoError(t, put.View.Close())
 		} else {
@@ -303,10 +303,10 @@ func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 		got := <-w
 		require.NoError(t, got.err)
 		require.Equal(t, request.Waited, got.answer.Outcome)
-		require.Equal(t, store.KeptInUse, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, store.KeptInUse, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
-	require.Empty(t, b.cache.store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+	require.Empty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 }
 
 func TestPutsThatAreNobodys(t *testing.T) {
@@ -320,12 +320,12 @@ func TestPutsThatAreNobodys(t *testing.T) {
 	} {
 		put := *c.put
 		put.Claim = tc.claim
-		_, err := b.cache.claims.Put(context.Background(), request.Peer{UID: tc.uid}, &put, nil)
+		_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: tc.uid}, &put, nil)
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
-		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.claims.GiveUp(request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.Claims.GiveUp(request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
 	}
 	c.application.put(c.put)
-	_, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "put already")
 	require.Zero(t, b.reserved())
@@ -339,7 +339,7 @@ func TestPutOfTheOtherForm(t *testing.T) {
 		c := newClaimed(b, func(r *request.Request) { r.Embed = embed })
 		other := *c.request
 		other.Embed = !embed
-		_, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.application.compile(&other, c.claim), nil)
+		_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.application.compile(&other, c.claim), nil)
 		require.ErrorContains(t, err, "embed_mode")
 		claim := c.application.claim(c.request)
 		c.application.put(c.application.compile(c.request, claim.Claim))
@@ -392,7 +392,7 @@ func TestLibraryReplacedUnderAClaim(t *testing.T) {
 	c := newClaimed(b, nil)
 	_, err := standin.Library(c.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
 	require.NoError(t, err)
-	_, err = b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err = b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "replaced")
 }
@@ -407,7 +407,7 @@ func TestLinkedLibraryReplacedUnderAClaim(t *testing.T) {
 	put := app.compile(r, app.claim(r).Claim)
 	_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
 	require.NoError(t, err)
-	_, err = b.cache.claims.Put(context.Background(), r.Peer, put, nil)
+	_, err = b.cache.Claims.Put(context.Background(), r.Peer, put, nil)
 	require.ErrorContains(t, err, "replaced")
 	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
 }
@@ -416,7 +416,7 @@ func TestLibraryWrittenUnderAClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
 	require.NoError(t, os.WriteFile(c.spec.EPs[0].Path, []byte("stand-in\n7.2\nsim-1\n"), 0o644))
-	_, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.ErrorContains(t, err, "replaced")
 }
 
@@ -424,7 +424,7 @@ func TestPutUnderAnotherORT(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
 	c.put.ORTVersion = "1.31.1"
-	_, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.ErrorContains(t, err, `under ONNX Runtime "1.31.1"`)
 }
 
@@ -524,7 +524,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			claim := newClaimed(b, nil)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			_, err := b.cache.claims.Put(ctx, claim.request.Peer, claim.put, func(p request.Progress) {
+			_, err := b.cache.Claims.Put(ctx, claim.request.Peer, claim.put, func(p request.Progress) {
 				if p.Phase == "storing" {
 					c.meanwhile(claim)
 					cancel()
@@ -545,7 +545,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 	b := rebuilding(t, nil)
 	put := func() *request.Answer {
 		c := newClaimed(b, nil)
-		a, err := b.cache.claims.Put(context.Background(), c.request.Peer, c.put, nil)
+		a, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 		require.NoError(t, err)
 		require.NoError(t, a.View.Close())
 		return a

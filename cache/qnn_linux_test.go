@@ -212,7 +212,7 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 		{Name: result.Graph, File: b.openFile(b.withSource(folder, result.Graph, "qnn"))},
 		{Name: result.Files[1], File: b.openFile(filepath.Join(folder, result.Files[1]))},
 	}}
-	got, err := b.cache.claims.Put(t.Context(), claimed.Peer, put, nil)
+	got, err := b.cache.Claims.Put(t.Context(), claimed.Peer, put, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { got.View.Close() })
 	require.Equal(t, request.Taken, got.Outcome)

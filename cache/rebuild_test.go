@@ -101,7 +101,7 @@ func TestADamagedBuildIsMadeAnew(t *testing.T) {
 	b := rebuilding(t, nil)
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)
-	b.cache.store.Withhold(first.Build.ID, index.Damaged, "test")
+	b.cache.Store.Withhold(first.Build.ID, index.Damaged, "test")
 	b.want(first.Build, "it is damaged")
 	require.Empty(t, b.settles())
 	again := b.acquire(b.request(b.model(1)))

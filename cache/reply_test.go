@@ -182,7 +182,7 @@ func TestTextThatIsNone(t *testing.T) {
 func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"} // told twice, which is too often
-	b.cache.query.WithHistory(b.self(), index.RequestKey{1}, out)
+	b.cache.Queries.WithHistory(b.self(), index.RequestKey{1}, out)
 	answer := (&request.Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
 	require.Less(t, proto.Size(answer), wire.MaxFrame)
 	require.Equal(t, "why", answer.Explanation.Reason)
@@ -191,15 +191,15 @@ func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 func TestEventsFitIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	for i := range 300 {
-		b.cache.store.Happened(index.Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
+		b.cache.Store.Happened(index.Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
 	}
-	reply, err := b.cache.query.Events(t.Context(), b.self(), time.Time{}, 0)
+	reply, err := b.cache.Queries.Events(t.Context(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Less(t, proto.Size(reply), wire.MaxFrame)
 	require.Greater(t, proto.Size(reply), wire.MaxFrame*3/4, "as many as fit")
 	require.True(t, strings.HasPrefix(reply.Events[len(reply.Events)-1].Text, "299x"), "the newest, and oldest first")
 	require.Less(t, reply.Events[0].Sequence, reply.Events[1].Sequence)
-	reply, err = b.cache.query.Events(t.Context(), b.self(), time.Time{}, 3)
+	reply, err = b.cache.Queries.Events(t.Context(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
 	require.Len(t, reply.Events, 3)
 }

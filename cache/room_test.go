@@ -40,7 +40,7 @@ func (b *bench) use(seed uint64) *request.Answer {
 
 func (b *bench) account() store.Account {
 	b.Helper()
-	now, err := b.cache.store.Account()
+	now, err := b.cache.Store.Account()
 	require.NoError(b, err)
 	return now
 }
@@ -101,16 +101,16 @@ func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
 func TestReservationsAddUp(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 20}}))
 	ctx, c := context.Background(), b.cache
-	first, err := c.store.Reserve(ctx, 1, false, 600<<10)
+	first, err := c.Store.Reserve(ctx, 1, false, 600<<10)
 	require.NoError(t, err)
-	second, err := c.store.Reserve(ctx, 1, false, 600<<10)
+	second, err := c.Store.Reserve(ctx, 1, false, 600<<10)
 	require.NoError(t, err, "one may go above")
-	third, err := c.store.Reserve(ctx, 1, false, 1)
+	third, err := c.Store.Reserve(ctx, 1, false, 1)
 	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by removed builds that are still open, 1.2 MiB by what is being stored")
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.NoError(t, first.Resize(ctx, false, 10<<10), "what is smaller than was thought")
 	require.NoError(t, third.Resize(ctx, false, 1))
-	_, err = c.store.Reserve(ctx, 1, false, 2<<20)
+	_, err = c.Store.Reserve(ctx, 1, false, 2<<20)
 	require.ErrorContains(t, err, "it takes 2.0 MiB on disk, and the budget for all is 1.0 MiB")
 	for range 2 {
 		first.Release()
@@ -118,11 +118,11 @@ func TestReservationsAddUp(t *testing.T) {
 		third.Release()
 	}
 	require.Zero(t, b.reserved())
-	require.Empty(t, c.store.Ledger().Reserved().ByUser)
+	require.Empty(t, c.Store.Ledger().Reserved().ByUser)
 }
 
 // reserved returns how many bytes on disk are set aside.
-func (b *bench) reserved() int64 { return b.cache.store.Ledger().Reserved().Disk }
+func (b *bench) reserved() int64 { return b.cache.Store.Ledger().Reserved().Disk }
 
 // A reservation evicts for itself what may be evicted, and is admitted or refused then: it does not
 // depend on the collector's own goroutine, and waits for no clock.
@@ -137,7 +137,7 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	b.reloadAbove(2 * perBuild)
 	require.Len(t, b.list(), 4)
 
-	place, err := c.store.Reserve(ctx, 1, true, perBuild)
+	place, err := c.Store.Reserve(ctx, 1, true, perBuild)
 	require.NoError(t, err)
 	require.Equal(t, leased.Build.ID, b.list()[0].Build.ID)
 	now := b.account()
@@ -147,7 +147,7 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	}
 	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()), "each eviction has its tombstone")
 	before := b.reserved()
-	_, err = c.store.Reserve(ctx, 1, true, perBuild)
+	_, err = c.Store.Reserve(ctx, 1, true, perBuild)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use")
 	require.Equal(t, before, b.reserved())
@@ -168,7 +168,7 @@ func TestReservationsShareEvictions(t *testing.T) {
 	var group errgroup.Group
 	for range 6 {
 		group.Go(func() error {
-			_, err := b.cache.store.Reserve(context.Background(), 1, true, perBuild-store.ManifestNeed)
+			_, err := b.cache.Store.Reserve(context.Background(), 1, true, perBuild-store.ManifestNeed)
 			return err
 		})
 	}
@@ -183,7 +183,7 @@ func TestReservationsShareEvictions(t *testing.T) {
 // to the reservations that wait.
 func (b *bench) reloadAbove(budget int64) {
 	b.Helper()
-	_, done := b.cache.store.Ledger().Await(0, 0)
+	_, done := b.cache.Store.Ledger().Await(0, 0)
 	b.Cleanup(done)
 	next := b.options()
 	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: budget}}
@@ -216,7 +216,7 @@ func TestWhatIsNotUsedGoes(t *testing.T) {
 	b.later.Add(int64(47 * time.Hour))
 	b.use(2)
 	b.later.Add(int64(2 * time.Hour))
-	b.cache.store.Ledger().Want()
+	b.cache.Store.Ledger().Want()
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 1)

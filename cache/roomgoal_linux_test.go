@@ -21,14 +21,14 @@ func TestTheGoalIsWhatTheBudgetLeaves(t *testing.T) {
 	now := b.account()
 	require.Positive(t, now.Held)
 	require.Positive(t, now.Manifests)
-	set, err := b.cache.store.Reserve(context.Background(), 1, false)
+	set, err := b.cache.Store.Reserve(context.Background(), 1, false)
 	require.NoError(t, err)
 	defer set.Release()
 	reserved := b.reserved()
 	require.Positive(t, reserved)
 	const budget = 1 << 20
 	goal := func(of store.Bounds, g store.Goal) [2]int64 {
-		bytes, missing, err := b.cache.store.Collector().Allowance(of, g)
+		bytes, missing, err := b.cache.Store.Collector().Allowance(of, g)
 		require.NoError(t, err)
 		return [2]int64{bytes, missing}
 	}
@@ -50,7 +50,7 @@ func TestWhatGoesForTheFloorIsNotForTheBudget(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	b.change = withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 40}, Floor: store.Amount{Percent: 100}})
 	b.reopen()
-	b.cache.store.Ledger().Want()
+	b.cache.Store.Ledger().Want()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
 	require.Len(t, ghosts, 1)

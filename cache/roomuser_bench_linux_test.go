@@ -40,14 +40,14 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 			require.NoError(b, m.cache.Reload(next))
 			if c.inUse {
 				err := m.cache.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
-					_, err := m.cache.store.Take(one.ID)
+					_, err := m.cache.Store.Take(one.ID)
 					return err
 				})
 				require.NoError(b, err)
 			}
-			r := m.cache.store.Unreserved(c.uid)
+			r := m.cache.Store.Unreserved(c.uid)
 			for b.Loop() {
-				mayGo, _, err := m.cache.store.Collector().EvictableFor(ctx, r, size)
+				mayGo, _, err := m.cache.Store.Collector().EvictableFor(ctx, r, size)
 				require.NoError(b, err)
 				require.Equal(b, c.inUse, mayGo == 0)
 			}

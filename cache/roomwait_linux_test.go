@@ -34,14 +34,14 @@ func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	builds, _ := b.similar(2)
 	step := &evict.Step{Action: evict.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
 	ctx, own, byHand := context.Background(), &store.Collection{Plan: evict.Plan{Goal: -1}, Yields: true}, &store.Collection{Plan: evict.Plan{Goal: -1}}
-	require.NoError(t, b.cache.store.Collector().UntilUsed(own, step)(ctx))
-	_, done := b.cache.store.Ledger().Await(1, 0)
-	require.ErrorIs(t, b.cache.store.Collector().UntilUsed(own, step)(ctx), store.ErrHurry)
-	require.ErrorIs(t, b.cache.store.Collector().Shrink(ctx, own, step), store.ErrHurry)
-	require.NoError(t, b.cache.store.Collector().Shrink(ctx, byHand, step))
+	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
+	_, done := b.cache.Store.Ledger().Await(1, 0)
+	require.ErrorIs(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx), store.ErrHurry)
+	require.ErrorIs(t, b.cache.Store.Collector().Shrink(ctx, own, step), store.ErrHurry)
+	require.NoError(t, b.cache.Store.Collector().Shrink(ctx, byHand, step))
 	require.Equal(t, "packed", step.Outcome)
 	done()
-	require.NoError(t, b.cache.store.Collector().UntilUsed(own, step)(ctx))
+	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
 }
 
 // Who finds no room because nothing may go is told what stays, with numbers.
@@ -56,11 +56,11 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	next, now := b.options(), b.account()
 	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: now.Counted() - 1}}
 	require.NoError(t, b.cache.Reload(next))
-	_, err := b.cache.store.Reserve(context.Background(), 1, true, 1)
+	_, err := b.cache.Store.Reserve(context.Background(), 1, true, 1)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
-	place, err := b.cache.store.Reserve(context.Background(), 1, true, 1)
+	place, err := b.cache.Store.Reserve(context.Background(), 1, true, 1)
 	require.NoError(t, err, "the one that nobody holds any more goes")
 	place.Release()
 	require.Len(t, b.list(), 2)

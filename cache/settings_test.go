@@ -104,11 +104,11 @@ func TestAllowedOptionsFollow(t *testing.T) {
 func TestAdministratorsFollow(t *testing.T) {
 	b := newBench(t)
 	other := request.Peer{UID: 2001}
-	require.False(t, b.cache.Rights().Administrator(other))
+	require.False(t, b.cache.Rights.Administrator(other))
 	b.reload(func(o *Options) { o.Administrators = []uint32{2001} })
-	require.True(t, b.cache.Rights().Administrator(other))
+	require.True(t, b.cache.Rights.Administrator(other))
 	b.reload(func(*Options) {})
-	require.False(t, b.cache.Rights().Administrator(other))
+	require.False(t, b.cache.Rights.Administrator(other))
 }
 
 func TestRebuildsFollow(t *testing.T) {
@@ -206,7 +206,7 @@ func TestWhatIsNotInForceIsTold(t *testing.T) {
 	b := newBench(t)
 	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
 	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})
-	status, err := b.cache.query.Status(context.Background())
+	status, err := b.cache.Queries.Status(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, status.Warnings[0], "rules.toml:3:1: no such verdict")
 	require.Contains(t, status.Warnings[1], "jobs")

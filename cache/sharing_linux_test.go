@@ -60,12 +60,12 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 // While somebody asks for something nothing is read for nobody.
 func TestTheGateIsShutWhileSomebodyAsks(t *testing.T) {
 	b := newBench(t)
-	done := b.cache.store.Packer().Asking()
+	done := b.cache.Store.Packer().Asking()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, b.cache.store.Packer().Gate(ctx), context.DeadlineExceeded)
+	require.ErrorIs(t, b.cache.Store.Packer().Gate(ctx), context.DeadlineExceeded)
 	done()
-	require.NoError(t, b.cache.store.Packer().Gate(context.Background()))
+	require.NoError(t, b.cache.Store.Packer().Gate(context.Background()))
 }
 
 func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
@@ -73,7 +73,7 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	builds, _ := b.similar(3)
 	_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false)
 	require.NoError(t, err)
-	s := b.cache.store.Packer()
+	s := b.cache.Store.Packer()
 	require.NoError(t, s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "an hour is not two")
 	b.later.Add(int64(2 * time.Hour))
@@ -85,7 +85,7 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 // A copy that was made for a request goes when its build is cold again.
 func TestAnUnpackedFormThatNobodyUsesGoes(t *testing.T) {
 	b, builds, files := packedPair(t)
-	s, ctx := b.cache.store.Packer(), context.Background()
+	s, ctx := b.cache.Store.Packer(), context.Background()
 	unpacked := func() int64 { _, _, bytes := b.cache.forms.Bytes(large(builds[1])); return bytes }
 	for _, mode := range []string{store.PackCold, store.PackAlways} {
 		a := b.acquire(b.variant(2))
@@ -135,14 +135,14 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 		out = append(out, a.Build)
 		require.NoError(t, a.View.Close())
 	}
-	require.NoError(t, b.cache.store.Packer().PackNow(context.Background()))
+	require.NoError(t, b.cache.Store.Packer().PackNow(context.Background()))
 	return b, out
 }
 
 // Every ten minutes it is looked for what has changed, and not at all that there is. What was made whole again has changed.
 func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
 	b, builds := quietSharing(t, 2)
-	ctx, s := context.Background(), b.cache.store.Packer()
+	ctx, s := context.Background(), b.cache.Store.Packer()
 	packed := large(builds[1])
 	b.later.Add(int64(2 * time.Hour))
 	s.Tick()
@@ -169,7 +169,7 @@ func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
 func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
 	b, builds := quietSharing(t, 2)
 	b.later.Add(int64(2 * time.Hour))
-	s := b.cache.store.Packer()
+	s := b.cache.Store.Packer()
 	s.Added(builds[0])
 	s.Sweep(context.Background())
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])))
@@ -197,8 +197,8 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	disk, change := &badDisk{}, b.change
 	b.change = func(o *Options) { change(o); o.fs = disk }
 	b.reopen()
-	ctx, s, d := context.Background(), b.cache.store.Packer(), large(builds[0])
-	require.NoError(t, b.cache.store.Packer().PackNow(ctx))
+	ctx, s, d := context.Background(), b.cache.Store.Packer(), large(builds[0])
+	require.NoError(t, b.cache.Store.Packer().PackNow(ctx))
 	name := d.String()
 	disk.name.Store(&name)
 	b.cache.index.Sketches.Drop(d[:])

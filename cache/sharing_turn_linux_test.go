@@ -22,7 +22,7 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 	kept := b.cache.forms
 	var comes sync.Once
 	had := make(chan struct{})
-	freed, err := b.cache.store.Packer().PackBuildWith(ctx, builds[1].ID, store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
+	freed, err := b.cache.Store.Packer().PackBuildWith(ctx, builds[1].ID, store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
 		comes.Do(func() {
 			go func() {
 				leave, err := kept.TakeTurn(ctx)
@@ -35,13 +35,13 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		})
-		return b.cache.store.Packer().Yield(ctx)
+		return b.cache.Store.Packer().Yield(ctx)
 	})
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.False(t, kept.OnlyPacked(large(builds[1])))
 	<-had
-	require.NoError(t, b.cache.store.Packer().Pack(ctx, store.Packing{When: store.PackAlways}))
+	require.NoError(t, b.cache.Store.Packer().Pack(ctx, store.Packing{When: store.PackAlways}))
 	require.True(t, kept.OnlyPacked(large(builds[1])))
 	a := b.acquire(b.variant(2))
 	require.Equal(t, files[1], b.read(a))

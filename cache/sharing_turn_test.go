@@ -14,12 +14,12 @@ func TestWhatHasTheTurnDoesNotWaitForWhoWaitsForIt(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	defer b.cache.store.Packer().Asking()()
+	defer b.cache.Store.Packer().Asking()()
 	leave, err := b.cache.forms.TakeTurn(ctx)
 	require.NoError(t, err)
 	shut, stop := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer stop()
-	require.ErrorIs(t, b.cache.store.Packer().Gate(shut), context.DeadlineExceeded, "somebody asks, and nobody waits for the turn")
+	require.ErrorIs(t, b.cache.Store.Packer().Gate(shut), context.DeadlineExceeded, "somebody asks, and nobody waits for the turn")
 	taken := make(chan error, 1)
 	go func() {
 		leave, err := b.cache.forms.TakeTurn(ctx)
@@ -28,7 +28,7 @@ func TestWhatHasTheTurnDoesNotWaitForWhoWaitsForIt(t *testing.T) {
 		}
 		taken <- err
 	}()
-	require.NoError(t, b.cache.store.Packer().Gate(ctx))
+	require.NoError(t, b.cache.Store.Packer().Gate(ctx))
 	leave()
 	require.NoError(t, <-taken)
 }

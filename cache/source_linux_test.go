@@ -156,7 +156,7 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	want := map[string]uint64{index.WhyPrivate: 1, query.WhyPut: 1}
 	requireSourceless := func(builds uint64) {
 		t.Helper()
-		s, err := b.cache.query.Status(context.Background())
+		s, err := b.cache.Queries.Status(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, []uint64{builds, 4}, []uint64{s.Sourceless.Builds, s.Sourceless.Looked})
 		why := make(map[string]uint64)
@@ -172,7 +172,7 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	require.NotEmpty(t, b.settles())
 	want[query.WhyMissing] = 1
 	requireSourceless(3)
-	advice, err := b.cache.query.Doctor().Examine(context.Background(), request.Peer{})
+	advice, err := b.cache.Queries.Doctor().Examine(context.Background(), request.Peer{})
 	require.NoError(t, err)
 	i := slices.IndexFunc(advice.Advice, func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
 	require.Equal(t, query.SeverityWarning, advice.Advice[i].Severity)
@@ -228,7 +228,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	b.reopen()
 	// The change is a reason of its own to compile the build again, which would bring it back after its removal.
 	b.assessed(func(runtimes.Facts) bool { return true })
-	require.NoError(t, b.cache.store.RemoveLeftovers(context.Background()))
+	require.NoError(t, b.cache.Store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(copied))
 	b.want(made, "the SDK is 2.0 now")
 	require.Empty(t, b.settles())
@@ -238,7 +238,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 
 	stored := func() (sum int64) {
 		require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
-			disk, err := b.cache.store.WholeBytes(d)
+			disk, err := b.cache.Store.WholeBytes(d)
 			sum += disk
 			return err
 		}))

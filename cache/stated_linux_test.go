@@ -58,7 +58,7 @@ func TestBuildStatesWhatItsArtefactStates(t *testing.T) {
 		Model: b.withVTCM(2, request.Wait).Graph.Name(), Folder: folder, Output: claim.Claim.Output,
 		Route: claim.Claim.Route}, nil)
 	require.NoError(t, err)
-	taken, err := b.cache.claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
+	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
 	require.NoError(t, err)
 	defer taken.View.Close()
 	require.Equal(t, stated, taken.Build.EPs[0].CompatibilityString)

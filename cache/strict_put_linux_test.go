@@ -43,7 +43,7 @@ func TestStrictORTDoesNotTakeWhatWasPut(t *testing.T) {
 			b, first, strict, _, put := twoORT(t)
 			strict.OnMiss = onMiss
 			waits := b.asked(strict)
-			a, err := b.cache.claims.Put(context.Background(), first.Peer, put, nil)
+			a, err := b.cache.Claims.Put(context.Background(), first.Peer, put, nil)
 			require.NoError(t, err)
 			defer a.View.Close()
 			require.Equal(t, "1.31.1", a.Build.ORTVersion)
@@ -59,7 +59,7 @@ func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
 	strict.OnMiss = request.Background
 	later := b.acquire(strict)
 	require.Equal(t, request.Later, later.Outcome)
-	a, err := b.cache.claims.Put(context.Background(), first.Peer, put, nil)
+	a, err := b.cache.Claims.Put(context.Background(), first.Peer, put, nil)
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Eventually(t, func() bool {
@@ -76,11 +76,11 @@ func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
 func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	b, _, strict, claim, put := twoORT(t)
 	strict.OnMiss = request.ForClaim
-	require.NoError(t, b.cache.claims.GiveUp(strict.Peer, claim.Claim.ID, "", 0))
+	require.NoError(t, b.cache.Claims.GiveUp(strict.Peer, claim.Claim.ID, "", 0))
 	own := b.acquire(strict)
 	require.Equal(t, request.Claimed, own.Outcome)
 	put.Claim = own.Claim.ID
-	_, err := b.cache.claims.Put(context.Background(), strict.Peer, put, nil)
+	_, err := b.cache.Claims.Put(context.Background(), strict.Peer, put, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `strict_ort: it was made under ONNX Runtime "1.31.1", and the claim is for what "1.30.0" makes`)
 }

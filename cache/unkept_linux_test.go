@@ -64,7 +64,7 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 			require.Equal(t, []string{event.Unkept, event.Unkept}, f.kinds(a.RequestKey))
 		}
 	}
-	space, err := f.cache.query.Space()
+	space, err := f.cache.Queries.Space()
 	require.NoError(t, err)
 	require.EqualValues(t, 2, space.Unkept)
 	require.Zero(t, space.ReservedBytes)
@@ -82,7 +82,7 @@ func TestPutsWithoutSpaceAreRefused(t *testing.T) {
 	f.bound()
 	before := f.account()
 	put := func() (*request.Answer, error) {
-		return f.cache.claims.Put(context.Background(), request.Peer{UID: stranger}, claimed.put, nil)
+		return f.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, claimed.put, nil)
 	}
 	_, err := put()
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)

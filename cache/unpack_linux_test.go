@@ -196,10 +196,10 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 			default:
 			}
 			b.later.Add(int64(time.Hour))
-			if _, err := b.cache.store.Packer().PackBuild(context.Background(), builds[1].ID); err != nil {
+			if _, err := b.cache.Store.Packer().PackBuild(context.Background(), builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
-			if _, err := b.cache.store.Packer().DropCopies(builds[1].ID); err != nil {
+			if _, err := b.cache.Store.Packer().DropCopies(builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
 			if i%3 == 0 {
@@ -212,7 +212,7 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 		}
 	})
 	for range 60 {
-		a, err := lookup.Lease(context.Background(), b.cache.store, builds[1], func(string) {})
+		a, err := lookup.Lease(context.Background(), b.cache.Store, builds[1], func(string) {})
 		require.NoError(t, err)
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
@@ -262,7 +262,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	}
 	require.NoError(t, take(2).View.Close())
 	require.Equal(t, cas.OnDisk(size), copies())
-	now, err := b.cache.store.Account()
+	now, err := b.cache.Store.Account()
 	require.NoError(t, err)
 	b.change = func(o *Options) { o.Space.Budget = store.Amount{Bytes: now.Counted() - 1} }
 	b.reopen()
@@ -292,7 +292,7 @@ func TestWhatIsBeingGivenKeepsItsForms(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	copied, whole := large(builds[1]), large(builds[2])
 	for _, i := range []int{1, 2} {
-		done, err := b.cache.store.Take(builds[i].ID)
+		done, err := b.cache.Store.Take(builds[i].ID)
 		require.NoError(t, err)
 		defer done()
 	}

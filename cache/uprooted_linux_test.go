@@ -39,22 +39,22 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			tc.remove(b)
-			b.cache.store.LookAround()
-			b.cache.store.LookAround() // told once
+			b.cache.Store.LookAround()
+			b.cache.Store.LookAround() // told once
 			if tc.says == "" {
-				require.Empty(t, b.cache.store.Uprooted())
+				require.Empty(t, b.cache.Store.Uprooted())
 				return
 			}
-			require.Contains(t, <-b.cache.store.Uprooted(), tc.says)
-			require.Empty(t, b.cache.store.Uprooted())
-			b.cache.query.Doctor().StateAdvice()
-			advice := b.cache.query.Doctor().StateAdvice()
+			require.Contains(t, <-b.cache.Store.Uprooted(), tc.says)
+			require.Empty(t, b.cache.Store.Uprooted())
+			b.cache.Queries.Doctor().StateAdvice()
+			advice := b.cache.Queries.Doctor().StateAdvice()
 			require.Len(t, advice, 1)
 			require.Equal(t, query.SeverityProblem, advice[0].Severity)
 			_ = b.cache.Close() // what it would write down has no place
 			b.cache = nil
 			b.open()
-			require.Empty(t, b.cache.store.MissingPart())
+			require.Empty(t, b.cache.Store.MissingPart())
 			a := b.acquire(b.request(b.model(1)))
 			require.NotContains(t, a.Warnings, "not kept")
 			require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
@@ -66,10 +66,10 @@ func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
 func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	b.cache.store.Withhold(a.Build.ID, index.Withheld, "invalidated by hand")
+	b.cache.Store.Withhold(a.Build.ID, index.Withheld, "invalidated by hand")
 	require.NoError(t, os.Remove(filepath.Join(b.state, "journal")))
-	b.cache.store.LookAround()
-	require.Empty(t, b.cache.store.Uprooted())
+	b.cache.Store.LookAround()
+	require.Empty(t, b.cache.Store.Uprooted())
 	b.reopen()
 	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 }
@@ -79,7 +79,7 @@ func TestAFailedStoreLooksAround(t *testing.T) {
 	require.NoError(t, os.Rename(b.state, b.state+".away"))
 	a := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Compiled, a.Outcome)
-	require.Len(t, b.cache.store.Uprooted(), 1)
+	require.Len(t, b.cache.Store.Uprooted(), 1)
 	_ = b.cache.Close() // as above
 	b.cache = nil
 }

@@ -23,7 +23,7 @@ import (
 
 func (b *bench) usage(p request.Peer, entries ...string) *wire.UsageReply {
 	b.Helper()
-	u, err := b.cache.query.Usage(context.Background(), p, &wire.Usage{Entries: entries}, nil)
+	u, err := b.cache.Queries.Usage(context.Background(), p, &wire.Usage{Entries: entries}, nil)
 	require.NoError(b, err)
 	require.Empty(b, u.Next)
 	return u
@@ -124,7 +124,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	u = b.usage(r.Peer)
 	require.Len(t, u.Builds, 1, "others' are not told")
 	require.EqualValues(t, 2*cas.Block, u.Builds[0].OwnBytes, "nor what they share")
-	_, err := b.cache.query.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
+	_, err := b.cache.Queries.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 }
 
@@ -141,12 +141,12 @@ func TestThrashingIsSeen(t *testing.T) {
 			b.within(budget)
 			b.later.Add(int64(time.Second))
 		}
-		advice = b.cache.query.Doctor().SpaceAdvice(b.self())
+		advice = b.cache.Queries.Doctor().SpaceAdvice(b.self())
 	}
 	require.Equal(t, query.SeverityWarning, advice[0].Severity)
 	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
 	next := b.options()
-	next.Space.Budget = store.Amount{Bytes: budget + b.cache.query.Doctor().Thrashing().Bytes + 5*cas.Block} // what the hint says, and manifests
+	next.Space.Budget = store.Amount{Bytes: budget + b.cache.Queries.Doctor().Thrashing().Bytes + 5*cas.Block} // what the hint says, and manifests
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		b.use(seed)
@@ -157,7 +157,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	}
 	require.Equal(t, before, b.compiler.Compiles.Load(), "with the budget of the hint nothing is compiled twice")
 	b.later.Add(int64(8 * 24 * time.Hour))
-	require.Equal(t, query.SeverityOK, b.cache.query.Doctor().SpaceAdvice(b.self())[0].Severity)
+	require.Equal(t, query.SeverityOK, b.cache.Queries.Doctor().SpaceAdvice(b.self())[0].Severity)
 }
 
 // What went because somebody asked for it, or for a user's quota, says nothing of the budget.
@@ -181,6 +181,6 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	require.NoError(t, b.cache.Reload(next))
 	again()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), 10)
-	require.Zero(t, b.cache.query.Doctor().Thrashing())
-	require.Equal(t, query.SeverityOK, b.cache.query.Doctor().SpaceAdvice(b.self())[0].Severity)
+	require.Zero(t, b.cache.Queries.Doctor().Thrashing())
+	require.Equal(t, query.SeverityOK, b.cache.Queries.Doctor().SpaceAdvice(b.self())[0].Severity)
 }

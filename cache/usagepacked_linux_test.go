@@ -21,11 +21,11 @@ func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	own := func() map[string]int64 {
 		out, du := make(map[string]int64), make(map[string]int64)
-		page, err := b.cache.query.List(ctx, b.self(), &wire.List{}, nil)
+		page, err := b.cache.Queries.List(ctx, b.self(), &wire.List{}, nil)
 		require.NoError(t, err)
 		for _, l := range page.Builds {
 			out[l.Build] = l.OwnBytes
-			shown, err := b.cache.query.Show(ctx, b.self(), l.Build)
+			shown, err := b.cache.Queries.Show(ctx, b.self(), l.Build)
 			require.NoError(t, err)
 			require.Equal(t, l.OwnBytes, shown.Builds[0].OwnBytes)
 		}
@@ -65,7 +65,7 @@ func TestWhatRemovingFreesIsToldOfThoseThatGoTogether(t *testing.T) {
 	own := make([]int64, len(builds))
 	for i := range builds {
 		var err error
-		own[i], err = b.cache.query.OwnBytes(b.self(), builds[i])
+		own[i], err = b.cache.Queries.OwnBytes(b.self(), builds[i])
 		require.NoError(t, err)
 		require.Equal(t, own[i], would(false, i), "build %d alone", i)
 	}

@@ -218,11 +218,11 @@ type listed struct {
 }
 
 func (b *bench) list() (out []listed) {
-	page, err := b.cache.query.List(context.Background(), request.Peer{UID: b.cache.uid}, &wire.List{}, nil)
+	page, err := b.cache.Queries.List(context.Background(), request.Peer{UID: b.cache.uid}, &wire.List{}, nil)
 	require.NoError(b, err)
 	require.Empty(b, page.Next)
 	for _, told := range page.Builds {
-		found, _ := b.cache.query.Find(context.Background(), b.self(), []string{told.Build})
+		found, _ := b.cache.Queries.Find(context.Background(), b.self(), []string{told.Build})
 		i := slices.IndexFunc(found, func(one index.Build) bool {
 			return one.Scope == told.Scope && wire.Milliseconds(one.Created) == told.CreatedMs
 		})
@@ -324,5 +324,5 @@ func (c *Cache) path(name ...string) string {
 // remove removes a build.
 func (b *bench) remove(build *index.Build) error {
 	one := []store.Removal{{Build: build, Why: "a test"}}
-	return errors.Join(b.cache.store.RemoveAll(one), one[0].Err)
+	return errors.Join(b.cache.Store.RemoveAll(one), one[0].Err)
 }

@@ -202,7 +202,7 @@ func (p *process) answer(
 	}
 	server, log := e.server, e.log
 	log.Info("ready", "version", version, "socket", e.backend.Socket, "started_by", p.startedBy,
-		"state", c.Directory(), "runtimes", len(s.Runtimes))
+		"state", c.Store.Directory(), "runtimes", len(s.Runtimes))
 	ready := daemon.SdNotifyReady
 	if p.opening.Swap(false) {
 		ready += "\nSTATUS=" // what was said is over
@@ -226,9 +226,9 @@ func (p *process) answer(
 		end()
 		log.Info("leaving", "why", why)
 		return "", <-e.ended // it has no clients any more
-	case gone = <-c.Store().Uprooted():
+	case gone = <-c.Store.Uprooted():
 		end()
-		log.Warn("beginning again with an empty state folder", "state", c.Directory(), "why", gone)
+		log.Warn("beginning again with an empty state folder", "state", c.Store.Directory(), "why", gone)
 	case <-ctx.Done():
 		end() // a daemon that stops is not ready again
 		c.Leave()

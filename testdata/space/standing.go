@@ -164,7 +164,7 @@ func (s *standing) put(one onebuild) error {
 		}
 		put.Files = append(put.Files, claims.PutFile{Name: name, File: f})
 	}
-	a, err = s.cache.Claims().Put(ctx, self, put, nil)
+	a, err = s.cache.Claims.Put(ctx, self, put, nil)
 	if err != nil {
 		return err
 	}

@@ -194,7 +194,7 @@ func (w *week) asked(d, half int) (out []int) {
 
 // measure packs what is cold, and counts.
 func (w *week) measure() (float64, error) {
-	if err := w.cache.Store().Packer().PackNow(context.Background()); err != nil {
+	if err := w.cache.Store.Packer().PackNow(context.Background()); err != nil {
 		return 0, err
 	}
 	n, err := onDisk(w.dir)

@@ -26,11 +26,11 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 	case *wire.Release:
 		return &wire.ReleaseReply{}, nil // the lease is the descriptor
 	case *wire.List:
-		return c.Queries().List(ctx, q, w, progress)
+		return c.Queries.List(ctx, q, w, progress)
 	case *wire.Show:
-		return c.Queries().Show(ctx, q, w.Entry)
+		return c.Queries.Show(ctx, q, w.Entry)
 	case *wire.Why:
-		return c.Queries().Why(ctx, q, w.Entry)
+		return c.Queries.Why(ctx, q, w.Entry)
 	case *wire.Invalidate:
 		return c.Invalidate(ctx, q, w.Entries, w.Reason, w.DryRun)
 	case *wire.Remove:
@@ -54,9 +54,9 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 				Detail: fmt.Sprintf("build %d of %d", done+1, total)})
 		})
 	case *wire.Usage:
-		return c.Queries().Usage(ctx, q, w, progress)
+		return c.Queries.Usage(ctx, q, w, progress)
 	case *wire.Layout:
-		l, err := c.Queries().Layout(ctx, q, w.Entries, int(w.Most), w.Tensors)
+		l, err := c.Queries.Layout(ctx, q, w.Entries, int(w.Most), w.Tensors)
 		if err != nil {
 			return nil, err
 		}
@@ -64,11 +64,11 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 	case *wire.Status:
 		return b.status(ctx)
 	case *wire.Probe:
-		return c.Queries().Probe(ctx, q, request.RuntimeOf(w.Runtime, nil), w.Refresh)
+		return c.Queries.Probe(ctx, q, request.RuntimeOf(w.Runtime, nil), w.Refresh)
 	case *wire.Check:
 		return c.Check(ctx, q, w, progress)
 	case *wire.Doctor:
-		return c.Queries().Doctor().Examine(ctx, q)
+		return c.Queries.Doctor().Examine(ctx, q)
 	case *wire.Report:
 		return c.Report(ctx, q, reports.Report{Build: w.Build, Code: w.Code, Text: w.Text,
 			ORTVersion: w.OrtVersion, Graph: w.Graph}, request.RuntimeOf(w.Runtime, nil))
@@ -77,23 +77,23 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		if w.SinceMs > 0 {
 			since = time.UnixMilli(w.SinceMs)
 		}
-		return c.Queries().Events(ctx, q, since, int(w.Limit))
+		return c.Queries.Events(ctx, q, since, int(w.Limit))
 	case *wire.Jobs:
 		return b.jobs(ctx, q)
 	case *wire.Follow:
-		job, err := c.JobList().Follow(ctx, q, w.Job, far)
+		job, err := c.JobList.Follow(ctx, q, w.Job, far)
 		return jobsReply(err, job)
 	case *wire.CancelJobs:
-		jobs, err := c.JobList().Cancel(ctx, q, w.Jobs, w.All)
+		jobs, err := c.JobList.Cancel(ctx, q, w.Jobs, w.All)
 		return jobsReply(err, jobs...)
 	case *wire.RetryJobs:
-		gone, err := c.JobList().Retry(ctx, q, w.Entries, w.All)
+		gone, err := c.JobList.Retry(ctx, q, w.Entries, w.All)
 		if err != nil {
 			return nil, err
 		}
 		return joblist.Reply(nil, gone), nil
 	case *wire.GiveUp:
-		return &wire.GiveUpReply{}, c.Claims().GiveUp(q, w.Claim, w.Text, w.Code)
+		return &wire.GiveUpReply{}, c.Claims.GiveUp(q, w.Claim, w.Text, w.Code)
 	}
 	return nil, nil
 }
@@ -103,7 +103,7 @@ func badRequest(format string, args ...any) error {
 }
 
 func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
-	s, err := b.Cache.Queries().Status(ctx)
+	s, err := b.Cache.Queries.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 	}
 	plan, err := b.Cache.PlanCollection(ctx, p, store.Goal{Bytes: w.ToBytes}, progress)
 	if err == nil && !w.DryRun {
-		err = b.Cache.Store().Collector().Collect(ctx, plan, func(done, total int64) {
+		err = b.Cache.Store.Collector().Collect(ctx, plan, func(done, total int64) {
 			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})
 		})
 	}
@@ -130,11 +130,11 @@ func (b *Backend) collect(ctx context.Context, p request.Peer, w *wire.Collect,
 }
 
 func (b *Backend) jobs(ctx context.Context, p request.Peer) (*wire.JobsReply, error) {
-	jobs, err := b.Cache.JobList().All(ctx, p)
+	jobs, err := b.Cache.JobList.All(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	failed, err := b.Cache.JobList().Failures(ctx, p)
+	failed, err := b.Cache.JobList.Failures(ctx, p)
 	if err != nil {
 		return nil, err
 	}

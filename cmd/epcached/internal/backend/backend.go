@@ -35,10 +35,10 @@ func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p
 // Hello tells the client who it is here.
 func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
-	if b.Cache.Rights().Administrator(peer(p)) {
+	if b.Cache.Rights.Administrator(peer(p)) {
 		reply.Rights = append(reply.Rights, "administrator")
 	}
-	if b.Cache.Rights().Publisher(peer(p)) {
+	if b.Cache.Rights.Publisher(peer(p)) {
 		reply.Rights = append(reply.Rights, "publisher")
 	}
 	return reply
@@ -81,7 +81,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Claims().Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Claims.Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -92,7 +92,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 
 // Stop ends the daemon for its own user and administrators.
 func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
-	if !b.Cache.Rights().Administrator(peer(p)) {
+	if !b.Cache.Rights.Administrator(peer(p)) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
 			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
 			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
@@ -108,7 +108,7 @@ func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 // Subscribe gives events as they happen.
 func (b *Backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
 	send func(*wire.Event) error) error {
-	return b.Cache.Queries().Subscribe(ctx, peer(p), send)
+	return b.Cache.Queries.Subscribe(ctx, peer(p), send)
 }
 
 // WireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
