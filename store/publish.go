@@ -57,6 +57,10 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	if one.Err != nil {
 		return one.Err
 	}
+	// What others keep packed, and was stored whole, counts as that before the place is given back:
+	// for a moment bytes may count twice, and never not at all.
+	st.forms.Release(hold)
+	m.Room.Release()
 	st.packer.Added(b)
 	st.supersede(b, m.Replaces)
 	return nil
@@ -65,7 +69,6 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 // published says of a build that it is stored.
 func (st *Store) published(m *Publication) {
 	b := m.Build
-	m.Room.Release() // the build has taken its place, and nothing counts twice
 	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds,
 		"uid", b.UID, "scope", b.Scope)
 	if m.Counter != "" {
