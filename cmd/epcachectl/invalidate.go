@@ -15,7 +15,7 @@ import (
 )
 
 func newInvalidate(a *cli.Call) *cobra.Command {
-	var reason string
+	request := &wire.Invalidate{}
 	cmd := &cobra.Command{
 		Use:   "invalidate ENTRY|MODEL... [--reason TEXT]",
 		Short: "do not serve builds again",
@@ -24,29 +24,27 @@ anew. What programs have loaded stays as it is. ENTRY is as for show. With -n it
 withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
 	}
-	cmd.Flags().StringVar(&reason, "reason", "", "why, for the history")
+	cmd.Flags().StringVar(&request.Reason, "reason", "", "why, for the history")
 	words := changeWords{"withheld", "would withhold", "change nothing, print what would be"}
-	return change(a, cmd, words, func(entries []string, dryRun bool) proto.Message {
-		return &wire.Invalidate{Entries: entries, Reason: reason, DryRun: dryRun}
-	})
+	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
 // changeWords are what a verb says that changes builds: it did, it would, and of -n.
 type changeWords struct{ done, would, dryRun string }
 
-// change makes a command one that changes all builds of the entries that it is given.
-func change(a *cli.Call, cmd *cobra.Command, words changeWords,
-	request func(entries []string, dryRun bool) proto.Message) *cobra.Command {
-	dryRun := cmd.Flags().BoolP("dry-run", "n", false, words.dryRun)
+// change makes a command one that changes all builds of the entries that it is given. The last two
+// are fields of the request.
+func change(a *cli.Call, cmd *cobra.Command, words changeWords, request proto.Message,
+	entries *[]string, dryRun *bool) *cobra.Command {
+	cmd.Flags().BoolVarP(dryRun, "dry-run", "n", false, words.dryRun)
 	cmd.Args = cli.UsageArgs(cobra.MinimumNArgs(1))
-	cmd.RunE = a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) error {
-		entries, err := modelfile.Entries(ctx, args)
-		if err != nil {
+	cmd.RunE = a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) (err error) {
+		if *entries, err = modelfile.Entries(ctx, args); err != nil {
 			return err
 		}
-		reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, request(entries, *dryRun), nil)
+		reply, err := unixsock.Ask[wire.ChangeReply](ctx, c, request, nil)
 		if err != nil {
-			return exit.During(cmd.Name(), modelfile.AsGiven(err, args, entries))
+			return exit.During(cmd.Name(), modelfile.AsGiven(err, args, *entries))
 		}
 		return printChange(a, words.done, words.would, *dryRun, reply)
 	})
@@ -86,9 +84,8 @@ one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints w
 		Example: `  epcachectl pin mobilenet.onnx`,
 	}
 	words := changeWords{"pinned", "would pin", "pin nothing, print what would be"}
-	return change(a, cmd, words, func(entries []string, dryRun bool) proto.Message {
-		return &wire.Pin{Entries: entries, DryRun: dryRun}
-	})
+	request := &wire.Pin{}
+	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
 func newUnpin(a *cli.Call) *cobra.Command {
@@ -100,7 +97,6 @@ would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
 	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be"}
-	return change(a, cmd, words, func(entries []string, dryRun bool) proto.Message {
-		return &wire.Unpin{Entries: entries, DryRun: dryRun}
-	})
+	request := &wire.Unpin{}
+	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }

@@ -5,6 +5,8 @@ package keyed
 import (
 	"context"
 	"sync"
+
+	"golang.org/x/sync/singleflight"
 )
 
 // Slots bounds how many callers do the same kind of work at a time, by its capacity.
@@ -74,41 +76,27 @@ func (l *Locks[K]) leave(key K, one *lock) {
 // Group runs one call at a time for each key, and gives its result to all callers that come
 // meanwhile. A call goes on when its callers leave, because others may have joined, and has a
 // context of its own. The zero value is ready for use.
-type Group[V any] struct {
-	mu    sync.Mutex
-	calls map[string]*call[V] // guarded by mu
-}
-
-type call[V any] struct {
-	done  chan struct{} // closed when value and err are there
-	value V
-	err   error
-}
+type Group[V any] struct{ calls singleflight.Group }
 
 // Do returns the result of do, or of the call for the key that runs already. Start runs the function
 // that it is given on a goroutine of its own, with the context of the call; it must not block.
 func (g *Group[V]) Do(ctx context.Context, start func(func(context.Context)), key string,
 	do func(context.Context) (V, error)) (value V, err error) {
-	g.mu.Lock()
-	c := g.calls[key]
-	if c == nil {
-		if g.calls == nil {
-			g.calls = make(map[string]*call[V])
-		}
-		c = &call[V]{done: make(chan struct{})}
-		g.calls[key] = c
+	called := g.calls.DoChan(key, func() (any, error) {
+		var value V
+		done := make(chan error, 1)
 		start(func(ctx context.Context) {
-			c.value, c.err = do(ctx)
-			g.mu.Lock()
-			delete(g.calls, key)
-			g.mu.Unlock()
-			close(c.done)
+			var err error
+			value, err = do(ctx)
+			done <- err
 		})
-	}
-	g.mu.Unlock()
+		err := <-done
+		return value, err
+	})
 	select {
-	case <-c.done:
-		return c.value, c.err
+	case result := <-called:
+		value, _ = result.Val.(V) // an interface may be nil
+		return value, result.Err
 	case <-ctx.Done():
 		return value, ctx.Err()
 	}
