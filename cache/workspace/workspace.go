@@ -5,8 +5,13 @@ package workspace
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -16,6 +21,8 @@ import (
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/store"
 )
@@ -135,4 +142,276 @@ func (o *Original) MayBeToBlame(err error, path string) bool {
 		return strings.Contains(refused.Text, filepath.Base(path))
 	}
 	return errors.As(err, &exit)
+}
+
+// modelCopy is the private copy of one of a job's models, or what stands for it.
+type modelCopy struct {
+	Path      string
+	Locations []string  // of external data, beside it
+	respelled [2]string // two locations that are one file by their spelling, if there are
+	Original  *Original // not nil: there is no copy, and at path only a worker finds the model
+}
+
+// OpenGraph opens the graph for reading.
+func (c modelCopy) OpenGraph() (*os.File, error) {
+	if c.Original == nil {
+		return os.Open(c.Path)
+	}
+	return OpenAgain(c.Original.File)
+}
+
+// Workspace is a folder with private copies of a request's models.
+type Workspace struct {
+	of     *request.Request
+	keyed  *identity.Record // that the copies have to be the models of
+	name   string           // what the models are called: EPs write file names into what they make
+	Folder string
+
+	Copies     []modelCopy             // once they are made
+	Open       []request.OpenDimension // likewise: of the inputs, where the request fixes none
+	dimensions []string                // likewise: names that dimensions of the inputs have
+}
+
+// New returns a workspace without a directory yet. keyed is what the copies have to be the models
+// of, and EPs write name into the files that they make.
+func New(of *request.Request, keyed *identity.Record, name string) *Workspace {
+	return &Workspace{of: of, keyed: keyed, name: name}
+}
+
+// UseOriginal has the model at the path stand for a copy, where a worker finds the original.
+func (w *Workspace) UseOriginal(path string, o *Original, m *epmodel.Model) {
+	w.Copies, w.Open, w.dimensions = []modelCopy{{Path: path, Original: o}}, nil, nil
+	w.addDimensions(m)
+}
+
+// CopyModel makes the private copies that are compiled. It returns the proof, which takes as long
+// as hashing them, that they have the bytes that the key is made of: without it nothing that came
+// of them may be used.
+func (w *Workspace) CopyModel(ctx context.Context) (proof func(context.Context) error, err error) {
+	w.Copies, w.Open, w.dimensions = nil, nil, nil // of an earlier try of a job that yielded
+	made := make(copied)
+	var models []*epmodel.Model
+	for i := range w.of.Models() {
+		m, err := w.copyMember(ctx, i, made)
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	return func(ctx context.Context) error { return w.prove(ctx, models) }, nil
+}
+
+// ModelPath is where a model is copied to at first, and the first one stays.
+func (w *Workspace) ModelPath(i int) string {
+	return filepath.Join(w.ModelFolder(), w.memberName(i)+".onnx")
+}
+
+// prove compares the copies with the digests that the key is made of.
+func (w *Workspace) prove(ctx context.Context, models []*epmodel.Model) error {
+	var seen identity.Sums
+	for i, m := range models {
+		got, err := seen.DigestAt(ctx, m, w.Copies[i].Path)
+		if err != nil {
+			return w.of.ModelFiles(i).Refused(err)
+		}
+		if got != w.keyed.ModelOf(i) {
+			return w.changed(i)
+		}
+	}
+	return nil
+}
+
+// memberName is what the files of one of the job's models are called: the first by the build key
+// alone, as EPs name after it what all share.
+func (w *Workspace) memberName(i int) string {
+	if i == 0 {
+		return w.name
+	}
+	return fmt.Sprintf("%s_%d", w.name, i+1)
+}
+
+// MemberOutput names the graph that is written for one of the job's models.
+func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.onnx" }
+
+// ModelFolder is the directory of the copies.
+func (w *Workspace) ModelFolder() string { return filepath.Join(w.Folder, "model") }
+
+// changed is the error for a copy whose bytes are not those that the key is made of.
+func (w *Workspace) changed(member int) error {
+	if two := w.Copies[member].respelled; two[0] != two[1] {
+		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q "+
+			"are one file by their spelling, and have different bytes",
+			w.of.ModelFiles(member).Name, two[0], two[1]).
+			WithHint("a symbolic link in one of the paths leads elsewhere, " +
+				"or the file was written meanwhile: name both by their real paths")
+	}
+	return w.of.ModelFiles(member).Changed(nil)
+}
+
+// copied maps each path in a folder, relative and clean, to the file that was copied there.
+type copied map[string]*os.File
+
+// taken reports whether a location's path is taken in the folder, and whether it is taken by the
+// very file.
+func (c copied) taken(location string, f *os.File) (there, same bool) {
+	other := c[path.Clean(location)]
+	if other == nil {
+		return false, false
+	}
+	a, err := f.Stat()
+	if err != nil {
+		return true, false
+	}
+	b, err := other.Stat()
+	return true, err == nil && os.SameFile(a, b)
+}
+
+// copyMember copies one of the models with its external data, and returns the model. Only files
+// that the graph refers to are copied, because those were checked: others may have any name. A file
+// that several models of a group share is copied once; where they call different files the same, a
+// model gets a directory of its own.
+func (w *Workspace) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
+	r := w.of.ModelFiles(i)
+	model := w.ModelPath(i)
+	if err := CopyPrivate(r.Graph, model); err != nil {
+		return nil, request.StoreError(err, r.Name)
+	}
+	opened := &OpenFiles{}
+	defer opened.Close()
+	graph, err := opened.Source(model)
+	if err != nil {
+		return nil, request.StoreError(err, r.Name)
+	}
+	m, err := epmodel.Read(ctx, filepath.Base(model), graph)
+	if err != nil {
+		return nil, r.Refused(err)
+	}
+	locations := m.Locations()
+	w.addDimensions(m)
+	folder, err := w.folderFor(i, r, locations, made)
+	if err != nil {
+		return nil, err
+	}
+	if folder != filepath.Dir(model) {
+		moved := filepath.Join(folder, filepath.Base(model))
+		if err := os.Rename(model, moved); err != nil {
+			return nil, request.StoreError(err, r.Name)
+		}
+		model, made = moved, make(copied)
+	}
+	one := modelCopy{Path: model, Locations: locations}
+	for _, location := range locations {
+		if err := one.copyExternal(location, r.External[location], made); err != nil {
+			return nil, request.StoreError(err, r.Name)
+		}
+	}
+	w.Copies = append(w.Copies, one)
+	return m, nil
+}
+
+// copyExternal copies the external data at one location. A file that is there under another
+// spelling is not copied again: the proof reads it under both, so that a difference is found.
+func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error {
+	folder, at := filepath.Dir(c.Path), path.Clean(location)
+	if err := makeSteps(folder, location); err != nil {
+		return err
+	}
+	if there, same := made.taken(location, f); there {
+		if !same {
+			c.respelled = [2]string{at, location}
+		}
+		return nil
+	}
+	made[at] = f
+	return CopyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
+}
+
+// makeSteps makes the directories that a location steps into and leaves again, such as "s" of
+// "s/../w.bin", because the system resolves each step.
+func makeSteps(folder, location string) error {
+	parts := strings.Split(location, "/")
+	for i, part := range parts {
+		if part != ".." {
+			continue
+		}
+		step := filepath.Join(folder, filepath.Join(parts[:i]...))
+		if err := os.MkdirAll(step, 0o700); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// folderFor returns the directory for a model: that of the first one, unless another file has one
+// of its names there.
+func (w *Workspace) folderFor(i int, r identity.Files, locations []string, made copied) (
+	string, error) {
+	for _, location := range locations {
+		f := r.External[location]
+		if f == nil {
+			return "", r.Changed(nil)
+		}
+		if there, same := made.taken(location, f); there && !same {
+			folder := filepath.Join(w.ModelFolder(), strconv.Itoa(i+1))
+			if err := os.MkdirAll(folder, 0o700); err != nil {
+				return "", request.StoreError(err, r.Name)
+			}
+			return folder, nil
+		}
+	}
+	return w.ModelFolder(), nil
+}
+
+// OpenFiles are files that are read, and closed together.
+type OpenFiles struct{ Open []*os.File }
+
+// Source opens the file at the path.
+func (o *OpenFiles) Source(path string) (epmodel.Source, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	o.Open = append(o.Open, f)
+	return epmodel.FileSource(f)
+}
+
+// Close closes all that Source opened.
+func (o *OpenFiles) Close() {
+	for _, f := range o.Open {
+		_ = f.Close() // opened for reading only: nothing can be lost
+	}
+}
+
+// addDimensions notes the dimensions of one model's inputs. One that several models leave open
+// counts once.
+func (w *Workspace) addDimensions(m *epmodel.Model) {
+	for _, d := range w.of.OpenDimensions(m) {
+		same := func(o request.OpenDimension) bool {
+			return o.Name == d.Name && o.Denotation == d.Denotation
+		}
+		if !slices.ContainsFunc(w.Open, same) {
+			w.Open = append(w.Open, d)
+		}
+	}
+	w.dimensions = append(w.dimensions, identity.FreeDimensions(m)...)
+}
+
+// FixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX
+// Runtime says nothing of them.
+func (w *Workspace) FixedInVain() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(w.of.FreeDimensions)) {
+		if !slices.Contains(w.dimensions, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// CopyPath is CopyPrivate for a file by its path.
+func CopyPath(from, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	return errors.Join(CopyPrivate(f, to), f.Close())
 }
