@@ -3,9 +3,7 @@ package cache
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -68,22 +66,6 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.Len(t, l.Files, 2)
 	require.True(t, l.Files[0].Packed)
 	require.Len(t, l.Files[0].Sharers, 2)
-}
-
-// stateFiles gives what lies in the store, but for the index: by path, what it holds.
-func (b *bench) stateFiles() map[string]string {
-	all := make(map[string]string)
-	for _, folder := range []string{"objects", "recipes", "manifests"} {
-		require.NoError(b, filepath.WalkDir(filepath.Join(b.cache.dir, folder), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() {
-				return err
-			}
-			content, err := os.ReadFile(path)
-			all[path] = string(content)
-			return err
-		}))
-	}
-	return all
 }
 
 // What a packed container was left of is told as that container, wherever in its own literals it stands: a digest of literals tells nobody anything.
