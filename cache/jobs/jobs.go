@@ -14,8 +14,6 @@ package jobs
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"maps"
 	"slices"
 	"sync"
@@ -352,11 +350,7 @@ func (js *Jobs) Close() {
 }
 
 // NewID returns an id that was never used before and cannot be guessed.
-func NewID() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // it never fails
-	return hex.EncodeToString(b[:])
-}
+func NewID() string { return views.NewID() }
 
 // Inquire runs find for the key, once however many ask at that time, to find out something before a request can be
 // planned: which devices execution providers list, or what they make of one node. The first time that may take long, so

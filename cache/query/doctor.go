@@ -131,15 +131,12 @@ func (d *Doctor) adviseRuntime(ctx context.Context, rt *runtimes.Runtime) []Advi
 }
 
 func adviseUnusable(subject string, cause error) Advice {
-	a := problem(subject, "it cannot be used: %v", cause)
-	known := knownCause(cause)
-	switch {
-	case known != nil:
-		return a.hint("%s", known.hint)
-	case errors.Is(cause, fs.ErrNotExist) || errors.Is(cause, compilers.ErrNotFound):
-		return a.hint("the folder was moved or removed, or holds no ONNX Runtime with an execution provider: install it there again, or register another")
+	hint := "epcachectl probe --refresh tries again and shows all of it"
+	if errors.Is(cause, fs.ErrNotExist) || errors.Is(cause, compilers.ErrNotFound) {
+		hint = "the folder was moved or removed, or holds no ONNX Runtime with an execution " +
+			"provider: install it there again, or register another"
 	}
-	return a.hint("epcachectl probe --refresh tries again and shows all of it")
+	return problem(subject, "it cannot be used: %v", cause).explained(cause, hint)
 }
 
 func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark compilers.Fingerprint) Advice {
@@ -165,10 +162,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 		what = "it loads, but not even a model of one node compiles and loads"
 	}
 	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, compilers.LastWords(cause.Error()))
-	if known := knownCause(cause); known != nil {
-		return a.hint("%s", known.hint)
-	}
-	return a.hint("its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
+	return a.explained(cause, "its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
 }
 
 // whyNoDevice returns why an execution provider lists no device, and "" where that is not known.
@@ -223,14 +217,16 @@ var causes = []cause{
 	{compilers.ErrTimeout, "", "", "it did not answer in time: a driver may hang"},
 }
 
-func knownCause(err error) *cause {
-	for i := range causes {
-		c := &causes[i]
+// explained gives the hint of a known cause of the error, or else another one.
+func (a Advice) explained(err error, otherwise string) Advice {
+	a.Hint = otherwise
+	for _, c := range causes {
 		if c.err != nil && errors.Is(err, c.err) || c.text != "" && strings.Contains(err.Error(), c.text) {
-			return c
+			a.Hint = c.hint
+			break
 		}
 	}
-	return nil
+	return a
 }
 
 func (d *Doctor) adviseWatching() []Advice {

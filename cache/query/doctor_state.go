@@ -346,11 +346,8 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	const subject = "sandbox"
 	measures, err := d.q.options.Sandbox(ctx)
 	if err != nil {
-		a := problem(subject, "no worker starts: %v", err)
-		if known := knownCause(err); known != nil {
-			return []Advice{a.hint("%s", known.hint)}
-		}
-		return []Advice{a.hint("the worker program has to stand beside epcached, of the same version")}
+		return []Advice{problem(subject, "no worker starts: %v", err).
+			explained(err, "the worker program has to stand beside epcached, of the same version")}
 	}
 	var out []Advice
 	for _, m := range measures {

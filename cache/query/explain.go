@@ -212,21 +212,13 @@ const (
 
 type near struct {
 	build    *index.Build
-	other    bool // another model of the same name
-	distance int  // fields that differ
+	distance int // fields that differ, and farther than any of the model for another one
 }
 
 func (n *near) compare(other *near) int {
-	return cmp.Or(boolean(n.other)-boolean(other.other), n.distance-other.distance,
+	return cmp.Or(n.distance-other.distance,
 		other.build.Created.Compare(n.build.Created),
 		strings.Compare(n.build.ID.String(), other.build.ID.String()))
-}
-
-func boolean(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // addNeighbours adds the entries nearest to the request among those that the peer may see: of the
@@ -264,7 +256,11 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *
 		if err != nil {
 			return nil // of a build that a later epcached made, perhaps: no neighbour that could be explained
 		}
-		best = keepNearest(best, &near{build: &b, other: other, distance: asked.Count(record)})
+		n := &near{build: &b, distance: asked.Count(record)}
+		if other {
+			n.distance += 1 << 30
+		}
+		best = keepNearest(best, n)
 		return nil
 	})
 	if err != nil && !(errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil) {

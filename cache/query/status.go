@@ -118,7 +118,6 @@ func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
 	return out
 }
 
-// sandboxLines is Sandbox in lines.
 func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
 	measures, err := q.options.Sandbox(ctx)
 	if err != nil {

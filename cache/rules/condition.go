@@ -84,7 +84,7 @@ func sameParts(parts int, different bool) check {
 // ordered: "build <= runtime".
 func ordered(operator string) check {
 	return versions(func(build, runtime version) string {
-		if !fits(operator, build.compare(runtime, maxParts)) {
+		if !slices.Contains(accepted[operator], build.compare(runtime, maxParts)) {
 			return "%s is not " + operator + " %s"
 		}
 		return ""
@@ -125,7 +125,7 @@ func bounded(side string, bounds []bound) check {
 			return notComparable(value)
 		}
 		for _, b := range bounds {
-			if !fits(b.operator, v.compare(b.version, maxParts)) {
+			if !slices.Contains(accepted[b.operator], v.compare(b.version, maxParts)) {
 				return fmt.Sprintf("of the %s, %s, is not %s %s", side, shown(value), b.operator, b.text)
 			}
 		}
@@ -241,20 +241,9 @@ func (v version) part(i int) string {
 // operators of comparisons; those of two characters come first, for they are looked for from left to right.
 var operators = []string{"<=", ">=", "==", "!=", "<", ">"}
 
-func fits(operator string, order int) bool {
-	switch operator {
-	case "<=":
-		return order <= 0
-	case ">=":
-		return order >= 0
-	case "==":
-		return order == 0
-	case "!=":
-		return order != 0
-	case "<":
-		return order < 0
-	}
-	return order > 0
+// accepted are the results of version.compare for which an operator holds.
+var accepted = map[string][]int{
+	"<=": {-1, 0}, ">=": {0, 1}, "==": {0}, "!=": {-1, 1}, "<": {-1}, ">": {1},
 }
 
 // How deep "same" looks.

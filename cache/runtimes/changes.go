@@ -184,10 +184,8 @@ func (s *Set) summary(facts *Facts) probed {
 	for _, ep := range facts.Facts.EPs {
 		mark := facts.Marks[ep.Name]
 		one := probedEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
-			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString, Error: ep.Error}
-		if one.Error == "" {
-			one.Error = Text(facts.MarkErrors[ep.Name])
-		}
+			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString,
+			Error: cmp.Or(ep.Error, Text(facts.MarkErrors[ep.Name]))}
 		one.Driver, _ = s.machine.Driver(ep.Name, mark)
 		for _, d := range ep.Devices {
 			one.Devices = append(one.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))

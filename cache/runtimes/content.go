@@ -244,12 +244,9 @@ func (rc *Content) HasEvery(b *index.Build) bool {
 
 // Made reports whether the runtime's own libraries made the build.
 func (rc *Content) Made(b *index.Build) bool {
-	for i := range b.EPs {
-		if rc.Digests[b.EPs[i].Name] != b.EPs[i].LibraryDigest {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(b.EPs, func(ep index.EPFacts) bool {
+		return rc.Digests[ep.Name] != ep.LibraryDigest
+	})
 }
 
 // folders are the directories with the files of a runtime as they were stamped, kept open because each

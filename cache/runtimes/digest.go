@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -228,10 +229,7 @@ func (x *digests) read(ctx context.Context, uid uint32, f *os.File) (cas.Digest,
 }
 
 func shownError(ctx context.Context, err error, ref *LibraryRef, name string) error {
-	path := ref.Path
-	if name != "" {
-		path = name
-	}
+	path := cmp.Or(name, ref.Path)
 	switch {
 	case ctx.Err() != nil:
 		return apierr.New(apierr.Cancelled, ctx.Err(), "library %q", path)

@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -188,10 +189,7 @@ func (p Prints) Last() bool { return p.err == nil }
 
 // Of returns the fingerprints of the EPs. err is from what made them.
 func (p Prints) Of(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
-	if err == nil {
-		err = p.err
-	}
-	if err == nil && len(p.Marks) != len(eps) {
+	if err = cmp.Or(err, p.err); err == nil && len(p.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
 	}
 	if err != nil {

@@ -28,7 +28,6 @@ type checking struct {
 	damages, leftovers int // found so far
 }
 
-// auditor looks at one store.
 type auditor struct {
 	st    *store.Store
 	index *index.Index
@@ -130,7 +129,6 @@ func (a *auditor) hasGone(f *wire.Finding) bool {
 // maxKeptFindings bounds the findings that are told, damage and leftovers each: a disk may have lost everything.
 const maxKeptFindings = 4096
 
-// found notes a finding.
 func (r *checking) found(f *wire.Finding) {
 	n := &r.damages
 	if f.Kind == kindLeftover {
@@ -348,26 +346,13 @@ var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests,
 func kindOf(rel string) string {
 	top, rest, _ := strings.Cut(rel, "/")
 	switch {
-	case (top == "objects" || top == "manifests") && strings.HasPrefix(rest, "incoming"):
+	case (top == "objects" || top == "manifests") && strings.HasPrefix(rest, "incoming"),
+		(top == "recipes" || top == "unpacked") && strings.Contains("/"+rest, "/incoming"):
 		return kindStaging
-	case (top == "recipes" || top == "unpacked") && strings.Contains("/"+rest, "/incoming"):
-		return kindStaging
-	case top == "unpacked":
-		return kindUnpacked
-	case top == "recipes":
-		return kindRecipes
-	case top == "objects":
-		return kindObjects
-	case top == "manifests":
-		return kindManifests
 	case top == "views" && strings.HasPrefix(rest+"/", views.Unkept+"/"):
 		return kindUnkept
-	case top == "views":
-		return kindViews
-	case top == "staging":
-		return kindStaging
-	case top == "quarantine":
-		return kindQuarantine
+	case slices.Contains(ownFolders, top):
+		return top
 	case strings.HasPrefix(top, "index.db"):
 		return kindIndex
 	case strings.HasPrefix(top, "journal"):
@@ -436,7 +421,6 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 	return out, nil
 }
 
-// eachFile walks what is of one kind.
 func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
 	roots := []string{kind}
 	switch kind {
@@ -499,7 +483,7 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string, fn func(path st
 	})
 }
 
-// ownFolders have kinds of their own.
+// ownFolders have kinds of their own, of the same names.
 var ownFolders = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
 
 // maxSpaceFindings bounds what is named; the lines have the sums.

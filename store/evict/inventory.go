@@ -86,7 +86,6 @@ func (inv *Inventory) bytes(at uint32) int64 {
 	return sum
 }
 
-// sum is what all of them take.
 func (inv *Inventory) sum() (sum int64) {
 	for at := range inv.blobs {
 		sum += inv.bytes(uint32(at))
@@ -215,23 +214,18 @@ func (inv *Inventory) needs(builds ...*candidate) (sum int64) {
 	return sum
 }
 
-// mayPack tells whether packing a blob would free something, as it is now.
-func (inv *Inventory) mayPack(at uint32) bool {
-	f := inv.forms[at]
-	if f == nil || f.saving <= 0 || f.users > 0 || inv.blobs[at].Disk < f.saving {
-		return false
+// pack replaces the whole form of a blob by a recipe, which takes what it does not free. It frees
+// nothing where that cannot be done now, or is not worth it.
+func (inv *Inventory) pack(at uint32) (freed int64) {
+	b, f := &inv.blobs[at], inv.forms[at]
+	if f == nil || f.saving <= 0 || f.users > 0 || b.Disk < f.saving {
+		return 0
 	}
 	for _, from := range f.from {
 		if inv.blobs[from].Disk == 0 {
-			return false // it is going, or packed
+			return 0 // it is going, or packed
 		}
 	}
-	return true
-}
-
-// pack replaces the whole form of a blob by a recipe, which takes what it does not free.
-func (inv *Inventory) pack(at uint32) (freed int64) {
-	b, f := &inv.blobs[at], inv.forms[at]
 	freed, f.saving = f.saving, 0
 	f.recipe, b.Disk = f.recipe+b.Disk-freed, 0
 	for _, from := range f.from {
@@ -241,7 +235,6 @@ func (inv *Inventory) pack(at uint32) (freed int64) {
 	return freed
 }
 
-// dropCopy removes the unpacked form of a blob.
 func (inv *Inventory) dropCopy(at uint32) (freed int64) {
 	f := inv.forms[at]
 	if f == nil {

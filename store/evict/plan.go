@@ -64,11 +64,10 @@ func (s *Step) Keep(why string) { s.Outcome = kept + why }
 
 // KeptFor says why a step was not carried out, "" if it was or is still planned.
 func (s *Step) KeptFor() string {
-	why, _ := strings.CutPrefix(s.Outcome, kept)
-	if why == s.Outcome {
-		return ""
+	if why, found := strings.CutPrefix(s.Outcome, kept); found {
+		return why
 	}
-	return why
+	return ""
 }
 
 // Carried notes that a step was carried out, and what that freed.
@@ -118,10 +117,9 @@ func (p *Plan) WhatStays() string {
 		stays[why] = k
 	}
 	for _, k := range p.Kept {
-		if k.Builds == 0 {
-			continue
+		if k.Builds > 0 {
+			add(k.Reason, k.Builds, k.Bytes)
 		}
-		add(k.Reason, k.Builds, k.Bytes)
 	}
 	for i := range p.Steps {
 		if why := p.Steps[i].KeptFor(); why != "" {

@@ -29,7 +29,6 @@ const (
 	classServed
 )
 
-// candidate is a build of the survey.
 type candidate struct {
 	*index.Brief
 	last  time.Time
@@ -380,7 +379,6 @@ func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool
 	return true
 }
 
-// release takes out a build, and tells what that frees.
 func (pl *planner) release(one *candidate) (frees int64) {
 	for _, at := range one.Blobs {
 		frees += pl.inv.release(at)
@@ -388,7 +386,6 @@ func (pl *planner) release(one *candidate) (frees int64) {
 	return frees
 }
 
-// step appends one to the plan.
 func (pl *planner) step(s Step) {
 	s.ID, s.Last, s.Outcome = s.of.ID, s.of.last, planned
 	pl.plan.Freed += s.Frees
@@ -432,7 +429,6 @@ func (pl *planner) keepOther(b *index.Brief, why string) {
 	}
 }
 
-// unkeep takes back what keep counted.
 func (pl *planner) unkeep(one *candidate) {
 	k := pl.kept[one.why]
 	if k.Builds--; k.Builds == 0 {
@@ -570,10 +566,10 @@ func (s *Snapshot) Plan(to Limits) *Plan {
 	pl.tooOld()
 	pl.aboveQuota()
 	pl.tooMany()
-	pl.dropCopies()
+	pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy)
 	pl.forRoom(classNotServed, classSuperseded)
 	if to.Packs {
-		pl.pack()
+		pl.shrinkUntilEnough(PackBuild, pl.inv.pack)
 	}
 	pl.served()
 	pl.withoutDetours()
@@ -656,19 +652,6 @@ func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) 
 			pl.step(s)
 		}
 	}
-}
-
-// dropCopies chooses unpacked copies until the goal is reached.
-func (pl *planner) dropCopies() { pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy) }
-
-// pack chooses what packing makes smaller, until the goal is reached.
-func (pl *planner) pack() {
-	pl.shrinkUntilEnough(PackBuild, func(at uint32) int64 {
-		if !pl.inv.mayPack(at) {
-			return 0
-		}
-		return pl.inv.pack(at)
-	})
 }
 
 // withoutDetours leaves out what is done to builds that go in the end, for whose sake it need not be done.

@@ -30,12 +30,6 @@ type account struct {
 	between between
 }
 
-func newAccount() account {
-	return account{between: between{
-		holds: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int),
-	}}
-}
-
 // between are blobs that are accounted for by what they take, whatever else says so.
 type between struct {
 	mu sync.Mutex // guards the rest
@@ -81,7 +75,6 @@ func (b *between) add(all []cas.Digest, n int) {
 	}
 }
 
-// all lists them.
 func (b *between) all() (out []cas.Digest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

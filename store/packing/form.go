@@ -178,6 +178,8 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 	return f, err
 }
 
+const attempts = 3 // of an operation, where blobs change their forms meanwhile
+
 // asItIs calls whole, and packed if a blob is not whole. Either may find nothing because the blob has just got another form, or another container,
 // or its copy has gone: then it looks once more.
 func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
@@ -191,13 +193,11 @@ func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
 		} else if !s.whole.Has(d) {
 			return err
 		}
-		if !errors.Is(err, cas.ErrNotFound) || attempt == asItIsAttempts {
+		if !errors.Is(err, cas.ErrNotFound) || attempt == attempts {
 			return err
 		}
 	}
 }
-
-const asItIsAttempts = 3
 
 // CopyTo writes a blob, whole or packed, into an empty file, and verifies it on the way. Errors are
 // those of Open, and of writing.

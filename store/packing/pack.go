@@ -56,7 +56,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	defer leave()
 	size, err := s.whole.Size(d)
 	if err != nil {
-		return 0, ignoreNotFound(err) // it is packed already
+		return 0, ignore(cas.ErrNotFound, err) // it is packed already
 	}
 	if len(s.shelf.Users(d)) > 0 && s.Sharing.Saving(d) < least.of(size) {
 		return 0, nil // most bases: they need not be read again for that
@@ -434,7 +434,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	if f.Hot.IsZero() {
 		return nil
 	}
-	return ignoreInUse(s.DropCopy(f.Hot)) // a client that has it open keeps it; it is removed later
+	return ignore(ErrInUse, s.DropCopy(f.Hot)) // a client that has it open keeps it; it is removed later
 }
 
 // anotherTime makes ErrInUse of an error that says that there is no free space: there may be

@@ -118,7 +118,7 @@ func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
 
 // giveUpRecipe removes a recipe, durably, and then what it took from, unless somebody needs it.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
-	return s.giveUp(was, func() error { return ignoreNotFound(s.removeRecipe(d)) })
+	return s.giveUp(was, func() error { return ignore(cas.ErrNotFound, s.removeRecipe(d)) })
 }
 
 // giveUp removes what a recipe took from, unless somebody needs it, when take has taken that away.
@@ -183,7 +183,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
 		r.containers = append(r.containers, digestsOf(containers)...)
 		r.done = append(r.done, s.moves(digestsOf(containers)...))
-		if ignoreNotFound(err) != nil {
+		if ignore(cas.ErrNotFound, err) != nil {
 			return 0, err
 		}
 		s.memory.dropSharing(d)
@@ -210,22 +210,13 @@ func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven 
 	if err != nil {
 		return nil, stamp, false, err
 	}
-	if needed {
-		if err := sizeIs(r, size); err != nil {
-			return nil, stamp, false, err
-		}
+	if needed && r.Size != size {
+		return nil, stamp, false, fmt.Errorf("recipe of blob %s: %w", r.Blob, &dedupe.FormatError{
+			Offset: -1, Field: "size",
+			Reason: fmt.Sprintf("%d bytes, and the blob has %d", r.Size, size)})
 	}
 	was, ok := s.memory.RecipeStamps().LoadStamp(d)
 	return r, stamp, ok && was.Holds(stamp), nil
-}
-
-// sizeIs says of a recipe that its blob has another size, if so: a *dedupe.FormatError.
-func sizeIs(r *dedupe.Recipe, size int64) error {
-	if r.Size == size {
-		return nil
-	}
-	return fmt.Errorf("recipe of blob %s: %w", r.Blob,
-		&dedupe.FormatError{Offset: -1, Field: "size", Reason: fmt.Sprintf("%d bytes, and the blob has %d", r.Size, size)})
 }
 
 // provenAs notes that the recipe in the file of the stamp gives its blob.

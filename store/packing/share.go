@@ -148,8 +148,7 @@ func (s *Sharing) mayGo(d cas.Digest) bool {
 	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
-	raw, _ := s.memory.shares.Get(d[:])
-	found, _ := decodeShare(raw)
+	found, _ := s.share(d)
 	return len(found.From) > 0 && !found.Little && len(s.shelf.Users(d)) == 0 && s.Saving(d) > 0
 }
 
@@ -196,11 +195,8 @@ func decodeShare(b []byte) (o Share, ok bool) {
 
 // share is what is known of a blob; false: nothing.
 func (s *Sharing) share(d cas.Digest) (Share, bool) {
-	raw, ok := s.memory.shares.Get(d[:])
-	if !ok {
-		return Share{}, false
-	}
-	return decodeShare(raw)
+	raw, _ := s.memory.shares.Get(d[:])
+	return decodeShare(raw) // of none: false
 }
 
 // LookedAt reports whether it is known what a blob shares.

@@ -165,8 +165,9 @@ type Store struct {
 // Problems.
 func Open(o Options) (*Store, error) {
 	s := &Store{
-		dir: o.Dir, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1), account: newAccount(),
-		memory: &notes{o.Memory, o.Sketches, o.Shares, o.Changed},
+		dir: o.Dir, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
+		account: account{between: between{holds: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
+		memory:  &notes{o.Memory, o.Sketches, o.Shares, o.Changed},
 		Copies: &Copies{
 			fs: o.FS, dir: o.Copies, apart: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
 		},
@@ -232,18 +233,16 @@ func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 	defer s.waiting.Add(-1)
 	select {
 	case s.turn <- struct{}{}:
-		return s.leaveTurn, nil
+		return func() {
+			for _, done := range s.passing {
+				done()
+			}
+			s.passing = nil
+			<-s.turn
+		}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-}
-
-func (s *Store) leaveTurn() {
-	for _, done := range s.passing {
-		done()
-	}
-	s.passing = nil
-	<-s.turn
 }
 
 // shrinks tells the owner of bytes that go before the turn ends, which the caller has.
@@ -252,8 +251,9 @@ func (s *Store) shrinks(disk int64) { s.passing = append(s.passing, s.owner.Shri
 // TurnWanted tells whether somebody waits for the turn. Who has it for something that nobody waits for should come to an end then.
 func (s *Store) TurnWanted() bool { return s.waiting.Load() > 0 }
 
-func ignoreNotFound(err error) error {
-	if errors.Is(err, cas.ErrNotFound) {
+// ignore returns nil for an error of the kind, and any other one as it is.
+func ignore(kind, err error) error {
+	if errors.Is(err, kind) {
 		return nil
 	}
 	return err

@@ -82,7 +82,7 @@ func seldom(progress func(done, total int64)) func(done, total int64) {
 func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
 	err := store.Walk(ctx, func(d cas.Digest, size, _ int64) error {
 		if err := s.DropCopy(d); err != nil {
-			return ignoreInUse(err)
+			return ignore(ErrInUse, err)
 		}
 		freed += cas.OnDisk(size)
 		return nil
@@ -114,13 +114,6 @@ func (s *Store) DropCopy(d cas.Digest) error {
 	return err
 }
 
-func ignoreInUse(err error) error {
-	if errors.Is(err, ErrInUse) {
-		return nil
-	}
-	return err
-}
-
 // rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was proven, and all containers are as they
 // were when they were verified, it is copied; else what comes out is hashed.
 func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
@@ -133,7 +126,7 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progr
 		if err == nil && !proven {
 			s.provenAs(d, stamp)
 		}
-		if !errors.Is(err, cas.ErrNotFound) || attempt == unpackAttempts {
+		if !errors.Is(err, cas.ErrNotFound) || attempt == attempts {
 			return err
 		}
 		// A container may just have been rewritten: then the recipe is another by now.
@@ -142,8 +135,6 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progr
 		}
 	}
 }
-
-const unpackAttempts = 3
 
 // apply opens all containers before anything is copied: what is open stays, whoever removes its name.
 func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool, progress func(done, total int64)) error {

@@ -50,7 +50,7 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	held := s.HeldBytes()
 	require.Positive(t, held)
 	s.discard(v)
-	s.whole()
+	s.half = nil
 	leave()
 	require.Zero(t, s.HeldBytes())
 

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -69,12 +70,9 @@ func (vs *Store) folder(unpacked bool) string {
 
 // Unpacks tells whether some file of the build has to be unpacked for a view.
 func (vs *Store) Unpacks(b *index.Build) bool {
-	for i := range b.Files {
-		if vs.o.Forms.OnlyPacked(b.Files[i].Digest) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(b.Files, func(f index.File) bool {
+		return vs.o.Forms.OnlyPacked(f.Digest)
+	})
 }
 
 // Current gives the build's view that is in use in this run, nil if there is none.
@@ -312,8 +310,6 @@ func (vs *Store) moveFile(v *View, f *index.File, out string) error {
 // NewID gives a name for a view, which was never used before and cannot be guessed.
 func NewID() string {
 	var b [12]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		panic(err) // crypto/rand never fails on a system that works
-	}
+	_, _ = rand.Read(b[:]) // it never fails
 	return hex.EncodeToString(b[:])
 }

@@ -106,7 +106,11 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		}
 		vs.Drop(b.ID, v, PathGrace)
 	}
-	defer vs.whole()
+	defer func() {
+		vs.mu.Lock()
+		vs.half = nil // no view is being made any more
+		vs.mu.Unlock()
+	}()
 	v, err = vs.create(ctx, b)
 	if err != nil {
 		return nil, err
@@ -122,13 +126,6 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		vs.doomLater(v)
 	}
 	return v, nil
-}
-
-// whole says that no view is being made any more.
-func (vs *Store) whole() {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	vs.half = nil
 }
 
 func (vs *Store) keep(id index.BuildID, v *View) {
