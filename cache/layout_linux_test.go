@@ -42,10 +42,10 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 				}
 			}
 			require.Equal(t, f.Size, at)
-			require.GreaterOrEqual(t, f.Shared, int64(1<<20), "the megabyte of weights")
-			require.Less(t, f.Shared, f.Size)
+			require.GreaterOrEqual(t, f.Told.SharedBytes, int64(1<<20), "the megabyte of weights")
+			require.Less(t, f.Told.SharedBytes, f.Size)
 			if f.Digest != large(builds[0]) {
-				require.Equal(t, f.Shared, others)
+				require.Equal(t, f.Told.SharedBytes, others)
 			}
 		}
 	}
@@ -64,8 +64,8 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	// Who shares something is told, if one may see it.
 	l = b.layout(b.self(), 0, true, builds[2].ID.String())
 	require.Len(t, l.Files, 2)
-	require.True(t, l.Files[0].Packed)
-	require.Len(t, l.Files[0].Sharers, 2)
+	require.True(t, l.Files[0].Told.Packed)
+	require.Len(t, l.Files[0].Told.Sharers, 2)
 }
 
 // What a packed container was left of is told as that container, wherever in its own literals it stands: a digest of literals tells nobody anything.
@@ -86,7 +86,7 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 	others := int64(0)
 	for i := range l.Files {
 		f := &l.Files[i]
-		require.GreaterOrEqual(t, f.Shared, int64(300*300*4), f.Name)
+		require.GreaterOrEqual(t, f.Told.SharedBytes, int64(300*300*4), f.Name)
 		at := int64(0)
 		for _, p := range f.Pieces {
 			require.Equal(t, at, p.At)
@@ -98,7 +98,7 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 			}
 		}
 		require.Equal(t, f.Size, at)
-		require.Len(t, f.Sharers, 1, "the other one")
+		require.Len(t, f.Told.Sharers, 1, "the other one")
 	}
 	require.GreaterOrEqual(t, others, int64(300*300*4))
 }
@@ -107,13 +107,13 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	for _, f := range b.layout(b.self(), 0, false).Files {
-		if !f.Packed {
-			require.Equal(t, f.Size, f.Own)
+		if !f.Told.Packed {
+			require.Equal(t, f.Size, f.Told.OwnBytes)
 			continue
 		}
 		require.Equal(t, large(builds[1]), f.Digest)
-		require.Less(t, f.Own, f.Size/2)
-		require.Contains(t, b.cache.Queries.KeptText(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Own), bytesize.Text(f.Size)))
+		require.Less(t, f.Told.OwnBytes, f.Size/2)
+		require.Contains(t, b.cache.Queries.KeptText(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Told.OwnBytes), bytesize.Text(f.Size)))
 	}
 }
 
@@ -122,8 +122,8 @@ func TestALayoutNamesTheBuildThatHasItsBytes(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	for _, f := range b.layout(b.self(), 0, true).Files {
 		if f.Digest == large(builds[1]) {
-			require.Len(t, f.Sharers, 1)
-			require.Equal(t, builds[0].BuildKey.String(), f.Sharers[0].Build)
+			require.Len(t, f.Told.Sharers, 1)
+			require.Equal(t, builds[0].BuildKey.String(), f.Told.Sharers[0].Build)
 		}
 	}
 }

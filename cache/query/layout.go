@@ -30,21 +30,11 @@ type Layout struct {
 
 // LaidFile is one file of one build.
 type LaidFile struct {
-	Build       index.Build
-	EP          string // the first execution provider
-	Name        string
-	Digest      cas.Digest
-	Size        int64
-	Shared      int64 // bytes that stand in another of these files as well
-	Packed      bool
-	Own         int64          // bytes that it takes from no other file: while it is whole, all
-	Compressed  int64          // of its own bytes, how many are kept compressed while it is packed
-	Pieces      []Piece        // all of it, in order
-	Tensors     []Placed       // the ranges whose names are known, in order; if they were requested
-	MoreTensors int            // that are left out: the smallest
-	NamedBytes  int64          // of tensors that are known by name
-	Unknown     string         // why no names of tensors are known; "" where some are
-	Sharers     []*wire.Sharer // files of other builds that have some of its bytes; of Placed.With
+	index.File
+	Build   index.Build
+	Told    *wire.LaidFile // as clients receive it, without pieces and tensors
+	Pieces  []Piece        // all of it, in order
+	Tensors []Placed       // the ranges whose names are known, in order; if they were requested
 }
 
 // Piece is a range of a file, and where the bytes stand whole.
@@ -56,11 +46,8 @@ type Piece struct {
 
 // Placed is a named range of a file.
 type Placed struct {
-	epmodel.Named
-	Holder cas.Digest // of its first byte
-	From   int64      // likewise
-	Shared int64      // bytes of it that some other build has as well
-	With   []int      // places in Sharers of those that have half of it or more
+	Told   *wire.Placed // as clients receive it, without the holder
+	Holder cas.Digest   // of its first byte
 }
 
 const (
@@ -83,11 +70,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 	err := q.eachToLayOut(ctx, p, names, func(b *index.Build) error {
 		for _, f := range b.Files {
 			if tensors || f.Size >= leastLaid || len(names) > 0 {
-				one := LaidFile{Build: *b, EP: FirstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Own: f.Size, Packed: q.forms.OnlyPacked(f.Digest)}
-				if recipe, there := q.forms.Recipes.Has(f.Digest); one.Packed && there {
-					one.Own, one.Compressed = ownOf(&recipe), recipe.Compressed
-				}
-				out.Files = append(out.Files, one)
+				out.Files = append(out.Files, LaidFile{File: f, Build: *b})
 			}
 		}
 		if len(out.Files) >= 4*most { // now and then, for there may be millions
@@ -105,6 +88,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 	}
 	for i := range out.Files {
 		f := &out.Files[i]
+		f.Told = q.laidFile(f)
 		var err error
 		if f.Pieces, err = kin.piecesOf(ctx, f.Digest, f.Size); err != nil {
 			f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check reports what is missing
@@ -126,6 +110,19 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 		out.Files[i].Pieces = coarse(out.Files[i].Pieces)
 	}
 	return out, nil
+}
+
+// laidFile fills in what is known without looking for shared bytes.
+func (q *Queries) laidFile(f *LaidFile) *wire.LaidFile {
+	out := &wire.LaidFile{Build: f.Build.BuildKey.String(),
+		ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(),
+		Ep: wire.Clip(FirstEP(&f.Build)), Shapes: wire.Clip(identity.Shapes(&f.Build)),
+		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, OwnBytes: f.Size,
+		Packed: q.forms.OnlyPacked(f.Digest)}
+	if recipe, there := q.forms.Recipes.Has(f.Digest); out.Packed && there {
+		out.OwnBytes, out.CompressedBytes = ownOf(&recipe), recipe.Compressed
+	}
+	return out
 }
 
 func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
@@ -188,7 +185,7 @@ func (l *Layout) countShared() {
 	for i := range l.Files {
 		f := &l.Files[i]
 		if builds[f.Digest] > 1 {
-			f.Shared = f.Size
+			f.Told.SharedBytes = f.Size
 			continue
 		}
 		shared := taken[f.Digest]
@@ -198,7 +195,7 @@ func (l *Layout) countShared() {
 			}
 		}
 		for _, r := range rangesIn(shared, map[cas.Digest]bool{f.Digest: true})[f.Digest] {
-			f.Shared += r.Length
+			f.Told.SharedBytes += r.Length
 		}
 	}
 }
@@ -373,13 +370,13 @@ func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		f.Unknown = err.Error()
+		f.Told.Unknown = wire.Clip(err.Error())
 		return nil
 	}
-	f.NamedBytes = namedBytes(named)
+	f.Told.NamedBytes = namedBytes(named)
 	if len(named) > maxPlaced {
 		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(b.Length, a.Length) })
-		f.MoreTensors = len(named) - maxPlaced
+		f.Told.MoreTensors = uint32(len(named) - maxPlaced)
 		named = named[:maxPlaced]
 		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(a.Offset, b.Offset) })
 	}
@@ -388,7 +385,9 @@ func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 		return err
 	}
 	for _, n := range named {
-		one := Placed{Named: n}
+		told := &wire.Placed{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
+			Shape: wire.Valid(n.Shape), Offset: n.Offset, Length: n.Length}
+		one := Placed{Told: told}
 		var parts []Piece
 		for _, piece := range f.Pieces[firstAt(f.Pieces, n.Offset):] {
 			if piece.At >= n.Offset+n.Length {
@@ -398,16 +397,16 @@ func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 			parts = append(parts, Piece{At: piece.At + from, Length: min(piece.At+piece.Length, n.Offset+n.Length) - piece.At - from, Holder: piece.Holder, From: piece.From + from})
 		}
 		if len(parts) > 0 {
-			one.Holder, one.From = parts[0].Holder, parts[0].From
+			one.Holder, told.From = parts[0].Holder, parts[0].From
 		}
 		for i, r := range relatives {
 			shared := n.Length
 			if !r.same {
 				shared = r.overlap(parts)
 			}
-			one.Shared = max(one.Shared, shared)
+			told.SharedBytes = max(told.SharedBytes, shared)
 			if 2*shared >= n.Length {
-				one.With = append(one.With, i)
+				told.With = append(told.With, uint32(i))
 			}
 		}
 		f.Tensors = append(f.Tensors, one)
@@ -512,7 +511,7 @@ func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (ou
 				has = heldBy(d, b.Files[i].Size, pieces, holders)
 			}
 			out = append(out, relative{same: d == f.Digest, has: has})
-			f.Sharers = append(f.Sharers, sharer(&b, i))
+			f.Told.Sharers = append(f.Told.Sharers, sharer(&b, i))
 		}
 	}
 	return out, nil
@@ -556,11 +555,7 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 
 // add takes a file in as far as there is room: names go first, then the file.
 func (r *layoutReply) add(f *LaidFile) {
-	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: wire.Clip(f.EP),
-		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
-		Packed: f.Packed, OwnBytes: f.Own, Unknown: wire.Clip(f.Unknown),
-		NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed,
-		Shapes: wire.Clip(identity.Shapes(&f.Build)), Sharers: f.Sharers}
+	out := f.Told
 	for _, p := range f.Pieces {
 		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}
@@ -572,11 +567,8 @@ func (r *layoutReply) add(f *LaidFile) {
 	}
 	r.size += n
 	for _, t := range f.Tensors {
-		one := &wire.Placed{Name: wire.Valid(t.Name), Kind: t.Kind, Type: wire.Valid(t.Type), Shape: wire.Valid(t.Shape), Offset: t.Offset, Length: t.Length,
-			Holder: r.holder(t.Holder), From: t.From, SharedBytes: t.Shared}
-		for _, at := range t.With {
-			one.With = append(one.With, uint32(at))
-		}
+		one := t.Told
+		one.Holder = r.holder(t.Holder)
 		if n := proto.Size(one) + 4; r.size+n <= wire.MaxReply {
 			r.size += n
 			out.Tensors = append(out.Tensors, one)
@@ -584,7 +576,6 @@ func (r *layoutReply) add(f *LaidFile) {
 			out.MoreTensors++
 		}
 	}
-	out.MoreTensors += uint32(f.MoreTensors)
 	r.reply.Files = append(r.reply.Files, out)
 }
 
@@ -617,7 +608,7 @@ func (q *Queries) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 		all = append(all, inside...)
 	}
 	if len(all) == 0 {
-		f.Unknown = "this graph has no tensors: the files beside it have them"
+		f.Told.Unknown = "this graph has no tensors: the files beside it have them"
 	}
 	epmodel.SortNamed(all)
 	return all[:min(len(all), maxNames)], nil
@@ -638,8 +629,8 @@ func (q *Queries) nameBinary(ctx context.Context, f *LaidFile, source epmodel.So
 	if slices.ContainsFunc(all, func(n epmodel.Named) bool { return n.Kind == epmodel.TensorKind }) {
 		return all, nil
 	}
-	if f.Unknown = "this kind of file does not name its tensors"; err != nil {
-		f.Unknown = err.Error()
+	if f.Told.Unknown = "this kind of file does not name its tensors"; err != nil {
+		f.Told.Unknown = wire.Clip(err.Error())
 	}
 	return all, nil
 }

@@ -6,6 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // What overlaps is counted once, whatever order it comes in.
@@ -25,12 +27,12 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 	d := func(n byte) cas.Digest { return cas.Digest{n} }
 	l := Layout{Files: []LaidFile{
-		{Digest: d(1), Size: 100, Pieces: []Piece{{Length: 100, Holder: d(1)}}},
-		{Digest: d(2), Size: 100, Pieces: []Piece{{Length: 90, Holder: d(1)}, {At: 90, Length: 10, Holder: d(2), From: 90}}},
-		{Digest: d(3), Size: 100, Pieces: []Piece{{Length: 95, Holder: d(2)}, {At: 95, Length: 5, Holder: d(3), From: 95}}},
+		{File: index.File{Digest: d(1), Size: 100}, Told: &wire.LaidFile{}, Pieces: []Piece{{Length: 100, Holder: d(1)}}},
+		{File: index.File{Digest: d(2), Size: 100}, Told: &wire.LaidFile{}, Pieces: []Piece{{Length: 90, Holder: d(1)}, {At: 90, Length: 10, Holder: d(2), From: 90}}},
+		{File: index.File{Digest: d(3), Size: 100}, Told: &wire.LaidFile{}, Pieces: []Piece{{Length: 95, Holder: d(2)}, {At: 95, Length: 5, Holder: d(3), From: 95}}},
 	}}
 	l.countShared()
-	require.Equal(t, []int64{90, 95, 95}, []int64{l.Files[0].Shared, l.Files[1].Shared, l.Files[2].Shared})
+	require.Equal(t, []int64{90, 95, 95}, []int64{l.Files[0].Told.SharedBytes, l.Files[1].Told.SharedBytes, l.Files[2].Told.SharedBytes})
 }
 
 // A blob has all of itself, also where it might be packed with a third one.
