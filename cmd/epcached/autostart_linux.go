@@ -128,7 +128,7 @@ func (c *call) arguments(s *config.Settings) []string {
 		args = append(args, "--idle-exit", c.idleExit)
 	}
 	if c.logLevel != "" {
-		args = append(args, "--log-level", string(c.logLevel))
+		args = append(args, "--log-level", c.logLevel)
 	}
 	for _, rt := range s.Runtimes[:len(c.runtimes)] {
 		args = append(args, "--runtime", rt.Directory)

@@ -31,30 +31,12 @@ type call struct {
 	state    string
 	socket   string
 	runtimes []string
-	logLevel logLevel
+	logLevel string
 	idleExit string
 
 	autostart bool // a client starts it
 	detached  bool // and this is the process that stays
 }
-
-// logLevel is a flag that takes the configuration's words.
-type logLevel string
-
-// String, Set and Type make it a flag's value.
-func (l *logLevel) String() string { return string(*l) }
-
-// Set refuses what is no level.
-func (l *logLevel) Set(text string) error {
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
-		return fmt.Errorf("log level %q: it is one of debug, info, warn, error", text)
-	}
-	*l = logLevel(text)
-	return nil
-}
-
-// Type is what help calls the value.
-func (l *logLevel) Type() string { return "level" }
 
 func (c *call) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.state, "state", "", "state directory `DIR`, where models are kept")
@@ -66,7 +48,16 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon apart from the caller, as clients do that find none, and return when it answers")
 	f.BoolVar(&c.detached, "detached", false, "")
 	f.Lookup("detached").Hidden = true
-	f.Var(&c.logLevel, "log-level", "least `LEVEL` that is logged: debug, info, warn or error")
+	f.Func("log-level", "least `LEVEL` that is logged: debug, info, warn or error", c.setLogLevel)
+}
+
+// setLogLevel takes the configuration's words.
+func (c *call) setLogLevel(text string) error {
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
+		return fmt.Errorf("log level %q: it is one of debug, info, warn, error", text)
+	}
+	c.logLevel = text
+	return nil
 }
 
 // read reads the configuration and the rules that it names. Where only the rules are wrong the settings come with the error.
@@ -102,7 +93,7 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	}
 	over("state", &s.State, c.state)
 	over("socket", &s.Socket, c.socket)
-	over("log-level", &s.LogLevel, string(c.logLevel))
+	over("log-level", &s.LogLevel, c.logLevel)
 	over("idle-exit", &s.IdleExit, c.idleExit)
 	if s.State == "" || s.Socket == "" {
 		return nil, usageError{errors.New("no home directory to put the state in: give --state and --socket")}
