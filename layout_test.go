@@ -55,9 +55,8 @@ var allowed = map[string][]string{
 	"cache/query":                            {"cache/event", "cache/failure", "cache/identity", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "dedupe/match", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/witness", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"}, // not cache, which is written to
 	"internal/once":                          {"internal/keyed", "internal/memo"},
 	"cache/reports":                          {"cache/event", "cache/identity", "cache/rights", "cache/rules", "compilers", "index", "internal/apierr", "internal/memo", "store", "unixsock/wire"},
-	"cache/answer":                           {"cache/build", "cache/claims", "cache/failure", "cache/identity", "cache/lookup", "cache/query", "cache/request", "cache/runtimes", "cache/sources", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "unixsock/wire"},
-	"cache/sources":                          {"cache/identity", "cache/request", "cas", "index", "store", "store/packing"},
-	"cache/upkeep":                           {"cache/build", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/sources", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/bytesize", "internal/memo", "store"}, // index: for keys, builds and their ids
+	"cache/answer":                           {"cache/build", "cache/claims", "cache/failure", "cache/identity", "cache/lookup", "cache/query", "cache/request", "cache/runtimes", "cache/workspace", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "unixsock/wire"},
+	"cache/upkeep":                           {"cache/build", "cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/bytesize", "internal/memo", "store"}, // index: for keys, builds and their ids
 	"cache/joblist":                          {"cache/event", "cache/jobs", "cache/request", "cache/rights", "cache/upkeep", "internal/apierr", "store", "cache/failure", "unixsock/wire"},
 	"cache/claims":                           {"cache/event", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/request", "cache/rights", "cache/runtimes", "cache/trial", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse", "internal/witness", "store", "cache/build"},
 	"cache/jobs":                             {"cas", "index", "internal/apierr", "internal/memo", "store/views", "unixsock/wire"}, // index and views: for the build that a job brings
@@ -70,13 +69,13 @@ var allowed = map[string][]string{
 	"store/audit":                            {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "store", "store/packing", "store/views", "unixsock/wire"}, // it fills in what clients receive, as cache/query does
 	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store", "unixsock/wire"},
 	"cache/plan":                             {"cache/failure", "cache/identity", "cache/judge", "cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/memo"},
-	"cache/workspace":                        {"cache/identity", "cache/jobs", "cache/request", "cache/runtimes", "cas", "compilers", "epmodel", "internal/apierr", "internal/keyed", "internal/sparse", "store"},
+	"cache/workspace":                        {"cache/identity", "cache/jobs", "cache/request", "cache/runtimes", "cas", "compilers", "epmodel", "index", "store/packing", "internal/apierr", "internal/keyed", "internal/sparse", "store"},
 	"cache/build":                            {"cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/rights", "cache/runtimes", "cache/trial", "cache/workspace", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "store"},
 	"cache/change":                           {"cache/query", "cache/request", "cache/rights", "index", "internal/apierr", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"},
 	"cache/request":                          {"cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "store", "store/views", "unixsock/wire"},
 	"cache/lookup":                           {"cache/jobs", "cache/judge", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "index", "internal/apierr", "store", "store/packing", "store/views"},
 	"cache/readonly":                         {"cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/reports", "cache/request", "cache/rights", "cache/runtimes", "cas", "compilers", "dedupe", "index", "internal/apierr", "internal/flock", "store", "store/packing", "store/views"},
-	"cache/trial":                            {"cache/event", "cache/failure", "cache/identity", "cache/judge", "cache/lookup", "cache/plan", "cache/reports", "cache/request", "cache/runtimes", "cache/sources", "cache/workspace", "compilers", "epmodel", "index", "internal/apierr", "internal/once", "store"},
+	"cache/trial":                            {"cache/event", "cache/failure", "cache/identity", "cache/judge", "cache/lookup", "cache/plan", "cache/reports", "cache/request", "cache/runtimes", "cache/workspace", "compilers", "epmodel", "index", "internal/apierr", "internal/once", "store"},
 	"store/evict":                            {"internal/bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
 	"internal/sparse":                        {},
 	"internal/config":                        {"internal/bytesize", "compilers", "cache/rules", "internal/suggest", "internal/tomlfile", "unixsock"}, // the names of execution providers, and where the socket is by default
@@ -121,7 +120,6 @@ var allowed = map[string][]string{
 		"cache/rights",
 		"cache/rules",
 		"cache/runtimes",
-		"cache/sources",
 		"cache/trial",
 		"cache/upkeep",
 		"cache/workspace",

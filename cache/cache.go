@@ -42,7 +42,6 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cache/workspace"
@@ -86,22 +85,22 @@ type Cache struct {
 	views      *views.Store
 	models     *identity.Models
 	sources    *identity.Sources
-	kept       *sources.Sources
+	kept       *workspace.Sources
 	compiler   compilers.Compiler
 	runtimes   *runtimes.Set
-	judges     *judge.Judge
+	judges     judge.Judge
 	trials     *trial.Trials
 	planner    *plan.Planner
 	workspaces *workspace.Maker
 	owners     rights.Owners
 	events     query.Stream
 	lookup     *lookup.Lookup
-	answers    *answer.Answerer
+	answers    answer.Answerer
 	builder    *build.Builder
 
 	jobs       *jobs.Jobs
 	rebuilds   upkeep.Rebuilds
-	recompiler *upkeep.Recompiler
+	recompiler upkeep.Recompiler
 	backlog    *upkeep.Backlog
 	reports    *reports.Reports
 	facts      *once.Facts // found out for reports, judgements and the doctor
@@ -283,7 +282,7 @@ func (c *Cache) openStore() (err error) {
 			c.Rights.Saw(request.Peer{UID: uid}, b)
 			c.rebuilds.Published(b)
 		},
-		Withheld: func(b *index.Build) { c.recompiler.Heal(b) },
+		Withheld: c.recompiler.Heal,
 	})
 	if err != nil {
 		return err
@@ -301,7 +300,7 @@ func (c *Cache) openPlanning() {
 		return rights.Privileged{Administrators: now.Administrators, Publishers: now.Publishers}
 	}, c.log)
 	c.models, c.sources = identity.NewModels(&c.index.Memos, c.now), identity.NewSources(c.uid)
-	c.kept = sources.New(c.models, c.sources, c.Store, c.uid)
+	c.kept = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
 	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
 		Costs: jobs.NewCosts(&c.index.Memos, c.log), GivenUp: runtimes.ErrGivenUp,
 		Expect: c.Store.Expect, Taken: c.Store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
@@ -313,11 +312,8 @@ func (c *Cache) openPlanning() {
 			who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
 			return c.jobs.Inquire(ctx, q.Key, who, q.EP, find)
 		},
-		Assessed: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
-			former map[string]string, told bool) bool {
-			return c.judges.All(ctx, rt, rc, former, told)
-		},
-		Attach: func() any { return &plan.Notes{} },
+		Assessed: c.judges.All,
+		Attach:   func() any { return &plan.Notes{} },
 		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
 			return c.reading.Lock(ctx, c.owners.Of(uid))
 		},
@@ -336,7 +332,7 @@ func (c *Cache) openPlanning() {
 // openJudging makes what decides whether a build is served.
 func (c *Cache) openJudging() {
 	rebuild := func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) }
-	c.judges = judge.New(judge.Options{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
+	c.judges = judge.Judge{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
 		Now: c.now, Log: c.log, Event: c.Store.Happened, Rebuild: rebuild,
 		Rules: func() (*rules.Set, uint64) {
 			s := c.settings.Load()
@@ -345,7 +341,7 @@ func (c *Cache) openJudging() {
 		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &plan.NotesOn(rc).Verdicts },
 		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content, b *index.Build) (
 			*judge.Target, error) {
-			at, err := sources.AttemptOf(b)
+			at, err := workspace.AttemptOf(b)
 			if err == nil {
 				at, err = c.planner.Planned(ctx, at.WithRuntime(rt.Name, rc))
 			}
@@ -354,12 +350,13 @@ func (c *Cache) openJudging() {
 			}
 			return at.Plan.Against(rt.Name, rc).Target(), nil
 		},
-	})
+	}
 	c.facts = once.New(c.now, c.later)
 	c.trials = &trial.Trials{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: c.judges, Facts: c.facts, Workspaces: c.workspaces, Policy: c.policyOf, Now: c.now, Planner: c.planner}
-	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.Of,
-		Now: c.now, Log: c.log, Rebuild: rebuild,
+		Judges: &c.judges, Facts: c.facts, Workspaces: c.workspaces, Policy: c.policyOf, Now: c.now,
+		Planner: c.planner}
+	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.Of, Now: c.now,
+		Log: c.log, Rebuild: rebuild,
 		Rules: func() *rules.Set { return c.settings.Load().Rules },
 		Settings: func() reports.Settings {
 			now := c.settings.Load()
@@ -380,10 +377,7 @@ func (c *Cache) openAnswering() {
 		Runtimes: c.runtimes, Owner: c.owners.Of,
 		Configured: c.configured.Load, Sandbox: c.trials.Sandbox, Try: c.trials.EP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
-		PlanAgain: func(ctx context.Context, p request.Peer, builds []index.Build) (
-			*query.Question, error) {
-			return c.answers.Again(ctx, p, builds)
-		},
+		PlanAgain: c.answers.Again,
 		Judge: func(out *wire.Build, b *index.Build) {
 			g := c.gains.Of(b.ID)
 			out.LoadSeconds, out.SourceLoadSeconds = g.Load, g.SourceLoad
@@ -392,12 +386,9 @@ func (c *Cache) openAnswering() {
 	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights,
 		Reports: c.reports, Judge: c.trials, Policy: c.policyOf, Now: c.now,
 		WhyNone: c.Queries.WhyNone, Planned: c.planner.Planned,
-		Served: func(at *request.Attempt, b *index.Build, j judge.Judgement) {
-			c.recompiler.Freshen(at, b, j)
-		},
+		Served:   c.recompiler.Freshen,
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
-	c.backlog = &upkeep.Backlog{Table: &c.index.Wanted, Later: c.later, References: c.sources,
-		Sources: c.kept, UID: c.uid, Happened: c.Store.Happened, Log: c.log, Acquire: c.acquireResumed}
+	c.backlog = &upkeep.Backlog{Later: c.later, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Dir: c.dir, UID: c.uid, Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Models: c.models, Sources: c.sources, Workspaces: c.workspaces,
 		Planner: c.planner, Lookup: c.lookup, Trials: c.trials, Failures: c.failures,
@@ -407,8 +398,8 @@ func (c *Cache) openAnswering() {
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
 			return c.Claims.MayPut(ctx, owner, model, sizes)
 		}})
-	c.recompiler = &upkeep.Recompiler{Builder: c.builder, Kept: c.kept, Queue: &c.rebuilds}
+	c.recompiler = upkeep.Recompiler{Builder: c.builder, Kept: c.kept, Queue: &c.rebuilds}
 	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })
-	c.answers = &answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims}
+	c.answers = answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims}
 	c.Changes = change.New(c.Store, c.Queries, c.Rights, c.now)
 }

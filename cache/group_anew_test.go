@@ -9,7 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 )
 
 // Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
@@ -30,7 +30,7 @@ func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
 	_, err := b.cache.kept.RequestWith(context.Background(), b.request(b.model(1)), group.Build)
-	require.ErrorIs(t, err, sources.ErrNoSource)
+	require.ErrorIs(t, err, workspace.ErrNoSource)
 	whole, err := b.cache.kept.RequestWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)
 	whole.Close()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 )
@@ -114,7 +114,7 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			r := b.request(b.model(1))
 			change(r)
 			build := b.acquire(r).Build
-			again, err := sources.AttemptOf(build)
+			again, err := workspace.AttemptOf(build)
 			require.NoError(t, err)
 			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(), func(string) {})
 			require.NoError(t, err)

@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
-	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
@@ -551,7 +551,7 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		return a
 	}
 	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build, Compile: func(context.Context, upkeep.Rebuild, *request.Request) upkeep.Outcome {
-		return upkeep.Outcome{Err: sources.ErrNoSource}
+		return upkeep.Outcome{Err: workspace.ErrNoSource}
 	}})
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
 	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)

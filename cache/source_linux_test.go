@@ -16,8 +16,8 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/upkeep"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -115,7 +115,7 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 			r.Close()
 			c.change(b, build.Source.Path)
 			_, err = b.cache.kept.Request(context.Background(), build)
-			require.ErrorIs(t, err, sources.ErrNoSource)
+			require.ErrorIs(t, err, workspace.ErrNoSource)
 			require.ErrorContains(t, err, build.Source.Path)
 			require.ErrorContains(t, err, c.says)
 		})
@@ -138,7 +138,7 @@ func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
 
 	require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
 	_, err := b.cache.kept.Request(context.Background(), first)
-	require.ErrorIs(t, err, sources.ErrNoSource, "its user took the rights back")
+	require.ErrorIs(t, err, workspace.ErrNoSource, "its user took the rights back")
 	require.ErrorContains(t, err, "other users may not read it")
 }
 
@@ -210,7 +210,7 @@ func TestExternalDataIsKeptToo(t *testing.T) {
 				again.Close()
 				return
 			}
-			require.ErrorIs(t, err, sources.ErrNoSource)
+			require.ErrorIs(t, err, workspace.ErrNoSource)
 			require.ErrorContains(t, err, "has changed")
 		})
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -93,7 +93,7 @@ func (c *Answerer) Again(ctx context.Context, p request.Peer, builds []index.Bui
 
 // replan plans a build's request again, for the first runtime that has its execution providers.
 func (c *Answerer) replan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
-	at, err := sources.AttemptOf(b)
+	at, err := workspace.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}

@@ -67,8 +67,9 @@ func Badness(v compilers.Verdict) int {
 	return 2
 }
 
-// Options say what a Judge works with. All must be set.
-type Options struct {
+// Judge judges builds, and remembers the verdicts. All fields must be set. Its methods may be called
+// by several goroutines.
+type Judge struct {
 	Runtimes *runtimes.Set
 	Compiler compilers.Compiler
 	Index    *index.Index
@@ -85,13 +86,6 @@ type Options struct {
 	// Rebuild has a build compiled again in the background, for the runtime of that name.
 	Rebuild func(b *index.Build, runtime, why string)
 }
-
-// Judge judges builds, and remembers the verdicts. Make one with New. Its methods may be called by
-// several goroutines.
-type Judge struct{ Options }
-
-// New returns a Judge.
-func New(o Options) *Judge { return &Judge{o} }
 
 func (x *Judge) generation() uint64 {
 	_, generation := x.Rules()

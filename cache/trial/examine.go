@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -85,7 +84,7 @@ var errElsewhere = errors.New("the device that it is for is not in this machine"
 // planReported plans the build's request for the runtime that the reporter used.
 func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtimes.Ref,
 	b *index.Build) (*request.Attempt, error) {
-	again, err := sources.AttemptOf(b)
+	again, err := workspace.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}

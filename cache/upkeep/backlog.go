@@ -13,11 +13,10 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -59,13 +58,9 @@ func validPaths(s index.Source) bool {
 // is for files of the daemon's own user, or that all users may read. Clients of other jobs are
 // told, by an event, to ask again. All fields must be set.
 type Backlog struct {
-	Table      *index.Table                // of the jobs, by their ids
-	Later      func(func(context.Context)) // runs a function in the background
-	References *identity.Sources           // where models are found again
-	Sources    *sources.Sources            // opens them
-	UID        uint32                      // of the daemon
-	Happened   func(index.Event)
-	Log        *slog.Logger
+	Later   func(func(context.Context)) // runs a function in the background
+	Sources *workspace.Sources          // opens them
+	Log     *slog.Logger
 
 	// Acquire answers a request for a job that an earlier daemon did not finish.
 	Acquire func(context.Context, *request.Request, request.ResumedJob,
@@ -88,7 +83,7 @@ func (l *Backlog) Keep(j *jobs.Job, at *request.Attempt) {
 	save := func() bool {
 		row, err := json.Marshal(w)
 		if err == nil {
-			err = l.Table.SaveNow([]byte(j.ID), row)
+			err = l.Sources.Store.Index().Wanted.SaveNow([]byte(j.ID), row)
 		}
 		if err != nil {
 			l.Log.Warn("a queued compile will not outlive the daemon", "model", w.Name, "error", err)
@@ -102,7 +97,7 @@ func (l *Backlog) Keep(j *jobs.Job, at *request.Attempt) {
 		select {
 		case <-j.Done():
 			if ctx.Err() == nil || j.Info().State == jobs.Done {
-				l.Table.Drop([]byte(j.ID))
+				l.Sources.Store.Index().Wanted.Drop([]byte(j.ID))
 				return
 			} // else the end of the daemon may have been that of the job
 		case <-ctx.Done():
@@ -115,7 +110,7 @@ func (l *Backlog) Keep(j *jobs.Job, at *request.Attempt) {
 // find notes where the models of a request are found again.
 func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 	for i, model := range r.AllModels() {
-		s, err := l.References.Reference(context.Background(), model, r.Peer.UID == l.UID)
+		s, err := l.Sources.References.Reference(context.Background(), model, r.Peer.UID == l.Sources.UID)
 		if err == nil && !validPaths(s) {
 			err = errors.New("a path is not UTF-8")
 		}
@@ -134,7 +129,7 @@ func (l *Backlog) find(w *QueuedJob, r *request.Request) error {
 // Rows returns the jobs that earlier daemons had not completed. It is called before requests are
 // accepted.
 func (l *Backlog) Rows() map[string][]byte {
-	rows, err := l.Table.All()
+	rows, err := l.Sources.Store.Index().Wanted.All()
 	if err != nil {
 		l.Log.Warn("queued compiles of before not found", "error", err)
 	}
@@ -151,7 +146,7 @@ func (l *Backlog) TakeUp(ctx context.Context, rows map[string][]byte) {
 	for id, row := range rows {
 		w := &queued{id: id}
 		if json.Unmarshal(row, &w.QueuedJob) != nil {
-			l.Table.Drop([]byte(id)) // of a later epcached, perhaps
+			l.Sources.Store.Index().Wanted.Drop([]byte(id)) // of a later epcached, perhaps
 			continue
 		}
 		all = append(all, w)
@@ -189,10 +184,10 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 			"model", w.Name, "job", id)
 		return
 	}
-	l.Table.Drop([]byte(id))
+	l.Sources.Store.Index().Wanted.Drop([]byte(id))
 	if err != nil {
 		if failure.In(err) == nil { // else it is known that it does not compile, and was told
-			l.Happened(event.For(event.About{Peer: request.Peer{UID: w.UID},
+			l.Sources.Store.Happened(event.For(event.About{Peer: request.Peer{UID: w.UID},
 				Key: index.RequestKey(request.DigestOf(w.Record)), Model: w.Name},
 				event.Cancelled, "not compiled after the daemon's restart: %v", err))
 		}
@@ -205,9 +200,9 @@ func (l *Backlog) takeUp(ctx context.Context, id string, w *QueuedJob) {
 // under its id.
 func (l *Backlog) queue(ctx context.Context, id string, w *QueuedJob) (bool, error) {
 	if w.Source.Kind == "" {
-		return false, sources.Gone("the daemon cannot open the model by itself; ask again")
+		return false, workspace.Gone("the daemon cannot open the model by itself; ask again")
 	}
-	at, err := sources.Attempt(w.UID, w.Name, w.Model, w.Record)
+	at, err := workspace.Attempt(w.UID, w.Name, w.Model, w.Record)
 	if err != nil {
 		return false, err
 	}

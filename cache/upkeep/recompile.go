@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -23,7 +23,7 @@ import (
 // Recompiler wishes for builds to be compiled again, and compiles them when it is their turn.
 type Recompiler struct {
 	*build.Builder
-	Kept  *sources.Sources
+	Kept  *workspace.Sources
 	Queue *Rebuilds
 }
 
@@ -145,7 +145,7 @@ func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, a
 
 // plan plans the build's request for the runtime that it is compiled for.
 func (t rebuild) plan(ctx context.Context, b *index.Build) (*request.Attempt, error) {
-	at, err := sources.AttemptOf(b)
+	at, err := workspace.AttemptOf(b)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +271,7 @@ func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Bu
 	if err != nil {
 		return nil, first
 	}
-	again.Sources = sources.Of(from)
+	again.Sources = workspace.SourcesOf(from)
 	return at.WithRequest(r), nil
 }
 
@@ -279,10 +279,10 @@ func (t rebuild) withModel(ctx context.Context, at *request.Attempt, b *index.Bu
 // source that was never kept, because that may be so with thousands of builds.
 func (t rebuild) tellNotRebuilt(ctx context.Context, b *index.Build, err error) {
 	if err == nil || ctx.Err() != nil || errors.Is(err, ErrSettled) ||
-		errors.Is(err, sources.ErrNoSource) && b.Source.Kind == "" {
+		errors.Is(err, workspace.ErrNoSource) && b.Source.Kind == "" {
 		return
 	}
-	if !errors.Is(err, sources.ErrNoSource) {
+	if !errors.Is(err, workspace.ErrNoSource) {
 		t.Store.Index().Counters.Add("failures", 1)
 	}
 	t.Log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)

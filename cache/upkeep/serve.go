@@ -13,7 +13,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/epcached/epcached/cache/sources"
+	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/index"
 )
 
@@ -221,7 +221,7 @@ func (q *Rebuilds) run(ctx context.Context, t *task) time.Duration {
 	case err == nil || errors.Is(err, ErrSettled):
 		q.release(t)
 		delete(q.tasks, t.key())
-	case errors.Is(err, sources.ErrNoSource):
+	case errors.Is(err, workspace.ErrNoSource):
 		q.release(t)
 		t.State, t.Text, t.After = Waiting, err.Error(), now.Add(askAgain)
 	case t.Tries+1 >= maxTries:

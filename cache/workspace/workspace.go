@@ -1,5 +1,6 @@
-// Package workspace makes private copies of the models of a request in a directory of their own,
-// and proves that they have the bytes that the request key is made of.
+// Package workspace has the models that are compiled: private copies of those of a request in a
+// directory of their own, proven to be what the request key is made of, and the sources that are
+// kept for compiling builds again, with the requests that these builds answer.
 package workspace
 
 import (

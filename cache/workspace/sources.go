@@ -1,6 +1,4 @@
-// Package sources opens the source models that are kept for compiling builds again, and makes the
-// requests that these builds answer.
-package sources
+package workspace
 
 import (
 	"context"
@@ -32,15 +30,10 @@ func Gone(format string, args ...any) error { return &goneError{fmt.Sprintf(form
 
 // Sources opens kept models. Its methods may be called by several goroutines.
 type Sources struct {
-	models     *identity.Models
-	references *identity.Sources
-	store      *store.Store
-	uid        uint32 // of the daemon
-}
-
-// New returns the sources of the builds of a store.
-func New(m *identity.Models, references *identity.Sources, s *store.Store, uid uint32) *Sources {
-	return &Sources{models: m, references: references, store: s, uid: uid}
+	Models     *identity.Models
+	References *identity.Sources
+	Store      *store.Store
+	UID        uint32 // of the daemon
 }
 
 // Request returns the request that the build answers, with the model's files open, which the caller
@@ -55,7 +48,7 @@ func (s *Sources) Request(ctx context.Context, b *index.Build) (*request.Request
 	for i := 1; i < len(b.Members); i++ {
 		names = append(names, b.Members[i].ModelName)
 	}
-	return s.Reopen(ctx, at, names, Of(b))
+	return s.Reopen(ctx, at, names, SourcesOf(b))
 }
 
 // Reopen returns the attempt's request with its models open, which have these names and sources.
@@ -63,7 +56,7 @@ func (s *Sources) Reopen(ctx context.Context, at *request.Attempt, names []strin
 	list []index.Source) (*request.Request, error) {
 	var open []identity.Files
 	for i := range list {
-		f, err := s.open(ctx, &list[i], at.Peer.UID == s.uid)
+		f, err := s.open(ctx, &list[i], at.Peer.UID == s.UID)
 		if err != nil {
 			identity.Close(open...)
 			return nil, err
@@ -95,7 +88,7 @@ func (s *Sources) RequestWith(ctx context.Context, asked *request.Request, b *in
 // Same compares the models of the request with those that it was made for. It closes them if they
 // differ.
 func (s *Sources) Same(ctx context.Context, r *request.Request, made identity.Model) error {
-	id, err := s.models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(),
+	id, err := s.Models.Identify(ctx, &identity.Asked{UID: r.Peer.UID, Models: r.AllModels(),
 		Phase: func(string) {}})
 	if err == nil && id.Digest == made.Digest && slices.Equal(id.Group, made.Group) {
 		return nil
@@ -115,7 +108,7 @@ func (s *Sources) Same(ctx context.Context, r *request.Request, made identity.Mo
 func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (identity.Files, error) {
 	switch from.Kind {
 	case index.SourceReference:
-		f, err := s.references.Open(ctx, from, own)
+		f, err := s.References.Open(ctx, from, own)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			err = Gone("the source model is gone: %v", err)
@@ -126,9 +119,9 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 	case index.SourceCopy:
 		out := identity.Files{External: make(map[string]*os.File)}
 		for i, f := range from.Files {
-			open, err := s.store.Forms().Open(ctx, f.Digest)
+			open, err := s.Store.Forms().Open(ctx, f.Digest)
 			if packing.Lost(err) {
-				s.store.QuarantineAll(s.store.Forms().DamageOf(ctx, f.Digest))
+				s.Store.QuarantineAll(s.Store.Forms().DamageOf(ctx, f.Digest))
 			}
 			if err != nil {
 				identity.Close(out)
@@ -145,8 +138,8 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 	return identity.Files{}, ErrNoSource
 }
 
-// Of lists where the models of a build are, one for each.
-func Of(b *index.Build) []index.Source {
+// SourcesOf lists where the models of a build are, one for each.
+func SourcesOf(b *index.Build) []index.Source {
 	list := []index.Source{b.Source}
 	for i := 1; i < len(b.Members); i++ {
 		list = append(list, b.Members[i].Source)
