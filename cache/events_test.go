@@ -150,7 +150,7 @@ func (b *bench) subscribe(p request.Peer) <-chan *wire.Event {
 	out, done := make(chan *wire.Event, 100), make(chan error)
 	end := b.cache.events.End()
 	go func() {
-		done <- b.cache.Queries.SubscribeFrom(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
+		done <- b.cache.Queries.Subscribe(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
 	}()
 	b.Cleanup(func() {
 		cancel()
@@ -191,7 +191,7 @@ func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event
-	err := b.cache.Queries.SubscribeFrom(context.Background(), b.self(), end, func(e *wire.Event) error {
+	err := b.cache.Queries.Subscribe(context.Background(), b.self(), end, func(e *wire.Event) error {
 		got = append(got, e)
 		if e.Text == fmt.Sprint(3*query.MaxBehind-1) {
 			return enough

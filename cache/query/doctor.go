@@ -168,10 +168,8 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error, mark c
 // whyNoDevice returns why an execution provider lists no device, and "" where that is not known.
 func whyNoDevice(ep, vendor string) string {
 	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
-		if vendor == "" {
-			vendor = "another vendor"
-		}
-		return fmt.Sprintf(": OpenVINO's plugin offers only Intel's devices, and the processor is of %s", vendor)
+		return ": OpenVINO's plugin offers only Intel's devices, and the processor is of " +
+			cmp.Or(vendor, "another vendor")
 	}
 	return ""
 }

@@ -3,8 +3,13 @@
 package query
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cache/failure"
@@ -75,3 +80,197 @@ func Error(ctx context.Context, err error) error {
 }
 
 var errStop = errors.New("enough") // ends a walk through the index early
+
+// Status returns counts, and the runtimes as they were last probed, without devices. The caller fills
+// in the fields of the process and the socket.
+func (q *Queries) Status(ctx context.Context) (*wire.StatusReply, error) {
+	space, err := q.Space()
+	if err != nil {
+		return nil, err
+	}
+	n := q.index.Counters.All()
+	s := &wire.StatusReply{UptimeSeconds: time.Since(q.options.Started).Seconds(), StateDirectory: q.options.Dir,
+		Space: space, Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"],
+		Failures: n["failures"], CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000,
+		Jobs: uint32(q.options.Jobs()), Warnings: q.options.Configured().warnings(),
+		Sandbox: q.sandboxLines(ctx)}
+	if s.Sourceless, err = q.sourceless(ctx); err != nil {
+		return nil, apierr.New(apierr.Internal, err, "builds")
+	}
+	if why := q.index.Rebuilt(); why != "" {
+		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
+	}
+	for _, f := range q.index.Problems() {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
+	}
+	for _, rt := range q.options.Runtimes.All() {
+		facts := &wire.RuntimeFacts{Directory: rt.Name, Registered: rt.Registered,
+			ProbedMs: wire.Milliseconds(q.options.Now()),
+			State:    rt.State(), Watched: q.options.Runtimes.Watched(rt)}
+		if rc := rt.Found(); rc == nil {
+			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
+		} else {
+			facts.OrtVersion, facts.OrtLibrary = rc.Spec.ORTVersion, rc.Spec.ORTLibrary
+			for _, l := range rc.Spec.EPs {
+				facts.Eps = append(facts.Eps, &wire.EpFacts{Name: l.EP, Library: l.Path})
+			}
+		}
+		s.Runtimes = append(s.Runtimes, facts)
+	}
+	if len(s.Runtimes) == 0 {
+		s.Warnings = append(s.Warnings, "no runtime is registered: nothing can be compiled for clients that bring none")
+	}
+	return s, nil
+}
+
+// Probe looks at one runtime, or with an empty reference at all of them.
+func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
+	fresh bool) (*wire.ProbeReply, error) {
+	list := q.options.Runtimes.All()
+	if ref.Directory != "" || len(ref.EPLibraries) > 0 {
+		rt, _, err := q.options.Runtimes.Resolve(ctx, &runtimes.Wanted{Ref: ref, UID: p.UID, MayClaim: true},
+			func(string) {})
+		if err != nil {
+			return nil, err
+		}
+		list = []*runtimes.Runtime{rt}
+	}
+	if fresh && !q.rights.Administrator(p) {
+		return nil, apierr.New(apierr.NotAllowed, nil, "probing anew is for administrators")
+	}
+	out := &wire.ProbeReply{}
+	for _, rt := range list {
+		look := q.options.Runtimes.Probe
+		if fresh {
+			look = q.options.Runtimes.Refresh
+		}
+		facts := look(ctx, rt)
+		out.Runtimes = append(out.Runtimes, FactsReply(&facts))
+		if ctx.Err() != nil {
+			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "probe")
+		}
+	}
+	out.Sandbox = q.sandboxLines(ctx)
+	return out, nil
+}
+
+// FactsReply fills the message that tells clients of a runtime.
+func FactsReply(f *runtimes.Facts) *wire.RuntimeFacts {
+	out := &wire.RuntimeFacts{
+		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
+		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: wire.Valid(runtimes.Text(f.Err)),
+		Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
+		ProbedMs: wire.Milliseconds(f.At), PreviousMs: wire.Milliseconds(f.Previous),
+	}
+	for _, ep := range f.Facts.EPs {
+		mark, driver := f.Marks[ep.Name], f.Drivers[ep.Name]
+		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name],
+			Version: mark.EPVersion, Error: wire.Valid(ep.Error), DriverVersion: driver.Version,
+			DriverSource: driver.Source}
+		for i, d := range ep.Devices {
+			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor,
+				DeviceId: d.DeviceID, EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
+			if i == 0 { // which the fingerprint is of
+				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
+				dev.CompatibilityString, dev.Error = mark.CompatibilityString,
+					wire.Valid(runtimes.Text(f.MarkErrors[ep.Name]))
+			}
+			one.Devices = append(one.Devices, dev)
+		}
+		out.Eps = append(out.Eps, one)
+	}
+	return out
+}
+
+func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
+	measures, err := q.options.Sandbox(ctx)
+	if err != nil {
+		return []string{wire.Valid("NOT KNOWN: " + err.Error())}
+	}
+	for _, m := range measures {
+		lines = append(lines, wire.Valid(m.String()))
+	}
+	return lines
+}
+
+// Configured lists the parts of the configuration that are not in force.
+type Configured struct {
+	Refused []string // its mistakes: then the earlier configuration stays in force
+	Waiting []string // names of fields that take effect at the next start
+}
+
+func (s *Configured) warnings() (lines []string) {
+	for _, one := range s.Refused {
+		lines = append(lines, "the configuration was refused, and the earlier one stays in force: "+one)
+	}
+	if len(s.Waiting) > 0 {
+		lines = append(lines, "takes effect at the next start: "+strings.Join(s.Waiting, ", "))
+	}
+	return lines
+}
+
+// Bounds of the look at the builds. Of a store with more of them the count is of a part, in order
+// of ids, which are random. The time is looked at once for so many builds, so that the count of a
+// small store is always of all.
+const (
+	sourcelessTime  = 25 * time.Millisecond
+	sourcelessBatch = 256
+)
+
+// sourceless counts the builds whose source models the daemon does not have.
+func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
+	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
+	missing := q.options.Rebuilds()
+	until := time.Now().Add(sourcelessTime)
+	err := q.index.Each(ctx, func(b index.Build) error {
+		out.Looked++
+		if why := whySourceless(&b, missing[b.ID]); why != "" {
+			out.Builds++
+			reasons[why]++
+		}
+		if out.Looked%sourcelessBatch == 0 && time.Now().After(until) {
+			return errStop
+		}
+		return nil
+	})
+	if errors.Is(err, errStop) {
+		err = nil
+	}
+	for _, why := range slices.Sorted(maps.Keys(reasons)) {
+		out.Why = append(out.Why, &wire.Sourceless_Why{Text: why, Builds: reasons[why]})
+	}
+	slices.SortStableFunc(out.Why, func(a, b *wire.Sourceless_Why) int {
+		return cmp.Compare(b.Builds, a.Builds)
+	})
+	return out, err
+}
+
+// whySourceless says why a build cannot be compiled without a request, "" if it can.
+func whySourceless(b *index.Build, missing bool) string {
+	sources := []index.Source{b.Source}
+	for i := 1; i < len(b.Members); i++ {
+		sources = append(sources, b.Members[i].Source)
+	}
+	for _, s := range sources {
+		switch {
+		case s.Kind != "":
+		case b.Put:
+			return WhyPut
+		case s.Why == "":
+			return WhyUnknown
+		default:
+			return s.Why
+		}
+	}
+	if missing {
+		return WhyMissing
+	}
+	return ""
+}
+
+// Further reasons, which are not recorded in the build.
+const (
+	WhyPut     = "an application gave the compiled model, and not its source"
+	WhyMissing = "the model was gone, or had changed, when it was to be compiled again"
+	WhyUnknown = "the model was not kept, by an earlier version"
+)

@@ -70,9 +70,8 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 
 // pack is Pack, and errNotWorth if nothing came of it; the caller has the turn. The blobs of
 // also are compared with it besides those that it is probably like.
-func (s *Store) pack(
-	ctx context.Context, d cas.Digest, least Gain, also []cas.Digest, gate Gate,
-) (freed int64, err error) {
+func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.Digest,
+	gate Gate) (freed int64, err error) {
 	if err := s.removeDouble(ctx, d); err != nil {
 		return 0, err
 	}
@@ -147,9 +146,8 @@ func (s *Store) takers(base cas.Digest) []cas.Digest {
 	return all
 }
 
-func (s *Store) packWithout(
-	ctx context.Context, d cas.Digest, was dedupe.Packed, how search,
-) error {
+func (s *Store) packWithout(ctx context.Context, d cas.Digest, was dedupe.Packed,
+	how search) error {
 	hold, done := s.hold()
 	defer done()
 	how.also, how.not = slices.Clone(how.also), slices.Clone(how.not)
@@ -229,9 +227,8 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 // planned returns the recipe of a plan. Its literals are stored as a blob of their own, which
 // others can take from; where none does or would, and a sample of them gains enough, they are
 // returned, to be compressed into the recipe's own file.
-func (s *Store) planned(
-	ctx context.Context, d cas.Digest, m *Matched, how search, hold *cas.Hold,
-) (*dedupe.Recipe, dedupe.Source, error) {
+func (s *Store) planned(ctx context.Context, d cas.Digest, m *Matched, how search,
+	hold *cas.Hold) (*dedupe.Recipe, dedupe.Source, error) {
 	size := m.Plan.LiteralSize()
 	if size == 0 {
 		r, err := m.Plan.Recipe(d, cas.Digest{})

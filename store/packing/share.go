@@ -82,9 +82,8 @@ func (s *Sharing) forgetIfGone(d cas.Digest) {
 // near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
 // recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
 // with itself only has all of it. Those that the search names come first.
-func (s *Sharing) near(
-	ctx context.Context, d cas.Digest, own match.Sketch, how search,
-) ([]cas.Digest, error) {
+func (s *Sharing) near(ctx context.Context, d cas.Digest, own match.Sketch,
+	how search) ([]cas.Digest, error) {
 	if own.Size < Least {
 		return nil, nil
 	}
@@ -379,9 +378,8 @@ func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched
 }
 
 // planFor is nil where a blob is too small. What it opens is m's.
-func (s *Sharing) planFor(
-	ctx context.Context, m *Matched, d cas.Digest, how search,
-) (*match.Plan, error) {
+func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
+	how search) (*match.Plan, error) {
 	if m.target.Size() < Least {
 		return nil, nil //nolint:nilnil // none
 	}

@@ -108,7 +108,7 @@ func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 // Subscribe gives events as they happen.
 func (b *Backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
 	send func(*wire.Event) error) error {
-	return b.Cache.Queries.Subscribe(ctx, peer(p), send)
+	return b.Cache.Queries.Subscribe(ctx, peer(p), 0, send)
 }
 
 // WireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
