@@ -389,7 +389,7 @@ func (c *Cache) openAnswering() {
 		Served:   c.recompiler.Freshen,
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.later, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
-	c.builder = build.New(build.Options{Dir: c.dir, UID: c.uid, Store: c.Store, Jobs: c.jobs,
+	c.builder = build.New(build.Options{UID: c.uid, Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Models: c.models, Sources: c.sources, Workspaces: c.workspaces,
 		Planner: c.planner, Lookup: c.lookup, Trials: c.trials, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,

@@ -36,7 +36,6 @@ type Settings struct {
 
 // Options say what a Builder works with.
 type Options struct {
-	Dir        string // the state directory
 	UID        uint32 // the daemon's user
 	Store      *store.Store
 	Jobs       *jobs.Jobs

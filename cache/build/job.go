@@ -224,7 +224,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		if free, err2 := cas.FreeBytes(out); err2 == nil && free < store.Spare {
 			return nil, apierr.New(apierr.NoSpace, err,
 				"model %q does not compile, and only %s are free in %q",
-				j.Request.Name, bytesize.Text(free), j.bd.Dir)
+				j.Request.Name, bytesize.Text(free), j.bd.Store.Directory())
 		}
 		return nil, j.advised(
 			request.CompileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
