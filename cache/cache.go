@@ -389,8 +389,8 @@ func (c *Cache) openAnswering() {
 		Served:   c.recompiler.Freshen,
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.later, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
-	c.builder = build.New(build.Options{UID: c.uid, Store: c.Store, Jobs: c.jobs,
-		Compiler: c.compiler, Models: c.models, Sources: c.sources, Workspaces: c.workspaces,
+	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
+		Compiler: c.compiler, Kept: c.kept, Workspaces: c.workspaces,
 		Planner: c.planner, Lookup: c.lookup, Trials: c.trials, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
 		Owner: c.owners.Of, Later: c.later, Queued: c.backlog.Keep, Stored: c.gains.MeasureBuild,
@@ -398,7 +398,7 @@ func (c *Cache) openAnswering() {
 		MayPut: func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error) {
 			return c.Claims.MayPut(ctx, owner, model, sizes)
 		}})
-	c.recompiler = upkeep.Recompiler{Builder: c.builder, Kept: c.kept, Queue: &c.rebuilds}
+	c.recompiler = upkeep.Recompiler{Builder: c.builder, Queue: &c.rebuilds}
 	c.Claims = claims.New(c.builder, func() claims.Limits { return c.settings.Load().Claims })
 	c.answers = answer.Answerer{Builder: c.builder, Query: c.Queries, Claims: c.Claims}
 	c.Changes = change.New(c.Store, c.Queries, c.Rights, c.now)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/lookup"
@@ -36,12 +35,10 @@ type Settings struct {
 
 // Options say what a Builder works with.
 type Options struct {
-	UID        uint32 // the daemon's user
 	Store      *store.Store
 	Jobs       *jobs.Jobs
 	Compiler   compilers.Compiler
-	Models     *identity.Models
-	Sources    *identity.Sources
+	Kept       *workspace.Sources
 	Workspaces *workspace.Maker
 	Planner    *plan.Planner
 	Lookup     *lookup.Lookup

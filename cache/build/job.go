@@ -340,7 +340,7 @@ func (j *Job) original(ctx context.Context, spec compilers.Job) *workspace.Origi
 	if !ok || j.copied || j.Request.Models() > 1 || j.VerifyOutput != 0 {
 		return nil
 	}
-	stamp, ok := j.bd.Models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
+	stamp, ok := j.bd.Kept.Models.Stamp(j.Peer.UID, j.Request.ModelFiles(0), j.Plan.Canonical.Model)
 	if !ok {
 		return nil
 	}

@@ -186,7 +186,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 			external[location] = f.External[location]
 		}
 		f.External = external
-		s, err = j.bd.Sources.Reference(ctx, f, !j.again.Foreign && j.Peer.UID == j.bd.UID)
+		s, err = j.bd.Kept.References.Reference(ctx, f, !j.again.Foreign && j.Peer.UID == j.bd.Kept.UID)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:

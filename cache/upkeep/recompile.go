@@ -23,7 +23,6 @@ import (
 // Recompiler wishes for builds to be compiled again, and compiles them when it is their turn.
 type Recompiler struct {
 	*build.Builder
-	Kept  *workspace.Sources
 	Queue *Rebuilds
 }
 
