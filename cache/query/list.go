@@ -240,10 +240,7 @@ func (q *Queries) Find(ctx context.Context, p rights.Peer, names []string) (out 
 		out = append(out, *b)
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 const eventsLimit = 10_000

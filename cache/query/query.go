@@ -92,8 +92,16 @@ func (q *Queries) Status(ctx context.Context) (*wire.StatusReply, error) {
 	s := &wire.StatusReply{UptimeSeconds: time.Since(q.options.Started).Seconds(), StateDirectory: q.options.Dir,
 		Space: space, Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"],
 		Failures: n["failures"], CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000,
-		Jobs: uint32(q.options.Jobs()), Warnings: q.options.Configured().warnings(),
-		Sandbox: q.sandboxLines(ctx)}
+		Jobs: uint32(q.options.Jobs()), Sandbox: q.sandboxLines(ctx)}
+	configured := q.options.Configured()
+	for _, one := range configured.Refused {
+		s.Warnings = append(s.Warnings,
+			"the configuration was refused, and the earlier one stays in force: "+one)
+	}
+	if len(configured.Waiting) > 0 {
+		s.Warnings = append(s.Warnings,
+			"takes effect at the next start: "+strings.Join(configured.Waiting, ", "))
+	}
 	if s.Sourceless, err = q.sourceless(ctx); err != nil {
 		return nil, apierr.New(apierr.Internal, err, "builds")
 	}
@@ -197,16 +205,6 @@ func (q *Queries) sandboxLines(ctx context.Context) (lines []string) {
 type Configured struct {
 	Refused []string // its mistakes: then the earlier configuration stays in force
 	Waiting []string // names of fields that take effect at the next start
-}
-
-func (s *Configured) warnings() (lines []string) {
-	for _, one := range s.Refused {
-		lines = append(lines, "the configuration was refused, and the earlier one stays in force: "+one)
-	}
-	if len(s.Waiting) > 0 {
-		lines = append(lines, "takes effect at the next start: "+strings.Join(s.Waiting, ", "))
-	}
-	return lines
 }
 
 // Bounds of the look at the builds. Of a store with more of them the count is of a part, in order

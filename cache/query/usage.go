@@ -392,10 +392,9 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 func (q *Queries) KeptText(b *index.Build) string {
 	said := make(map[string]int64) // with the bytes of whom it is said
 	for d, size := range b.DistinctBlobs() {
-		if size < packing.Least {
-			continue
+		if size >= packing.Least {
+			said[q.formText(d)] += size
 		}
-		said[q.formText(d)] += size
 	}
 	texts := slices.SortedFunc(maps.Keys(said), func(a, b string) int { return cmp.Or(cmp.Compare(said[b], said[a]), strings.Compare(a, b)) })
 	for i, text := range texts {

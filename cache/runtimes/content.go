@@ -139,28 +139,21 @@ func (s *Set) lookOnce(ctx context.Context, rt *Runtime) (_ *Content, err error)
 	rc := &Content{Spec: spec, find: find, Machine: now(), now: now,
 		Digests: make(map[string]cas.Digest), shown: make(map[string]contents),
 		Attached: s.options.Attach()}
+	paths := []string{spec.ORTLibrary}
+	for _, l := range spec.EPs {
+		paths = append(paths, l.Files...)
+	}
 	seen := make(map[string]bool)
-	add := func(path string) error {
+	for _, path := range paths {
 		if seen[path] {
-			return nil
+			continue
 		}
 		seen[path] = true
 		stamp, err := cas.StampPath(path)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		rc.files = append(rc.files, stampedFile{path: path, stamp: stamp})
-		return nil
-	}
-	if err := add(spec.ORTLibrary); err != nil {
-		return nil, err
-	}
-	for _, l := range spec.EPs {
-		for _, path := range l.Files {
-			if err := add(path); err != nil {
-				return nil, err
-			}
-		}
 	}
 	if rc.folders, err = openFolders(rc.files); err != nil {
 		return nil, err
@@ -240,12 +233,10 @@ func (rc *Content) EPFacts(eps []compilers.EP, marks []compilers.Fingerprint) []
 
 // HasEvery reports whether the runtime has the execution providers of the build.
 func (rc *Content) HasEvery(b *index.Build) bool {
-	for i := range b.EPs {
-		if _, ok := rc.Library(b.EPs[i].Name); !ok {
-			return false
-		}
-	}
-	return len(b.EPs) > 0
+	return len(b.EPs) > 0 && !slices.ContainsFunc(b.EPs, func(ep index.EPFacts) bool {
+		_, has := rc.Library(ep.Name)
+		return !has
+	})
 }
 
 // Made reports whether the runtime's own libraries made the build.

@@ -424,10 +424,9 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
 	roots := []string{kind}
 	switch kind {
-	case kindUnkept, kindFolders:
-		if kind == kindFolders {
-			return nil // counted with what is in them
-		}
+	case kindFolders:
+		return nil // counted with what is in them
+	case kindUnkept:
 		roots = []string{"views/" + views.Unkept}
 	case kindStaging:
 		roots = []string{"staging", "objects/incoming", "manifests/incoming", "recipes/incoming", "unpacked/objects/incoming"}

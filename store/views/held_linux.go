@@ -24,12 +24,12 @@ type inode struct{ dev, ino uint64 }
 // HeldBytes sums what is on the disk for the views of removed builds alone, in whole blocks: files whose only names are in such
 // views. Results that were never kept do not count: they go with those who wait for them.
 func (vs *Store) HeldBytes() int64 {
+	var sum, changing int64
 	for range looks {
-		if sum, changing := vs.heldBytes(); changing == 0 {
-			return sum
+		if sum, changing = vs.heldBytes(); changing == 0 {
+			break
 		}
 	}
-	sum, changing := vs.heldBytes()
 	return sum + changing // rather too much, for a moment
 }
 
