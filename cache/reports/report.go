@@ -249,7 +249,8 @@ func (rs *Reports) conclude(from reporter, b *index.Build, class rules.Class, x 
 	switch x.Verdict {
 	case Damaged:
 		ds.settle(b.ID)
-		if rs.o.Store.Index().Journal.StateOf(b.ID).Name == index.Damaged { // else the disk could not be read, which may pass
+		// Otherwise the disk could not be read, which may pass.
+		if rs.o.Store.Index().Journal.StateOf(b.ID).Name == index.Damaged {
 			rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
 			rs.o.Rebuild(b, "", x.Text)
 		}
