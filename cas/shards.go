@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 )
 
 // Shards are the folders 00 to ff in a folder. Each is made with the first file that it gets,
@@ -13,8 +14,8 @@ type Shards struct {
 	FS  FS
 	Dir string // their folder
 
-	mu     sync.Mutex
-	synced [256]bool // their names are durable; guarded by mu
+	making sync.Mutex       // held while one is made
+	synced [256]atomic.Bool // their names are durable
 }
 
 // Open makes the folder, and "incoming" in it. Names of shards that are there are synced at each
@@ -30,13 +31,13 @@ func (s *Shards) Open() error {
 	if err := errors.Join(s.FS.SyncDir(s.Dir), s.FS.SyncDir(filepath.Dir(s.Dir))); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	clear(s.synced[:])
+	for i := range s.synced {
+		s.synced[i].Store(false)
+	}
 	for _, name := range names {
 		var first [1]byte
 		if ParseHex("folder", name, first[:]) == nil {
-			s.synced[first[0]] = true
+			s.synced[first[0]].Store(true)
 		}
 	}
 	return nil
@@ -46,24 +47,24 @@ func (s *Shards) Open() error {
 func (s *Shards) Path(first byte) string { return filepath.Join(s.Dir, fmt.Sprintf("%02x", first)) }
 
 // There reports whether there was such a shard when the folder was opened, or one was made since.
-func (s *Shards) There(first byte) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.synced[first]
-}
+func (s *Shards) There(first byte) bool { return s.synced[first].Load() }
 
-// Make makes a shard durably where that was not done. again: it was deleted since.
+// Make makes a shard durably where that was not done. again: it was deleted since. Who needs a
+// shard that is there waits for no other.
 func (s *Shards) Make(first byte, again bool) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.synced[first] && !again {
+	if s.There(first) && !again {
 		return nil
 	}
-	s.synced[first] = false
+	s.making.Lock()
+	defer s.making.Unlock()
+	if s.There(first) && !again {
+		return nil // made meanwhile
+	}
+	s.synced[first].Store(false)
 	err := s.FS.Mkdir(s.Path(first))
 	if err == nil {
 		err = s.FS.SyncDir(s.Dir)
 	}
-	s.synced[first] = err == nil
+	s.synced[first].Store(err == nil)
 	return err
 }
