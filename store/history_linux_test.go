@@ -63,7 +63,8 @@ func TestTheExplorerFindsPlantedBugs(t *testing.T) {
 		"publish before sync":       func(f cas.FS) cas.FS { return without{FS: f, sync: "/staging/"} },
 		"manifest before its sync":  func(f cas.FS) cas.FS { return without{FS: f, sync: "/manifests/"} },
 		"lost directory sync":       func(f cas.FS) cas.FS { return without{FS: f, syncDir: "/objects"} },
-		"unlink before index":       func(f cas.FS) cas.FS { return without{FS: f, syncDir: "/manifests"} },
+		"manifest's lost directory": func(f cas.FS) cas.FS { return without{FS: f, syncDir: "/manifests"} },
+		"unlink before index":       func(f cas.FS) cas.FS { return &lateRemovals{FS: f} },
 		"tombstone after manifest":  func(f cas.FS) cas.FS { return &lateTombstones{FS: f} },
 		"recipe that is not synced": func(f cas.FS) cas.FS { return without{FS: f, sync: "/recipes"} },
 	} {
@@ -140,17 +141,39 @@ func (l *lateTombstones) Sync(f *os.File) error {
 	return l.FS.Sync(f)
 }
 
+// lateRemovals is a file system that does not sync the removal of manifests, so that blobs go before
+// the builds that need them.
+type lateRemovals struct {
+	cas.FS
+	removed atomic.Bool // a manifest, by the last change of their folders
+}
+
+func (l *lateRemovals) Remove(path string) error {
+	if strings.Contains(path, "/manifests/") && !strings.Contains(path, "/incoming/") {
+		l.removed.Store(true)
+	}
+	return l.FS.Remove(path)
+}
+
+func (l *lateRemovals) SyncDir(path string) error {
+	if strings.Contains(path, "/manifests/") && l.removed.Swap(false) {
+		return nil
+	}
+	return l.FS.SyncDir(path)
+}
+
 // exploreMany explores histories on all processors until so many states were looked at, or one is
 // wrong. That one is returned with as few operations as show it.
 func exploreMany(states int, plant func(cas.FS) cas.FS) (found *history, seen int) {
 	var count atomic.Int64
 	var seed atomic.Uint64
+	var enough atomic.Bool
 	var mu sync.Mutex
 	var wrong *history
 	var all sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		all.Go(func() {
-			for count.Load() < int64(states) {
+			for count.Load() < int64(states) && !enough.Load() {
 				h := explore(seed.Add(1), *exploreOps, plant, 0, 0)
 				count.Add(int64(h.states))
 				if h.failed != nil {
@@ -159,7 +182,7 @@ func exploreMany(states int, plant func(cas.FS) cas.FS) (found *history, seen in
 						wrong = h
 					}
 					mu.Unlock()
-					count.Add(int64(states)) // enough
+					enough.Store(true)
 				}
 			}
 		})
@@ -168,7 +191,7 @@ func exploreMany(states int, plant func(cas.FS) cas.FS) (found *history, seen in
 	if wrong == nil {
 		return nil, int(count.Load())
 	}
-	return wrong.least(), int(count.Load()) - states
+	return wrong.least(), int(count.Load())
 }
 
 // fact is what was acknowledged of one build.
@@ -197,7 +220,9 @@ type history struct {
 	coming map[string][]cas.Digest // files of the builds that are being published, by the model's name
 	doing  map[index.BuildID]bool  // builds that the operation under way changes
 	ops    []string
-	paths  map[string]index.BuildID // of views
+
+	repairing bool                     // the operation under way may take files away
+	paths     map[string]index.BuildID // of views
 
 	mu     sync.Mutex
 	off    bool // no state is looked at
@@ -272,6 +297,7 @@ func (h *history) run(ops int) (err error) {
 			return fmt.Errorf("%s: %w", op.name, err)
 		}
 		clear(h.doing)
+		h.repairing = false
 		clear(h.coming)
 		if h.failed != nil {
 			return h.failed
@@ -379,11 +405,10 @@ func (h *history) compare(st *store.Store) error {
 		case f != nil && f.build.ModelName != b.ModelName:
 			return fmt.Errorf("build %s is of %s, not of %s", b.ID, b.ModelName, f.build.ModelName)
 		}
-		if err := requireFiles(st, &b); err == nil || !cas.Unsound(err) && h.doing[b.ID] || st.Index().Journal.StateOf(b.ID).Name == index.Damaged {
+		if h.mayLack(st, b.ID) {
 			return nil
-		} else {
-			return err
 		}
+		return requireFiles(st, &b)
 	})
 	if err != nil {
 		return err
@@ -404,6 +429,12 @@ func (h *history) compare(st *store.Store) error {
 		}
 	}
 	return nil
+}
+
+// mayLack reports whether files of a build may be missing: it is withheld for that, or a repair that
+// is under way has not come to that yet.
+func (h *history) mayLack(st *store.Store, id index.BuildID) bool {
+	return h.repairing || st.Index().Journal.StateOf(id).Name == index.Damaged
 }
 
 // requireFiles reads every file of a build, whatever form it is in.
@@ -430,7 +461,7 @@ func (h *history) recover(st *store.Store) error {
 	lost := make(map[string]bool) // builds of which something may be missing
 	var some *index.Build
 	err = st.Index().Each(ctx, func(b index.Build) error {
-		if st.Index().Journal.StateOf(b.ID).Name == index.Damaged || h.doing[b.ID] {
+		if h.mayLack(st, b.ID) {
 			lost[b.BuildKey.String()] = true
 		} else {
 			some = &b
@@ -733,6 +764,7 @@ func (h *history) repair(random *rand.Rand) error {
 	for id := range h.facts {
 		h.doing[id] = true
 	}
+	h.repairing = true
 	h.store.Repair(context.Background(), f.build.Files[random.IntN(len(f.build.Files))].Digest, "a test")
 	for id, f := range h.facts {
 		if state := h.store.Index().Journal.StateOf(id).Name; !f.gone && state != f.state {
