@@ -104,8 +104,8 @@ func (e *early) load(ctx context.Context, folder string, result compilers.Result
 	if !e.ahead.Load() || result.Settled && err == nil && e.j.loads(loaded) {
 		return loaded, err
 	}
-	// What was loaded may not have been all that there is now, and the worker that compiled it may
-	// have been in the way.
+	// The early load may have met half-written files, or the device may have been busy with the
+	// compile.
 	e.ahead.Store(false)
 	return e.j.loadGraphs(ctx, folder, result, options, nil)
 }

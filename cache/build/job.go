@@ -206,7 +206,7 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if err != nil {
 		return nil, err
 	}
-	defer proven() // likewise
+	defer proven() // before the folder is removed, too
 	phase("compiling")
 	spec.Share = j.share()
 	result, err := workers.compile(ctx, spec)

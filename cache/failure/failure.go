@@ -285,7 +285,7 @@ const ItsModel = "\uFFFC"
 // Words are the facts that are a compiler's own words, and may name the model.
 var Words = []string{"stderr", "logged"}
 
-// As is the failure for somebody who calls the model so.
+// As returns the failure for a user who gives the model this name.
 func (f *Failure) As(name string) *Failure {
 	out := *f
 	out.ModelName = name

@@ -92,15 +92,15 @@ func (l *List) NotYet(at *request.Attempt, f *jobs.Job) *apierr.Error {
 // not keep it going.
 func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 	progress func(request.Progress)) (jobs.Info, error) {
-	f, anew, err := l.Find(p, id)
+	f, rebuild, err := l.Find(p, id)
 	if err == nil && f == nil {
-		f, anew, err = l.AwaitBegin(ctx, p, *anew)
+		f, rebuild, err = l.AwaitBegin(ctx, p, *rebuild)
 	}
 	if err != nil {
 		return jobs.Info{}, err
 	}
 	if f == nil {
-		return l.toldTo(p, *anew), nil
+		return l.toldTo(p, *rebuild), nil
 	}
 	since := l.Now()
 	told := jobs.NewTelling(progress, since)
@@ -158,7 +158,7 @@ func (l *List) named(p request.Peer, ids []string, all bool) (
 		return named, l.dropAnew(p), nil
 	}
 	for _, id := range ids {
-		f, anew, err := l.Find(p, id)
+		f, rebuild, err := l.Find(p, id)
 		switch {
 		case err != nil:
 			return nil, nil, err
@@ -168,9 +168,9 @@ func (l *List) named(p request.Peer, ids []string, all bool) (
 			return nil, nil, apierr.New(apierr.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
 			if l.Rebuilds.Drop(id) {
-				anew.State = jobs.Cancelled
+				rebuild.State = jobs.Cancelled
 			}
-			past = append(past, l.toldTo(p, *anew))
+			past = append(past, l.toldTo(p, *rebuild))
 		default:
 			named = append(named, f)
 		}
