@@ -186,13 +186,13 @@ func TestADaemonThatStartsLeavesWhatWasGivenOut(t *testing.T) {
 	other, err := os.Open(a.Path)
 	require.NoError(t, err)
 	defer other.Close()
-	alone, err := flock.TryLock(other) // as who removes views does
+	held, err := flock.Leased(other) // as what removes views does
 	require.NoError(t, err)
-	require.False(t, alone)
+	require.True(t, held)
 	require.NoError(t, a.View.Close())
-	alone, err = flock.TryLock(other)
+	held, err = flock.Leased(other)
 	require.NoError(t, err)
-	require.True(t, alone)
+	require.False(t, held)
 }
 
 func TestStoredFilesAreHashed(t *testing.T) {

@@ -171,7 +171,7 @@ func TestUnusedUnpackedBuildsAreRemoved(t *testing.T) {
 	lease, err := os.Open(held)
 	require.NoError(t, err)
 	defer lease.Close()
-	require.NoError(t, flock.Share(lease))
+	require.NoError(t, flock.Lease(lease))
 	_, err = b.unpacked(dir)
 	require.NoError(t, err)
 	require.NoDirExists(t, old)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/epcached/epcached/internal/flock"
@@ -90,7 +89,7 @@ func lookAtLock(dir string) error {
 		return nil //nolint:nilerr // none was ever made, or this user may not look: then a lease is what there is
 	}
 	defer f.Close()
-	if errors.Is(flock.Share(f), syscall.EWOULDBLOCK) {
+	if free, err := flock.TryShare(f); err == nil && !free {
 		return lockedError(dir, f)
 	}
 	return nil

@@ -52,7 +52,7 @@ func hold(ctx context.Context, a *request.Answer, folder string, fill func(lacki
 	if err != nil {
 		return err
 	}
-	_ = flock.Share(view) // a file system without locks: nothing would be removed there
+	_ = flock.Lease(view) // a file system without locks: nothing would be removed there
 	lacking := slices.DeleteFunc(slices.Clone(a.Build.Files), func(f index.File) bool {
 		path := filepath.Join(folder, filepath.FromSlash(f.Name))
 		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() != f.Size {

@@ -1,32 +1,52 @@
-// Package flock locks open files and folders among processes: one lock for all descriptors of one open file, wherever they were sent, which ends
-// with the last of them. The lease on a view is a shared one; who has the state folder open, or takes a view away, has an exclusive one. It keeps
-// nothing in memory, and any number of goroutines may use it.
+// Package flock locks open files and directories among processes. A lock belongs to the open file, wherever
+// its descriptor was sent, and ends with the last of these descriptors. The daemon has its state directory by an
+// exclusive lock, and clients hold views by leases. The package keeps nothing in memory, and any number of
+// goroutines may use it.
 package flock
 
 import (
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// TryLock takes an exclusive lock on the open file, which lasts until it is closed everywhere.
-func TryLock(f *os.File) (bool, error) {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+// TryLock takes an exclusive lock on the open file.
+func TryLock(f *os.File) (bool, error) { return try(f, unix.LOCK_EX) }
+
+// TryShare takes a shared lock on the open file. It fails while another process has an exclusive one.
+func TryShare(f *os.File) (bool, error) { return try(f, unix.LOCK_SH) }
+
+func try(f *os.File, how int) (bool, error) {
+	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// Share takes a shared lock on the open file. Who looks whether anybody holds it has it alone for a moment.
-func Share(f *os.File) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	for began := time.Now(); err == unix.EWOULDBLOCK && time.Since(began) < lockMoment; {
-		time.Sleep(100 * time.Microsecond)
-		err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+// Lease takes a lease on the open directory. It is a read lock of fcntl and not one of flock, because any
+// holder of the descriptor could make that one exclusive, and keep others from the directory. A write lock
+// needs a descriptor that writes, which no directory has.
+func Lease(dir *os.File) error {
+	_, err := fcntl(dir, unix.F_OFD_SETLK, unix.F_RDLCK)
+	if err == unix.EINVAL { // a kernel without these locks
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	}
 	return err
 }
 
-const lockMoment = time.Second // bounds the wait for a lock that nobody keeps
+// Leased reports whether another open file has a lease on the directory, or a lock of flock, which is the
+// lease that earlier versions gave.
+func Leased(dir *os.File) (bool, error) {
+	if found, err := fcntl(dir, unix.F_OFD_GETLK, unix.F_WRLCK); err == nil && found != unix.F_UNLCK {
+		return true, nil
+	}
+	free, err := TryLock(dir)
+	return !free && err == nil, err
+}
+
+func fcntl(f *os.File, how int, kind int16) (found int16, err error) {
+	lock := unix.Flock_t{Type: kind} // of all bytes, for ever
+	err = unix.FcntlFlock(f.Fd(), how, &lock)
+	return lock.Type, err
+}

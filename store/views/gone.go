@@ -171,8 +171,8 @@ func Leased(path string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	free, err := flock.TryLock(f)
-	return !free && err == nil, errors.Join(err, f.Close())
+	held, err := flock.Leased(f)
+	return held, errors.Join(err, f.Close())
 }
 
 // remove unlinks the files through the store, which renews the blobs' stamps, and then the folders.

@@ -1,7 +1,7 @@
 // Package views makes the folders from which applications load builds, knows who holds them, and takes them away.
 //
 // A view's files are links to blobs, or to their unpacked forms, under the names that the build has for them; a file system that has no links gets copies. Its id
-// is random and never used again. Who is given a view holds a lease on it, which is a shared lock on a descriptor of its folder: it survives the daemon
+// is random and never used again. Who is given a view holds a lease on it, which is a read lock on a descriptor of its folder: it survives the daemon
 // and ends with the last holder. Who was only told the path has some time. A view that is taken out of use is given to nobody new, and goes with its
 // last holder; what is left of earlier runs is found at the start.
 //
@@ -182,14 +182,14 @@ func (vs *Store) savedPath(v *View) string {
 	return where
 }
 
-// Lease opens the view's folder and takes a shared lock on that open folder: it lasts as long as somebody holds
-// the descriptor, in whatever process, and survives the daemon.
+// Lease opens the view's folder and takes a lease on that open folder: it lasts as long as a process holds
+// the descriptor, and survives the daemon.
 func (v *View) Lease() (*os.File, error) {
 	f, err := openFolder(v.path)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock.Share(f); err != nil {
+	if err := flock.Lease(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	if v.gone.Load() || !v.leadsTo(f) {
