@@ -52,6 +52,9 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 			return nil, apierr.New(apierr.Internal, err, "collect")
 		}
 	}
+	if goal.Slack {
+		to.UserSlack, to.EntriesSlack = b.User/SlackPart, b.Entries/SlackPart
+	}
 	budgeted := to.Bytes >= 0
 	if goal.Bytes != nil && (to.Bytes < 0 || *goal.Bytes < to.Bytes) {
 		to.Bytes, budgeted = *goal.Bytes, false
@@ -100,7 +103,7 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits b
 	return s
 }
 
-// SlackPart is the part of the budget that a collection leaves free beyond what it has to.
+// SlackPart is the part of each bound that a collection leaves free beyond what it has to.
 const SlackPart = 20
 
 // Allowance returns how many bytes blobs may take within the budget, below 0 for any number, and

@@ -51,6 +51,7 @@ func (c *Collector) Inventory(ctx context.Context, told index.Told) (*index.Surv
 	if err != nil {
 		return nil, nil, err
 	}
+	c.st.log.Debug("surveyed", "builds", len(survey.Builds))
 	inv := evict.NewInventory(survey, func(d cas.Digest) int64 {
 		disk, _ := c.st.WholeBytes(d) // of one that is missing, none
 		return disk

@@ -215,25 +215,29 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
 	defer s.Want()
-	mayGo, stays, err := r.st.collector.EvictableFor(ctx, r, bytes)
-	if err != nil {
-		return true, err
-	}
-	for {
+	for looked := int64(-1); ; {
 		s.mu.Lock()
 		given := s.given
 		s.mu.Unlock()
+		mayGo, stays, err := r.st.collector.EvictableFor(ctx, r, bytes)
+		if err != nil {
+			return true, err
+		}
 		now, err := r.st.roomNow(ctx)
 		if err != nil {
 			return true, err
 		}
 		now.mayGo, now.stays = mayGo, stays
 		s.mu.Lock()
-		if s.given == given { // else something was in no account, perhaps, while these were read
-			defer s.mu.Unlock()
-			return s.take(&now, r, disk, bytes)
+		same := s.given == given // else something was in no account, perhaps, while these were read
+		if same {
+			final, err = s.take(&now, r, disk, bytes)
 		}
 		s.mu.Unlock()
+		if same && (final || mayGo <= looked || !errors.Is(err, errUserFull)) {
+			return final, err
+		}
+		looked = mayGo // others of the user's may have reserved since, for whom more may go
 	}
 }
 

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"log/slog"
@@ -73,4 +74,22 @@ func BenchmarkPublish(b *testing.B) {
 			b.StopTimer()
 		})
 	}
+}
+
+// BenchmarkPublishFull has one publish who has all that the quota allows, with 2,000 other builds
+// there, so that a build is evicted for each.
+func BenchmarkPublishFull(b *testing.B) {
+	const full, logical = 2000, 2000 + 64<<10
+	st := openBench(b)
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	st.Start(ctx)
+	for range full {
+		publishInRoom(b, st, logical)
+	}
+	st.SetSettings(Settings{Space: SpaceOptions{UserBytes: Amount{Bytes: full * logical}}})
+	for b.Loop() {
+		publishInRoom(b, st, logical)
+	}
+	cancel()
 }

@@ -1,6 +1,7 @@
 package evict
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -95,4 +96,31 @@ func TestWhatBearsWithOthersGoesAfterThem(t *testing.T) {
 	require.Equal(t, []string{"remove 1: 6", "remove 3: 100", "remove 2: 101"}, said(m.plan(t, true, Limits{Bytes: 50})))
 	m.blobs[0].whole = 6 * hardly
 	require.Equal(t, []string{"remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: 103})))
+}
+
+// Of a user who has too much so much more goes as whole builds fit into the slack, and of the
+// number of entries; of others nothing.
+func TestSlackOfQuotaAndEntries(t *testing.T) {
+	var builds []index.Brief
+	for i := range 30 {
+		builds = append(builds, index.Brief{Created: present.Add(-time.Duration(60-i) * day), UID: 7, LogicalBytes: 10})
+	}
+	builds = append(builds, index.Brief{Created: present.Add(-90 * day), UID: 8, LogicalBytes: 200})
+	gone := func(to Limits) []string {
+		m := few(slices.Clone(builds)...)
+		plan := m.plan(t, true, to)
+		return said(plan)
+	}
+	to := Limits{Bytes: -1, User: 290, UserSlack: 29}
+	require.Equal(t, []string{"remove 1: 100", "remove 2: 100", "remove 3: 100"}, gone(to), "261 are 90 %")
+	to.UserSlack = 0
+	require.Equal(t, []string{"remove 1: 100"}, gone(to))
+	to.User, to.UserSlack = 300, 30
+	require.Empty(t, gone(to), "nobody has too much")
+	to.User, to.UserSlack = 299, 5
+	require.Equal(t, []string{"remove 1: 100"}, gone(to), "another one would be more than the slack")
+
+	require.Len(t, gone(Limits{Bytes: -1, Entries: 30, EntriesSlack: 3}), 4)
+	require.Len(t, gone(Limits{Bytes: -1, Entries: 30}), 1)
+	require.Empty(t, gone(Limits{Bytes: -1, Entries: 31, EntriesSlack: 3}))
 }

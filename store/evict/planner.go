@@ -183,9 +183,13 @@ func (pl *planner) aboveQuota() {
 		}
 		return fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
 	}
-	newest := pl.newest()
+	newest, above := pl.newest(), make(map[uint32]bool)
+	for uid, bytes := range has {
+		above[uid] = bytes > pl.limits.User
+	}
 	for _, one := range pl.sorted {
-		if one.gone || has[one.UID] <= pl.limits.User || one == newest[one.UID] {
+		more := above[one.UID] && has[one.UID]-one.LogicalBytes >= pl.limits.User-pl.limits.UserSlack
+		if one.gone || has[one.UID] <= pl.limits.User && !more || one == newest[one.UID] {
 			continue
 		}
 		if pl.take(one, true, becausePoorest, over(one.UID)) {
@@ -231,8 +235,12 @@ func (pl *planner) newest() map[uint32]*candidate {
 // tooMany chooses while there are more entries than there may be.
 func (pl *planner) tooMany() {
 	limit := fmt.Sprintf("there are more entries than max_entries, %d", pl.limits.Entries)
+	most := pl.limits.Entries
+	if uint64(len(pl.entries)) > most {
+		most -= pl.limits.EntriesSlack
+	}
 	for _, one := range pl.sorted {
-		if uint64(len(pl.entries)) <= pl.limits.Entries || pl.limits.Entries == 0 {
+		if uint64(len(pl.entries)) <= most || most == 0 {
 			return
 		}
 		pl.take(one, true, becausePoorest, limit)
@@ -553,6 +561,9 @@ type Limits struct {
 	User    int64         // logical bytes of all builds that one user asked for; 0: any number
 	Entries uint64        // request keys, of a whole store; 0: any number
 	Packs   bool          // builds may be packed, which takes longer than to remove them
+
+	UserSlack    int64  // where User is exceeded, so much stays free besides, as far as whole builds fit in
+	EntriesSlack uint64 // likewise of Entries
 }
 
 // Plan plans to keep to the limits. What has not been used for too long goes, and what is above a user's quota or the
