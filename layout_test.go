@@ -35,7 +35,7 @@ var allowed = map[string][]string{
 	"dedupe/exact":                           {}, // of tests and benchmarks
 	"index":                                  {"cas", "index/manifestpb"},
 	"index/manifestpb":                       {},
-	"compilers":                              {"internal/bytesize", "epmodel", "compilers/dialogue", "compilers/tinymodel"},
+	"compilers":                              {"internal/bytesize", "epmodel", "compilers/dialogue"},
 	"compilers/dialogue":                     {},
 	"compilers/tinymodel":                    {},
 	"compilers/ort":                          {"compilers/dialogue"},
@@ -82,7 +82,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/acquire":        {"cache/readonly", "cache/request", "cache/identity", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term", "compilers", "internal/apierr", "internal/config", "store/packing", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/cli":            {"cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/daemon":         {"cmd/epcachectl/internal/exit", "unixsock"},
-	"cmd/epcachectl/internal/doctor":         {"cache/runtimes", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/term", "compilers", "compilers/tinymodel", "internal/config", "unixsock", "unixsock/wire"},
+	"cmd/epcachectl/internal/doctor":         {"cache/runtimes", "cas", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile", "cmd/epcachectl/internal/term", "compilers", "internal/config", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/exit":           {"cas", "unixsock"},
 	"cmd/epcachectl/internal/jsonout":        {},
 	"cmd/epcachectl/internal/modelfile":      {"cas", "cmd/epcachectl/internal/exit", "epmodel", "unixsock"},

@@ -3,12 +3,13 @@ package compilers
 import (
 	"cmp"
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -62,6 +63,21 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Jo
 
 // ProbeModel is the base name of the models that fingerprints and controls compile.
 const ProbeModel = "probe.onnx"
+
+//go:embed probes/*.onnx
+var probeFiles embed.FS
+
+// ProbeModels are tiny models to find out with whether an EP compiles at all, in the order in which
+// they are worth trying: one Relu; then a graph that has every other one in it, so that one compile
+// tells of all; then these others, one node each. Package tinymodel writes them.
+var ProbeModels = sync.OnceValue(func() (models [][]byte) {
+	files, _ := probeFiles.ReadDir("probes") // the program's own
+	for _, f := range files {
+		model, _ := probeFiles.ReadFile("probes/" + f.Name())
+		models = append(models, model)
+	}
+	return models
+})
 
 // probeJob compiles in the folder what an EP is probed with, by options that fingerprints need.
 func probeJob(r Runtime, ep EP, folder string) Job {
@@ -137,12 +153,12 @@ var ErrNotTaken = errors.New("none of the tiny models is taken")
 func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result, error) {
 	folder, all := job.Folder, job
 	var first error
-	for i, m := range tinymodel.Probes() {
+	for i, model := range ProbeModels() {
 		job.Folder = filepath.Join(folder, fmt.Sprint(i))
 		job.Model = filepath.Join(job.Folder, ProbeModel)
 		err := os.Mkdir(job.Folder, 0o700)
 		if err == nil {
-			err = os.WriteFile(job.Model, m.Encode(), 0o600)
+			err = os.WriteFile(job.Model, model, 0o600)
 		}
 		var done Result
 		if err == nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -251,7 +250,7 @@ func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*p
 		return nil, err
 	}
 	var facts pluginFacts
-	err = runPython(ctx, &facts, python, ep.EP, ep.Path, hex.EncodeToString(tinymodel.Relu()), string(options))
+	err = runPython(ctx, &facts, python, ep.EP, ep.Path, hex.EncodeToString(compilers.ProbeModels()[0]), string(options))
 	if err == nil && facts.Error != "" {
 		err = errors.New(facts.Error)
 	}
