@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/dedupe/exact"
 )
 
-// leastRun is that of the any-offset bound, in doc/packing.md.
+// leastRun is that of the any-offset bound, in doc/concepts.md.
 const leastRun = 64
 
 func bound(c corpus, _ string) ([]int64, error) {

@@ -2,7 +2,7 @@
 // and how fast they come and go, with epcached, its store as a whole and its
 // package dedupe by itself, and with its peers: whole files, restic, borg,
 // casync, and chunk stores with FastCDC and with gear chunks as Xet cuts them. All
-// take the same files in the same order. The any-offset bound of doc/packing.md
+// take the same files in the same order. The any-offset bound of doc/concepts.md
 // is the yardstick. With --week it also simulates a week of use: see week.go.
 //
 // It is a module of its own, so that what only this comparison needs is no
