@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -360,10 +361,26 @@ func (j *Job) rank() Rank {
 	return OwnWish
 }
 
+// owners are the users for whom the job has the rank. The caller holds j.mu.
+func (j *Job) owners(rank Rank) (users []uint32) {
+	switch rank {
+	case WaitedFor:
+		for w := range j.waiters {
+			if !w.Idle {
+				users = append(users, w.Owner)
+			}
+		}
+	case AskedFor:
+		users = slices.Collect(maps.Values(j.kept))
+	}
+	slices.Sort(users)
+	return slices.Compact(users)
+}
+
 // rerank moves the job in the queue, and hurries what runs already. The caller holds j.mu.
 func (j *Job) rerank() {
 	now := j.rank()
-	running := j.turn != nil && j.jobs.queue.Move(j.turn, now)
+	running := j.turn != nil && j.jobs.queue.Move(j.turn, now, j.owners(now)...)
 	select {
 	case <-j.urgent:
 		if now != WaitedFor && !running {
@@ -391,7 +408,8 @@ func (j *Job) Begin(ctx context.Context) (Place, error) {
 	j.mu.Lock()
 	t := &Turn{Number: j.number, Memory: memory, Length: length, Yield: func() { stop(ErrYielded) }}
 	j.turn, j.state, j.started = t, Queued, time.Time{}
-	q.Enter(t, j.rank())
+	rank := j.rank()
+	q.Enter(t, rank, j.owners(rank)...)
 	j.tellLocked("queued")
 	j.mu.Unlock()
 	if err := q.Await(ctx, t); err != nil {

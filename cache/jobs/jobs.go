@@ -3,8 +3,8 @@
 //
 // A piece of work is a Work. Jobs finds the Job that does it or starts one; callers wait for it, or have it finished
 // without waiting. A job ends when nobody wants it any more. Work that runs in a process of the daemon's asks Begin
-// first: a Queue gives places by rank, and within a rank in the order in which jobs came, within bounds on how many
-// run and on the memory that they take together. Costs remember how long jobs of one kind took, and how much memory,
+// first: a Queue gives places by rank, and within a rank to one user after the other, within bounds on how many run and
+// on the memory that they take together. Costs remember how long jobs of one kind took, and how much memory,
 // so that a job can say what it will need.
 //
 // All of it may be used by any number of goroutines. Nothing here is durable but what Memos keep, and that may be
@@ -99,13 +99,14 @@ type Result struct {
 
 // Caller is how a request takes part in a job.
 type Caller struct {
-	UID, Owner uint32
-	Name       string // of the model
-	Idle       bool   // the daemon's own: no request waits
-	Keep       bool   // to be finished even if no caller waits
-	GoOn       bool   // likewise, and it is none of the jobs of which a user may have so many
-	Since      time.Time
-	Tell       func(Progress)
+	UID   uint32
+	Owner uint32 // the user whose uid that is
+	Name  string // of the model
+	Idle  bool   // the daemon's own: no request waits
+	Keep  bool   // to be finished even if no caller waits
+	GoOn  bool   // likewise, and it is none of the jobs of which a user may have so many
+	Since time.Time
+	Tell  func(Progress)
 }
 
 // Join enters the job for the key, starting it with the work that prepare returns if there is none, and waits for its
@@ -298,9 +299,11 @@ func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 	type placed struct {
 		info   Info
 		rank   Rank
+		place  int
 		number uint64
 	}
 	var all []placed
+	places := js.queue.places()
 	for _, j := range js.List() {
 		if j.hidden() || !only(j) {
 			continue
@@ -309,12 +312,16 @@ func (js *Jobs) InOrder(only func(*Job) bool) []Info {
 		if one.info.State != Running {
 			j.mu.Lock()
 			one.rank = j.rank()
+			var entered bool
+			if one.place, entered = places[j.turn]; !entered {
+				one.place = len(places)
+			}
 			j.mu.Unlock()
 		}
 		all = append(all, one)
 	}
 	slices.SortFunc(all, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.number, b.number)) // as the queue does, which not all have entered yet
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.place, b.place), cmp.Compare(a.number, b.number))
 	})
 	out := make([]Info, len(all))
 	for i := range all {

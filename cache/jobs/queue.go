@@ -30,32 +30,43 @@ const (
 	OwnWish               // nobody asked: the daemon compiles it anew
 )
 
-// Queue decides which jobs run: the higher rank before the lower, within one the first come first. None overtakes
-// another, or a job that needs much memory would never get it.
+// Queue decides which jobs run: the higher rank before the lower. Within a rank the users take turns: the next job is
+// of the user who has the fewest jobs running, and of two of them of the one whose job began or ended longest ago; each
+// user's jobs run in the order in which they came. A job of several users is counted for the one of them who is first.
+// None overtakes the next job, or one that needs much memory would never get it.
 //
 // Jobs that requests wait for take a slot each; those that users go on without take what these leave, but no request
-// waits for such a slot; what the daemon itself wants takes none, for where it comes from bounds it. All that run
-// together stay within the memory, as far as it can be told beforehand. A job that needs more than there is at all
-// runs alone. Where those of lower ranks are in the way of a request, the ones that began last are stopped and queue again.
+// waits for such a slot; what the daemon itself wants takes none, for where it comes from bounds it. Where there are
+// several slots one user has all of them but one. The last one, where no other user needs it, is on loan: it counts as
+// free for others, so that one more job than slots may run for a while.
+//
+// All that run together stay within the memory, as far as it can be told beforehand. A job that needs more than there
+// is at all runs alone. Where jobs of lower ranks, or on loan to another user, are in the way of a request, the ones
+// that began last are stopped and queue again.
 type Queue struct {
 	jobs   int
 	memory int64 // bytes; 0: no bound
 	now    func() time.Time
 
 	mu      sync.Mutex
-	waiting []*Turn // sorted; guarded by mu
-	running []*Turn // guarded by mu
+	waiting []*Turn           // sorted; guarded by mu
+	running []*Turn           // in the order in which they began; guarded by mu
+	moments uint64            // that were given out for latest; guarded by mu
+	latest  map[uint32]uint64 // moment at which a job of each user came first, began or ended; guarded by mu
 }
 
-// Turn is a job's place in a jobs. Its exported fields are set before it enters one, and stay.
+// Turn is a job's place in a queue. Its exported fields are set before it enters one, and stay.
 type Turn struct {
-	Number uint64        // of two with the same rank the lower is the first
+	Number uint64        // of two of one user with the same rank the lower is the first
 	Memory int64         // bytes that the job is thought to need
 	Length time.Duration // that it is thought to take; 0: not known
 	Yield  func()        // stops what runs, and does not wait for that; it leaves the queue when it has ended
 
 	begun   chan struct{} // closed when it may run
 	rank    Rank          // guarded by Queue.mu, as those below
+	users   []uint32      // for whom it has its rank; of one that runs, who it is counted for
+	user    uint32        // of users, who is first; sort sets it, and round
+	round   int           // how many jobs of that user run or come before
 	since   time.Time     // when it began to run
 	running bool
 	yielded bool // Yield was called
@@ -70,16 +81,16 @@ func NewQueue(jobs int, memory int64, now func() time.Time) *Queue {
 	return &Queue{jobs: jobs, memory: memory, now: now}
 }
 
-// Enter puts a turn into the jobs.
-func (q *Queue) Enter(t *Turn, rank Rank) {
+// Enter puts a turn of the users into the queue.
+func (q *Queue) Enter(t *Turn, rank Rank, users ...uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t.begun, t.rank = make(chan struct{}), rank
+	t.begun, t.rank, t.users = make(chan struct{}), rank, users
 	q.waiting = append(q.waiting, t)
 	q.admit()
 }
 
-// Await waits until the turn may run. On an error it is out of the jobs.
+// Await waits until the turn may run. On an error it is out of the queue.
 func (q *Queue) Await(ctx context.Context, t *Turn) error {
 	select {
 	case <-t.begun:
@@ -97,28 +108,52 @@ func (q *Queue) Leave(t *Turn) {
 	is := func(one *Turn) bool { return one == t }
 	q.waiting = slices.DeleteFunc(q.waiting, is)
 	q.running = slices.DeleteFunc(q.running, is)
+	if t.running {
+		q.touch(t.users...)
+	}
 	q.admit()
 }
 
-// Move gives a turn another rank. One that runs can rise only. It tells whether the turn runs.
-func (q *Queue) Move(t *Turn, to Rank) (running bool) {
+// Move gives a turn another rank and other users. One that runs can rise only, and is counted for whom it was. It tells
+// whether the turn runs.
+func (q *Queue) Move(t *Turn, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if to != t.rank && (!t.running || to < t.rank) {
+	switch {
+	case !t.running:
+		t.rank, t.users = to, users
+	case to >= t.rank:
+		return true
+	default:
 		t.rank = to
-		q.admit()
+		if len(t.users) == 0 {
+			t.users = users[:min(1, len(users))]
+		}
 	}
+	q.admit()
 	return t.running
+}
+
+// touch notes that a job of the users began or ended. The caller holds mu.
+func (q *Queue) touch(users ...uint32) {
+	q.moments++
+	for _, u := range users {
+		q.latest[u] = q.moments
+	}
 }
 
 // admit lets those run who may. The caller holds mu.
 func (q *Queue) admit() {
-	slices.SortFunc(q.waiting, func(a, b *Turn) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number)) })
+	q.sort()
 	for len(q.waiting) > 0 && q.fits(q.waiting[0]) {
 		t := q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
 		q.running = append(q.running, t)
 		t.running, t.since = true, q.now()
+		if len(t.users) > 0 {
+			t.users = []uint32{t.user}
+			q.touch(t.user)
+		}
 		close(t.begun)
 	}
 	if len(q.waiting) > 0 && q.waiting[0].rank == WaitedFor {
@@ -126,25 +161,71 @@ func (q *Queue) admit() {
 	}
 }
 
-// makeRoom stops those of lower ranks that have the memory which the turn lacks, if that would do. The caller holds mu.
-func (q *Queue) makeRoom(t *Turn) {
-	used, kept, slots := t.Memory, 0, 0
-	var lower []*Turn
-	for _, one := range q.running {
-		switch {
-		case one.rank == WaitedFor:
-			used += one.Memory
-			slots++
-			kept++
-		case one.yielded: // its memory is as good as free
-		default:
-			used += one.Memory
-			lower = append(lower, one)
+// sort orders those that wait, and forgets users who have no turn. The caller holds mu.
+func (q *Queue) sort() {
+	latest, ahead := make(map[uint32]uint64), make(map[uint32]int)
+	for _, t := range slices.Concat(q.running, q.waiting) {
+		for _, u := range t.users {
+			at, known := q.latest[u]
+			if !known && latest[u] == 0 {
+				q.moments++
+				at = q.moments
+			}
+			latest[u] = max(latest[u], at)
+			if t.running {
+				ahead[u]++
+			}
 		}
 	}
-	if slots >= q.jobs {
+	q.latest = latest
+	slices.SortFunc(q.waiting, func(a, b *Turn) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number)) })
+	for _, t := range q.waiting {
+		if len(t.users) == 0 {
+			continue
+		}
+		t.user = slices.MinFunc(t.users, func(a, b uint32) int {
+			return cmp.Or(cmp.Compare(ahead[a], ahead[b]), cmp.Compare(latest[a], latest[b]))
+		})
+		t.round = ahead[t.user]
+		ahead[t.user]++
+	}
+	slices.SortStableFunc(q.waiting, func(a, b *Turn) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.round, b.round), cmp.Compare(latest[a.user], latest[b.user]))
+	})
+}
+
+// share is how many slots one user has.
+func (q *Queue) share() int { return max(1, q.jobs-1) }
+
+// makeRoom stops those of lower ranks, and on loan to others, that have the memory which the turn lacks, if that would
+// do. The caller holds mu.
+func (q *Queue) makeRoom(t *Turn) {
+	if !q.hasSlot(t) {
 		return // it is not the memory that is missing
 	}
+	used, kept := t.Memory, 0
+	var loans, lower []*Turn
+	held := make(map[uint32]int)
+	for _, one := range q.running {
+		loan := false
+		if one.rank == WaitedFor && len(one.users) > 0 {
+			u := one.users[0]
+			held[u]++
+			loan = held[u] > q.share() && u != t.user
+		}
+		switch {
+		case one.yielded: // its memory is as good as free
+			continue
+		case loan:
+			loans = append(loans, one)
+		case one.rank == WaitedFor:
+			kept++
+		default:
+			lower = append(lower, one)
+		}
+		used += one.Memory
+	}
+	lower = append(loans, lower...)
 	var stop []*Turn
 	for len(lower) > 0 && used > q.memory {
 		last := lower[len(lower)-1]
@@ -165,21 +246,34 @@ func (q *Queue) fits(t *Turn) bool {
 		return true
 	}
 	used := t.Memory
-	var taken [OwnWish + 1]int // slots, by rank
 	for _, one := range q.running {
 		used += one.Memory
-		taken[one.rank]++
 	}
-	if q.memory > 0 && used > q.memory {
-		return false
+	return (q.memory <= 0 || used <= q.memory) && q.hasSlot(t)
+}
+
+// hasSlot tells whether there is a slot for the turn. The caller holds mu.
+func (q *Queue) hasSlot(t *Turn) bool {
+	if t.rank == OwnWish {
+		return true
 	}
-	switch t.rank {
-	case WaitedFor:
-		return taken[WaitedFor] < q.jobs
-	case AskedFor:
-		return taken[WaitedFor]+taken[AskedFor] < q.jobs
+	taken, lent := 0, 0
+	held := make(map[uint32]int)
+	for _, one := range q.running {
+		if one.rank > t.rank {
+			continue
+		}
+		taken++
+		for _, u := range one.users {
+			if held[u]++; held[u] > q.share() {
+				lent++
+			}
+		}
 	}
-	return true
+	if len(t.users) > 0 && held[t.user] < q.share() {
+		taken -= lent
+	}
+	return taken < q.jobs
 }
 
 // Wait is how long it may take until the turn runs, from what is known of those before it: too little where nothing is
@@ -204,6 +298,17 @@ func (q *Queue) Wait(t *Turn) time.Duration {
 		before += one.Length
 	}
 	return before / time.Duration(q.jobs)
+}
+
+// places returns where those that wait are in the order in which they run.
+func (q *Queue) places() map[*Turn]int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	places := make(map[*Turn]int, len(q.waiting))
+	for i, t := range q.waiting {
+		places[t] = i
+	}
+	return places
 }
 
 // Waiting is how many turns may not run yet.

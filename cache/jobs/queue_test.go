@@ -24,12 +24,97 @@ func newLane(t testing.TB, jobs int, memory int64) *lane {
 	return l
 }
 
-// comes puts a job of that rank into the jobs.
-func (l *lane) comes(r Rank, memory int64) *Turn {
+// comes puts a job of that rank into the queue.
+func (l *lane) comes(r Rank, memory int64, users ...uint32) *Turn {
 	l.count++
 	t := &Turn{Number: l.count, Memory: memory, Yield: func() {}}
-	l.Enter(t, r)
+	l.Enter(t, r, users...)
 	return t
+}
+
+// order ends the one job that runs again and again, and lists which of the turns runs next.
+func (l *lane) order(turns ...*Turn) (order []int) {
+	for range turns {
+		i := slices.IndexFunc(turns, func(t *Turn) bool { return t.runs() && slices.Contains(l.running, t) })
+		require.NotEqual(l, -1, i, "nothing runs after %v", order)
+		order = append(order, i)
+		l.Leave(turns[i])
+	}
+	return order
+}
+
+const ann, bob, eve = 1, 2, 3
+
+func TestUsersTakeTurnsWithinARank(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
+	asked := l.comes(AskedFor, 0, eve)
+	b0, b1 := l.comes(WaitedFor, 0, bob), l.comes(WaitedFor, 0, bob)
+	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.placesOf(b0, a0, a1, b1, a2, asked), "as they are listed")
+	require.Equal(t, []int{0, 4, 1, 5, 2, 3}, l.order(a0, a1, a2, asked, b0, b1))
+}
+
+// placesOf numbers turns in the order in which they run.
+func (l *lane) placesOf(turns ...*Turn) (out []int) {
+	for _, t := range turns {
+		out = append(out, l.position(t))
+	}
+	return out
+}
+
+func TestSharedJobGoesByTheFirstOfItsUsers(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
+	e0 := l.comes(WaitedFor, 0, eve)
+	l.Move(a2, WaitedFor, ann, bob)
+	require.Equal(t, []int{0, 3, 2, 1}, l.order(a0, a1, a2, e0))
+}
+
+func TestLastSlotIsOnLoan(t *testing.T) {
+	l := newLane(t, 2, 0)
+	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
+	require.Equal(t, []bool{true, true, false}, []bool{a0.runs(), a1.runs(), a2.runs()}, "nobody else needs a slot")
+	b0, b1 := l.comes(WaitedFor, 0, bob), l.comes(WaitedFor, 0, bob)
+	require.Equal(t, []bool{true, false}, []bool{b0.runs(), b1.runs()}, "the slot on loan is free for others")
+	e0 := l.comes(WaitedFor, 0, eve)
+	l.Leave(a1)
+	require.False(t, e0.runs(), "the two slots are taken")
+	l.Leave(a0)
+	require.True(t, e0.runs())
+	l.Leave(b0)
+	require.True(t, a2.runs(), "whose job ended before")
+	require.False(t, b1.runs())
+}
+
+func TestJobOnLoanIsStoppedForTheMemoryOfAnotherUser(t *testing.T) {
+	l := newLane(t, 2, 100)
+	stopped := 0
+	a0, a1 := l.comes(WaitedFor, 40, ann), l.comes(WaitedFor, 40, ann)
+	a0.Yield, a1.Yield = func() { stopped += 10 }, func() { stopped++ }
+	l.comes(WaitedFor, 40, ann)
+	require.Zero(t, stopped, "not for the user's own")
+	b0 := l.comes(WaitedFor, 40, bob)
+	require.Equal(t, 1, stopped, "the one that began last")
+	require.False(t, b0.runs(), "before the other one has ended")
+	l.Leave(a1)
+	require.True(t, b0.runs())
+}
+
+// However others come and go, a job that needs much memory has its turn.
+func TestLargeJobIsNotOvertakenByUsersWhoComeAndGo(t *testing.T) {
+	l := newLane(t, 2, 100)
+	before := l.comes(WaitedFor, 10, ann)
+	large := l.comes(WaitedFor, 100, ann)
+	b, e := l.comes(WaitedFor, 10, bob), (*Turn)(nil)
+	l.Leave(before)
+	require.False(t, large.runs())
+	for range 3 {
+		e = l.comes(WaitedFor, 10, eve)
+		require.False(t, e.runs())
+		l.Leave(e)
+	}
+	l.Leave(b)
+	require.True(t, large.runs())
 }
 
 func (t *Turn) runs() bool {
@@ -182,13 +267,25 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	l := newLane(t, 3, 100)
+	users := func(r Rank) (users []uint32) {
+		for range random.IntN(3) {
+			users = append(users, random.Uint32N(4))
+		}
+		slices.Sort(users)
+		if users = slices.Compact(users); r == OwnWish {
+			return nil
+		}
+		return users
+	}
 	var all []*Turn
 	for step := range 3000 {
 		switch runs := slices.DeleteFunc(slices.Clone(all), func(one *Turn) bool { return !one.runs() }); {
 		case step < 2000 && random.IntN(2) == 0:
-			all = append(all, l.comes(Rank(random.IntN(3)), random.Int64N(130)))
+			rank := Rank(random.IntN(3))
+			all = append(all, l.comes(rank, random.Int64N(130), users(rank)...))
 		case len(all) > 0 && random.IntN(4) == 0:
-			l.Move(all[random.IntN(len(all))], Rank(random.IntN(3)))
+			rank := Rank(random.IntN(3))
+			l.Move(all[random.IntN(len(all))], rank, users(rank)...)
 		case len(runs) > 0:
 			ends := runs[random.IntN(len(runs))]
 			l.Leave(ends)
@@ -198,6 +295,7 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 		for _, one := range l.running {
 			used += one.Memory
 		}
+		require.LessOrEqual(t, len(l.latest), len(all)*2, "users are forgotten with their jobs")
 		require.True(t, used <= 100 || len(l.running) == 1, "step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
 	}
 	for len(all) > 0 {

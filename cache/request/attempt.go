@@ -202,10 +202,7 @@ func (at *Attempt) JobKey() jobs.Key {
 // Caller is how the request takes part in a job. owner returns whose a user's jobs are.
 func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
 	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else the build is for this caller alone
-	who := jobs.Caller{UID: at.Peer.UID, Name: at.Name, Keep: keep}
-	if who.Keep || at.OnMiss == Background {
-		who.Owner = owner(at.Peer.UID)
-	}
+	who := jobs.Caller{UID: at.Peer.UID, Owner: owner(at.Peer.UID), Name: at.Name, Keep: keep}
 	if at.Told != nil {
 		who.Since, who.Tell = at.Told.Since, at.Told.Tell
 	}

@@ -31,7 +31,9 @@ type inside struct {
 
 func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	runtime := filepath.Join(t.TempDir(), "runtime")
-	o.Compiler = standin.New()
+	if o.Compiler == nil {
+		o.Compiler = standin.New()
+	}
 	_, err := standin.Library(runtime, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)
 	o.Runtimes, o.Log = []compilers.Runtime{{Directory: runtime}}, slog.New(slog.NewTextHandler(io.Discard, nil))
