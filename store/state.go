@@ -3,11 +3,16 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/flock"
 )
 
@@ -32,8 +37,52 @@ reserve      nothing; room for removing models when the disk is full
 index.db     made from the manifests; when it is missing it is made again
 `
 
+// trust fails for root where another user owns the state directory or what lies directly in it, or may
+// write there, because root would write through the links that this user puts into their place.
+func trust(dir string) error {
+	info, err := os.Stat(dir)
+	if os.Geteuid() != 0 || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var entries []fs.DirEntry
+	if err == nil {
+		err = trustFile(dir, info)
+	}
+	if err == nil {
+		entries, err = os.ReadDir(dir) // no other user changes these from here on
+	}
+	for _, e := range entries {
+		if info, err = e.Info(); err == nil {
+			err = trustFile(filepath.Join(dir, e.Name()), info)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func trustFile(path string, info fs.FileInfo) error {
+	e := apierr.New(apierr.NotAllowed, nil, "%s ", path).
+		WithHint("run the daemon as the user who owns its state directory, or name another one: --state")
+	switch owner := cas.Owner(info); {
+	case owner != 0:
+		e.Text += fmt.Sprintf("belongs to uid %d, and root writes only to its own files", owner)
+	case info.Mode()&fs.ModeSymlink != 0:
+		e.Text += "is a symbolic link, which root does not follow"
+	case info.Mode().Perm()&0o022 != 0:
+		e.Text += fmt.Sprintf("may be written by other users (mode %04o)", info.Mode().Perm())
+	default:
+		return nil
+	}
+	return e
+}
+
 // layDown makes the folders and notes that every state directory has.
 func layDown(dir string) error {
+	if err := trust(dir); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return err
 	}
@@ -84,7 +133,7 @@ func lockedError(dir string, lock *os.File) error {
 // lookAtLock fails where a daemon holds the state directory's lock, and does not keep it: a daemon
 // that starts later leaves alone what the lease on a view holds.
 func lookAtLock(dir string) error {
-	f, err := os.Open(filepath.Join(dir, "lock"))
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil //nolint:nilerr // none was ever made, or this user may not look: then a lease is what there is
 	}
@@ -102,27 +151,34 @@ const (
 	lockPause    = 20 * time.Millisecond
 )
 
-// lockState takes the state directory for this process; the lock goes with the process.
+// lockState takes the state directory for this process; the lock goes with the process. No other user
+// may open the file, because a lock of theirs would keep the daemon from starting.
 func lockState(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	ok, err := flock.TryLock(f)
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", f.Name())
+	}
+	if err == nil && info.Mode().Perm() != 0o600 { // earlier versions let all users read it
+		err = f.Chmod(0o600)
+	}
+	ok := false
+	if err == nil {
+		ok, err = flock.TryLock(f)
+	}
 	for began := time.Now(); err == nil && !ok && time.Since(began) < lockPatience; ok, err = flock.TryLock(f) {
 		time.Sleep(lockPause)
 	}
 	if err == nil && !ok {
 		err = lockedError(dir, f)
 	}
-	if err == nil {
-		err = f.Truncate(0)
-	}
-	if err == nil {
-		_, err = fmt.Fprintf(f, "process %d\n", os.Getpid())
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
+	// It is as long as the longest, so that nothing of another text is left. A full disk may keep it out.
+	_, _ = fmt.Fprintf(f, "process %-10d\n", os.Getpid())
 	return f, nil
 }

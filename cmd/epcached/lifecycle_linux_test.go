@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,6 +104,69 @@ func TestStateThatCannotBe(t *testing.T) {
 	require.Equal(t, exitFailure, status)
 	require.Contains(t, errs, file)
 	require.NoFileExists(t, filepath.Join(dir, "s"))
+}
+
+// Root would write through a link that another user puts into the state directory: it starts on none that
+// another user owns or may write to.
+func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root has files of another user")
+	}
+	const other = 65534
+	link := func(name string) func(t *testing.T, state, victim string) {
+		return func(t *testing.T, state, victim string) {
+			require.NoError(t, os.Symlink(victim, filepath.Join(state, name)))
+		}
+	}
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, state, victim string)
+		at, why string
+	}{
+		"owned by another": {func(t *testing.T, state, victim string) {
+			link("lock")(t, state, victim)
+			require.NoError(t, os.Chown(state, other, other))
+		}, "", "belongs to uid 65534"},
+		"writable by others": {func(t *testing.T, state, victim string) {
+			link("lock")(t, state, victim)
+			require.NoError(t, os.Chmod(state, 0o777))
+		}, "", "may be written by other users (mode 0777)"},
+		"a link for a file":      {link("lock"), "lock", "is a symbolic link"},
+		"a link for a directory": {link("staging"), "staging", "is a symbolic link"},
+		"a directory of another": {func(t *testing.T, state, _ string) {
+			require.NoError(t, os.Mkdir(filepath.Join(state, "views"), 0o711))
+			require.NoError(t, os.Chown(filepath.Join(state, "views"), other, other))
+		}, "views", "belongs to uid 65534"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := shortFolder(t)
+			state, victim := filepath.Join(dir, "state"), filepath.Join(dir, "victim")
+			require.NoError(t, os.Mkdir(state, 0o711))
+			require.NoError(t, os.WriteFile(victim, []byte("precious"), 0o644))
+			c.prepare(t, state, victim)
+			status, _, errs := runToEnd(t, nil, "--state", state, "--socket", filepath.Join(dir, "s"))
+			require.Equal(t, exitFailure, status)
+			require.Contains(t, errs, filepath.Join(state, c.at)+" "+c.why)
+			require.Contains(t, errs, "\nepcached: hint: ")
+			text, err := os.ReadFile(victim)
+			require.NoError(t, err)
+			require.Equal(t, "precious", string(text))
+			require.NoFileExists(t, filepath.Join(state, "README"), "nothing was written")
+		})
+	}
+}
+
+// A lock of another user on the store's lock file would keep the daemon from starting.
+func TestOtherUsersCannotLockTheStore(t *testing.T) {
+	s := newSite(t)
+	require.NoError(t, os.Mkdir(s.state, 0o711))
+	require.NoError(t, os.WriteFile(filepath.Join(s.state, "lock"), []byte("process 4194304\n"), 0o644))
+	d := s.start(t)
+	info, err := os.Stat(filepath.Join(s.state, "lock"))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
+	text, err := os.ReadFile(filepath.Join(s.state, "lock"))
+	require.NoError(t, err)
+	require.Equal(t, []string{"process", strconv.Itoa(d.pid())}, strings.Fields(string(text)))
 }
 
 // Without runtimes, and without one that works, the daemon serves what it can and says what is missing.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cmd/epcached/internal/logs"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/config"
 )
 
@@ -118,7 +119,11 @@ be damaged: start it again, and it makes the index again from its manifests befo
 			"it makes the index from the manifests before it serves", err))
 		return exitDamage
 	}
-	logs.Complain(stderr, fmt.Sprintf("epcached: %v", err))
+	text := fmt.Sprintf("epcached: %v", err)
+	if e, ok := errors.AsType[*apierr.Error](err); ok && e.Hint != "" {
+		text += "\nepcached: hint: " + e.Hint
+	}
+	logs.Complain(stderr, text)
 	return exitFailure
 }
 
