@@ -2,11 +2,14 @@
 // read, beside other codebases that are known to read well. It prints one column for this tree and
 // one for each corpus that the module cache or the Go installation has.
 //
-//	go run ./testdata/tools/prose [DIR]
+// With -list it prints each match in this tree instead, as file:line, so that it can be rewritten.
+//
+//	go run ./testdata/tools/prose [-list] [DIR]
 package main
 
 import (
 	"bufio"
+	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -38,25 +41,55 @@ var measures = []measure{
 	{"anew, once more", regexp.MustCompile(`(?i)\b(anew|once more)\b`), 0, false},
 }
 
-// A text is the comments of a tree, one string a comment group.
+// A comment is the text of a comment group, in one line.
+type comment struct {
+	at   string // file:line
+	text string
+}
+
+// A text is the comments of a tree.
 type text struct {
-	comments []string
+	comments []comment
 	words    int
 	long     int // lines of more than 100 columns outside generated code
 }
 
 func main() {
+	list := flag.Bool("list", false, "print each match as file:line")
+	flag.Parse()
 	dir := "."
-	if len(os.Args) > 1 {
-		dir = os.Args[1]
+	if flag.NArg() > 0 {
+		dir = flag.Arg(0)
 	}
-	if err := run(dir); err != nil {
+	do := compare
+	if *list {
+		do = printMatches
+	}
+	if err := do(dir); err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dir string) error {
+func printMatches(dir string) error {
+	t, err := read(dir)
+	if err != nil {
+		return err
+	}
+	for _, c := range t.comments {
+		for _, m := range measures {
+			if m.atLeast {
+				continue
+			}
+			for _, found := range m.pattern.FindAllString(c.text, -1) {
+				fmt.Printf("%s: %s\n", c.at, found)
+			}
+		}
+	}
+	return nil
+}
+
+func compare(dir string) error {
 	names := []string{"this tree"}
 	texts := make([]text, 1)
 	var err error
@@ -84,7 +117,7 @@ func run(dir string) error {
 		for _, t := range texts {
 			n := 0
 			for _, c := range t.comments {
-				n += len(m.pattern.FindAllString(c, -1))
+				n += len(m.pattern.FindAllString(c.text, -1))
 			}
 			fmt.Fprintf(w, "\t%.2f", 1000*float64(n)/float64(t.words))
 		}
@@ -130,14 +163,16 @@ func (t *text) add(path string) error {
 	if err != nil {
 		return err
 	}
-	file, err := parser.ParseFile(token.NewFileSet(), path, source, parser.ParseComments)
+	set := token.NewFileSet()
+	file, err := parser.ParseFile(set, path, source, parser.ParseComments)
 	if err != nil || ast.IsGenerated(file) {
 		return nil // other trees have files that are broken on purpose
 	}
 	for _, group := range file.Comments {
-		c := strings.Join(strings.Fields(group.Text()), " ")
-		t.comments = append(t.comments, c)
-		t.words += len(strings.Fields(c))
+		words := strings.Fields(group.Text())
+		at := fmt.Sprintf("%s:%d", path, set.Position(group.Pos()).Line)
+		t.comments = append(t.comments, comment{at, strings.Join(words, " ")})
+		t.words += len(words)
 	}
 	lines := bufio.NewScanner(strings.NewReader(string(source)))
 	lines.Buffer(nil, 1<<20)
