@@ -33,7 +33,7 @@ NOT_FOR_CALLERS = frozenset(("message", "described", "neighbours"))
 HEAD = """# Python API
 
 Generated from the package's docstrings by `make api-doc`. How it is used is told in [its README](../clients/python/README.md) and in
-[python-application.md](python-application.md). All times are seconds; moments are Unix time unless something else is said. Nothing here imports ONNX Runtime before
+[quickstart-python.md](quickstart-python.md). All times are seconds; moments are Unix time unless something else is said. Nothing here imports ONNX Runtime before
 a session class, or one of `why`, `warm` and `compile`, is used.
 
 | in signatures | |
