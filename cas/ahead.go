@@ -17,9 +17,11 @@ type Hashed struct {
 
 // CopyAhead copies the n bytes of src into a new file at path, which it hashes on the way, on all
 // cores, while the system begins to write it to the disk, so that AdoptHashed has little left to
-// do. The folder is ours alone: nobody else can open the file before it is read-only. Fewer than n
+// do. No other user can open the file
+// before it is read-only, because the directory belongs to the store alone. Fewer than n
 // bytes are io.ErrUnexpectedEOF; after an error path may be there, to be removed.
-func (s *Store) CopyAhead(ctx context.Context, src io.ReaderAt, path string, n int64) (Hashed, error) {
+func (s *Store) CopyAhead(ctx context.Context, src io.ReaderAt, path string, n int64) (Hashed,
+	error) {
 	f, err := s.fs.Create(path)
 	if err != nil {
 		return Hashed{}, fmt.Errorf("copy to %s: %w", path, err)
@@ -38,10 +40,9 @@ func (s *Store) CopyAhead(ctx context.Context, src io.ReaderAt, path string, n i
 	return known, nil
 }
 
-// HashAhead hashes a staged file whose writer is done, and has the system begin
-// to write it to the disk, so that AdoptHashed, after whatever else is done
-// with the file, has little left to do. From here on it is read-only. The zero
-// Hashed says that somebody could still write it, and that nothing was hashed.
+// HashAhead hashes a staged file after its writer has finished, makes it read-only, and starts its
+// writeback, so that AdoptHashed has little left to do later. It returns the zero Hashed, and
+// hashes nothing, if a process could still write the file.
 func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
 	f, err := s.fs.Open(path)
 	if err != nil {
@@ -55,7 +56,7 @@ func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
 	return known, nil
 }
 
-// hash hashes a file that nobody else can write. Its stamp is of before, so a change shows.
+// hash hashes a read-only file. The stamp is taken before, so that a change during hashing shows.
 func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	if err := regular(f); err != nil {
 		return Hashed{}, err
@@ -91,7 +92,8 @@ func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, e
 	return s.copyFrom(ctx, dst, at{s.fs, src}, n)
 }
 
-func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n int64) (Digest, error) {
+func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n int64) (Digest,
+	error) {
 	Preallocate(dst, n)
 	return Sum(ctx, &copier{fs: s.fs, dst: dst, src: src}, 0, n)
 }

@@ -19,7 +19,7 @@ func TestAdoptHashedAhead(t *testing.T) {
 		name      string
 		meanwhile func(t *testing.T, path string)
 		want      []byte
-		again     bool // it is hashed once more
+		again     bool // it is hashed again
 	}{
 		{"as it was", func(*testing.T, string) {}, b, false},
 		{"written", func(t *testing.T, path string) {

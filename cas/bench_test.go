@@ -38,7 +38,10 @@ func BenchmarkPut(b *testing.B) {
 		}
 	}
 	file := func(s *Store) (Digest, int64, error) { return s.PutFile(context.Background(), f) }
-	reader := func(s *Store) (Digest, int64, error) { return s.Put(context.Background(), bytes.NewReader(data)) }
+	reader := func(s *Store) (Digest, int64,
+		error) {
+		return s.Put(context.Background(), bytes.NewReader(data))
+	}
 	b.Run("file not synced", put(noSync{OS{}}, file))
 	b.Run("reader not synced", put(noSync{OS{}}, reader))
 	b.Run("file", put(OS{}, file))

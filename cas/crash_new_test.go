@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/cas/crashfs"
 )
 
-// What a new store was told to keep is there after a power cut, and so are the folders on the way to it, though they were made a moment ago; also where an earlier start was stopped
-// while it made them.
+// The first blobs of a new store survive a power cut with the directories above them, also where an
+// earlier start was stopped while it made these.
 func TestTheFirstBlobSurvivesAPowerCut(t *testing.T) {
 	for _, stopped := range []int{0, 2, 3, 4, 5, 6, 7} {
 		t.Run(fmt.Sprintf("a start stopped at step %d", stopped), func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestTheFirstBlobSurvivesAPowerCut(t *testing.T) {
 	}
 }
 
-// A blob's folder that somebody deleted is made again, durably, by who puts a blob into it.
+// Putting a blob makes its shard again, durably, if it was deleted.
 func TestABlobInAFolderThatWasDeleted(t *testing.T) {
 	fs, s, root := start(t)
 	d := digestOf(fresh).String()
@@ -51,7 +51,7 @@ func TestABlobInAFolderThatWasDeleted(t *testing.T) {
 	requireAfterCrash(t, fs, [][]byte{old, fresh}, nil)
 }
 
-// Bytes that somebody else has put right are as durable as any when they were served.
+// Bytes that another process repaired are durable before they are served.
 func TestWhatIsVerifiedIsDurable(t *testing.T) {
 	root := memoryDir(t)
 	state := filepath.Join(root, "state")

@@ -63,8 +63,10 @@ func operations() []operation {
 		return path, os.WriteFile(path, fresh, mode)
 	}
 	return []operation{
-		{"put", func(s *cas.Store, _ string) error { return put(s, fresh) }, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
-		{"put what is there", func(s *cas.Store, _ string) error { return put(s, old) }, [][]byte{old}, nil, [][]byte{old}},
+		{"put", func(s *cas.Store, _ string) error { return put(s, fresh) }, [][]byte{old, fresh},
+			[][]byte{fresh}, [][]byte{old}},
+		{"put what is there", func(s *cas.Store, _ string) error { return put(s, old) },
+			[][]byte{old}, nil, [][]byte{old}},
 		{"put file", func(s *cas.Store, root string) error {
 			path, err := staged(root, 0o600)
 			if err != nil {
@@ -100,7 +102,8 @@ func operations() []operation {
 		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
 		{"adopt what was copied", func(s *cas.Store, root string) error {
 			path := filepath.Join(root, "copied")
-			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of the try before
+			// of the try before
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
 			known, err := s.CopyAhead(ctx, bytes.NewReader(fresh), path, int64(len(fresh)))
@@ -110,12 +113,15 @@ func operations() []operation {
 			_, _, err = s.AdoptHashed(ctx, path, known)
 			return err
 		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
-		{"remove", func(s *cas.Store, _ string) error { return s.Remove(digestOf(old)) }, nil, [][]byte{old}, nil},
+		{"remove", func(s *cas.Store, _ string) error { return s.Remove(digestOf(old)) }, nil,
+			[][]byte{old}, nil},
 		{"remove unless needed", func(s *cas.Store, _ string) error {
 			_, err := s.RemoveUnless(digestOf(old), unneeded)
 			return err
 		}, nil, [][]byte{old}, nil},
-		{"quarantine", func(s *cas.Store, _ string) error { return s.Quarantine(digestOf(old), "a test") }, nil, [][]byte{old}, nil},
+		{"quarantine",
+			func(s *cas.Store, _ string) error { return s.Quarantine(digestOf(old), "a test") },
+			nil, [][]byte{old}, nil},
 	}
 }
 
@@ -210,8 +216,8 @@ func TestFailAtEveryStep(t *testing.T) {
 				err := op.run(s, root)
 				if err != nil {
 					requireAfterCrash(t, fs, op.keep, append(op.may, op.keep...))
-					// What failed once works when it is tried again; what was
-					// half done may have got as far as being removed.
+					// A retry succeeds. The failed operation may have
+					// removed the blob already.
 					if err = op.run(s, root); err != nil {
 						require.ErrorIs(t, err, cas.ErrNotFound)
 					}

@@ -55,9 +55,8 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("blob %s is damaged: its bytes hash to %s", e.Digest, e.Got)
 }
 
-// Stamp is what lets us believe that a file is still the one we looked at.
-// Two stamps of one file are equal (==) unless somebody changed the file, its
-// mode or its names, or another file has taken its place.
+// Stamp identifies the state of a file that was verified. Two stamps are equal (==) unless the
+// file's content, mode or names changed, or another file replaced it.
 type Stamp struct {
 	Dev, Ino     uint64
 	Size         int64  // bytes
@@ -77,14 +76,14 @@ func (s Stamp) Holds(seen Stamp) bool {
 }
 
 // StampBook remembers the stamps of verified blobs over a restart; package
-// index has one. What it forgets costs hashing again, nothing else.
+// index has one. A lost stamp costs hashing the blob again, and nothing else.
 type StampBook interface {
 	LoadStamp(Digest) (Stamp, bool)
 	SaveStamp(Digest, Stamp) error
 	ForgetStamp(Digest) error
 }
 
-// stampCache holds stamps in memory, so that a hit opens no transaction and waits for nobody.
+// stampCache holds stamps in memory, so that a hit opens no transaction and takes no lock.
 type stampCache struct {
 	book StampBook // nil: nothing outlives the process
 
@@ -104,7 +103,7 @@ func (c *stampCache) load(d Digest) (Stamp, bool) {
 	if s, ok = c.book.LoadStamp(d); ok {
 		c.mu.Lock()
 		if now, renewed := c.held[d]; renewed {
-			s = now // somebody saved one while we asked the book
+			s = now // another caller saved one meanwhile
 		} else {
 			c.hold(d, s)
 		}

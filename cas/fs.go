@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaseMoment is how long a file that somebody has a lease of is tried to be opened.
+// leaseMoment is for how long opening a file is retried while another process has a lease on it.
 const leaseMoment = 5 * time.Second
 
-// openSafely follows no link, and waits for nobody to write into a FIFO. Who asks
-// the kernel whether a file is in use has a write lease of it for a moment, and an
-// open that does not wait is refused then (EAGAIN, fcntl(2)): it is tried again.
+// openSafely opens a file without following a link and without blocking on a FIFO. It retries after
+// EAGAIN, because a process that asks the kernel whether a file is in use has a write lease on it
+// for a moment, and a non-blocking open fails then (fcntl(2)).
 func openSafely(path string, flag int) (*os.File, error) {
 	end := time.Now().Add(leaseMoment)
 	for {
@@ -133,8 +133,8 @@ func stampFrom(st *unix.Stat_t) Stamp {
 	}
 }
 
-// ownAlone makes the staged file f ours and read-only, and reports whether nobody can write it any
-// more: no descriptor and no mapping is left that could, it has one name, and it belongs to us.
+// ownAlone makes the staged file f read-only and owned by the daemon. It reports whether no process
+// can write it any more: no writable descriptor or mapping is left, and it has one name.
 func ownAlone(fs FS, f *os.File) (bool, error) {
 	var st unix.Stat_t
 	if err := control(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
@@ -162,11 +162,12 @@ func ownAlone(fs FS, f *os.File) (bool, error) {
 	return err == nil, nil // refused, or a file system without leases: the caller copies
 }
 
-// startWriting has the system begin to write a file's bytes to the disk. What goes wrong with that
-// is told by the sync that follows, for nothing is waited for, and so no error taken, here.
+// startWriting starts the writeback of a file. It does not block and returns no error, because the
+// sync that follows reports failures.
 func startWriting(f *os.File) {
 	// A hint: a file system that cannot do it writes all at the sync.
-	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
+	_ = control(f,
+		func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
 }
 
 // Preallocate has the disk keep room for all of f, which is empty, if that takes
@@ -251,8 +252,7 @@ type FS interface {
 	SyncDir(path string) error
 }
 
-// Full reports whether err says that there is no room: on the disk, or within
-// the file system's quota of who runs this process.
+// Full reports whether err means that the disk, or the quota of the daemon's user, is full.
 func Full(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }

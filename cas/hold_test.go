@@ -36,7 +36,7 @@ func TestAHeldBlobIsNotRemoved(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, there)
 	h.Release()
-	h.Release() // once more does no harm
+	h.Release() // a second call does nothing
 	removed, err = s.RemoveUnless(d, unneeded)
 	require.NoError(t, err)
 	require.False(t, removed, "the other one keeps it")
@@ -55,7 +55,8 @@ func TestAHeldBlobIsNotRemoved(t *testing.T) {
 	require.False(t, there)
 }
 
-// Some publish the same blob, again and again, while another removes it whenever nobody refers to it.
+// Several goroutines publish the same blob repeatedly while another removes it when it is
+// unreferenced.
 func TestWhatIsPublishedIsThere(t *testing.T) {
 	ctx, dir := context.Background(), memoryDir(t)
 	s, err := cas.Open(filepath.Join(dir, "state"), cas.Options{})
@@ -72,7 +73,8 @@ func TestWhatIsPublishedIsThere(t *testing.T) {
 				return
 			default:
 			}
-			removed, err := s.RemoveUnless(d, func() (bool, error) { return refers.Load() > 0, nil })
+			removed,
+				err := s.RemoveUnless(d, func() (bool, error) { return refers.Load() > 0, nil })
 			if err != nil {
 				t.Error(err)
 				return
@@ -115,7 +117,8 @@ type noLinks struct{ cas.OS }
 
 func (noLinks) Link(string, string) error { return syscall.ENOSPC }
 
-// The bytes of a staged file that could not be linked, on a full disk, are still good for whoever waits for them.
+// A staged file that could not be linked because the disk is full keeps its bytes for waiting
+// requests.
 func TestAStagedFileStaysWhenItCannotBeStored(t *testing.T) {
 	root := memoryDir(t)
 	s, err := cas.Open(filepath.Join(root, "state"), cas.Options{FS: noLinks{}})

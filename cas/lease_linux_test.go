@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who asks the kernel whether a blob is in use has a lease of it for a moment, and nobody's open fails for that.
+// Opening a blob does not fail while another process has a lease on it to find out whether it is in
+// use.
 func TestABlobOpensWhileSomebodyAsksWhetherItIsInUse(t *testing.T) {
 	s := openStore(t, Options{})
 	b := random(5000)

@@ -29,7 +29,7 @@ func (h *Hold) Put(ctx context.Context, r Source) (Digest, int64, error) {
 
 // PutFile stores the bytes of the file f, which stays as it is, and returns their digest and length
 // when they are durable. It reads through the descriptor at offsets of its own, and shares the
-// bytes where the file system can. What is hashed is the store's copy. ErrChanged: the size or the
+// bytes where the file system can. It hashes the store's copy. ErrChanged: the size or the
 // time of the last change was another afterwards.
 func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 	before, err := StampOf(f)
@@ -69,7 +69,7 @@ func (h *Hold) putCopy(ctx context.Context, write func(*os.File) (Digest, error)
 
 // AdoptHashed makes the staged file at path a blob without copying it, and returns its digest and
 // length when it is durable. The file has to be on the store's file system and its writer has to be
-// done. If it can be seen that somebody could still write it, it is copied instead. Either way path
+// done. If a process could still write it, it is copied instead. Either way path
 // is gone afterwards; after an error it is there still, unless its bytes could not be synced. A
 // file that is still as it was when HashAhead or CopyAhead hashed it is not hashed again; of others
 // known is the zero Hashed.
@@ -85,7 +85,8 @@ func (h *Hold) AdoptHashed(ctx context.Context, path string, known Hashed) (Dige
 	return d, n, nil
 }
 
-func (h *Hold) adopt(ctx context.Context, f *os.File, path string, known Hashed) (Digest, int64, error) {
+func (h *Hold) adopt(ctx context.Context, f *os.File, path string, known Hashed) (Digest, int64,
+	error) {
 	now, err := StampOf(f)
 	if err != nil {
 		return Digest{}, 0, err
@@ -137,15 +138,16 @@ var errElsewhere = errors.New("staged on another file system")
 //  1. data synced: from here on the bytes survive a power cut;
 //  2. linked, without replacing: from here on Open finds them. A crash before
 //     this line leaves only the staged file, which the next start removes;
-//  3. folder synced: from here on the name survives a power cut, and only then
-//     may anybody be told.
+//  3. directory synced: from here on the name survives a power cut, and only then
+//     may the caller acknowledge the blob.
 //
 // A staged file that is adopted, and so a caller's, stays after an error, unless it is the sync
 // that failed. The blob is kept from step 2 on.
 //
-// After a failed sync nobody knows which bytes are on the disk and a second sync would succeed
-// without writing them, so the file is dropped: the next Put writes a new one.
-func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool) (err error) {
+// After a failed sync it is unknown which bytes are on the disk, and a second sync would succeed
+// without writing them. Therefore the file is removed, and the next Put writes a new one.
+func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
+	adopted bool) (err error) {
 	s := h.s
 	keep := false // path is the caller's, and sound
 	defer func() {
@@ -173,7 +175,7 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest, ad
 		return err
 	}
 	h.keep(d)
-	// Synced also when the name was there: whoever made it may not have got as far as this.
+	// Synced also if the name existed, because its writer may have been stopped before this.
 	if err := s.fs.SyncDir(s.folder(d)); err != nil {
 		if made {
 			err = errors.Join(err, s.fs.Remove(s.path(d)))
@@ -196,7 +198,8 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest, ad
 
 // linkNew links path to the blob's name, unless a sound blob stands there already. A damaged one is
 // set aside: its bytes are here again. The blob's lock is held.
-func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool, err error) {
+func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool,
+	err error) {
 	if err := s.shards.Make(d[0], false); err != nil {
 		return false, err
 	}
@@ -235,7 +238,8 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 // read. All other errors say nothing about it, nor does ErrNotFound.
 func Unsound(err error) bool {
 	var corrupt *CorruptError
-	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) || errors.Is(err, fs.ErrPermission) || unreadable(err)
+	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) ||
+		errors.Is(err, fs.ErrPermission) || unreadable(err)
 }
 
 // sameFile checks that the linked path is the hashed file: a compiler could have replaced it.
@@ -254,12 +258,9 @@ func (s *Store) sameFile(f *os.File, d Digest) error {
 	return nil
 }
 
-// Hold keeps the blobs that somebody is about to refer to from being removed
-// by RemoveUnless: from the moment at which they are stored, or found to be
-// there, until Release. It may be used by several goroutines.
-//
-// Who stores a blob through a Hold and then writes down that it is needed
-// waits for no other removal than one of that very blob.
+// Hold protects blobs from RemoveUnless from the moment at which they are stored, or found to
+// exist, until Release, so that the caller can record a reference to them. It may be used by
+// several goroutines. A caller of Hold blocks only on a removal of the same blob.
 type Hold struct {
 	s *Store
 

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Removal removes blobs that nobody needs, and makes that durable for all of them at once: a sync
-// of each folder that some of them stood in, after all of them are unlinked, has a file system
-// write one transaction instead of one for each blob. A crash before brings back blobs that nobody
-// needs, each on its own. It is used by one goroutine, which calls Sync at the end.
+// Removal removes unreferenced blobs and makes that durable for all of them at once: each directory
+// is synced once, after all blobs are unlinked, so that the file system writes one transaction
+// instead of one for each blob. A crash before the sync may restore any of the blobs. A Removal is
+// used by one goroutine, which calls Sync at the end.
 type Removal struct {
 	s       *Store
 	folders map[byte]Digest // that are to be synced, with one of the blobs in each
@@ -25,9 +25,9 @@ type Removal struct {
 // Removal begins to remove blobs.
 func (s *Store) Removal() *Removal { return &Removal{s: s, folders: make(map[byte]Digest)} }
 
-// RemoveUnless removes the blob, durably when Sync returns, unless it is held or
-// needed says that somebody refers to it. needed is asked while nobody can begin
-// to hold the blob. A blob that is not there is no error.
+// RemoveUnless removes the blob, durably when Sync returns, unless it is held or needed reports a
+// reference to it. needed is called while no caller can begin to hold the blob. A blob that is not
+// there is no error.
 func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
 	s := r.s
 	unlock, err := s.locks.Lock(context.Background(), d)
@@ -106,8 +106,8 @@ func SyncDirs(fsys FS, paths []string) []error {
 	return errs
 }
 
-// What the quarantine keeps at most. It is there to look into a damage, not to
-// fill the disk with it; the newest thing stays whatever its size.
+// Bounds of the quarantine, which is there to examine damage and must not fill the disk. The newest
+// entry stays whatever its size.
 const (
 	maxQuarantined     = 64      // things, each with its note
 	maxQuarantineBytes = 1 << 30 // of all things together
@@ -144,7 +144,7 @@ func trimQuarantine(fsys FS, quarantine string) error {
 		path := filepath.Join(quarantine, names[i])
 		info, err := os.Lstat(path)
 		if err != nil {
-			continue // somebody emptied the quarantine meanwhile
+			continue // the quarantine was emptied meanwhile
 		}
 		things++
 		bytes += info.Size()

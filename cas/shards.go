@@ -19,7 +19,7 @@ type Shards struct {
 }
 
 // Open makes the folder, and "incoming" in it. Names of shards that are there are synced at each
-// Open, because whoever made them may have been stopped before it did so.
+// Open, because the process that made them may have been stopped before it synced them.
 func (s *Shards) Open() error {
 	if err := makeFolders(s.FS, s.Dir, filepath.Join(s.Dir, incomingName)); err != nil {
 		return err
@@ -49,8 +49,8 @@ func (s *Shards) Path(first byte) string { return filepath.Join(s.Dir, fmt.Sprin
 // There reports whether there was such a shard when the folder was opened, or one was made since.
 func (s *Shards) There(first byte) bool { return s.synced[first].Load() }
 
-// Make makes a shard durably where that was not done. again: it was deleted since. Who needs a
-// shard that is there waits for no other.
+// Make makes a shard durably where that was not done. again means that the shard
+// was deleted since. Calls for an existing shard do not block.
 func (s *Shards) Make(first byte, again bool) error {
 	if s.There(first) && !again {
 		return nil

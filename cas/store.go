@@ -10,7 +10,7 @@
 // it is served. Changes that the store makes itself (further links for views) renew the stamp.
 //
 // All methods of a Store may be called at the same time. One process has a
-// store open at a time; who sees to that is above this package.
+// store open at a time; callers of this package ensure that.
 //
 // Start with Open, Store.Hold, Hold.Put and Store.Open; the layout on disk is described
 // in doc/format.md.
@@ -73,7 +73,7 @@ const (
 )
 
 // Open opens the store in the state folder dir, makes it if there is none, and removes what a crash
-// has left of unfinished work. Nobody else may use the store at that time.
+// has left of unfinished work. No other process may use the store meanwhile.
 func Open(dir string, o Options) (*Store, error) {
 	s := &Store{
 		dir:      dir,
@@ -121,7 +121,7 @@ func (s *Store) makeFolders() error {
 }
 
 // MakeFolder makes a folder of mode 0700 durably, if it is not there. Its name is
-// synced also when it was: whoever made it may have been stopped before it did so.
+// synced also if it existed, because its maker may have been stopped before it did so.
 func MakeFolder(fsys FS, path string) error {
 	info, err := os.Stat(path)
 	there := err == nil && info.IsDir()
@@ -132,13 +132,14 @@ func MakeFolder(fsys FS, path string) error {
 	}
 	err = fsys.SyncDir(filepath.Dir(path))
 	if there && cannotSync(err) {
-		return nil // it stands in a folder that is not ours, and so may whoever made it have seen to that
+		return nil // its parent belongs to another user, who made and synced it
 	}
 	return err
 }
 
 func cannotSync(err error) bool {
-	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS)
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) ||
+		errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS)
 }
 
 func makeFolders(fsys FS, paths ...string) error {
@@ -225,7 +226,7 @@ func (s *Store) Check(ctx context.Context, d Digest) error {
 }
 
 // Remove forgets the blob and deletes it, durably. Descriptors and further
-// names of it stay good. Who still needs it is for the caller to know.
+// names of it stay valid. The caller ensures that nothing refers to it.
 func (s *Store) Remove(d Digest) error {
 	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
@@ -287,8 +288,10 @@ func (s *Store) Walk(ctx context.Context, fn func(d Digest, size, disk int64) er
 	})
 }
 
-func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs.FileInfo, ok bool) error) error {
-	there, err := s.fs.ReadDir(s.objects) // a volatile store, which is asked for its sum again and again, has few of them
+func (s *Store) each(ctx context.Context,
+	fn func(path string, d Digest, info fs.FileInfo, ok bool) error) error {
+	// a volatile store, which is asked for its sum again and again, has few of them
+	there, err := s.fs.ReadDir(s.objects)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -127,7 +127,7 @@ func TestASoundStampSparesHashing(t *testing.T) {
 	require.NoError(t, s.Verify(ctx, d))
 	require.Zero(t, fs.reset())
 
-	// Whoever touches the file makes it be hashed, once.
+	// A file that was touched is hashed again, once.
 	later := time.Now().Add(time.Hour)
 	require.NoError(t, os.Chtimes(s.path(d), later, later))
 	require.NoError(t, s.Verify(ctx, d))
@@ -252,7 +252,8 @@ func TestPutFileNoticesAChange(t *testing.T) {
 	defer f.Close()
 	_, _, err = s.PutFile(ctx, f)
 	require.ErrorIs(t, err, ErrChanged)
-	require.NoError(t, s.Walk(ctx, func(d Digest, _, _ int64) error { return errors.New("stored " + d.String()) }))
+	require.NoError(t,
+		s.Walk(ctx, func(d Digest, _, _ int64) error { return errors.New("stored " + d.String()) }))
 }
 
 func TestPutFileRefusesWhatIsNoFile(t *testing.T) {
@@ -281,7 +282,9 @@ func TestAdopt(t *testing.T) {
 		{"a writable mapping is left", func(t *testing.T, path string) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			require.NoError(t, err)
-			m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			m,
+				err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_SHARED)
 			require.NoError(t, err)
 			require.NoError(t, f.Close())
 			t.Cleanup(func() { _ = unix.Munmap(m) })
@@ -310,7 +313,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// Who could still write it may do so after it was hashed: it is copied when it is adopted.
+// A file that a process could still write is copied when it is adopted.
 func TestNothingIsHashedAheadUnderAWriter(t *testing.T) {
 	s := openStore(t, Options{})
 	b := random(5000)

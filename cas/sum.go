@@ -20,7 +20,8 @@ import (
 // hashed on any core, in any order, and joined afterwards; the result is the standard digest.
 const (
 	groupSize = guts.MaxSIMD * guts.ChunkSize // what one vector instruction stream hashes
-	pieceSize = 1 << 20                       // a power of two groups; small enough to stay in the cache of a core
+	// a power of two groups; small enough to stay in the cache of a core
+	pieceSize = 1 << 20
 )
 
 // pieces are shared by everything that hashes: a buffer a core is all that it needs.

@@ -44,7 +44,8 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 	var low [mostLanes]uint32
 	for i := 0; i < len(c); i += lanes {
 		for k := range low {
-			low[k] = uint32(chunk) + uint32(i+k) // a piece begins at a multiple of its chunks: nothing is carried
+			// a piece begins at a multiple of its chunks: nothing is carried
+			low[k] = uint32(chunk) + uint32(i+k)
 		}
 		compress(lanes, inputs{
 			out: &c[i], in: &b[i*guts.ChunkSize], stride: guts.ChunkSize,
@@ -54,10 +55,13 @@ func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 	}
 	low = [mostLanes]uint32{}
 	for n := len(c) / 2; n > 1; n /= 2 {
-		// Below a whole step, what stands behind the n pairs is joined as well, and nobody looks at that.
+		// Below a whole step, the bytes behind the n pairs are joined as well, and the result is
+		// ignored.
 		for i := 0; i < n; i += lanes {
 			in := (*byte)(unsafe.Pointer(&c[2*i]))
-			compress(lanes, inputs{out: &c[i], in: in, stride: 2 * 32, blocks: 1, low: &low, flags: guts.FlagParent})
+			compress(lanes,
+				inputs{out: &c[i], in: in, stride: 2 * 32, blocks: 1, low: &low,
+					flags: guts.FlagParent})
 		}
 	}
 	return parent(c[0], c[1])

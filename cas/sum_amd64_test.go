@@ -15,9 +15,11 @@ func TestAFullPieceIsTheSameOnEveryProcessor(t *testing.T) {
 			if lanes < way {
 				t.Skip("SKIPPED: this processor has no vectors as wide")
 			}
-			for _, index := range []uint64{0, 1, 1<<22 - 1, 1 << 22, 1<<33 + 5} { // with the last chunk counter of 32 bits, and beyond
+			// with the last chunk counter of 32 bits, and beyond
+			for _, index := range []uint64{0, 1, 1<<22 - 1, 1 << 22, 1<<33 + 5} {
 				chunk := index * (pieceSize / guts.ChunkSize)
-				require.Equal(t, guts.ChainingValue(groupsNode(b, chunk)), guts.ChainingValue(fullPieceOf(way, b, chunk)), "piece %d", index)
+				require.Equal(t, guts.ChainingValue(groupsNode(b, chunk)),
+					guts.ChainingValue(fullPieceOf(way, b, chunk)), "piece %d", index)
 			}
 		})
 	}

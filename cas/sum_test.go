@@ -21,8 +21,10 @@ func random(n int) []byte {
 }
 
 func TestSumIsStandardBLAKE3(t *testing.T) {
-	sizes := []int{0, 1, 63, 64, 65, 1023, 1024, 1025, 2048, 3000, 5 * 1024, groupSize - 1, groupSize, groupSize + 1,
-		3*groupSize + 7, pieceSize - 1, pieceSize, pieceSize + 1, 2 * pieceSize, 3 * pieceSize, 3*pieceSize + 1,
+	sizes := []int{0, 1, 63, 64, 65, 1023, 1024, 1025, 2048, 3000, 5 * 1024, groupSize - 1,
+		groupSize, groupSize + 1,
+		3*groupSize + 7, pieceSize - 1, pieceSize, pieceSize + 1, 2 * pieceSize, 3 * pieceSize,
+		3*pieceSize + 1,
 		4 * pieceSize, 7*pieceSize + groupSize, 8*pieceSize + 5000}
 	for _, n := range sizes {
 		b := random(n)

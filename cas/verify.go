@@ -45,8 +45,8 @@ func (s *Store) holds(d Digest, f *os.File) (Stamp, bool) {
 	return kept, err == nil && kept.Holds(seen)
 }
 
-// OpenUnverified opens the blob without looking at its bytes, and tells whether its stamp holds:
-// for who hashes what comes of it anyway. Errors are those of Open but for *CorruptError.
+// OpenUnverified opens the blob without reading it, and reports whether its stamp is valid. It is
+// for callers that hash the bytes they make of it. Errors are those of Open but for *CorruptError.
 func (s *Store) OpenUnverified(d Digest) (f *os.File, verified bool, err error) {
 	if f, err = s.openFile(d); err != nil {
 		return nil, false, err
@@ -107,8 +107,8 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 		if err != nil {
 			return Stamp{}, s.wrap(d, err)
 		}
-		// Whoever changed the file may not have synced it. Where that cannot
-		// be made good, the stamp dies with this boot.
+		// The process that changed the file may not have synced it. If that cannot
+		// be done here, the stamp is valid for this boot only.
 		boot := ""
 		if s.volatile || s.fs.Sync(f) != nil {
 			boot = Boot()
@@ -170,7 +170,8 @@ func (s *Store) Unlink(d Digest, dir *os.File, name string) error {
 	defer unlock()
 	f, err := s.openFile(d)
 	if err != nil {
-		return s.unlinkAt(dir, name) // the blob is gone or unreadable; its view has to go all the same
+		// the blob is gone or unreadable; its view has to go all the same
+		return s.unlinkAt(dir, name)
 	}
 	stamp, held := s.holds(d, f)
 	if err := s.unlinkAt(dir, name); err != nil {

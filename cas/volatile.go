@@ -7,17 +7,17 @@ import (
 	"os"
 )
 
-// unsynced is the file system of a volatile store, whose bytes may be lost.
+// unsynced is the file system of a volatile store: its bytes may be lost.
 type unsynced struct{ FS }
 
 func (unsynced) Sync(*os.File) error  { return nil }
 func (unsynced) SyncDir(string) error { return nil }
 
-// Fill makes a blob of what write puts into an empty file, unless it is there,
-// and takes the caller's word that the bytes are those of d: they were copied
-// from blobs that were verified, or hashed on the way. Calls for the same blob
-// write once; who waits for another's write, or writes, stops when ctx is over.
-// It is for volatile stores alone. After an error of write nothing is there.
+// Fill stores the bytes that write puts into an empty file as blob d, unless the blob exists. It
+// trusts the caller that the bytes have the digest d, because they were copied from verified blobs
+// or hashed on the way. Calls for the same blob are single-flight: one writes, the others wait, and
+// each returns when its ctx is done. After an error of write no blob is left. Fill is for volatile
+// stores only.
 func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error) error {
 	if !s.volatile {
 		return fmt.Errorf("fill blob %s: the store is not volatile", d)
@@ -38,7 +38,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 		return s.wrap(d, err)
 	}
 	f, path, err := s.stage()
-	if os.IsNotExist(err) { // somebody deleted all of it
+	if os.IsNotExist(err) { // the whole store was deleted
 		if err = s.makeFolders(); err == nil {
 			f, path, err = s.stage()
 		}

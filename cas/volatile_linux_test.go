@@ -48,7 +48,9 @@ func TestFillWritesOnceForAll(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			require.NoError(t, s.Fill(ctx, d, func(f *os.File) error { writes.Add(1); _, err := f.Write(b); return err }))
+			require.NoError(t,
+				s.Fill(ctx, d,
+					func(f *os.File) error { writes.Add(1); _, err := f.Write(b); return err }))
 		})
 	}
 	wg.Wait()
@@ -56,10 +58,12 @@ func TestFillWritesOnceForAll(t *testing.T) {
 	broken := errors.New("no more")
 	require.ErrorIs(t, s.Fill(ctx, Digest{1}, func(*os.File) error { return broken }), broken)
 	require.False(t, s.Has(Digest{1}))
-	require.Error(t, openStore(t, Options{}).Fill(ctx, d, nil), "nothing is believed that a durable store should hold")
+	require.Error(t, openStore(t, Options{}).Fill(ctx, d, nil),
+		"nothing is believed that a durable store should hold")
 }
 
-// What does not fit its stamp goes: it is made again sooner than hashed.
+// A volatile blob that differs from its stamp is removed, because filling it again is faster than
+// hashing it.
 func TestAVolatileBlobThatWasChangedIsGone(t *testing.T) {
 	s := openStore(t, Options{Volatile: true})
 	d := fill(t, s, []byte("as it was"))
@@ -78,7 +82,8 @@ func TestAVolatileStoreOpenedAgain(t *testing.T) {
 	dir, book := t.TempDir(), &bookInMemory{stamps: make(map[Digest]Stamp)}
 	s, err := Open(dir, Options{Volatile: true, Stamps: book})
 	require.NoError(t, err)
-	kept, unknown, earlier := fill(t, s, []byte("kept")), fill(t, s, []byte("unknown")), fill(t, s, []byte("earlier boot"))
+	kept, unknown, earlier := fill(t, s, []byte("kept")), fill(t, s, []byte("unknown")),
+		fill(t, s, []byte("earlier boot"))
 	require.NoError(t, book.ForgetStamp(unknown))
 	stamp, _ := book.LoadStamp(earlier)
 	stamp.Boot = "another"

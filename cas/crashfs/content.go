@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// content is what a file holds: its size, and its bytes but for holes. A database has 16 MiB, and hardly anything in them.
+// content is what a file holds: its size, and its bytes but for holes. A database has 16 MiB, and
+// hardly anything in them.
 type content struct {
 	size int64
 	runs []run // in order
@@ -29,7 +30,8 @@ func contentOf(f *os.File) (c content, err error) {
 	}
 	c.size = info.Size()
 	for at := int64(0); at < c.size; {
-		if at, err = f.Seek(at, seekData); errors.Is(err, syscall.ENXIO) { // nothing but a hole up to the end
+		// nothing but a hole up to the end
+		if at, err = f.Seek(at, seekData); errors.Is(err, syscall.ENXIO) {
 			return c, nil
 		} else if err != nil {
 			return content{}, err
@@ -40,7 +42,7 @@ func contentOf(f *os.File) (c content, err error) {
 		}
 		r := run{at, make([]byte, end-at)}
 		n, err := f.ReadAt(r.bytes, at)
-		if err != nil && err != io.EOF { // somebody made it shorter just now
+		if err != nil && err != io.EOF { // it was truncated just now
 			return content{}, err
 		}
 		r.bytes = r.bytes[:n]

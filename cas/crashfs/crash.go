@@ -23,7 +23,8 @@ const (
 func (f *FS) Crash(to string, loss Loss, seed uint64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := &crash{fs: f, loss: loss, random: rand.New(rand.NewPCG(seed, 0)), made: make(map[key]string)}
+	c := &crash{fs: f, loss: loss, random: rand.New(rand.NewPCG(seed, 0)),
+		made: make(map[key]string)}
 	return c.folder(f.root, to)
 }
 

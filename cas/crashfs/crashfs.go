@@ -38,7 +38,7 @@ type file struct {
 	failed bool // a Sync failed: what was not synced then is lost, and no later Sync tells
 }
 
-// New returns a file system for the tree below root. What is there now counts as synced.
+// New returns a file system for the tree below root. Files that exist now count as synced.
 func New(root string) (*FS, error) {
 	f := &FS{root: root, files: make(map[key]*file), dirs: make(map[string]map[string]key)}
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
