@@ -30,6 +30,10 @@ func TestScopes(t *testing.T) {
 	require.Equal(t, request.Compiled, b.acquire(private(bob, 1)).Outcome, "another user's private build is no hit")
 	require.Equal(t, "shared", b.acquire(shared(alice, 2)).Build.Scope)
 	require.Equal(t, request.Hit, b.acquire(private(bob, 2)).Outcome, "whoever has the bytes gets what is shared")
+	unnamed := shared(alice, 4)
+	require.NoError(t, os.Remove(unnamed.Graph.Name())) // as a memfd is: mode 0644, and no name
+	require.Equal(t, "uid:4001", b.acquire(unnamed).Build.Scope)
+	require.NoError(t, b.remove(b.acquire(unnamed).Build))
 	page, err := b.cache.Queries.List(context.Background(), alice, &wire.List{}, nil)
 	require.NoError(t, err)
 	require.Len(t, page.Builds, 2)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/rights"
@@ -136,12 +137,14 @@ func (r *Request) check() error {
 
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it
 // is looked for in. A model that every local user can read may be shared; what is private stays its
-// user's. wish is the model's own.
+// user's. So does a file without a name, such as a memfd, because no other user can open it, whatever
+// its mode. wish is the model's own.
 func (r *Request) scopes(wish string) (store string, look []string) {
 	own := rights.OwnScope(r.Peer)
 	store = "shared"
 	for _, f := range r.AllFiles() {
-		if info, err := f.Stat(); err != nil || info.Mode().Perm()&0o004 == 0 {
+		info, err := f.Stat()
+		if err != nil || info.Mode().Perm()&0o004 == 0 || info.Sys().(*syscall.Stat_t).Nlink == 0 {
 			store = own
 		}
 	}
