@@ -14,14 +14,15 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// extentsOfAllKinds is a recipe of a container of 4 MiB: of extents of many steps, that repeat, that are many to a step, and that
-// lie at every place within a block.
+// extentsOfAllKinds is a recipe of a container of 4 MiB: of extents of many steps, that repeat,
+// that are many to a step, and that lie at every place within a block.
 func extentsOfAllKinds() (r *Recipe, container, plain []byte) {
 	container = randomBytes(141, 4<<20)
 	d := cas.Digest(blake3.Sum256(container))
 	r = &Recipe{Containers: []Container{{d, int64(len(container))}}, Literals: NoLiterals}
 	take := func(from, length, period int64) {
-		r.Extents = append(r.Extents, Extent{At: r.Size, Length: length, From: from, Period: period})
+		r.Extents = append(r.Extents,
+			Extent{At: r.Size, Length: length, From: from, Period: period})
 		r.Size += length
 		used := container[from : from+length]
 		if period > 0 {
@@ -44,7 +45,8 @@ func extentsOfAllKinds() (r *Recipe, container, plain []byte) {
 	return r, container, plain
 }
 
-// To a file or to anything else, from files or from anything else, hashed or not: the same bytes come out, and what is told of it adds up.
+// To a file or to anything else, from files or from anything else, hashed or not: the same bytes
+// come out, and what is told of it adds up.
 func TestApplyGivesExtentsOfAllKinds(t *testing.T) {
 	r, container, plain := extentsOfAllKinds()
 	dir := t.TempDir()
@@ -80,7 +82,8 @@ func TestApplyGivesExtentsOfAllKinds(t *testing.T) {
 				} else {
 					require.NoError(t, Apply(context.Background(), r, take, got, o))
 				}
-				require.True(t, bytes.Equal(plain, got), "from %s, trusted %v, to a file %v", name, trusted, file)
+				require.True(t, bytes.Equal(plain, got), "from %s, trusted %v, to a file %v", name,
+					trusted, file)
 				require.Equal(t, r.Size, last)
 			}
 		}
@@ -118,20 +121,24 @@ func TestApplyTellsWhatFails(t *testing.T) {
 		o := ApplyOptions{Trusted: trusted}
 		for _, i := range []int{0, 2, 200, 404, 407} {
 			for _, at := range []int64{r.Extents[i].At, r.Extents[i].At + r.Extents[i].Length - 1} {
-				err := Apply(context.Background(), r, func(cas.Digest) (Source, error) { return source(container), nil }, &failing{at: at, err: bad}, o)
+				err := Apply(context.Background(), r,
+					func(cas.Digest) (Source, error) { return source(container), nil },
+					&failing{at: at, err: bad}, o)
 				require.ErrorIs(t, err, bad, "extent %d, trusted %v", i, trusted)
 			}
 		}
 		for _, at := range []int64{5, 5 + 3<<20, 77 + 999, 99 + 64<<10} {
 			src := &failing{Source: source(container), at: at, err: bad}
-			err := Apply(context.Background(), r, func(cas.Digest) (Source, error) { return src, nil }, make(buffer, r.Size), o)
+			err := Apply(context.Background(), r,
+				func(cas.Digest) (Source, error) { return src, nil }, make(buffer, r.Size), o)
 			require.ErrorIs(t, err, bad)
 			var c *ContainerError
 			require.ErrorAs(t, err, &c)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		err := Apply(ctx, r, func(cas.Digest) (Source, error) { return source(container), nil }, make(buffer, r.Size), o)
+		err := Apply(ctx, r, func(cas.Digest) (Source, error) { return source(container), nil },
+			make(buffer, r.Size), o)
 		require.ErrorIs(t, err, context.Canceled)
 	}
 }
@@ -145,7 +152,8 @@ type closing struct {
 
 func (c *closing) Close() error { *c.open--; return c.err }
 
-// Every container that was opened is closed, also one that is not what the recipe says of it, and what closing says is told.
+// Every container that was opened is closed, also one that is not what the recipe says of it, and
+// what closing says is told.
 func TestApplyClosesWhatItOpened(t *testing.T) {
 	r, container, _ := extentsOfAllKinds()
 	bad := errors.New("bad close")

@@ -14,13 +14,14 @@ import (
 )
 
 // Assembled is a packed blob that reads as if it stood whole. Its bytes are not
-// verified: whoever reads all of them hashes them, as Apply does.
+// verified: callers that read all of them hash them, as Apply does.
 type Assembled struct {
 	recipe *Recipe
 	open   func(cas.Digest) (Source, error)
 
-	mu      sync.Mutex // guards sources
-	sources []Source   // in the order of the recipe's containers, then its frames; nil: not opened yet
+	mu sync.Mutex // guards sources
+	// in the order of the recipe's containers, then its frames; nil: not opened yet
+	sources []Source
 }
 
 // Assemble gives the blob of a valid recipe as a Source. open is called at most once for each
@@ -71,7 +72,10 @@ func (a *Assembled) source(i int) (Source, error) {
 	}
 	a.sources[i] = s
 	if s.Size() != c.Size {
-		return nil, &ContainerError{c.Digest, &FormatError{-1, "size", fmt.Sprintf("%d bytes, the recipe says %d", s.Size(), c.Size)}}
+		return nil,
+			&ContainerError{c.Digest,
+				&FormatError{-1, "size",
+					fmt.Sprintf("%d bytes, the recipe says %d", s.Size(), c.Size)}}
 	}
 	return s, nil
 }
@@ -146,9 +150,9 @@ func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 // *bytes.Reader, or an Assembled blob. ReadAt is called from several
 // goroutines.
 //
-// Files are read in windows and not mapped: a mapping of a file that a failing
-// disk cannot read, or that somebody cut, kills the process or needs
-// SetPanicOnFault in every goroutine, and its pages count as the daemon's memory.
+// Files are read in windows and not mapped, because a mapping of a file that was truncated, or that
+// a failing disk cannot read, kills the process or needs SetPanicOnFault in every goroutine, and
+// its pages count as the daemon's memory.
 type Source interface {
 	io.ReaderAt
 	Size() int64
@@ -186,8 +190,8 @@ func (f *File) Close() error { return f.file.Close() }
 
 // ApplyOptions say how a blob is rebuilt.
 type ApplyOptions struct {
-	// Trusted leaves out hashing what comes out. It is for a recipe that was
-	// proven and containers that were verified, whose stamps hold.
+	// Trusted omits hashing the result. It is for a verified recipe and verified containers
+	// with valid stamps.
 	Trusted bool
 
 	// Progress, which may be nil, is told how far it is; calls do not overlap.
@@ -199,9 +203,10 @@ type ApplyOptions struct {
 // Apply closes what it opened.
 //
 // Without Trusted the bytes are hashed on their way, and others than r.Blob are
-// a *cas.CorruptError: then some container is not what its digest says. What
-// was written so far is the caller's to remove, after any error.
-func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error), w io.WriterAt, o ApplyOptions) error {
+// a *cas.CorruptError: then some container is not what its digest says. After
+// any error the caller removes what was written.
+func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error), w io.WriterAt,
+	o ApplyOptions) error {
 	a, err := Assemble(r, open)
 	if err != nil {
 		return err

@@ -66,7 +66,8 @@ func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+12*len(r.Extents)+sumSize)
+	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+
+		12*len(r.Extents)+sumSize)
 	copy(b, recipeMagic)
 	version := uint32(formatPlain) // the oldest that does
 	if r.Frames != nil {
@@ -143,8 +144,8 @@ func (r *Recipe) appendExtents(b []byte) []byte {
 	return b
 }
 
-// DecodeRecipe reads the bytes of a recipe file. What it accepts is sound as
-// Validate says. Frames are looked at when they are read. Errors are *FormatError or ErrNewer.
+// DecodeRecipe decodes the bytes of a recipe file, and accepts only recipes that pass Validate.
+// Frames are checked when they are read. Errors are *FormatError or ErrNewer.
 func DecodeRecipe(b []byte) (*Recipe, error) {
 	r, _, err := decodeRecipe(b, int64(len(b)))
 	return r, err
@@ -185,7 +186,8 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	}
 	head = int64(headerSize + len(body) + sumSize)
 	if n := head + r.Frames.stored(); n != size {
-		return nil, 0, &FormatError{12, length, fmt.Sprintf("%d bytes, but the file has %d", n, size)}
+		return nil, 0,
+			&FormatError{12, length, fmt.Sprintf("%d bytes, but the file has %d", n, size)}
 	}
 	return r, head, nil
 }
@@ -193,7 +195,9 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 // bodyOf checks what is around a body. The version is first: newer formats may sum otherwise.
 func bodyOf(b []byte, size int64) ([]byte, error) {
 	if len(b) < headerSize || string(b[:8]) != recipeMagic {
-		return nil, &FormatError{0, "magic", fmt.Sprintf("it does not begin with %q and a header", recipeMagic)}
+		return nil,
+			&FormatError{0, "magic",
+				fmt.Sprintf("it does not begin with %q and a header", recipeMagic)}
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v > formatVersion {
 		return nil, fmt.Errorf("format %d: %w", v, ErrNewer)
@@ -206,7 +210,8 @@ func bodyOf(b []byte, size int64) ([]byte, error) {
 	}
 	end := headerSize + n
 	if min(size, int64(len(b))) < end+sumSize {
-		return nil, &FormatError{12, "length", fmt.Sprintf("%d, but the file has %d bytes", n, size)}
+		return nil,
+			&FormatError{12, "length", fmt.Sprintf("%d, but the file has %d bytes", n, size)}
 	}
 	if sum := blake3.Sum256(b[:end]); string(sum[:]) != string(b[end:end+sumSize]) {
 		return nil, &FormatError{end, "checksum", "it does not fit the bytes before"}
@@ -230,7 +235,8 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	case !info.Mode().IsRegular():
 		return nil, stamp, &FormatError{-1, "", "not a regular file"}
 	}
-	if stamp, err = cas.StampOf(f); err != nil { // before it is read: who changes it meanwhile changes its times
+	// taken before reading, so that a change meanwhile shows in its times
+	if stamp, err = cas.StampOf(f); err != nil {
 		return nil, stamp, err
 	}
 	b, err := readHead(fsys, f, info.Size())
@@ -242,10 +248,12 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 		return nil, stamp, err
 	}
 	if r.Frames != nil {
-		r.Frames.file = &framedFile{fs: fsys, path: path, head: head, sum: [sumSize]byte(b[head-sumSize:])}
+		r.Frames.file = &framedFile{fs: fsys, path: path, head: head,
+			sum: [sumSize]byte(b[head-sumSize:])}
 	}
 	if r.Blob != d {
-		return nil, stamp, &FormatError{headerSize, "blob", fmt.Sprintf("it is the recipe of %s", r.Blob)}
+		return nil, stamp,
+			&FormatError{headerSize, "blob", fmt.Sprintf("it is the recipe of %s", r.Blob)}
 	}
 	return r, stamp, nil
 }
@@ -270,7 +278,9 @@ func readAll(fsys cas.FS, f *os.File, b []byte) error {
 	case n == len(b):
 		return nil
 	case err == io.EOF:
-		return &FormatError{int64(n), "length", fmt.Sprintf("the file ends, and had %d bytes", len(b))} // it was cut off meanwhile
+		// it was cut off meanwhile
+		return &FormatError{int64(n), "length",
+			fmt.Sprintf("the file ends, and had %d bytes", len(b))}
 	}
 	return err
 }
@@ -284,7 +294,8 @@ type decoder struct {
 
 func (d *decoder) fail(field, format string, args ...any) {
 	if d.err == nil {
-		d.err = &FormatError{Offset: int64(headerSize + d.at), Field: field, Reason: fmt.Sprintf(format, args...)}
+		d.err = &FormatError{Offset: int64(headerSize + d.at), Field: field,
+			Reason: fmt.Sprintf(format, args...)}
 	}
 }
 
@@ -386,7 +397,8 @@ func (d *decoder) extents(r *Recipe, n int) {
 			return
 		}
 		if e.Container < len(ends) {
-			e.From = ends[e.Container] + delta // a sum that wraps is negative, or beyond any container
+			// a sum that wraps is negative, or beyond any container
+			e.From = ends[e.Container] + delta
 		}
 		err := r.validateExtent(i, e, at)
 		if err == nil && head&1 != 0 && e.Period == 0 {
@@ -412,7 +424,8 @@ func (d *decoder) frames(f *Frames) {
 	f.Each = int64(binary.LittleEndian.Uint32(each))
 	if f.Each == 0 || f.Size > MaxSize || f.count() > int64(len(d.b)-d.at)/frameEntry {
 		d.at -= 4
-		d.fail("frame size", "%d bytes, and %d come out of what has a table of %d", f.Each, f.Size, len(d.b)-d.at)
+		d.fail("frame size", "%d bytes, and %d come out of what has a table of %d", f.Each, f.Size,
+			len(d.b)-d.at)
 		return
 	}
 	f.Table = make([]Frame, f.count())

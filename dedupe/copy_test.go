@@ -15,11 +15,13 @@ import (
 func TestWhatIsCopiedInStepsIsWholeAndCountedOnce(t *testing.T) {
 	var plain []byte
 	content := randomBytes(7, 5*cas.WriteStep)
-	r := &Recipe{Literals: NoLiterals, Containers: []Container{{cas.Digest{1}, int64(len(content))}}}
+	r := &Recipe{Literals: NoLiterals,
+		Containers: []Container{{cas.Digest{1}, int64(len(content))}}}
 	for _, e := range []Extent{
-		{Length: 300 << 10, From: 8192},                // a whole number of blocks
-		{Length: 17, From: 3},                          // shifts all that follows
-		{Length: 200<<10 + 1, From: 100<<10 + 17},      // whole blocks apart, which it neither begins nor ends at
+		{Length: 300 << 10, From: 8192}, // a whole number of blocks
+		{Length: 17, From: 3},           // shifts all that follows
+		// whole blocks apart, which it neither begins nor ends at
+		{Length: 200<<10 + 1, From: 100<<10 + 17},
 		{Length: 70 << 10, From: 5},                    // not whole blocks apart
 		{Length: 80 << 10, From: 2066, Period: 24},     // repeats, whole blocks apart
 		{Length: 5000, From: 4096},                     // short
@@ -41,11 +43,13 @@ func TestWhatIsCopiedInStepsIsWholeAndCountedOnce(t *testing.T) {
 	require.NoError(t, err)
 	told := int64(0)
 	open := func(cas.Digest) (Source, error) { return source(content), nil }
-	require.NoError(t, Apply(context.Background(), r, open, f, ApplyOptions{Trusted: true, Progress: func(done, total int64) {
-		require.Greater(t, done, told)
-		require.Equal(t, int64(len(plain)), total)
-		told = done
-	}}))
+	require.NoError(t,
+		Apply(context.Background(), r, open, f,
+			ApplyOptions{Trusted: true, Progress: func(done, total int64) {
+				require.Greater(t, done, told)
+				require.Equal(t, int64(len(plain)), total)
+				told = done
+			}}))
 	require.NoError(t, f.Close())
 	require.Equal(t, int64(len(plain)), told)
 	got, err := os.ReadFile(f.Name())

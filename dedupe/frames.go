@@ -27,8 +27,9 @@ const (
 // size, each of which is compressed by itself, so that any range can be read without the rest.
 // Extents whose Container is the number of the recipe's containers take from them.
 type Frames struct {
-	Size  int64 // bytes that come out of all
-	Each  int64 // bytes that come out of each but the last: a power of two, from MinFrame to MaxFrame
+	Size int64 // bytes that come out of all
+	// bytes that come out of each but the last: a power of two, from MinFrame to MaxFrame
+	Each  int64
 	Table []Frame
 
 	file *framedFile // where they are stored; nil: they are not yet
@@ -69,11 +70,13 @@ func (f *Frames) validate() error {
 	case f.count() > MaxFrames:
 		return invalid("frames", "%d of them, more than %d", f.count(), MaxFrames)
 	case int64(len(f.Table)) != f.count():
-		return invalid("frames", "%d of them, and %d bytes make %d", len(f.Table), f.Size, f.count())
+		return invalid("frames", "%d of them, and %d bytes make %d", len(f.Table), f.Size,
+			f.count())
 	}
 	for i, one := range f.Table {
 		if one.Stored <= 0 || one.Stored > f.plain(i) {
-			return invalid(fmt.Sprintf("frame %d", i), "%d bytes stored, %d come out", one.Stored, f.plain(i))
+			return invalid(fmt.Sprintf("frame %d", i), "%d bytes stored, %d come out", one.Stored,
+				f.plain(i))
 		}
 	}
 	return nil
@@ -81,9 +84,9 @@ func (f *Frames) validate() error {
 
 func (f *Frames) count() int64 { return (f.Size + f.Each - 1) / f.Each }
 
-// open gives the bytes that come out as a Source, which is an io.Closer. The
-// file may be another recipe's by now: that is cas.ErrNotFound, as of a container
-// that went, and who reads the recipe again finds what stands there now.
+// open returns the decompressed bytes as a Source, which is an io.Closer. If another recipe has
+// replaced the file meanwhile, it returns cas.ErrNotFound, as for a container that was removed;
+// callers read the recipe again.
 func (f *Frames) open() (*framedSource, error) {
 	if f.file == nil {
 		return nil, invalid("frames", "not stored yet")
@@ -96,7 +99,8 @@ func (f *Frames) open() (*framedSource, error) {
 		return nil, err
 	}
 	var sum [sumSize]byte
-	if _, err := f.file.fs.ReadAt(in, sum[:], f.file.head-sumSize); err != nil && err != io.EOF || sum != f.file.sum {
+	if _, err := f.file.fs.ReadAt(in, sum[:], f.file.head-sumSize); err != nil && err != io.EOF ||
+		sum != f.file.sum {
 		if err == io.EOF || err == nil {
 			err = cas.ErrNotFound
 		}
@@ -136,7 +140,7 @@ func (s *framedSource) Size() int64 { return s.frames.Size }
 // Close closes the file.
 func (s *framedSource) Close() error { return s.in.Close() }
 
-// ReadAt is io.ReaderAt. What is wrong with a frame is a *FormatError.
+// ReadAt implements io.ReaderAt. It returns a *FormatError for a damaged frame.
 func (s *framedSource) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at offset %d", off)
@@ -216,7 +220,8 @@ func (s *framedSource) read(b []byte, i int) error {
 	n, err := s.frames.file.fs.ReadAt(s.in, b, s.starts[i])
 	if n < len(b) {
 		if err == nil || err == io.EOF {
-			return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), fmt.Sprintf("the file ends after %d of %d bytes", n, len(b))}
+			return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i),
+				fmt.Sprintf("the file ends after %d of %d bytes", n, len(b))}
 		}
 		return fmt.Errorf("read frame %d at offset %d: %w", i, s.starts[i], err)
 	}
@@ -234,8 +239,11 @@ func halfSum(b []byte) (half [frameHash]byte) {
 
 // frameDecoder bounds memory by what a frame may have, whatever a frame says of itself.
 var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame), zstd.WithDecoderMaxWindow(MaxFrame),
-		zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
+	d,
+		err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame),
+		zstd.WithDecoderMaxWindow(MaxFrame),
+		zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true),
+		zstd.WithDecoderConcurrency(0))
 	if err != nil {
 		panic(err) // of options that are constants
 	}
@@ -258,12 +266,13 @@ const FrameSize = 256 << 10
 
 const sampleFrames = 16
 
-// newFrameEncoder gives an encoder for one goroutine. What is compressed is cold
-// and compressed once, so it may take its time; the better level finds an entropy
-// in weights that the default leaves.
+// newFrameEncoder returns an encoder for one goroutine. Its level is slow, because cold builds are
+// compressed only once, and that level finds redundancy in weights that the default does not.
 func newFrameEncoder() (*zstd.Encoder, error) {
-	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1),
-		zstd.WithWindowSize(FrameSize), zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
+		zstd.WithEncoderConcurrency(1),
+		zstd.WithWindowSize(FrameSize), zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false),
+		zstd.WithLowerEncoderMem(true))
 }
 
 // Compressed estimates how many bytes a source takes as frames: from 16 of them,

@@ -17,7 +17,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// framedSample is a recipe of a blob whose literals make three frames: text, bytes that nothing compresses, and a short end.
+// framedSample is a recipe of a blob with literals that make three frames: text, bytes that nothing
+// compresses, and a short end.
 func framedSample() (r *Recipe, plain, own []byte) {
 	own = bytes.Repeat([]byte("name of an operator, and where its weights are; "), 2<<10)[:MinFrame]
 	noise := make([]byte, MinFrame)
@@ -92,7 +93,8 @@ func TestRecipeOfFormat2(t *testing.T) {
 	require.NoError(t, os.WriteFile(recipePath(dir, r.Blob), b, 0o444))
 	got, err := ReadShelf(dir).Get(r.Blob)
 	require.NoError(t, err)
-	got.Frames.file, got.Frames.Table, r.Frames.Table = nil, nil, nil // another encoder may find something shorter
+	// another encoder may find something shorter
+	got.Frames.file, got.Frames.Table, r.Frames.Table = nil, nil, nil
 	require.Equal(t, r, got)
 	for _, trusted := range []bool{false, true} {
 		out, err := restored(t, dir, r.Blob, trusted)
@@ -109,7 +111,7 @@ func TestRecipeOfFormat2(t *testing.T) {
 	require.Equal(t, r.Containers, p.Containers)
 }
 
-// What cannot be compressed is stored as it is, and read like the rest.
+// Incompressible frames are stored as they are, and read like the others.
 func TestFramesAreReadInAnyRange(t *testing.T) {
 	dir, r, plain := putSample(t)
 	stored := r.Frames.Table
@@ -137,7 +139,9 @@ func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 			before := later(framed.Blob, framed.Size)
 			before.Containers[0].Digest[0] ^= 1
 			require.NoError(t, s.Put(ctx, before, nil, nil))
-			require.ErrorIs(t, s.Put(ctx, put.r, put.literals, func(*Recipe) error { return os.ErrInvalid }), os.ErrInvalid)
+			require.ErrorIs(t,
+				s.Put(ctx, put.r, put.literals, func(*Recipe) error { return os.ErrInvalid }),
+				os.ErrInvalid)
 			got, err := s.Get(framed.Blob)
 			require.NoError(t, err)
 			require.Equal(t, before, got)
@@ -150,7 +154,8 @@ func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 
 // later is a recipe of a blob that takes all of it from one container.
 func later(blob cas.Digest, size int64) *Recipe {
-	return &Recipe{Blob: blob, Size: size, Literals: NoLiterals, Containers: []Container{{cas.Digest{7}, size}}, Extents: []Extent{{Length: size}}}
+	return &Recipe{Blob: blob, Size: size, Literals: NoLiterals,
+		Containers: []Container{{cas.Digest{7}, size}}, Extents: []Extent{{Length: size}}}
 }
 
 // frame makes a frame of Zstandard of b.
@@ -161,7 +166,8 @@ func frame(t testing.TB, b []byte, o ...zstd.EOption) []byte {
 	return c.EncodeAll(b, nil)
 }
 
-// Each frame that is not what its recipe says is refused with its place, and never gives a byte; what it says of itself takes no memory.
+// Each frame that is not what its recipe says is refused with its place, and never gives a byte;
+// what it says of itself takes no memory.
 func TestFramesRefused(t *testing.T) {
 	bomb := frame(t, make([]byte, 64<<20), zstd.WithSingleSegment(false))
 	text := bytes.Repeat([]byte("text "), MinFrame)[:MinFrame]
@@ -173,20 +179,24 @@ func TestFramesRefused(t *testing.T) {
 	binary.LittleEndian.PutUint32(shorter[5:], MinFrame+1)
 	unsized := frame(t, text[:100])
 	cases := map[string][]byte{
-		"no frame":                        []byte("no frame of Zstandard"),
-		"empty but for a magic":           {0x28, 0xb5, 0x2f, 0xfd},
-		"a bomb":                          bomb,
-		"a bomb with a modest header":     append(append([]byte{}, lies[:len(lies)/2]...), bomb...),
-		"cut off":                         lies[:len(lies)-3],
-		"something behind":                append(append([]byte{}, lies...), 0),
-		"a second frame":                  append(append([]byte{}, lies...), lies...),
-		"skippable":                       skippable,
-		"less than it says":               frame(t, text[:MinFrame-1], zstd.WithSingleSegment(true)),
-		"more than it may":                frame(t, append(append([]byte{}, text...), 0), zstd.WithSingleSegment(true)),
+		"no frame":                    []byte("no frame of Zstandard"),
+		"empty but for a magic":       {0x28, 0xb5, 0x2f, 0xfd},
+		"a bomb":                      bomb,
+		"a bomb with a modest header": append(append([]byte{}, lies[:len(lies)/2]...), bomb...),
+		"cut off":                     lies[:len(lies)-3],
+		"something behind":            append(append([]byte{}, lies...), 0),
+		"a second frame":              append(append([]byte{}, lies...), lies...),
+		"skippable":                   skippable,
+		"less than it says": frame(t, text[:MinFrame-1],
+			zstd.WithSingleSegment(true)),
+		"more than it may": frame(t, append(append([]byte{}, text...), 0),
+			zstd.WithSingleSegment(true)),
 		"another size than what is in it": shorter,
 		"a few bytes":                     unsized,
-		"with a dictionary":               append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x21, 9}, lies[5:]...),
-		"a window of gigabytes":           append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x80, 0xf8, 0, 0, 1, 0}, lies[9:]...),
+		"with a dictionary": append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x21, 9},
+			lies[5:]...),
+		"a window of gigabytes": append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x80, 0xf8, 0, 0, 1, 0},
+			lies[9:]...),
 	}
 	for name, bad := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +217,8 @@ func TestFramesRefused(t *testing.T) {
 	}
 }
 
-// replaceFrame writes the recipe anew, with other bytes for one frame and what is right for these in its table.
+// replaceFrame writes the recipe again with other bytes for one frame, and the table that fits
+// them.
 func replaceFrame(t testing.TB, dir string, r *Recipe, i int, bad []byte) {
 	t.Helper()
 	path := recipePath(dir, r.Blob)
@@ -237,15 +248,23 @@ func TestDamagedFiles(t *testing.T) {
 		field  string
 		damage func(b []byte, head int) []byte
 	}{
-		"a flipped bit in a frame":          {"frame 0", func(b []byte, head int) []byte { b[head+20] ^= 4; return b }},
-		"a flipped bit in a frame as it is": {"frame 1", func(b []byte, head int) []byte { b[len(b)-3000] ^= 4; return b }},
-		"a flipped bit in the table":        {"checksum", func(b []byte, head int) []byte { b[head-sumSize-30] ^= 4; return b }},
-		"cut off":                           {"frames", func(b []byte, head int) []byte { return b[:len(b)-1] }},
-		"cut off before the frames":         {"frames", func(b []byte, head int) []byte { return b[:head] }},
-		"cut off in the table":              {"length", func(b []byte, head int) []byte { return b[:head-40] }},
-		"something behind":                  {"frames", func(b []byte, head int) []byte { return append(b, 0) }},
-		"format 1 with frames":              {"checksum", func(b []byte, head int) []byte { b[8] = 1; return b }},
-		"a length of gigabytes":             {"length", func(b []byte, head int) []byte { b[15] = 0xff; return b }},
+		"a flipped bit in a frame": {"frame 0",
+			func(b []byte, head int) []byte { b[head+20] ^= 4; return b }},
+		"a flipped bit in a frame as it is": {"frame 1",
+			func(b []byte, head int) []byte { b[len(b)-3000] ^= 4; return b }},
+		"a flipped bit in the table": {"checksum",
+			func(b []byte, head int) []byte { b[head-sumSize-30] ^= 4; return b }},
+		"cut off": {"frames",
+			func(b []byte, head int) []byte { return b[:len(b)-1] }},
+		"cut off before the frames": {"frames",
+			func(b []byte, head int) []byte { return b[:head] }},
+		"cut off in the table": {"length", func(b []byte, head int) []byte { return b[:head-40] }},
+		"something behind": {"frames",
+			func(b []byte, head int) []byte { return append(b, 0) }},
+		"format 1 with frames": {"checksum",
+			func(b []byte, head int) []byte { b[8] = 1; return b }},
+		"a length of gigabytes": {"length",
+			func(b []byte, head int) []byte { b[15] = 0xff; return b }},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -291,9 +310,13 @@ func TestFramesValidated(t *testing.T) {
 		"one of nothing":                 func(r *Recipe) { r.Frames.Table[1].Stored = 0 },
 		"no bytes":                       func(r *Recipe) { r.Frames.Size = 0 },
 		"literals besides":               func(r *Recipe) { r.Literals = 0 },
-		"nothing taken from them":        func(r *Recipe) { r.Extents, r.Size = r.Extents[1:2], 200000; r.Extents[0].At = 0 },
-		"an extent behind their end":     func(r *Recipe) { r.Extents[0].From = r.Frames.Size - 99 },
-		"a container behind them":        func(r *Recipe) { r.Extents[0].Container = 2 },
+		"nothing taken from them": func(r *Recipe) {
+			r.Extents, r.Size = r.Extents[1:2],
+				200000
+			r.Extents[0].At = 0
+		},
+		"an extent behind their end": func(r *Recipe) { r.Extents[0].From = r.Frames.Size - 99 },
+		"a container behind them":    func(r *Recipe) { r.Extents[0].Container = 2 },
 	}
 	for name, damage := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -308,7 +331,8 @@ func TestFramesValidated(t *testing.T) {
 	}
 }
 
-// Whatever a file says: what is read is sound in itself and says of itself the same again; and what is decoded is what is stated, or an error.
+// Any file is either refused, or is sound, encodes to the same bytes again, and decodes to the
+// stated bytes.
 func FuzzFramedRecipe(f *testing.F) {
 	dir, r, _ := putSample(f)
 	b, err := os.ReadFile(recipePath(dir, r.Blob))

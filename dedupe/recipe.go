@@ -2,11 +2,11 @@
 // byte. Package match finds what blobs share.
 //
 // A Recipe rebuilds a packed blob from extents: ranges of other blobs, its containers, which stand
-// whole in the store. What stands nowhere else is a container too, the recipe's own literals, which
-// later recipes may use directly. Recipes have depth one: what a recipe refers to is never itself
-// packed. A short run that is repeated, such as zeros, is one extent with a period. Or a recipe has
-// its own literals in its own file, compressed, for itself alone (Frames). doc/format.md has the
-// bytes of a recipe.
+// whole in the store. The bytes that no other blob has are a container too, the recipe's own
+// literals, which later recipes may use directly. Recipes have depth one: a container is never
+// packed itself. A short run that is repeated, such as zeros, is one extent with a period. Or a
+// recipe has its own literals in its own file, compressed, for itself alone (Frames). doc/format.md
+// has the bytes of a recipe.
 //
 // Recipes that are read are foreign bytes: DecodeRecipe accepts only what is sound in itself, and
 // Apply hashes what comes out, so a wrong extent or a wrong container can cost a compile but never
@@ -34,7 +34,7 @@ const (
 )
 
 // Container is a blob that stands whole in the store and that recipes take
-// bytes from. What a recipe refers to is never itself packed.
+// bytes from. It is never packed itself.
 type Container struct {
 	Digest cas.Digest
 	Size   int64 // bytes of the whole blob
@@ -43,11 +43,13 @@ type Container struct {
 // Extent is a range of one blob whose bytes stand in a container: typically the
 // weights that a batch-1 and a batch-4 form have in common.
 type Extent struct {
-	At        int64 // where the range begins in the blob that is rebuilt, in bytes
-	Length    int64 // bytes, greater than zero
-	From      int64 // where the bytes begin in the container
-	Period    int64 // 0, or: the container has only this many bytes, less than Length, which are repeated
-	Container int   // index in Recipe.Containers or Plan.Containers; the number of these: Recipe.Frames
+	At     int64 // where the range begins in the blob that is rebuilt, in bytes
+	Length int64 // bytes, greater than zero
+	From   int64 // where the bytes begin in the container
+	// 0, or: the container has only this many bytes, less than Length, which are repeated
+	Period int64
+	// index in Recipe.Containers or Plan.Containers; the number of these: Recipe.Frames
+	Container int
 }
 
 func (e Extent) used() int64 {
@@ -66,9 +68,12 @@ type Recipe struct {
 	Blob       cas.Digest // the digest of the plain bytes that come out
 	Size       int64      // bytes that come out
 	Containers []Container
-	Literals   int // the container that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
-	Extents    []Extent
-	Frames     *Frames // literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is NoLiterals
+	// the container that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
+	Literals int
+	Extents  []Extent
+	// literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is
+	// NoLiterals
+	Frames *Frames
 }
 
 // Validate returns a *FormatError unless the recipe is sound in itself: extents
@@ -155,7 +160,8 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	case e.Period < 0 || e.Period >= e.Length:
 		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
 	case e.From < 0 || e.used() > r.sizeOf(e.Container) || e.From > r.sizeOf(e.Container)-e.used():
-		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.used(), r.sizeOf(e.Container))
+		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.used(),
+			r.sizeOf(e.Container))
 	default:
 		return nil
 	}

@@ -18,7 +18,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-var writeSample = flag.Bool("write-sample", false, "write the sample of a new format; never for one that was released")
+var writeSample = flag.Bool("write-sample", false,
+	"write the sample of a new format; never for one that was released")
 
 var (
 	base     = bytes.Repeat([]byte("weights of a layer, "), 20000)
@@ -73,7 +74,8 @@ func TestApply(t *testing.T) {
 		r, plain := sampleRecipe()
 		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
 		require.NoError(t, err)
-		require.NoError(t, Apply(context.Background(), r, openSample, f, ApplyOptions{Trusted: trusted}))
+		require.NoError(t,
+			Apply(context.Background(), r, openSample, f, ApplyOptions{Trusted: trusted}))
 		require.NoError(t, f.Close())
 		got, err := os.ReadFile(f.Name())
 		require.NoError(t, err)
@@ -119,7 +121,8 @@ func TestAssembledReadsAnyRange(t *testing.T) {
 	requireAnyRange(t, a, plain)
 }
 
-// requireAnyRange reads ranges, most of which begin in or beside each extent's first and last bytes, and closes it.
+// requireAnyRange reads ranges, most of which begin in or beside each extent's first and last
+// bytes, and closes it.
 func requireAnyRange(t *testing.T, a *Assembled, plain []byte) {
 	t.Helper()
 	for _, e := range a.recipe.Extents {
@@ -236,7 +239,7 @@ func bytesOf(n int64) (all []Extent) {
 	return all
 }
 
-// What is at the limits is accepted.
+// Recipes at the limits are accepted.
 func TestValidateAcceptsTheLimits(t *testing.T) {
 	most := ofMany(1)
 	most.Size, most.Extents = MaxExtents, bytesOf(MaxExtents)

@@ -10,9 +10,9 @@ import (
 )
 
 // Removal removes recipes, and makes that durable for all of them at once: with one sync of each
-// folder that some of them stood in. Nobody finds them from the moment on at which they are
-// removed, but Users goes on to tell of their containers until Sync: a crash before could bring the
-// recipes back. It is used by one goroutine, which calls Sync at the end.
+// folder that some of them stood in. They are not found from then on, but Users returns them until
+// Sync, because a crash before it could restore the recipes. It is used by one goroutine, which
+// calls Sync at the end.
 type Removal struct {
 	s    *Shelf
 	gone []cas.Digest // in no order; of some there was no recipe
@@ -48,11 +48,12 @@ func (r *Removal) takeAway(d cas.Digest, take func() error) (containers []Contai
 	return containers, err
 }
 
-// Sync makes durable what was removed, and gives up its containers. What could not be synced may
-// come back after a crash, and keeps them until it is removed once more.
+// Sync makes durable what was removed, and gives up its containers. A recipe whose removal
+// could not be synced may come back after a crash, and keeps its containers until it is removed
+// again.
 func (r *Removal) Sync() (err error) {
 	if len(r.gone) == 0 {
-		return nil // most blobs that are removed have no recipe: nobody has to wait for whoever writes one
+		return nil // most removed blobs have no recipe: no need to wait for the lock
 	}
 	s := r.s
 	byFolder := make(map[byte][]cas.Digest)
@@ -81,7 +82,8 @@ func (s *Shelf) giveUp(gone []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range gone {
-		if _, anew := s.packed[d]; !anew { // else it was stored meanwhile, and what it had before was given up then
+		// else it was stored meanwhile, and what it had before was given up then
+		if _, anew := s.packed[d]; !anew {
 			s.forgetLocked(d)
 		}
 	}

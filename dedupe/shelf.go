@@ -33,11 +33,12 @@ type Shelf struct {
 
 	writing sync.Mutex // held from a change on disk to that of what is known
 
-	mu       sync.RWMutex                           // guards the rest
-	packed   map[cas.Digest]Packed                  // by blob
-	users    map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
-	going    map[cas.Digest][]Container             // of recipes that were taken away, and may come back after a crash: they are users still
-	unread   map[cas.Digest]Problem                 // recipes that are there and were not read: nobody knows what they need
+	mu     sync.RWMutex                           // guards the rest
+	packed map[cas.Digest]Packed                  // by blob
+	users  map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
+	// of recipes that were taken away, and may come back after a crash: they are users still
+	going    map[cas.Digest][]Container
+	unread   map[cas.Digest]Problem // recipes that could not be read: their containers are unknown
 	problems []Problem
 }
 
@@ -48,16 +49,18 @@ type Packed struct {
 	Disk       int64 // bytes that it takes on the disk, in whole blocks
 	Compressed int64 // bytes of the blob's own literals, if the file has them; 0: it has none
 	Containers []Container
-	Taken      []int64 // bytes of the blob that come from each container, then from the literals in the file
-	Literals   int     // as in Recipe
+	// bytes of the blob that come from each container, then from the literals in the file
+	Taken    []int64
+	Literals int // as in Recipe
 }
 
 // Problem is a recipe that could not be read when the shelf was opened. It is in
 // the quarantine, unless one of these says that it was left where it is.
 type Problem struct {
-	Path   string // below the state folder
-	Newer  bool   // written by a newer epcached
-	Unread bool   // the system did not give its bytes, which says nothing of them: Stands tries again
+	Path  string // below the state folder
+	Newer bool   // written by a newer epcached
+	// the system did not give its bytes, which says nothing of them: Stands tries again
+	Unread bool
 	Detail string
 }
 
@@ -68,10 +71,12 @@ const (
 
 // OpenShelf opens the recipes in the state folder dir. fsys may be nil: the operating system's. A
 // recipe that is damaged is moved into the quarantine, and one that the system does not give stays;
-// Problems tells. Nobody else may use the folder at that time.
+// Problems returns them. No other process may use the directory meanwhile.
 func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
-	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
-		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}), going: make(map[cas.Digest][]Container),
+	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName),
+		incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
+		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}),
+		going:  make(map[cas.Digest][]Container),
 		unread: make(map[cas.Digest]Problem)}
 	if s.fs == nil {
 		s.fs = cas.OS{}
@@ -131,16 +136,18 @@ func (s *Shelf) openFolder(folder string) error {
 		if err == nil {
 			continue
 		}
-		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer), Detail: err.Error()}
-		// An error of the system says nothing of what stands there: memory may have been short, and a
-		// disk may give later what it does not give now.
+		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer),
+			Detail: err.Error()}
+		// An error of the system says nothing of what stands there: memory may have been short, and
+		// a disk may give later what it does not give now.
 		noGood := cas.Unsound(err) && !errors.Is(err, syscall.EIO)
 		p.Unread = !p.Newer && !noGood && !errors.As(err, new(*FormatError))
 		s.problems = append(s.problems, p)
 		if p.Newer || p.Unread {
 			s.unread[d] = p
 		} else {
-			if err := cas.SetAside(s.fs, s.dir, filepath.Join(s.recipes, path), err.Error()); err != nil {
+			if err := cas.SetAside(s.fs, s.dir, filepath.Join(s.recipes, path),
+				err.Error()); err != nil {
 				return err
 			}
 			damaged = true
@@ -193,7 +200,8 @@ func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
 	} else if was, ok := s.packed[r.Blob]; ok {
 		s.going[r.Blob] = append(s.going[r.Blob], was.Containers...)
 	}
-	p := Packed{Size: r.Size, Stored: stored, Containers: slices.Clone(r.Containers), Taken: r.Taken(), Literals: r.Literals}
+	p := Packed{Size: r.Size, Stored: stored, Containers: slices.Clone(r.Containers),
+		Taken: r.Taken(), Literals: r.Literals}
 	if r.Frames != nil {
 		p.Compressed = r.Frames.Size
 	}
@@ -329,8 +337,8 @@ func (s *Shelf) Get(d cas.Digest) (*Recipe, error) {
 	return r, err
 }
 
-// GetStamped is Get, with the stamp of the file that was read: for who proved once that the recipe
-// gives its blob, and wants to know whether that still goes for what stands there now.
+// GetStamped is Get, and also returns the stamp of the file that was read, so that a caller that
+// has verified the recipe can tell whether the file is still the same.
 func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
@@ -347,8 +355,8 @@ func (s *Shelf) Has(d cas.Digest) (Packed, bool) {
 	return p, ok
 }
 
-// Stands tells of a blob's recipe like Has, also of one that could not be read
-// when the shelf was opened: that is tried once more now.
+// Stands is Has, but first retries reading a recipe that could not be read when the shelf was
+// opened.
 func (s *Shelf) Stands(d cas.Digest) bool {
 	if s.onlyRead {
 		_, err := s.Get(d)
@@ -364,12 +372,12 @@ func (s *Shelf) Stands(d cas.Digest) bool {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if _, known := s.Has(d); known {
-		return true // somebody else was faster
+		return true // another caller was faster
 	}
 	return !errors.Is(s.take(d), cas.ErrNotFound)
 }
 
-// ReadAgain tries once more to read what the system did not give when the shelf was opened.
+// ReadAgain retries reading the recipes that could not be read when the shelf was opened.
 func (s *Shelf) ReadAgain() {
 	var again []cas.Digest
 	s.mu.RLock()
@@ -417,8 +425,8 @@ func (s *Shelf) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) err
 	return nil
 }
 
-// Complete reports whether every recipe could be read. While one could not,
-// nobody knows what it needs, and nothing may be removed for want of a user.
+// Complete reports whether every recipe could be read. While one could not, its containers are
+// unknown, so no blob may be removed as unreferenced.
 func (s *Shelf) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return len(s.unread) == 0 }
 
 // Problems returns what was wrong when the shelf was opened, and is still.

@@ -44,12 +44,14 @@ var (
 	other = shelved("other blob", "container", 500)
 
 	text       = bytes.Repeat([]byte("the name of a layer, "), 40<<10) // of several frames
-	compressed = &dedupe.Recipe{Blob: blake3.Sum256(text), Size: int64(len(text)), Literals: dedupe.NoLiterals,
-		Extents: []dedupe.Extent{{Length: int64(len(text))}}, Frames: &dedupe.Frames{Size: int64(len(text)), Each: 256 << 10}}
+	compressed = &dedupe.Recipe{Blob: blake3.Sum256(text), Size: int64(len(text)),
+		Literals: dedupe.NoLiterals,
+		Extents:  []dedupe.Extent{{Length: int64(len(text))}},
+		Frames:   &dedupe.Frames{Size: int64(len(text)), Each: 256 << 10}}
 )
 
-// shelfOperation is one call; what may stand under the blob's name when it was not acknowledged is in may, nil for nothing, and
-// after is what has to stand there when it was.
+// shelfOperation is one call; what may stand under the blob's name when it was not acknowledged is
+// in may, nil for nothing, and after is what has to stand there when it was.
 type shelfOperation struct {
 	name  string
 	run   func(s *dedupe.Shelf) error
@@ -68,13 +70,15 @@ func shelfOperations() []shelfOperation {
 			return s.Put(context.Background(), compressed, bytes.NewReader(text), nil)
 		}, compressed.Blob, []*dedupe.Recipe{nil, compressed}, compressed},
 		{"replace", put(later), early.Blob, []*dedupe.Recipe{early, later}, later},
-		{"remove", func(s *dedupe.Shelf) error { return s.Remove(early.Blob) }, early.Blob, []*dedupe.Recipe{early, nil}, nil},
-		{"quarantine", func(s *dedupe.Shelf) error { return s.Quarantine(early.Blob, "a test") }, early.Blob, []*dedupe.Recipe{early, nil}, nil},
+		{"remove", func(s *dedupe.Shelf) error { return s.Remove(early.Blob) }, early.Blob,
+			[]*dedupe.Recipe{early, nil}, nil},
+		{"quarantine", func(s *dedupe.Shelf) error { return s.Quarantine(early.Blob, "a test") },
+			early.Blob, []*dedupe.Recipe{early, nil}, nil},
 	}
 }
 
-// requireShelf opens what a crash has left: one of the recipes that may be there stands under the blob's name, whole, and its
-// containers have it as a user. It gives that recipe, nil for none.
+// requireShelf opens what a crash has left: one of the recipes that may be there stands under the
+// blob's name, whole, and its containers have it as a user. It gives that recipe, nil for none.
 func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) *dedupe.Recipe {
 	t.Helper()
 	s, err := dedupe.OpenShelf(dir, nil)
@@ -87,7 +91,9 @@ func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recip
 		require.False(t, known)
 	} else {
 		require.NoError(t, err)
-		require.True(t, slices.ContainsFunc(may, func(r *dedupe.Recipe) bool { return r != nil && r.Same(got) }), "%+v", got)
+		require.True(t,
+			slices.ContainsFunc(may,
+				func(r *dedupe.Recipe) bool { return r != nil && r.Same(got) }), "%+v", got)
 		if len(got.Containers) == 0 {
 			requireGives(t, got)
 		}
@@ -104,7 +110,9 @@ func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recip
 // requireGives reads all that comes out of a recipe that has it in its own file.
 func requireGives(t *testing.T, r *dedupe.Recipe) {
 	t.Helper()
-	a, err := dedupe.Assemble(r, func(cas.Digest) (dedupe.Source, error) { return nil, cas.ErrNotFound })
+	a,
+		err := dedupe.Assemble(r,
+		func(cas.Digest) (dedupe.Source, error) { return nil, cas.ErrNotFound })
 	require.NoError(t, err)
 	got, err := cas.Sum(context.Background(), a, 0, a.Size())
 	require.NoError(t, err)
@@ -130,7 +138,8 @@ func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.Shelf) {
 }
 
 // requireShelfAfterCrash gives the recipes that crashes have left.
-func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest, may ...*dedupe.Recipe) (left []*dedupe.Recipe) {
+func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
+	may ...*dedupe.Recipe) (left []*dedupe.Recipe) {
 	t.Helper()
 	for i, loss := range []crashfs.Loss{crashfs.Nothing, crashfs.Everything, crashfs.Some, crashfs.Some, crashfs.Some} {
 		after := memoryDir(t)
@@ -166,7 +175,8 @@ func TestShelfStoppedAtEveryStep(t *testing.T) {
 	}
 }
 
-// What failed works when it is tried again, and until then nothing is given up that a recipe needs which a crash could bring back.
+// A failed removal succeeds when it is retried. Until then the containers are kept of a recipe that
+// a crash could restore.
 func TestShelfFailingAtEveryStep(t *testing.T) {
 	for _, op := range shelfOperations() {
 		t.Run(op.name, func(t *testing.T) {
@@ -193,7 +203,8 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 	}
 }
 
-// The first recipe of a store is there after a power cut, in folders that were made a moment ago, also where an earlier start was stopped while it made them.
+// The first recipe of a store is there after a power cut, in folders that were made a moment ago,
+// also where an earlier start was stopped while it made them.
 func TestShelfKeepsItsFirstRecipe(t *testing.T) {
 	for stopped := range 4 {
 		root := memoryDir(t)
@@ -264,7 +275,8 @@ func TestShelfKnowsWhoNeedsWhat(t *testing.T) {
 	require.ErrorIs(t, s.Remove(other.Blob), cas.ErrNotFound)
 }
 
-// A recipe that is no good is put aside at the start; one of a newer version stays, and with it everything that it might need.
+// A recipe that is no good is put aside at the start; one of a newer version stays, and with it
+// everything that it might need.
 func TestShelfWithBadRecipes(t *testing.T) {
 	good, err := early.Encode()
 	require.NoError(t, err)
@@ -309,7 +321,8 @@ func TestShelfWithBadRecipes(t *testing.T) {
 	}
 }
 
-// failsAt is a file system that gives neither the bytes of files nor descriptors of them, where it has errors for that.
+// failsAt is a file system that gives neither the bytes of files nor descriptors of them, where it
+// has errors for that.
 type failsAt struct {
 	cas.OS
 	open, read error
@@ -329,7 +342,8 @@ func (f *failsAt) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 	return f.OS.ReadAt(file, p, off)
 }
 
-// An error of the system says nothing of a recipe: it stays, it may need anything until it is read, and it is tried again.
+// An error of the system says nothing of a recipe: it stays, it may need anything until it is read,
+// and it is tried again.
 func TestShelfLeavesWhatTheSystemDoesNotGive(t *testing.T) {
 	over := map[string]func(t *testing.T, s *dedupe.Shelf, fs *failsAt){
 		"it is given later": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {

@@ -52,6 +52,7 @@ func TestMatcherGrows(t *testing.T) {
 	_, _ = rand.NewChaCha8([32]byte{7}).Read(b) // never fails
 	m := NewMatcher(64, 0)
 	require.Equal(t, []Range{{0, 100_000}}, m.Add(b))
-	second := bytes.Join([][]byte{[]byte("new"), b[50_001:90_000], []byte("and"), b[:63], b[:64]}, nil)
+	second := bytes.Join([][]byte{[]byte("new"), b[50_001:90_000], []byte("and"), b[:63], b[:64]},
+		nil)
 	require.Equal(t, []Range{{0, 3}, {3 + 39_999, 3 + 63}}, m.Add(second))
 }

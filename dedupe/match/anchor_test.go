@@ -33,7 +33,8 @@ func anchorsAll(b []byte, from int, least uint64) (all []int) {
 	}
 }
 
-// A finder finds what the definition says, on every processor, however many anchors there are and wherever b ends.
+// A finder finds what the definition says, on every processor, however many anchors there are and
+// wherever b ends.
 func TestFinderFindsEveryAnchor(t *testing.T) {
 	noise := randomBytes(71, 3*finderStep)
 	crowded := bytes.Repeat([]byte{0x41, 0x42}, finderStep) // an anchor at every position

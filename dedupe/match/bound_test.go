@@ -14,12 +14,14 @@ import (
 // that none of them is an anchor, one time in e^16 for random ones.
 const sure = 16 << 10
 
-// What Find leaves as literals is no more than what an exact matcher finds new
-// that knows of no run shorter than sure.
+// Find leaves at most those bytes as literals that an exact matcher of runs of at least sure bytes
+// finds new.
 func TestMatchFindsWhatAnExactMatcherFinds(t *testing.T) {
 	parts := [][]byte{
-		randomBytes(41, 3*sure), randomBytes(42, 2*sure), randomBytes(43, 700), randomBytes(44, 5*sure),
-		make([]byte, 4*sure), bytes.Repeat([]byte{0xff}, 3*sure), bytes.Repeat([]byte("period!"), sure/2), bytes.Repeat(randomBytes(45, 300), 300),
+		randomBytes(41, 3*sure), randomBytes(42, 2*sure), randomBytes(43, 700),
+		randomBytes(44, 5*sure),
+		make([]byte, 4*sure), bytes.Repeat([]byte{0xff}, 3*sure),
+		bytes.Repeat([]byte("period!"), sure/2), bytes.Repeat(randomBytes(45, 300), 300),
 	}
 	type piece struct{ part, from, length int }
 	blob := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) piece {
@@ -34,7 +36,8 @@ func TestMatchFindsWhatAnExactMatcherFinds(t *testing.T) {
 		return b
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		stored := [][]byte{join(blob.Draw(t, "stored")), append(join(blob.Draw(t, "also stored")), 'x')}
+		stored := [][]byte{join(blob.Draw(t, "stored")),
+			append(join(blob.Draw(t, "also stored")), 'x')}
 		target := append(join(blob.Draw(t, "target")), 'y')
 		m := exact.NewMatcher(sure, 1<<20)
 		for _, s := range stored {

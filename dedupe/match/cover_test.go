@@ -18,7 +18,8 @@ func marked(t *testing.T, c cover, size int64) []match {
 	}
 	end := int64(0)
 	for _, m := range c {
-		require.GreaterOrEqual(t, m.at, end, "%+v overlaps what is before it, or is out of order: %+v", m, c)
+		require.GreaterOrEqual(t, m.at, end,
+			"%+v overlaps what is before it, or is out of order: %+v", m, c)
 		require.Positive(t, m.length)
 		end = m.end()
 		require.LessOrEqual(t, end, size)
@@ -29,9 +30,8 @@ func marked(t *testing.T, c cover, size int64) []match {
 	return out
 }
 
-// What is added to a cover takes nothing from what it had, leaves nothing out, and
-// never has a byte twice: also where a match spans several that are there, and
-// they adjoin.
+// Adding a match to a cover removes nothing, omits nothing, and covers no byte twice, also where
+// the match spans several adjoining ones.
 func TestCoverHasEachByteOnce(t *testing.T) {
 	const size = 40
 	for seed := range uint64(2_000) {
@@ -39,7 +39,9 @@ func TestCoverHasEachByteOnce(t *testing.T) {
 		some := func(source int) (all []match) {
 			for range random.IntN(6) {
 				at := random.Int64N(size)
-				all = append(all, match{at: at, from: random.Int64N(100), length: 1 + random.Int64N(size-at), source: source})
+				all = append(all,
+					match{at: at, from: random.Int64N(100), length: 1 + random.Int64N(size-at),
+						source: source})
 			}
 			return all
 		}
@@ -52,7 +54,8 @@ func TestCoverHasEachByteOnce(t *testing.T) {
 			after := marked(t, c, size)
 			for i := range after {
 				if before[i].source >= 0 {
-					require.Equal(t, before[i], after[i], "seed %d: byte %d was covered before", seed, i)
+					require.Equal(t, before[i], after[i], "seed %d: byte %d was covered before",
+						seed, i)
 					continue
 				}
 				possible := []match{{source: -1}}

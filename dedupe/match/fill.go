@@ -11,12 +11,13 @@ import (
 	"github.com/epcached/epcached/internal/parallel"
 )
 
-// What differs between two variants of a blob is a header here and a table there, and most of that
-// is equal too, in runs that are too short for anchors. They stand where one expects them: between
-// the same neighbours. So what is missing between two matches is compared with what stands between
-// them in the candidate, exactly, at every offset.
+// Two variants of a blob differ in headers and tables, most of which are equal too, in runs that
+// are too short for anchors. These runs stand between the same neighbours in both. Therefore the
+// bytes missing between two matches are compared, exactly and at every offset, with the bytes
+// between these matches in the candidate.
 const (
-	fillBlock = 32      // of the candidate, at multiples of it: any run of leastPiece bytes has a whole one
+	// of the candidate, at multiples of it: any run of leastPiece bytes has a whole one
+	fillBlock = 32
 	fillMost  = 1 << 20 // a larger gap is something new
 	fillAll   = 8 << 20 // bytes of gaps that are looked at
 	fillTries = 4       // blocks that are compared at an offset
@@ -59,7 +60,8 @@ func (m *matcher) fill(ctx context.Context) error {
 		found[i], f.found = f.found, nil
 		return nil
 	}
-	err := parallel.Do(ctx, len(all), begin, batch, func(f *filler) { m.stats.compared += f.compared })
+	err := parallel.Do(ctx, len(all), begin, batch,
+		func(f *filler) { m.stats.compared += f.compared })
 	if more := slices.Concat(found...); err == nil && len(more) > 0 {
 		m.covered = m.covered.add(more, leastPiece)
 	}
@@ -71,11 +73,12 @@ type filler struct {
 	compared int64
 	found    []match
 	gapBytes []byte
-	bytes    []byte   // of the candidate
-	slots    []int32  // by hash: 1 + the latest block that has it
-	earlier  []int32  // by block: 1 + the one before it in the same slot
-	begins   []uint64 // a bit for each product of a block's first word: most offsets have none and need no hash
-	shift    int      // of such products
+	bytes    []byte  // of the candidate
+	slots    []int32 // by hash: 1 + the latest block that has it
+	earlier  []int32 // by block: 1 + the one before it in the same slot
+	// a bit for each product of a block's first word: most offsets have none and need no hash
+	begins []uint64
+	shift  int // of such products
 }
 
 func (f *filler) gap(g gap) error {
@@ -87,7 +90,8 @@ func (f *filler) gap(g gap) error {
 	}
 	if i > 0 {
 		before := f.covered[i-1]
-		if err := f.compare(gap, g.at, before.source, before.from+before.length, n+n/4+leastPiece); err != nil {
+		if err := f.compare(gap, g.at, before.source, before.from+before.length,
+			n+n/4+leastPiece); err != nil {
 			return err
 		}
 	}
@@ -95,10 +99,12 @@ func (f *filler) gap(g gap) error {
 		behind := f.covered[i]
 		length := n + n/4 + leastPiece
 		// Where the gap is as long in the candidate, it has been compared.
-		if i > 0 && f.covered[i-1].source == behind.source && behind.from >= f.covered[i-1].from && behind.from-(f.covered[i-1].from+f.covered[i-1].length) <= length {
+		if i > 0 && f.covered[i-1].source == behind.source && behind.from >= f.covered[i-1].from &&
+			behind.from-(f.covered[i-1].from+f.covered[i-1].length) <= length {
 			return nil
 		}
-		return f.compare(gap, g.at, behind.source, max(0, behind.from-length), min(length, behind.from))
+		return f.compare(gap, g.at, behind.source, max(0, behind.from-length),
+			min(length, behind.from))
 	}
 	return nil
 }
@@ -126,7 +132,9 @@ func (f *filler) compare(gap []byte, at int64, source int, from, n int64) error 
 		if length < leastPiece {
 			continue
 		}
-		f.found = append(f.found, match{at: at + int64(i-back), from: from + int64(k-back), length: int64(length), source: source})
+		f.found = append(f.found,
+			match{at: at + int64(i-back), from: from + int64(k-back), length: int64(length),
+				source: source})
 		done = i - back + length
 		i = done - 1
 	}
@@ -139,7 +147,8 @@ func (f *filler) index(b []byte) {
 	for size < 2*n {
 		size *= 2
 	}
-	f.slots, f.earlier, f.begins = resized(f.slots, size), resized(f.earlier, n), resized(f.begins, size/4)
+	f.slots, f.earlier, f.begins = resized(f.slots, size), resized(f.earlier, n),
+		resized(f.begins, size/4)
 	clear(f.slots)
 	clear(f.begins)
 	f.shift = 64 - bits.TrailingZeros(uint(16*size))

@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// A table between two tensors, of which pieces of 100 bytes are left, each at another distance: none is as long as the floor.
+// A table between two tensors, of which pieces of 100 bytes are left, each at another distance:
+// none is as long as the floor.
 func TestGapsAreFilledFromBetweenTheSameNeighbours(t *testing.T) {
 	a, b := randomBytes(71, 40<<20), randomBytes(72, 1<<20)
 	table := randomBytes(73, 50_000)
@@ -25,7 +26,8 @@ func TestGapsAreFilledFromBetweenTheSameNeighbours(t *testing.T) {
 		pieces++
 	}
 	require.Greater(t, newMatcher(source(a)).floor, int64(100))
-	p := pack(t, bytes.Join([][]byte{[]byte("new"), a, changed, b}, nil), bytes.Join([][]byte{a, table, b}, nil))
+	p := pack(t, bytes.Join([][]byte{[]byte("new"), a, changed, b}, nil),
+		bytes.Join([][]byte{a, table, b}, nil))
 	require.LessOrEqual(t, p.LiteralSize(), 3+20*pieces)
 }
 
@@ -38,11 +40,13 @@ func TestTheGapBeforeTheFirstMatchIsFilled(t *testing.T) {
 		changed = append(append(changed, table[i:i+100]...), randomBytes(uint64(i), 10+i/120%11)...)
 		pieces++
 	}
-	p := pack(t, append(changed, a...), bytes.Join([][]byte{randomBytes(76, 300<<10), table, a}, nil))
+	p := pack(t, append(changed, a...),
+		bytes.Join([][]byte{randomBytes(76, 300<<10), table, a}, nil))
 	require.LessOrEqual(t, p.LiteralSize(), 20*pieces)
 }
 
-// Of gaps only so many bytes are looked at: what is left of that is less by each gap, and one that is more is left out.
+// Of gaps only so many bytes are looked at: what is left of that is less by each gap, and one that
+// is more is left out.
 func TestGapsAreLookedAtUpToABound(t *testing.T) {
 	const gap = 4000
 	stored := randomBytes(151, 100<<10)
@@ -63,15 +67,17 @@ func TestGapsAreLookedAtUpToABound(t *testing.T) {
 	require.Len(t, m.gaps(gap), 1)
 	require.Empty(t, m.gaps(gap-1))
 	require.NoError(t, m.fill(context.Background()))
-	require.EqualValues(t, len(target)-2, m.covered.bytes(), "all but the two bytes that are others")
+	require.EqualValues(t, len(target)-2, m.covered.bytes(),
+		"all but the two bytes that are others")
 }
 
-// What gaps have is the same however many cores look into them, and an error ends it.
+// Filling gaps has the same result on any number of cores, and ends with the first error.
 func TestGapsAreFilledOnAllCores(t *testing.T) {
 	stored := randomBytes(152, 600<<10)
 	target := bytes.Clone(stored)
 	covered := cover{{length: 1000}}
-	for at := int64(1000); at+1000 <= int64(len(target)); at += 1000 { // a byte is another, and of a gap of 300 all but that is found
+	// a byte is another, and of a gap of 300 all but that is found
+	for at := int64(1000); at+1000 <= int64(len(target)); at += 1000 {
 		target[at+77] ^= 1
 		covered = append(covered, match{at: at + 300, from: at + 300, length: 700})
 	}

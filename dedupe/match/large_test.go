@@ -41,7 +41,8 @@ func (m made) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// Ten gigabytes of whatever it may be take linear time and bounded memory. EPCACHED_LARGE=1 runs it; `make bench-space` does.
+// Ten gigabytes of whatever it may be take linear time and bounded memory. EPCACHED_LARGE=1 runs
+// it; `make bench-space` does.
 func TestTenGigabytes(t *testing.T) {
 	if os.Getenv("EPCACHED_LARGE") == "" {
 		t.Skip("takes minutes: set EPCACHED_LARGE=1")
@@ -56,8 +57,11 @@ func TestTenGigabytes(t *testing.T) {
 		}
 	}
 	for name, fill := range map[string]func(off int64, b []byte){
-		"zeros":          func(_ int64, b []byte) { clear(b) },
-		"one tensor":     func(off int64, b []byte) { copy(b[copy(b, tensor[off%(1<<20):]):], tensor) },
+		"zeros": func(_ int64, b []byte) { clear(b) },
+		"one tensor": func(off int64,
+			b []byte) {
+			copy(b[copy(b, tensor[off%(1<<20):]):], tensor)
+		},
 		"a period of 12": func(off int64, b []byte) { copy(b, period[off%12:]) },
 		"all different":  allDifferent,
 		"nearly another": func(off int64, b []byte) {
@@ -90,11 +94,13 @@ func TestTenGigabytes(t *testing.T) {
 				start := time.Now()
 				var candidates []Candidate
 				if name == "nearly another" {
-					candidates = []Candidate{{Digest: cas.Digest{1}, Source: made{size, allDifferent}}}
+					candidates = []Candidate{{Digest: cas.Digest{1},
+						Source: made{size, allDifferent}}}
 				}
 				p, err := Find(context.Background(), made{size, fill}, among(candidates...))
 				require.NoError(t, err)
-				t.Logf("%d MB: %d literals, %d extents, %.1f s", size>>20, p.LiteralSize(), len(p.Extents), time.Since(start).Seconds())
+				t.Logf("%d MB: %d literals, %d extents, %.1f s", size>>20, p.LiteralSize(),
+					len(p.Extents), time.Since(start).Seconds())
 				return time.Since(start).Seconds()
 			}
 			small := took(1 << 30)
@@ -102,7 +108,8 @@ func TestTenGigabytes(t *testing.T) {
 			require.Less(t, large, 20*small+5, "ten times as much")
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
-			t.Logf("memory from the system so far: %d MB; at most in the process: %s", m.Sys>>20, peakMemory())
+			t.Logf("memory from the system so far: %d MB; at most in the process: %s", m.Sys>>20,
+				peakMemory())
 			require.Less(t, m.Sys, uint64(150<<20))
 		})
 	}

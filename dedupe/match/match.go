@@ -6,12 +6,12 @@
 //
 // Find finds the extents of a recipe. It reads the target once and lists its anchors, positions
 // that the bytes themselves choose, about one in a KiB; then it goes through each candidate, and
-// where an anchor stands in both, compares the bytes both ways as far as they are equal. What the
-// target has twice counts too. Runs without anchors, such as zeros, are shared where they stand
+// where an anchor stands in both, compares the bytes both ways as far as they are equal. Bytes that
+// the target has twice count too. Runs without anchors, such as zeros, are shared where they stand
 // beside something that is.
 //
-// Who may refer to whose containers is for the caller to see to: a private blob
-// may use those of the shared scope or of the same user, never another user's.
+// The caller ensures the scopes: a private blob may use containers of the shared scope or of the
+// same user, never another user's.
 //
 // All functions may be called at the same time. Start with Find and Candidates.
 package match

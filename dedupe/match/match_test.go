@@ -69,25 +69,32 @@ func TestMatch(t *testing.T) {
 		literals int64 // at most
 		extents  int   // at most
 	}{
-		"the same, shifted by 4":       {join([]byte("1234"), a), [][]byte{a}, 4, 2},
-		"shifted by 1, a gap":          {join([]byte("1"), a[:5<<20], []byte("new"), a[5<<20:]), [][]byte{a}, 4, 4},
-		"one byte in 50,000 changed":   {changed, [][]byte{a}, 189 + 700, 400}, // what stands before the first change is too short
-		"from two, in another order":   {join(b, a), [][]byte{a, b}, 0, 2},
-		"the same tensor twice":        {join(a, []byte("x"), a), nil, 9<<20 + 1, 2},
-		"twice, from a container":      {join(b, []byte("x"), b), [][]byte{b}, 1, 3},
-		"the same tensor ten times":    {bytes.Repeat(b, 10), nil, 300 << 10, 10},
-		"nothing shared":               {b, [][]byte{a}, 300 << 10, 1},
-		"empty":                        {nil, [][]byte{a}, 0, 0},
-		"shorter than a window":        {[]byte("x"), [][]byte{a}, 1, 1},
-		"zeros":                        {make([]byte, 1<<20), [][]byte{a}, 64, 3},
-		"a short period":               {bytes.Repeat(b[:3000], 1000), nil, 9000, 3},
-		"behind zeros that both have":  {join(make([]byte, 1<<20), b, []byte("y")), [][]byte{join([]byte("q"), make([]byte, 1<<20), b)}, 1, 2},
+		"the same, shifted by 4": {join([]byte("1234"), a), [][]byte{a}, 4, 2},
+		"shifted by 1, a gap": {join([]byte("1"), a[:5<<20], []byte("new"), a[5<<20:]),
+			[][]byte{a}, 4, 4},
+		// what stands before the first change is too short
+		"one byte in 50,000 changed": {changed, [][]byte{a}, 189 + 700, 400},
+		"from two, in another order": {join(b, a), [][]byte{a, b}, 0, 2},
+		"the same tensor twice":      {join(a, []byte("x"), a), nil, 9<<20 + 1, 2},
+		"twice, from a container":    {join(b, []byte("x"), b), [][]byte{b}, 1, 3},
+		"the same tensor ten times":  {bytes.Repeat(b, 10), nil, 300 << 10, 10},
+		"nothing shared":             {b, [][]byte{a}, 300 << 10, 1},
+		"empty":                      {nil, [][]byte{a}, 0, 0},
+		"shorter than a window":      {[]byte("x"), [][]byte{a}, 1, 1},
+		"zeros":                      {make([]byte, 1<<20), [][]byte{a}, 64, 3},
+		"a short period":             {bytes.Repeat(b[:3000], 1000), nil, 9000, 3},
+		"behind zeros that both have": {join(make([]byte, 1<<20), b, []byte("y")),
+			[][]byte{join([]byte("q"), make([]byte, 1<<20), b)}, 1, 2},
 		"half of a tensor of another":  {a[3<<20 : 6<<20], [][]byte{a}, 0, 1},
 		"a match over the parts' seam": {a[streamSize-5000 : streamSize+5000], [][]byte{a}, 0, 1},
-		"a run begun by a container":   {join(b, bytes.Repeat([]byte("12345678"), 1000)), [][]byte{join(b, []byte("1234"))}, 4 + 8, 3},
-		"lone zeros":                   {join(b, make([]byte, 5000), []byte("z"), make([]byte, 2000), b[:9]), [][]byte{b}, 1 + 1 + 1 + 9, 6},
-		"a word, 64 KiB of it":         {join(b[:999], bytes.Repeat([]byte("12345678"), 8<<10)), nil, 999 + 8, 2},
-		"a period without anchors":     {join(b[:999], bytes.Repeat([]byte("123456789"), 8<<10)), nil, 999 + 9 + runStride, 3},
+		"a run begun by a container": {join(b, bytes.Repeat([]byte("12345678"), 1000)),
+			[][]byte{join(b, []byte("1234"))}, 4 + 8, 3},
+		"lone zeros": {join(b, make([]byte, 5000), []byte("z"), make([]byte, 2000),
+			b[:9]), [][]byte{b}, 1 + 1 + 1 + 9, 6},
+		"a word, 64 KiB of it": {join(b[:999], bytes.Repeat([]byte("12345678"), 8<<10)), nil,
+			999 + 8, 2},
+		"a period without anchors": {join(b[:999], bytes.Repeat([]byte("123456789"), 8<<10)), nil,
+			999 + 9 + runStride, 3},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -98,11 +105,12 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// Where a candidate's parts are cut a match goes on, though there it has no anchor that the next part could begin with, and stands
-// beside more that is new than gaps are filled of.
+// Where a candidate's parts are cut a match goes on, though there it has no anchor that the next
+// part could begin with, and stands beside more that is new than gaps are filled of.
 func TestMatchGoesOnOverTheSeamOfParts(t *testing.T) {
 	const still = 20 << 10
-	noise, before, behind, other := randomBytes(81, 200<<10), randomBytes(82, fillMost+1000), randomBytes(85, fillMost+1000), randomBytes(83, streamSize)
+	noise, before, behind, other := randomBytes(81, 200<<10), randomBytes(82, fillMost+1000),
+		randomBytes(85, fillMost+1000), randomBytes(83, streamSize)
 	quiet := randomBytes(84, still)
 	for i := range quiet {
 		quiet[i] &^= 3 // pairs that differ there are none
@@ -124,9 +132,10 @@ func TestMatchGoesOnOverTheSeamOfParts(t *testing.T) {
 	}
 }
 
-// Whatever is cut and joined comes back, and work stays linear.
+// Any blob that is cut and joined is rebuilt, with linear work.
 func TestMatchRandomly(t *testing.T) {
-	parts := [][]byte{randomBytes(21, 40<<10), randomBytes(22, 3<<10), make([]byte, 20<<10), bytes.Repeat([]byte("period"), 2000), randomBytes(23, 100<<10)}
+	parts := [][]byte{randomBytes(21, 40<<10), randomBytes(22, 3<<10), make([]byte, 20<<10),
+		bytes.Repeat([]byte("period"), 2000), randomBytes(23, 100<<10)}
 	piece := rapid.Custom(func(t *rapid.T) []byte {
 		p := rapid.SampledFrom(parts).Draw(t, "part")
 		from := rapid.IntRange(0, len(p)-1).Draw(t, "from")
@@ -145,15 +154,17 @@ func TestMatchRandomly(t *testing.T) {
 	})
 }
 
-// What one candidate has is not taken from another as well, though that has it before or behind what only it has.
+// Bytes that one candidate has are not taken from another one too, even beside bytes that only the
+// other one has.
 func TestCandidatesThatHaveTheSameBesideOthers(t *testing.T) {
 	a, b, c := randomBytes(91, 50<<10), randomBytes(92, 60<<10), randomBytes(93, 70<<10)
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 	for name, stored := range map[string][][]byte{
-		"behind":        {join([]byte("1"), c), join(b, c[:5000]), a},
-		"before":        {join([]byte("1"), b), join(b[50<<10:], c), a},
-		"on both sides": {join(a, []byte("2")), join(c, []byte("3")), join(a[40<<10:], b, c[:6000])},
-		"around":        {b[10<<10 : 50<<10], join(a, b, c, []byte("4"))},
+		"behind": {join([]byte("1"), c), join(b, c[:5000]), a},
+		"before": {join([]byte("1"), b), join(b[50<<10:], c), a},
+		"on both sides": {join(a, []byte("2")), join(c, []byte("3")),
+			join(a[40<<10:], b, c[:6000])},
+		"around": {b[10<<10 : 50<<10], join(a, b, c, []byte("4"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := pack(t, join(a, b, c), stored...)

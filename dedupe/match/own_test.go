@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whoever scans them, the search for the target's own copies gets all segments, one at a time and in their order.
+// The search for the target's own copies gets all segments in order, whichever goroutine scans
+// them.
 func TestSegmentsAreHandedOnInOrder(t *testing.T) {
 	src := source(bytes.Repeat(randomBytes(121, 200<<10), 16)) // three MiB and some
 	ctx := context.Background()
@@ -29,12 +30,13 @@ func TestSegmentsAreHandedOnInOrder(t *testing.T) {
 	require.NoError(t, scanAll(ctx, src, scanOptions{level: denseLevel, each: each}))
 	require.Equal(t, int64(4), next)
 	next = 0
-	require.ErrorIs(t, scanAll(ctx, src, scanOptions{level: denseLevel, each: func(s segment) error {
-		if next == 2 {
-			return bad
-		}
-		return each(s)
-	}}), bad)
+	require.ErrorIs(t,
+		scanAll(ctx, src, scanOptions{level: denseLevel, each: func(s segment) error {
+			if next == 2 {
+				return bad
+			}
+			return each(s)
+		}}), bad)
 	require.Equal(t, int64(2), next, "nothing comes behind what could not be taken")
 }
 
@@ -46,7 +48,8 @@ func TestTableGrows(t *testing.T) {
 	noise := randomBytes(122, 8*keys)
 	for round := range int64(2) {
 		for k := range int64(keys) {
-			a := anchor{product(noise[8*k:]) &^ (1<<10 - 1), round*keys + k} // as keys of a level are
+			// as keys of a level are
+			a := anchor{product(noise[8*k:]) &^ (1<<10 - 1), round*keys + k}
 			small.insert(a)
 			large.insert(a)
 		}

@@ -11,13 +11,15 @@ import (
 // Plan says how a blob can be put together: from ranges of containers, and from
 // literals, ranges of its own that stand nowhere else.
 type Plan struct {
-	Size       int64
-	Containers []dedupe.Container // those of the candidates that are needed, then the literals if there are any
-	Extents    []dedupe.Extent    // as in a Recipe
-	Sketch     Sketch             // of the blob
+	Size int64
+	// those of the candidates that are needed, then the literals if there are any
+	Containers []dedupe.Container
+	Extents    []dedupe.Extent // as in a Recipe
+	Sketch     Sketch          // of the blob
 
-	stats    stats
-	literals []dedupe.Extent // where each range of the literals stands in the target: At in the literals, From in the target
+	stats stats
+	// where each range of the literals stands in the target: At in the literals, From in the target
+	literals []dedupe.Extent
 }
 
 // LiteralSize returns how many bytes the plan needs that stand nowhere else.
@@ -29,7 +31,7 @@ func (p *Plan) LiteralSize() int64 {
 	return last.At + last.Length
 }
 
-// Shares reports whether there is anything that need not be stored once more.
+// Shares reports whether some bytes need not be stored again.
 // A plan that is all literals is no recipe: its container would be the blob.
 func (p *Plan) Shares() bool { return p.LiteralSize() < p.Size }
 
@@ -58,7 +60,8 @@ func (l *literalSource) ReadAt(p []byte, off int64) (int, error) {
 // literals is known; it is not looked at where LiteralSize is 0. The error is a
 // *FormatError, as that of a plan that shares nothing.
 func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
-	r := &dedupe.Recipe{Blob: blob, Size: p.Size, Containers: slices.Clone(p.Containers), Literals: dedupe.NoLiterals, Extents: slices.Clone(p.Extents)}
+	r := &dedupe.Recipe{Blob: blob, Size: p.Size, Containers: slices.Clone(p.Containers),
+		Literals: dedupe.NoLiterals, Extents: slices.Clone(p.Extents)}
 	if p.LiteralSize() > 0 {
 		last := len(r.Containers) - 1
 		r.Containers[last].Digest = literals
@@ -113,7 +116,8 @@ func (m *matcher) named(b *builder) *Plan {
 	for i, c := range m.candidates {
 		if place[i] < 0 {
 			place[i] = len(p.Containers)
-			p.Containers = append(p.Containers, dedupe.Container{Digest: c.Digest, Size: c.Source.Size()})
+			p.Containers = append(p.Containers,
+				dedupe.Container{Digest: c.Digest, Size: c.Source.Size()})
 		}
 	}
 	if n := p.LiteralSize(); n > 0 {
@@ -180,13 +184,15 @@ func (b *builder) keep(at, n int64) int64 {
 
 func (b *builder) copy(m match) {
 	if distance := m.at - m.from; distance < m.length && distance < shortPeriod {
-		// What is laid just before is mostly the run's first period.
+		// The extent before is mostly the run's first period.
 		if k := len(b.out) - 1; k >= 0 && b.out[k].Period == 0 && b.out[k].Length >= distance {
 			last := b.out[k]
-			b.push(dedupe.Extent{Length: m.length, From: last.From + last.Length - distance, Period: distance, Container: last.Container})
+			b.push(dedupe.Extent{Length: m.length, From: last.From + last.Length - distance,
+				Period: distance, Container: last.Container})
 			return
 		}
-		b.push(dedupe.Extent{Length: m.length, From: b.keep(m.at, distance), Period: distance, Container: b.literal})
+		b.push(dedupe.Extent{Length: m.length, From: b.keep(m.at, distance), Period: distance,
+			Container: b.literal})
 		return
 	}
 	// More than a recipe may have is not kept in any case.
@@ -197,7 +203,8 @@ func (b *builder) copy(m match) {
 
 // again lays at most n bytes of what the target has at from, one extent, and returns how many.
 func (b *builder) again(from, n int64) int64 {
-	e := b.out[sort.Search(len(b.out), func(i int) bool { return b.out[i].At+b.out[i].Length > from })]
+	e := b.out[sort.Search(len(b.out),
+		func(i int) bool { return b.out[i].At+b.out[i].Length > from })]
 	skip := from - e.At
 	n = min(n, e.Length-skip)
 	if e.Period > 0 {

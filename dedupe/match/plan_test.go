@@ -52,8 +52,8 @@ func TestLiteralsFromAnyOffset(t *testing.T) {
 	}
 }
 
-// A plan becomes a recipe that has the literals itself, whose frames are written with it, and that
-// is proven before it gets its name.
+// A plan becomes a recipe that contains the literals as frames, and is verified before it is
+// published.
 func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 	ctx := context.Background()
 	noise := func(seed byte, n int) []byte {
@@ -64,7 +64,8 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 	container, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
 	plain := slices.Concat(own[:300000], container, own[300000:])
 	target := bytes.NewReader(plain)
-	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)), Source: bytes.NewReader(container)}
+	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)),
+		Source: bytes.NewReader(container)}
 	for _, candidates := range [][]Candidate{{candidate}, nil} {
 		plan, err := Find(ctx, target, among(candidates...))
 		require.NoError(t, err)

@@ -14,7 +14,8 @@ import (
 // These quiet ranges are searched exactly for runs of a window or more, at every
 // multiple of quietStep, each against those before it.
 const (
-	quietFor  = 16      // times the mean distance of anchors make a range quiet: one in e^16 with random bytes
+	// times the mean distance of anchors make a range quiet: one in e^16 with random bytes
+	quietFor  = 16
 	quietStep = 4       // what values are aligned to
 	longRun   = 4 << 10 // bytes of a run with a period that are not searched as well
 	quietAll  = 8 << 20 // bytes of a target that are searched
@@ -78,7 +79,8 @@ func (q *quietRanges) one(k int) {
 		back := min(i-done, from-q.ranges[j].pos)
 		back = commonSuffix(q.bytes[i-back:i], q.bytes[from-back:from])
 		q.found = append(q.found, match{
-			at: r.at + int64(i-back-r.pos), from: q.ranges[j].at + int64(from-back-q.ranges[j].pos), length: int64(ahead + back)})
+			at: r.at + int64(i-back-r.pos), from: q.ranges[j].at + int64(from-back-q.ranges[j].pos),
+			length: int64(ahead + back)})
 		done = i + ahead
 		i = (done + quietStep - 1) &^ (quietStep - 1)
 	}

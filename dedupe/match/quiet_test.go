@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Zeros of either sign, and now and then a copy of 400 bytes of an earlier place: no anchor anywhere.
+// Zeros of either sign, and now and then a copy of 400 bytes of an earlier place: no anchor
+// anywhere.
 func TestQuietRangesAreSearched(t *testing.T) {
 	r := rand.New(rand.NewPCG(81, 0))
 	b := make([]byte, 1<<20)
@@ -34,11 +35,13 @@ func TestQuietRangesAreSearched(t *testing.T) {
 		for _, m := range missing[at : at+400] {
 			n += m
 		}
-		require.Less(t, n, 2*windowSize, "of 400 bytes at %d", at) // what is left at either end may be less than a window
+		// what is left at either end may be less than a window
+		require.Less(t, n, 2*windowSize, "of 400 bytes at %d", at)
 	}
 }
 
-// What comes again in another quiet range, with noise between the two, is taken from where it stands, up to the end of the range that it stands in.
+// A quiet range that repeats an earlier one, behind noise, takes its bytes from there, up to the
+// end of the earlier range.
 func TestQuietRangesAreComparedWithEachOther(t *testing.T) {
 	r := rand.New(rand.NewPCG(82, 0))
 	still := func(n int) []byte {
@@ -51,7 +54,9 @@ func TestQuietRangesAreComparedWithEachOther(t *testing.T) {
 	first, second, own := still(40<<10), still(30<<10), still(20<<10)
 	b := bytes.Join([][]byte{
 		first, randomBytes(161, 9000), second, randomBytes(162, 5004),
-		own, first[8<<10 : 30<<10], own[:10<<10], second[len(second)-8<<10:], randomBytes(163, 3000), // up to the end of a range
+		// up to the end of a range
+		own, first[8<<10 : 30<<10], own[:10<<10], second[len(second)-8<<10:],
+		randomBytes(163, 3000),
 		second[:20<<10], first[len(first)-4<<10:], own[4<<10 : 8<<10],
 	}, nil)
 	p := pack(t, b)
@@ -59,7 +64,8 @@ func TestQuietRangesAreComparedWithEachOther(t *testing.T) {
 	require.Less(t, p.LiteralSize(), int64(len(b))-again+8*2*windowSize)
 }
 
-// Ranges stand beside each other while they are searched, and not in the blob: nothing is found over the seam of two.
+// Ranges stand beside each other while they are searched, and not in the blob: nothing is found
+// over the seam of two.
 func TestNothingIsFoundOverTheSeamOfQuietRanges(t *testing.T) {
 	first, second, between := randomBytes(165, 4096), randomBytes(166, 4096), randomBytes(167, 1000)
 	third := bytes.Join([][]byte{first[2048:], second[:2048]}, nil)

@@ -9,7 +9,10 @@ import (
 
 func TestRunsOf(t *testing.T) {
 	noise := randomBytes(51, 64<<10)
-	period := func(n int) []byte { return append([]byte("0123456789abcdef")[:n:n], noise[:max(n-16, 0)]...) }
+	period := func(n int) []byte {
+		return append([]byte("0123456789abcdef")[:n:n],
+			noise[:max(n-16, 0)]...)
+	}
 	for name, c := range map[string]struct {
 		period []byte
 		want   int64

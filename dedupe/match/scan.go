@@ -28,7 +28,8 @@ type segment struct {
 
 // scanOptions say what scanAll keeps.
 type scanOptions struct {
-	level  int       // less than 0: dense anchors; more: of the keys only those with as many zero bits at the end
+	// less than 0: dense anchors; more: of the keys only those with as many zero bits at the end
+	level  int
 	least  int       // runs of as many bytes; 0: none
 	sketch *sketcher // gets all keys; may be nil
 
@@ -200,13 +201,13 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 // to be passed in less than a processor's cycle each: a byte and the one behind it differ in
 // certain bits, as one in 64 pairs of random bytes do and no two equal ones, which is tried on 64
 // positions at once; and the eight bytes there, times a constant, are among the highest products.
-// Of two bytes, since one alone has few values in text, and favours some in small integers.
+// Two bytes are used because one alone has few values in text, and favours some in small integers.
 //
 // How many positions are anchors is a matter of the least product. With sparse ones it is one in
 // 1024 with random bytes, with dense ones up to one in 64; sparse anchors are dense ones too.
 //
-// What is compared and kept is the anchor's key, a hash of the window of 64 bytes
-// that begins there: eight bytes are too few to tell tensors apart.
+// The key of an anchor is a hash of the 64 bytes that begin there, because eight bytes are too few
+// to tell tensors apart.
 const (
 	pairBits    = 6
 	anchorBits  = 10

@@ -21,7 +21,8 @@ func segmentsOf(t *testing.T, b []byte, o scanOptions) (all []segment) {
 	return all
 }
 
-// One pass finds the sketch and all anchors, also where a window lies over the seam of two segments.
+// One pass finds the sketch and all anchors, also where a window lies over the seam of two
+// segments.
 func TestMatchFindsTheSketchAsWell(t *testing.T) {
 	noise := randomBytes(61, segmentSize)
 	at, ok := nextAnchor(noise, 0, leastProduct(0))

@@ -74,8 +74,8 @@ func (s *sketcher) sketch(size int64) Sketch {
 const sketchHead = 9
 
 // sketchVersion is that of the encoding and of what keys are: two sketches can
-// be compared only if their anchors and keys are defined alike. Whatever changes
-// a key of any blob, or which of them are kept, needs another one.
+// be compared only if their anchors and keys are defined alike. Any change
+// of the keys of a blob, or of the choice of those that are kept, needs another version.
 const sketchVersion = 1
 
 // AppendBinary appends the encoding of the sketch, some 3 KiB, to b.
@@ -89,7 +89,7 @@ func (s Sketch) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // DecodeSketch reads what AppendBinary wrote. Errors are *FormatError, also for
-// a sketch of an earlier version, or ErrNewer: such a sketch is to be made anew.
+// a sketch of an earlier version, or ErrNewer. The caller makes such a sketch again.
 func DecodeSketch(b []byte) (Sketch, error) {
 	if len(b) > 0 && b[0] > sketchVersion {
 		return Sketch{}, fmt.Errorf("sketch of version %d: %w", b[0], dedupe.ErrNewer)
@@ -147,7 +147,8 @@ func Candidates(
 type shared struct {
 	digest cas.Digest
 	keys   [(sketchKeys + 63) / 64]uint64 // a bit for each
-	scale  float64                        // keys of the sketch that stand for one: 1, more where the other sketch ends early
+	// keys of the sketch that stand for one: 1, more where the other sketch ends early
+	scale float64
 }
 
 func (s Sketch) common(digest cas.Digest, other Sketch) shared {

@@ -16,7 +16,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-var writeSketch = flag.Bool("write-sketch", false, "write the sample of a new format; never for one that was released")
+var writeSketch = flag.Bool("write-sketch", false,
+	"write the sample of a new format; never for one that was released")
 
 func randomBytes(seed uint64, n int) []byte {
 	b := make([]byte, n)
@@ -42,7 +43,8 @@ func TestCandidatesAreRankedByWhatTheyAdd(t *testing.T) {
 	}
 	got := Candidates(sketchOf(t, target), maps.All(known), nil, 8)
 	require.Equal(t, []cas.Digest{{1}, {3}}, got)
-	got = Candidates(sketchOf(t, target), maps.All(known), func(d cas.Digest) bool { return d != cas.Digest{1} }, 8)
+	got = Candidates(sketchOf(t, target), maps.All(known),
+		func(d cas.Digest) bool { return d != cas.Digest{1} }, 8)
 	require.Equal(t, []cas.Digest{{2}, {3}}, got, "one that may not does not stand for another")
 }
 
@@ -70,11 +72,16 @@ func TestSketchCodec(t *testing.T) {
 	require.Equal(t, "version", f.Field)
 }
 
-// Sketches of version 1 are in indexes, and are compared with new ones. Where these keys come out otherwise sketchVersion has to
-// be another one, and the sample is kept for as long as that one can be read.
+// Sketches of version 1 are in indexes, and are compared with new ones. Where these keys come out
+// otherwise sketchVersion has to be another one, and the sample is kept for as long as that one can
+// be read.
 func TestSketchOfVersion1(t *testing.T) {
 	path := filepath.Join("..", "..", "testdata", "format", "v1", "sketch")
-	got, err := sketchOf(t, bytes.Join([][]byte{randomBytes(51, segmentSize), make([]byte, 5000), bytes.Repeat([]byte("text, and "), 3000), randomBytes(52, segmentSize)}, nil)).AppendBinary(nil)
+	got,
+		err := sketchOf(t,
+		bytes.Join([][]byte{randomBytes(51, segmentSize), make([]byte, 5000),
+			bytes.Repeat([]byte("text, and "), 3000), randomBytes(52, segmentSize)}, nil)).
+		AppendBinary(nil)
 	require.NoError(t, err)
 	if *writeSketch {
 		require.NoError(t, os.WriteFile(path, got, 0o644))

@@ -12,12 +12,13 @@ import (
 )
 
 const (
-	streamSize  = 8 << 20   // of a candidate that one core goes through at a time
-	streamRead  = 32 << 10  // read at first where nothing is known
-	streamMost  = 256 << 10 // and at most
-	overSeam    = 64 << 10  // how far a match goes on into the parts beside its own: it may have no anchor there
-	spareWork   = 4 << 20   // bytes compared in vain that a part may cost besides
-	workPerByte = 4         // and for each byte of it
+	streamSize = 8 << 20   // of a candidate that one core goes through at a time
+	streamRead = 32 << 10  // read at first where nothing is known
+	streamMost = 256 << 10 // and at most
+	// how far a match goes on into the parts beside its own: it may have no anchor there
+	overSeam    = 64 << 10
+	spareWork   = 4 << 20 // bytes compared in vain that a part may cost besides
+	workPerByte = 4       // and for each byte of it
 )
 
 // worthReading leaves out a candidate of which only this part could be used. Small ones pass.
@@ -186,7 +187,8 @@ func (c *comparer) buffers(n int64) (a, b []byte) {
 	return c.a[:n], c.b[:n]
 }
 
-func (c *comparer) read(a dedupe.Source, ai int64, b dedupe.Source, bi, n int64) (pa, pb []byte, err error) {
+func (c *comparer) read(a dedupe.Source, ai int64, b dedupe.Source, bi, n int64) (pa, pb []byte,
+	err error) {
 	pa, pb = c.buffers(n)
 	if err := dedupe.ReadFull(a, pa, ai); err != nil {
 		return nil, nil, err
@@ -196,16 +198,19 @@ func (c *comparer) read(a dedupe.Source, ai int64, b dedupe.Source, bi, n int64)
 }
 
 // forward returns how many bytes from a[ai:] and b[bi:] are equal, at most limit.
-func (c *comparer) forward(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64) (int64, error) {
+func (c *comparer) forward(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64) (int64,
+	error) {
 	return c.equal(a, ai, b, bi, limit, false)
 }
 
 // backward returns how many bytes before a[ai] and b[bi] are equal, at most limit.
-func (c *comparer) backward(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64) (int64, error) {
+func (c *comparer) backward(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64) (int64,
+	error) {
 	return c.equal(a, ai, b, bi, limit, true)
 }
 
-func (c *comparer) equal(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64, back bool) (int64, error) {
+func (c *comparer) equal(a dedupe.Source, ai int64, b dedupe.Source, bi, limit int64,
+	back bool) (int64, error) {
 	done := int64(0)
 	for step := int64(firstCompare); done < limit; step = min(2*step, mostCompare) {
 		n := min(step, limit-done)

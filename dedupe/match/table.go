@@ -19,7 +19,9 @@ const (
 const denseAnchors = 1 << 18
 
 const (
-	maxSame  = 4  // positions that are kept for one key: copies were found before, the rest are headers and padding
+	// positions that are kept for one key: copies were found before, the rest are headers and
+	// padding
+	maxSame  = 4
 	maxProbe = 32 // slots that are looked at for a key, whatever the keys are
 )
 
@@ -30,7 +32,8 @@ type table struct {
 	at    int      // bits of a slot that have the position
 }
 
-// The table of a target of some TB cannot grow: tags are too short to tell where else their keys belong.
+// The table of a target of some TB cannot grow: tags are too short to tell where else their keys
+// belong.
 const (
 	leastSlots = 1 << 4
 	mostBits   = 21
@@ -65,7 +68,7 @@ func newSlots(n int) []uint64 {
 	return s
 }
 
-// release gives the slots back: nobody reads the table any more.
+// release returns the slots. The table must not be read afterwards.
 func (t *table) release() {
 	s := t.slots
 	t.slots = nil
@@ -113,7 +116,8 @@ func (t *table) put(one uint64) {
 	}
 }
 
-// grow makes twice the room. It begins behind a free slot, so that positions of the same key stay in their order.
+// grow makes twice the room. It begins behind a free slot, so that positions of the same key stay
+// in their order.
 func (t *table) grow() {
 	old := t.slots
 	t.slots, t.used = newSlots(2*len(old)), 0

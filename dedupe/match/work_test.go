@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Windows that are equal everywhere, with nothing that is as long as the floor, are compared in vain only as often as is worth it: with
-// candidates, within the target, and where runs begin.
+// Windows that are equal everywhere, with nothing that is as long as the floor, are compared in
+// vain only as often as is worth it: with candidates, within the target, and where runs begin.
 func TestComparingInVainIsBounded(t *testing.T) {
 	noise := randomBytes(101, 1<<20)
 	at, _ := nextAnchor(noise, 0, leastProduct(0))
@@ -46,11 +46,13 @@ func TestComparingInVainIsBounded(t *testing.T) {
 	require.LessOrEqual(t, p.stats.compared, spareWork+workPerByte*size+8*mostCompare)
 }
 
-// What one candidate has is not compared with the next one, and each byte of a candidate is scanned or compared, not both.
+// Bytes found in one candidate are not compared with the next one, and each byte of a candidate is
+// either scanned or compared.
 func TestEveryByteIsComparedOnce(t *testing.T) {
 	a := randomBytes(105, 5<<20)
 	target := append(bytes.Clone(a), randomBytes(106, 200<<10)...)
-	candidates := []Candidate{{Digest: cas.Digest{1}, Source: source(a)}, {Digest: cas.Digest{2}, Source: source(append([]byte("x"), a...))}}
+	candidates := []Candidate{{Digest: cas.Digest{1}, Source: source(a)},
+		{Digest: cas.Digest{2}, Source: source(append([]byte("x"), a...))}}
 	p, err := Find(context.Background(), source(target), among(candidates[:1]...))
 	require.NoError(t, err)
 	require.Less(t, p.stats.compared, int64(len(a)+4*mostCompare))
@@ -68,7 +70,8 @@ func TestLevelsKeepTheBoundOfAnchors(t *testing.T) {
 		require.GreaterOrEqual(t, level, last)
 		last = level
 		segments := (size + segmentSize - 1) / segmentSize
-		require.LessOrEqual(t, segments*int64(denseSegment(level, int(segments))), int64(maxAnchors), "%d bytes", size)
+		require.LessOrEqual(t, segments*int64(denseSegment(level, int(segments))),
+			int64(maxAnchors), "%d bytes", size)
 		anchors := float64(size) / anchorEvery
 		for k := level; k < 0; k++ {
 			anchors *= 2
