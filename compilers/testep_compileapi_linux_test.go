@@ -164,7 +164,7 @@ func (h host) compileBy(t *testing.T, c ort.Compilation, session set) []byte {
 // and takes the later one of two when it loads.
 func outside(t *testing.T, path string) int {
 	places := map[string]string{}
-	for _, i := range readModel(t, path).Initializers {
+	for _, i := range tensorsOf(t, path) {
 		places[i.Name] = i.Location
 	}
 	maps.DeleteFunc(places, func(_, location string) bool { return location == "" })

@@ -240,14 +240,27 @@ type modelFile struct {
 func (f modelFile) Size() int64 { return f.size }
 
 func readModel(t *testing.T, path string) *epmodel.Model {
+	m, _ := readTensors(t, path)
+	return m
+}
+
+func tensorsOf(t *testing.T, path string) []epmodel.Initializer {
+	_, all := readTensors(t, path)
+	return all
+}
+
+func readTensors(t *testing.T, path string) (*epmodel.Model, []epmodel.Initializer) {
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	defer f.Close() // only read
 	info, err := f.Stat()
 	require.NoError(t, err)
-	m, err := epmodel.Read(t.Context(), filepath.Base(path), modelFile{f, info.Size()})
+	var all []epmodel.Initializer
+	m, err := epmodel.Tensors(t.Context(), filepath.Base(path), modelFile{f, info.Size()}, func(i *epmodel.Initializer) {
+		all = append(all, *i)
+	})
 	require.NoError(t, err)
-	return m
+	return m, all
 }
 
 // listing gives the names of the files in a folder, sorted.

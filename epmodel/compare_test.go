@@ -145,16 +145,17 @@ func describe(t *testing.T, path string) modelFacts {
 	defer f.Close()
 	src, err := epmodel.FileSource(f)
 	require.NoError(t, err)
-	m, err := epmodel.Read(context.Background(), path, src)
+	tensors := []tensorFacts(nil)
+	m, err := epmodel.Tensors(context.Background(), path, src, func(i *epmodel.Initializer) {
+		tensors = append(tensors, tensor(t, *i, src))
+	})
 	require.NoError(t, err)
 	facts := modelFacts{IR: m.IRVersion, Opsets: [][2]any{}, Producer: m.Producer, ProducerVersion: m.ProducerVersion, Graph: m.GraphName, Metadata: m.Metadata,
 		Inputs: values(m.Inputs), Outputs: values(m.Outputs), Contexts: []contextFacts{}, Ops: m.OpTypes, Nodes: m.Nodes}
 	for _, o := range m.Opsets {
 		facts.Opsets = append(facts.Opsets, [2]any{o.Domain, o.Version})
 	}
-	for _, i := range m.Initializers {
-		facts.Tensors = append(facts.Tensors, tensor(t, i, src))
-	}
+	facts.Tensors = tensors
 	for _, c := range m.Contexts {
 		facts.Contexts = append(facts.Contexts, contextOf(t, c, src))
 	}

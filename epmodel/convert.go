@@ -171,7 +171,7 @@ type change struct {
 }
 
 func newForm(ctx context.Context, m *Model, graph Source) *form {
-	return &form{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size()}, map[int64]change{}}
+	return &form{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size(), most: maxKept}, map[int64]change{}}
 }
 
 func (s *form) rewrite(none string) (*Splice, error) {

@@ -41,57 +41,98 @@ func Digest(ctx context.Context, m *Model, graph Source, open func(location stri
 	if err != nil {
 		return none, fmt.Errorf("hash %s: %w", m.Name, err)
 	}
-	groups := m.byLocation()
-	if len(groups) == 0 {
+	if len(m.External)+len(m.Whole) == 0 {
 		return d, nil
 	}
-	rec := append([]byte(digestMagic), d[:]...)
-	rec = binary.LittleEndian.AppendUint64(rec, uint64(m.Size))
-	rec = binary.LittleEndian.AppendUint64(rec, uint64(len(groups)))
-	for _, g := range groups {
-		if rec, err = m.appendFile(ctx, rec, g, open, sum); err != nil {
-			return none, err
+	err = admitted(ctx, m.Name, func(most int64) error {
+		files, err := m.byLocation(ctx, graph, most)
+		if err != nil {
+			return err
 		}
-	}
-	d, err = sum(ctx, bytes.NewReader(rec), 0, int64(len(rec)))
-	if err != nil {
-		return none, fmt.Errorf("hash %s: %w", m.Name, err)
-	}
-	return d, nil
+		rec := append([]byte(digestMagic), d[:]...)
+		rec = binary.LittleEndian.AppendUint64(rec, uint64(m.Size))
+		rec = binary.LittleEndian.AppendUint64(rec, uint64(len(files)))
+		for _, f := range files {
+			if rec, err = m.appendFile(ctx, rec, f, open, sum); err != nil {
+				return err
+			}
+		}
+		if d, err = sum(ctx, bytes.NewReader(rec), 0, int64(len(rec))); err != nil {
+			return fmt.Errorf("hash %s: %w", m.Name, err)
+		}
+		return nil
+	})
+	return d, err
 }
 
-// externalFile is a file with the tensors (their indices) that are in it.
-type externalFile struct {
+// spansOf is a file with the ranges that its tensors have in it.
+type spansOf struct {
 	location string
-	tensors  []int
-	whole    bool // all bytes count, whatever the tensors are
+	tensors  *ExternalFile // nil: only the whole file counts
+	spans    []span        // beyond the end: to the end
 }
 
-func (m *Model) byLocation() (files []externalFile) {
+// byLocation walks the graph again, because a model does not keep its tensors: their ranges alone take little memory.
+func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files []spansOf, err error) {
 	at := map[string]int{}
 	for i, location := range m.Locations() {
 		at[location] = i
-		files = append(files, externalFile{location: location})
+		files = append(files, spansOf{location: location})
+	}
+	for i, f := range m.External {
+		files[at[f.Location]].tensors = &m.External[i]
 	}
 	for _, location := range m.Whole {
-		files[at[location]].whole = true
+		f := &files[at[location]]
+		f.spans = append(f.spans, span{0, math.MaxInt64})
 	}
-	for i, t := range m.Initializers {
-		if t.Location != "" {
-			f := &files[at[t.Location]]
-			f.tensors = append(f.tensors, i)
+	if len(m.External) == 0 {
+		return files, nil
+	}
+	_, err = walk(ctx, m.Name, graph, most, func(w *walker, t *Initializer) {
+		i, known := at[t.Location]
+		switch {
+		case t.Location == "":
+		case !known || files[i].tensors == nil:
+			w.fail(t.At, "external_data", "%s", changedMeanwhile)
+		case files[i].add(t):
+			w.keep(t.At, 8)
 		}
-	}
-	return files
+	})
+	return files, err
 }
 
-func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile,
+// add adds the range of a tensor, and says whether that took memory.
+func (f *spansOf) add(t *Initializer) bool {
+	s := span{t.Offset, t.Length}
+	switch {
+	case len(t.OtherKeys) > 0:
+		s = span{0, math.MaxInt64}
+	case s.n < 0:
+		s.n = math.MaxInt64 - s.off
+	}
+	if n := len(f.spans); n > 0 && f.spans[n-1].end() == s.off {
+		f.spans[n-1].n += s.n
+		return false
+	}
+	f.spans = append(f.spans, s)
+	return true
+}
+
+const changedMeanwhile = "it changed while being read"
+
+func (m *Model) appendFile(ctx context.Context, rec []byte, file spansOf,
 	open func(string) (Source, error), sum Sum) ([]byte, error) {
 	src, err := open(file.location)
 	if err != nil {
 		return nil, fmt.Errorf("%s: external data %q: %w", m.Name, file.location, err)
 	}
-	spans, err := m.joined(file, src.Size())
+	if file.tensors != nil {
+		if err := file.tensors.fits(m.Name, src.Size()); err != nil {
+			return nil, err
+		}
+	}
+	spans, err := m.joined(file.spans, src.Size())
 	if err != nil {
 		return nil, err
 	}
@@ -108,29 +149,19 @@ func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile,
 	return rec, nil
 }
 
-// joined gives the ranges of the tensors in a file of the given size, in order, what overlaps or touches made one.
-func (m *Model) joined(file externalFile, size int64) ([]span, error) {
-	all := make([]span, 0, len(file.tensors)+1)
-	if file.whole {
-		all = append(all, span{0, size})
-	}
-	for _, i := range file.tensors {
-		t := m.Initializers[i]
-		if err := t.fits(m.Name, size); err != nil {
-			return nil, err
-		}
-		s := span{t.Offset, t.Length}
-		if len(t.OtherKeys) > 0 {
-			s = span{0, math.MaxInt64}
-		}
-		if s.n < 0 || s.n > size-s.off {
-			s.n = size - s.off
-		}
-		all = append(all, s)
-	}
+// joined gives the ranges in a file of the given size, in order, what overlaps or touches made one.
+func (m *Model) joined(all []span, size int64) ([]span, error) {
 	slices.SortFunc(all, func(a, b span) int { return cmp.Compare(a.off, b.off) })
-	out := all[:1]
-	for _, s := range all[1:] {
+	out := all[:0]
+	for _, s := range all {
+		if s.off > size {
+			return nil, m.wrong(-1, "", changedMeanwhile)
+		}
+		s.n = min(s.n, size-s.off)
+		if len(out) == 0 {
+			out = append(out, s)
+			continue
+		}
 		last := &out[len(out)-1]
 		if s.off > last.end() {
 			out = append(out, s)

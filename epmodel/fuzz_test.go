@@ -61,7 +61,7 @@ func FuzzRead(f *testing.F) {
 		inside := func(off, n int64) {
 			require.True(t, off >= 0 && n >= 0 && off+n <= int64(len(b)), "range %d+%d", off, n)
 		}
-		for _, i := range m.Initializers {
+		for _, i := range tensors(t, b) {
 			if i.Location == "" {
 				inside(i.Offset, i.Length)
 			} else {

@@ -174,7 +174,6 @@ func (w *walker) attribute(f field, name string, label nodeLabel) {
 		return
 	}
 	at := Initializer{Graph: label.graph, Node: label.node, Attribute: attr}
-	w.keep(f.at, len(attr)+len(label.node))
 	w.submessage(f, name, func(g field) {
 		switch g.num {
 		case 5, 22: // the schema has these once, and merging two, as protobuf does, is nothing that a writer means
@@ -204,10 +203,13 @@ func (w *walker) attribute(f field, name string, label nodeLabel) {
 	})
 }
 
-// nestedGraph accounts for the path, which every tensor in the graph shares.
+// nestedGraph accounts for the path, which every tensor in the graph shares, until the graph ends.
 func (w *walker) nestedGraph(f field, name, path string) {
+	before := w.kept
 	w.keep(f.at, len(path))
+	held := w.kept - before
 	w.graph(f, name, path)
+	w.kept -= held
 }
 
 // present says whether an optional field was seen.
@@ -222,7 +224,8 @@ const (
 	dataExternal
 )
 
-func (w *walker) tensor(f field, name string, t Initializer) {
+func (w *walker) tensor(f field, name string, t Initializer) (called string) {
+	before := w.kept
 	t.At = f.at
 	var external []field
 	location := int64(dataInGraph)
@@ -264,8 +267,39 @@ func (w *walker) tensor(f field, name string, t Initializer) {
 	default:
 		w.fail(f.at, "data_location", "tensor %q: %d is neither 0 (in the model) nor 1 (external)", t.Name, location)
 	}
-	w.m.Initializers = append(w.m.Initializers, t)
-	w.keep(f.at, 288)
+	w.kept = before // nothing of it stays but its file's name
+	if w.err != nil {
+		return ""
+	}
+	if t.Location != "" {
+		w.inFile(&t)
+	}
+	w.each(w, &t)
+	return t.Name
+}
+
+// inFile notes that a tensor is in a file of external data.
+func (w *walker) inFile(t *Initializer) {
+	i, known := w.files[t.Location]
+	if !known {
+		i = len(w.m.External)
+		w.files[t.Location] = i
+		w.m.External = append(w.m.External, ExternalFile{Location: t.Location, Tensor: t.Name, At: t.At})
+		w.keep(t.At, 1024+len(t.Location)+3*(len(t.Name)+8*len(t.Shape)))
+	}
+	f := &w.m.External[i]
+	if !known || t.reach() > f.farthest.reach() {
+		f.farthest = t.alone(f.Location)
+	}
+	if need, known := t.Bytes(); known && t.Length > 0 && need > t.Length && f.tight.Location == "" {
+		f.tight = t.alone(f.Location)
+	}
+}
+
+// alone returns what of the tensor its check needs.
+func (t *Initializer) alone(location string) Initializer {
+	return Initializer{Name: t.Name, Location: location, Type: t.Type, Shape: t.Shape, Sparse: t.Sparse,
+		Offset: t.Offset, Length: t.Length, At: t.At}
 }
 
 // typed records data in a field of its element type. Packed in one piece, as all writers do, it has a range; in pieces it has not.
@@ -299,8 +333,7 @@ func (w *walker) sparse(f field, name string, t Initializer) {
 	}
 	for i, part := range parts {
 		if t.Part = part; found[i].present() {
-			w.tensor(found[i], name+"."+part, t)
-			t.Name = w.m.Initializers[len(w.m.Initializers)-1].Name
+			t.Name = w.tensor(found[i], name+"."+part, t)
 		}
 	}
 }
@@ -335,11 +368,6 @@ func (w *walker) externalKey(v field, key string, t *Initializer) {
 		t.Location = w.exact(v, "external_data.location", maxPath)
 		if why := badLocation(t.Location); why != "" {
 			w.fail(v.at, "external_data.location", "tensor %q: file %q: %s", t.Name, t.Location, why)
-		}
-		if known, ok := w.files[t.Location]; ok {
-			t.Location = known
-		} else {
-			w.files[t.Location] = t.Location
 		}
 	case "offset":
 		t.Offset = w.decimal(v, key, t.Name)

@@ -1,6 +1,7 @@
 package epmodel_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -56,6 +57,7 @@ func allocated(fn func()) uint64 {
 
 // weights of 10 GB in the graph file itself (more than protobuf libraries read) and an embedded context of 3 GB
 func TestReadPassesOverHugeFields(t *testing.T) {
+	var lengths map[string]int64 // of the tensors
 	cases := map[string]struct {
 		hole  int64
 		wrap  func(hole int64) (head, tail msg)
@@ -68,9 +70,7 @@ func TestReadPassesOverHugeFields(t *testing.T) {
 			graph := append(bigLength(7, int64(len(tensor))+hole+int64(len(after))), tensor...)
 			return append(msg{}.num(1, 9), graph...), after
 		}, func(t *testing.T, m *epmodel.Model) {
-			require.Len(t, m.Initializers, 2)
-			require.EqualValues(t, 10<<30, m.Initializers[0].Length)
-			require.Equal(t, "last", m.Initializers[1].Name)
+			require.Equal(t, map[string]int64{"w": 10 << 30, "last": 4}, lengths)
 		}},
 		"an embedded context of 3 GB": {3 << 30, func(hole int64) (msg, msg) {
 			value := append(msg{}.str(1, "ep_cache_context"), bigLength(4, hole)...)
@@ -93,7 +93,12 @@ func TestReadPassesOverHugeFields(t *testing.T) {
 			require.NoError(t, err)
 			in := &counting{Source: src}
 			var m *epmodel.Model
-			took := allocated(func() { m, err = epmodel.Read(context.Background(), "big.onnx", in) })
+			lengths = map[string]int64{}
+			took := allocated(func() {
+				m, err = epmodel.Tensors(context.Background(), "big.onnx", in, func(i *epmodel.Initializer) {
+					lengths[i.Name] = i.Length
+				})
+			})
 			require.NoError(t, err)
 			c.check(t, m)
 			require.Less(t, in.bytes, int64(1<<20), "bytes read")
@@ -116,36 +121,102 @@ func TestReadAndDigestOfALargeModel(t *testing.T) {
 	require.NoError(t, err)
 	var m *epmodel.Model
 	took := allocated(func() { m = mustRead(t, b) })
-	require.Len(t, m.Initializers, tensors)
 	require.Less(t, took, uint64(64<<20), "taken in all, most of it at once free again")
-	runtime.GC()
-	var live runtime.MemStats
-	runtime.ReadMemStats(&live)
-	require.Less(t, live.HeapInuse, uint64(40<<20), "kept")
 
 	var ranges int
-	var bytes int64
+	var hashed int64
 	took = allocated(func() {
-		_, err = epmodel.Digest(context.Background(), m, source{nil, m.Size}, func(string) (epmodel.Source, error) { return data, nil },
+		_, err = epmodel.Digest(context.Background(), m, bytes.NewReader(b), func(string) (epmodel.Source, error) { return data, nil },
 			func(_ context.Context, _ io.ReaderAt, _, n int64) ([32]byte, error) {
 				ranges++
-				bytes += n
+				hashed += n
 				return [32]byte{}, nil
 			})
 	})
 	require.NoError(t, err)
 	require.Equal(t, 3, ranges, "graph, the joined weights, the record")
-	require.Greater(t, bytes, int64(tensors*each))
-	require.Less(t, took, uint64(4<<20))
+	require.Greater(t, hashed, int64(tensors*each))
+	require.Less(t, took, uint64(64<<20), "the graph is walked again, and its tensors are not kept")
 }
 
-// a file of nothing but two-byte tensors is refused before it costs more than it may
-func TestReadRefusesWhatNeedsTooMuchMemory(t *testing.T) {
-	const n = 1 << 20
-	graph := make(msg, 0, 2*n)
-	for range n {
-		graph = append(graph, 5<<3|2, 0)
+// repeated is a graph of so many equal fields.
+func repeated(n int, field msg) msg { return bytes.Repeat(field, n) }
+
+// kept tells how much memory what fn returns takes for as long as it is used.
+func kept(fn func() any) int64 {
+	live := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
 	}
-	_, err := read(model(graph))
-	require.Contains(t, formatError(t, err).Reason, "128 MiB of memory")
+	before := live()
+	what := fn()
+	after := live()
+	runtime.KeepAlive(what)
+	return after - before
+}
+
+// an initializer costs nothing, wherever its data is
+func TestTensorsTakeNoMemory(t *testing.T) {
+	for name, one := range map[string]msg{
+		"empty":    msg{}.sub(5, nil),
+		"named":    msg{}.sub(5, msg{}.str(8, "w").num(1, 1).num(2, 1)),
+		"external": msg{}.sub(5, external("w", 1, "location", "w.bin", "length", "4")),
+		"sparse":   msg{}.sub(15, msg{}.sub(1, inGraph("s", "abcd")).sub(2, inGraph("", "abcd"))),
+		"constant": msg{}.sub(1, node("", "Constant", "c", attrT("value", inGraph("t", "abcd")))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := model(repeated(100_000, one))
+			require.Less(t, kept(func() any { return mustRead(t, b) }), int64(100<<10))
+		})
+	}
+}
+
+// a file of nothing but small parts is refused before it costs more than it may
+func TestReadRefusesWhatNeedsTooMuchMemory(t *testing.T) {
+	for name, one := range map[string]msg{
+		"inputs":   msg{}.sub(11, nil),
+		"outputs":  msg{}.sub(12, nil),
+		"contexts": msg{}.sub(1, contextNode("")),
+		"dims":     msg{}.sub(11, msg{}.sub(2, msg{}.sub(1, msg{}.sub(2, repeated(1000, msg{}.sub(1, nil)))))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := read(model(repeated(1<<20/len(one)*2, one)))
+			require.Contains(t, formatError(t, err).Reason, "16 MiB of memory")
+			part := model(repeated(32_000/len(one), one))
+			require.Less(t, kept(func() any { return mustRead(t, part) }), int64(16<<20))
+		})
+	}
+	names := msg{}
+	for i := range 300_000 {
+		names = names.sub(1, msg{}.str(4, fmt.Sprint(i)))
+	}
+	_, err := read(model(names))
+	require.Contains(t, formatError(t, err).Reason, "16 MiB of memory")
+}
+
+// Readings pass the gate, small ones and large ones; what waits there ends with its context.
+func TestReadingsPassTheGate(t *testing.T) {
+	var passed []bool
+	inside := 0
+	ctx := epmodel.WithGate(t.Context(), func(ctx context.Context, large bool) (func(), error) {
+		require.Zero(t, inside, "no reading waits for memory while it has some")
+		inside++
+		passed = append(passed, large)
+		return func() { inside-- }, ctx.Err()
+	})
+	small, large := model(msg{}.sub(5, inGraph("w", "abcd"))), model(repeated(5000, msg{}.sub(11, nil)))
+	_, err := epmodel.Read(ctx, "m.onnx", bytes.NewReader(small))
+	require.NoError(t, err)
+	m, err := epmodel.Read(ctx, "m.onnx", bytes.NewReader(large))
+	require.NoError(t, err)
+	require.Len(t, m.Inputs, 5000)
+	require.Equal(t, []bool{false, false, true}, passed)
+	require.Zero(t, inside)
+
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = epmodel.Read(ended, "m.onnx", bytes.NewReader(small))
+	require.ErrorIs(t, err, context.Canceled)
 }

@@ -23,7 +23,7 @@ type Model struct {
 	Metadata        map[string]string // of metadata_props, as far as values are no longer than 1 MiB
 	Inputs          []Value           // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
 	Outputs         []Value
-	Initializers    []Initializer  // of every graph and function, constants in node attributes included, in file order
+	External        []ExternalFile // of every graph and function, constants in node attributes included, in file order
 	Contexts        []Context      // every EPContext node, of every graph and function, in file order
 	OpTypes         map[string]int // "domain::Op" -> number of nodes; the default domain is "ai.onnx"
 	Nodes           int            // of every graph and function
@@ -55,6 +55,17 @@ type Dim struct {
 // Range is a run of bytes of the graph file. Length 0 means that there is none.
 type Range struct {
 	Offset, Length int64
+}
+
+// ExternalFile is a file with external data of at least one tensor.
+type ExternalFile struct {
+	Location string
+	Tensor   string // the first tensor in it
+	At       int64  // offset of that tensor in the graph file
+
+	// farthest is the tensor that needs most of the file; tight is one that is larger than its own
+	// range. The file is sound if both are: so a model needs no memory for each of its tensors.
+	farthest, tight Initializer
 }
 
 // Initializer is a constant tensor and the place of its bytes.

@@ -59,13 +59,21 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 	return out, nil
 }
 
-// NamedRanges lists the tensors that stand in the graph's own file, and the contexts that stand in its nodes.
-func (m *Model) NamedRanges() []Named {
-	var out []Named
-	for _, t := range m.Initializers {
-		if t.Location == "" && t.Length > 0 && len(out) < maxNamed {
-			out = append(out, t.named(Range{t.Offset, t.Length}))
-		}
+// NamedTensors reads a model, and lists the tensors that stand in the graph's own file, and the contexts that stand in
+// its nodes.
+func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out []Named, err error) {
+	err = admitted(ctx, name, func(most int64) error {
+		out = nil
+		m, err = walk(ctx, name, graph, most, func(w *walker, t *Initializer) {
+			if t.Location == "" && t.Length > 0 && len(out) < maxNamed {
+				out = append(out, t.named(Range{t.Offset, t.Length}))
+				w.keep(t.At, 128+3*len(out[len(out)-1].Name))
+			}
+		})
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, c := range m.Contexts {
 		if c.Inline.Length > 0 && len(out) < maxNamed {
@@ -73,7 +81,7 @@ func (m *Model) NamedRanges() []Named {
 		}
 	}
 	SortNamed(out)
-	return out
+	return m, out, nil
 }
 
 // named names a range that has the tensor. A constant without a name has that of its node.

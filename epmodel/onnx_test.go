@@ -90,6 +90,16 @@ func mustRead(t *testing.T, b msg) *epmodel.Model {
 	return m
 }
 
+// tensors gives every tensor of a model that takes little memory.
+func tensors(t *testing.T, b msg) (all []epmodel.Initializer) {
+	t.Helper()
+	_, err := epmodel.Tensors(context.Background(), "m.onnx", bytes.NewReader(b), func(one *epmodel.Initializer) {
+		all = append(all, *one)
+	})
+	require.NoError(t, err)
+	return all
+}
+
 // formatError asserts that err is about the input, and gives it.
 func formatError(t *testing.T, err error) *epmodel.FormatError {
 	t.Helper()

@@ -16,7 +16,8 @@ const (
 	maxDepth  = 100       // nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
 	maxName   = 64 << 10  // names of nodes, tensors, operators, dimensions
 	maxText   = 1 << 20   // metadata values; longer ones are left out
-	maxKept   = 128 << 20 // memory of everything that Read keeps, estimated
+	maxKept   = 16 << 20  // memory of everything that Read keeps, estimated
+	smallKept = 256 << 10 // of nearly every model: see Gate
 	windowFar = 4 << 10   // read after a jump: usually a tensor's header, then the next jump
 	windowSeq = 64 << 10  // read when going on where the last window ended
 	headerMax = 24        // tag and value of any field but the payload of a length-delimited one
@@ -47,6 +48,7 @@ type reader struct {
 	path   []string // names of the messages that are open
 	fields uint64   // seen so far; tells when to look at ctx
 	kept   int64
+	most   int64 // bounds kept
 	err    error
 	buf    [windowSeq]byte
 }
@@ -69,7 +71,11 @@ func (r *reader) fail(at int64, name, format string, args ...any) {
 // keep accounts for n bytes (and a little for their container) that stay in memory.
 func (r *reader) keep(at int64, n int) {
 	r.kept += int64(n) + 32
-	if r.kept > maxKept {
+	switch {
+	case r.kept <= r.most:
+	case r.most < maxKept && r.err == nil:
+		r.err = errLarge
+	default:
 		r.fail(at, "", "names and tables need more than %d MiB of memory", maxKept>>20)
 	}
 }

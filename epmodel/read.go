@@ -1,8 +1,8 @@
 // Package epmodel reads ONNX models, and the EPContext nodes in them, without loading either.
 //
-// [Read] walks the protocol buffer through an io.ReaderAt. Weights and context binaries are passed over: their ranges are
-// recorded, their bytes never read, so a model of 10 GB costs a few megabytes and a few reads. What it finds is a [Model]:
-// the initializers with the place of their bytes, the EPContext nodes with every attribute, metadata, opsets. On that stand
+// [Read] walks the protocol buffer through an io.ReaderAt. Weights and context binaries are passed over, their bytes never
+// read, so a model of 10 GB costs a few hundred kilobytes and a few reads. What it finds is a [Model]: the files of external
+// data, the EPContext nodes with every attribute, metadata, opsets. Tensors are not kept: [Tensors] shows each. On that stand
 // [Digest], the identity of a model's content; [Model.Sidecars], every file that an artefact refers to; and [Validate], which
 // judges an artefact before it is stored or served.
 //
@@ -28,18 +28,33 @@ import (
 )
 
 // Read walks the ONNX model in src and reports what is in it. name stands for the file in errors. Weights and long attribute
-// values are never read, only their ranges recorded; memory is bounded by the names and tables of the model (a few megabytes for
-// a large one, 128 MiB at most, beyond which Read refuses). External data locations have been checked when Read returns: relative,
-// inside the model's folder.
+// values are never read, only their ranges recorded; memory is bounded by the names and tables of the model (some kilobytes
+// for most, 16 MiB at most, beyond which Read refuses), and passes the [Gate] of ctx. External data locations have been
+// checked when Read returns: relative, inside the model's folder.
 //
 // Bad bytes give a *FormatError; a cancelled ctx and I/O errors are returned as they are, wrapped.
 func Read(ctx context.Context, name string, src Source) (*Model, error) {
-	r := &reader{ctx: ctx, src: src, name: name, size: src.Size()}
+	return Tensors(ctx, name, src, func(*Initializer) {})
+}
+
+// Tensors is Read that also calls each with every tensor, in file order: initializers of every graph and function, and
+// constants in node attributes. A large model is walked again from its start, so each may see a tensor twice.
+func Tensors(ctx context.Context, name string, src Source, each func(*Initializer)) (m *Model, err error) {
+	err = admitted(ctx, name, func(most int64) error {
+		m, err = walk(ctx, name, src, most, func(_ *walker, t *Initializer) { each(t) })
+		return err
+	})
+	return m, err
+}
+
+// walk reads a model with at most so much memory, and calls each with every tensor.
+func walk(ctx context.Context, name string, src Source, most int64, each func(*walker, *Initializer)) (*Model, error) {
+	r := &reader{ctx: ctx, src: src, name: name, size: src.Size(), most: most}
 	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, OpTypes: map[string]int{}}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	w := &walker{reader: r, m: m, files: map[string]string{}}
+	w := &walker{reader: r, m: m, files: map[string]int{}, each: each}
 	if w.model(); w.err != nil {
 		return nil, w.err
 	}
@@ -55,8 +70,9 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 type walker struct {
 	*reader
 	m       *Model
-	trained int               // training_info entries seen
-	files   map[string]string // external locations, so that all tensors of a file share one string
+	trained int            // training_info entries seen
+	files   map[string]int // where each external location stands in Model.External
+	each    func(*walker, *Initializer)
 }
 
 func (w *walker) model() {

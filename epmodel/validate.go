@@ -42,11 +42,8 @@ func Validate(m *Model, files map[string]int64) error {
 	if err := ValidateReferences(m.Name, m.Sidecars(), files); err != nil {
 		return err
 	}
-	for _, t := range m.Initializers {
-		if t.Location == "" {
-			continue
-		}
-		if err := t.fits(m.Name, files[t.Location]); err != nil {
+	for _, f := range m.External {
+		if err := f.fits(m.Name, files[f.Location]); err != nil {
 			return err
 		}
 	}
@@ -107,6 +104,23 @@ func (m *Model) wrong(at int64, field, reason string) error {
 	return &FormatError{File: m.Name, Offset: at, Field: field, Reason: reason}
 }
 
+// fits checks that every tensor of the file is inside it.
+func (f *ExternalFile) fits(graph string, size int64) error {
+	if f.tight.Location != "" && f.farthest.reach() <= size {
+		return f.tight.fits(graph, size)
+	}
+	return f.farthest.fits(graph, size)
+}
+
+// reach is the size that the tensor's file must have.
+func (t Initializer) reach() int64 {
+	n := max(t.Length, 0) // Read has refused what overflows
+	if need, known := t.Bytes(); n == 0 && known {
+		n = min(need, math.MaxInt64-t.Offset)
+	}
+	return t.Offset + n
+}
+
 func (t Initializer) fits(graph string, size int64) error {
 	end := t.Offset
 	if t.Length > 0 {
@@ -164,10 +178,8 @@ const compatibilityPrefix = "ep_compatibility_info."
 // and those of Whole. Read has checked them.
 func (m *Model) Locations() []string {
 	all := slices.Clone(m.Whole)
-	for _, t := range m.Initializers {
-		if t.Location != "" {
-			all = append(all, t.Location)
-		}
+	for _, f := range m.External {
+		all = append(all, f.Location)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -206,12 +218,8 @@ func (m *Model) Sidecars() []Reference {
 	for _, c := range m.Contexts {
 		refs = append(refs, c.sidecars()...)
 	}
-	seen := map[string]bool{}
-	for _, t := range m.Initializers {
-		if t.Location != "" && !seen[t.Location] {
-			seen[t.Location] = true
-			refs = append(refs, Reference{Node: t.Name, Attribute: "external_data", Name: t.Location, Offset: t.At})
-		}
+	for _, f := range m.External {
+		refs = append(refs, Reference{Node: f.Tensor, Attribute: "external_data", Name: f.Location, Offset: f.At})
 	}
 	return refs
 }

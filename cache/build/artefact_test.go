@@ -13,8 +13,8 @@ import (
 func TestOutputsOfOthers(t *testing.T) {
 	graph := func(nodes int, locations ...string) *epmodel.Model {
 		m := &epmodel.Model{Contexts: make([]epmodel.Context, 1), Nodes: nodes}
-		for _, l := range append(locations, "") {
-			m.Initializers = append(m.Initializers, epmodel.Initializer{Location: l})
+		for _, l := range locations {
+			m.External = append(m.External, epmodel.ExternalFile{Location: l})
 		}
 		return m
 	}

@@ -32,12 +32,15 @@ func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 		return signature{}, err
 	}
 	s := signature{inputs: m.Inputs, outputs: m.Outputs, constant: make(map[string]bool)}
-	for i := range m.Initializers {
-		if t := &m.Initializers[i]; t.Graph == "" && t.Node == "" {
+	for _, v := range m.Inputs {
+		s.constant[v.Name] = false
+	}
+	_, err = r.ModelFiles(0).Tensors(ctx, func(t *epmodel.Initializer) {
+		if _, input := s.constant[t.Name]; input && t.Graph == "" && t.Node == "" {
 			s.constant[t.Name] = true
 		}
-	}
-	return s, nil
+	})
+	return s, err
 }
 
 // differs says in what an artefact is not of the model, nil if nothing tells.
@@ -121,7 +124,7 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, folder st
 // unchanged refuses the copy of an adopted artefact that has other bytes than its user's files had
 // when the request was identified, because it would be served for those.
 func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (err error) {
-	m.Initializers = nil
+	m.External = nil
 	if m.Whole, err = m.ArtefactFiles(); err != nil {
 		return notThis(cl, err)
 	}

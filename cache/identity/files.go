@@ -93,11 +93,16 @@ func Close(models ...Files) {
 
 // Read reads the model's graph.
 func (f Files) Read(ctx context.Context) (*epmodel.Model, error) {
+	return f.Tensors(ctx, func(*epmodel.Initializer) {})
+}
+
+// Tensors is Read that also calls each with every tensor, some perhaps twice.
+func (f Files) Tensors(ctx context.Context, each func(*epmodel.Initializer)) (*epmodel.Model, error) {
 	src, err := epmodel.FileSource(f.Graph)
 	if err != nil {
 		return nil, apierr.New(apierr.BadModel, err, "model %q cannot be read", f.Name)
 	}
-	m, err := epmodel.Read(ctx, f.Name, src)
+	m, err := epmodel.Tensors(ctx, f.Name, src, each)
 	if err != nil {
 		return nil, f.Refused(err)
 	}

@@ -41,6 +41,7 @@ type Models struct {
 	book  memo.Book
 	now   func() time.Time
 	known memo.Table[memoEntry, Model]
+	bulky memo.Table[memoEntry, Model] // those with many names, which are few and take more memory
 
 	reading keyed.Locks[memo.ID] // graphs: applications are started by the dozen, and one reading does for all
 }
@@ -50,7 +51,13 @@ type memoEntry struct {
 	kind string
 }
 
-const memoEntries = 1 << 16
+// Bounds of what is remembered in memory: 64 MiB of models with few names, 16 MiB of those with many.
+const (
+	memoEntries  = 1 << 16
+	fewNames     = 1 << 10 // bytes
+	bulkyEntries = 1 << 6
+	manyNames    = 1 << 18
+)
 
 // NewModels returns Models that remember in the book.
 func NewModels(book memo.Book, now func() time.Time) *Models { return &Models{book: book, now: now} }
@@ -192,7 +199,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 		m.Reader = readerVersion
 		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to
 		// be kept.
-		read.Initializers, m.Locations = nil, nil
+		read.External, m.Locations = nil, nil
 		// Where a name is bad it cannot be adopted, which is told then.
 		if files, err := read.ArtefactFiles(); r.asked.Adopt && err == nil {
 			read.Whole, m.Locations = files, files
@@ -204,6 +211,8 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 		}
 		return Model{}, &NeedFilesError{Locations: missing}
 	}
+	// Hashing may take long, and needs no more of it.
+	read = &epmodel.Model{Name: read.Name, Size: read.Size, External: read.External, Whole: read.Whole}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
 	modelKey, keyed := r.modelKey(graphKey, m.Locations)
 	sum, err := epmodel.Digest(ctx, read, src, r.open(r.sums), r.sums.of)
@@ -226,6 +235,9 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
 	e := memoEntry{key, kind}
 	m, ok := ms.known.Load(e)
+	if !ok {
+		m, ok = ms.bulky.Load(e)
+	}
 	if ok {
 		return m, m.complete(kind)
 	}
@@ -233,7 +245,7 @@ func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
 	if !ok || m.Compiled && m.Reader != readerVersion {
 		return Model{}, false
 	}
-	ms.known.Save(e, m, memoEntries)
+	ms.keep(e, m)
 	return m, m.complete(kind)
 }
 
@@ -242,8 +254,22 @@ func (m *Model) complete(kind string) bool {
 	return !m.Digest.IsZero() || kind == "graph" && len(m.Locations) > 0
 }
 
+// keep remembers a model in memory, unless its file says too much: that is read each time.
+func (ms *Models) keep(e memoEntry, m Model) {
+	size := len(m.Store)
+	for _, name := range slices.Concat(m.Locations, m.FreeDims) {
+		size += 16 + len(name)
+	}
+	switch {
+	case size <= fewNames:
+		ms.known.Save(e, m, memoEntries)
+	case size <= manyNames:
+		ms.bulky.Save(e, m, bulkyEntries)
+	}
+}
+
 func (ms *Models) save(key memo.ID, kind string, m Model) {
-	ms.known.Save(memoEntry{key, kind}, m, memoEntries)
+	ms.keep(memoEntry{key, kind}, m)
 	// A memo that cannot be saved costs another hashing later, nothing else.
 	_ = memo.Save(ms.book, kind+":"+string(key[:]), m)
 }

@@ -592,11 +592,10 @@ func (q *Queries) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named,
 	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool { return m.Graph == f.Name }) {
 		return q.nameBinary(ctx, f, source, epmodel.Range{Length: f.Size})
 	}
-	m, err := epmodel.Read(ctx, f.Name, source)
+	m, all, err := epmodel.NamedTensors(ctx, f.Name, source)
 	if err != nil {
 		return nil, err
 	}
-	all := m.NamedRanges()
 	for _, c := range m.Contexts {
 		if c.Inline.Length == 0 {
 			continue

@@ -253,7 +253,8 @@ type entrance struct {
 }
 
 func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
-	e := &entrance{backend: &backend.Backend{End: p.stop, Version: version}, log: log, ended: make(chan error, 1)}
+	e := &entrance{backend: backend.New(), log: log, ended: make(chan error, 1)}
+	e.backend.End, e.backend.Version = p.stop, version
 	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log,
 		Errors: backend.WireError}
 	e.backend.Server = e.server

@@ -43,7 +43,8 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	in := &inside{cache: c, socket: filepath.Join(shortFolder(t), "s")}
 	l, err := (&process{}).listen(in.socket)
 	require.NoError(t, err)
-	b := &backend.Backend{Cache: c, Socket: in.socket}
+	b := backend.New()
+	b.Cache, b.Socket = c, in.socket
 	b.Server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log, Errors: backend.WireError}
 	done := make(chan error, 1)
 	go func() { done <- b.Server.Serve(context.Background(), l) }()

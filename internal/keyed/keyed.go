@@ -4,6 +4,7 @@ package keyed
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/singleflight"
@@ -19,6 +20,83 @@ func (s Slots) Take(ctx context.Context) (leave func(), err error) {
 		return func() { <-s }, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+}
+
+// Shares bounds how many callers do the same kind of work at a time, in all and for each key, so that
+// the callers of one key never have all slots. Of those that wait, the key with the fewest slots comes
+// next.
+type Shares[K comparable] struct {
+	all, each int
+
+	mu    sync.Mutex // guards what follows; never held while waiting
+	inUse int
+	keys  map[K]*share
+}
+
+type share struct {
+	inUse   int
+	waiting []chan struct{} // first in, first out; closed when its slot is there
+}
+
+// NewShares returns shares of all slots, at most each of them for one key.
+func NewShares[K comparable](all, each int) *Shares[K] {
+	return &Shares[K]{all: all, each: each, keys: make(map[K]*share)}
+}
+
+// Take blocks until there is a slot for the key, and returns a function that gives it back.
+func (s *Shares[K]) Take(ctx context.Context, key K) (leave func(), err error) {
+	turn := make(chan struct{})
+	s.mu.Lock()
+	one := s.keys[key]
+	if one == nil {
+		one = new(share)
+		s.keys[key] = one
+	}
+	one.waiting = append(one.waiting, turn)
+	s.admit()
+	s.mu.Unlock()
+	select {
+	case <-turn:
+		return func() { s.leave(key, turn) }, nil
+	case <-ctx.Done():
+		s.leave(key, turn)
+		return nil, ctx.Err()
+	}
+}
+
+// leave ends a caller's wait, or gives its slot back.
+func (s *Shares[K]) leave(key K, turn chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.keys[key]
+	if i := slices.Index(one.waiting, turn); i >= 0 {
+		one.waiting = slices.Delete(one.waiting, i, i+1)
+	} else {
+		one.inUse--
+		s.inUse--
+	}
+	if one.inUse+len(one.waiting) == 0 {
+		delete(s.keys, key)
+	}
+	s.admit()
+}
+
+func (s *Shares[K]) admit() {
+	for s.inUse < s.all {
+		var next *share
+		for _, one := range s.keys {
+			if len(one.waiting) > 0 && one.inUse < s.each && (next == nil || one.inUse < next.inUse) {
+				next = one
+			}
+		}
+		if next == nil {
+			return
+		}
+		close(next.waiting[0])
+		next.waiting = slices.Delete(next.waiting, 0, 1)
+		next.inUse++
+		s.inUse++
 	}
 }
 

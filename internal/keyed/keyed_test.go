@@ -104,3 +104,44 @@ func TestCallGoesOnWhenItsCallersLeave(t *testing.T) {
 		require.Equal(t, 7, <-got)
 	})
 }
+
+func TestSharesLeaveSlotsToOtherKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shares := NewShares[string](3, 2)
+		var order []string
+		var mu sync.Mutex
+		leaves := make(chan func(), 10)
+		take := func(ctx context.Context, key string) {
+			leave, err := shares.Take(ctx, key)
+			if err == nil {
+				mu.Lock()
+				order = append(order, key)
+				mu.Unlock()
+				leaves <- leave
+			}
+		}
+		for range 4 {
+			go take(t.Context(), "a")
+		}
+		synctest.Wait()
+		go take(t.Context(), "b")
+		synctest.Wait()
+		require.Equal(t, []string{"a", "a", "b"}, order, "two of the three slots are a's at most")
+		ended, cancel := context.WithCancel(t.Context())
+		go take(ended, "c")
+		go take(t.Context(), "d")
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		(<-leaves)()
+		synctest.Wait()
+		require.Equal(t, "d", order[3], "the key with the fewest slots comes next, and no caller that has left")
+		for len(leaves) > 0 {
+			(<-leaves)()
+			synctest.Wait()
+		}
+		require.Equal(t, []string{"a", "a"}, order[4:])
+		require.Zero(t, shares.inUse)
+		require.Empty(t, shares.keys)
+	})
+}

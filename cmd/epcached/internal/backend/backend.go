@@ -28,7 +28,12 @@ type Backend struct {
 	Version   string         // of the daemon
 	StartedBy string         // as in wire.StatusReply
 	End       func(*os.File) // ends the daemon, and keeps the file open until the process has ended
+
+	gates gates
 }
+
+// New returns a backend whose fields are not filled in.
+func New() *Backend { return &Backend{gates: newGates()} }
 
 func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 
@@ -57,7 +62,7 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.Cache.Acquire(ctx, r, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Acquire(b.gates.reading(ctx, p), r, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -81,7 +86,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Claims.Put(ctx, peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Claims.Put(b.gates.reading(ctx, p), peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
