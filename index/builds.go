@@ -123,7 +123,7 @@ func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
 	return x.EachAfter(ctx, BuildID{}, fn)
 }
 
-// EachAfter is Each of the builds whose ids follow this one. The zero id, which
+// EachAfter is Each, for the builds with ids after this one. The zero id, which
 // no build has, is before all.
 func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error) error {
 	return x.db.rowsFrom(ctx, bucketBuilds, nil, id[:], func(key, value []byte) error {
@@ -141,7 +141,7 @@ func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error)
 	})
 }
 
-// idsOf returns the builds whose ids end the keys that begin with prefix, in order of keys.
+// idsOf returns the ids at the end of the keys that begin with prefix, in order of keys.
 func (x *Index) idsOf(ctx context.Context, bucket, prefix []byte) (ids []BuildID, err error) {
 	err = x.db.rowsFrom(ctx, bucket, prefix, nil, func(key, _ []byte) error {
 		id, err := idAtEnd(key)
@@ -192,8 +192,8 @@ func decodeNeed(key, value []byte) (n Need, err error) {
 	return n, nil
 }
 
-// NeededIn returns the blobs that are needed whose digests begin with that byte, and
-// the bytes that are accounted for each on the disk.
+// NeededIn returns the referenced blobs with digests that begin with that byte, and the bytes
+// accounted for each on the disk.
 func (x *Index) NeededIn(ctx context.Context, first byte) (map[cas.Digest]int64, error) {
 	out := make(map[cas.Digest]int64)
 	err := x.eachNeed(ctx, []byte{first}, func(n Need) error {

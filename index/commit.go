@@ -33,7 +33,7 @@ func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 	b.Created = trimTime(b.Created)
 	file, err := encodeManifest(b)
 	if err == nil {
-		// What is served is what a restart would read.
+		// The same bytes are served that a restart would read.
 		c.build, err = decodeManifest(b.ID.String(), file)
 	}
 	if err == nil {
@@ -167,7 +167,8 @@ func (x *Index) account(list []*Change) {
 	}
 }
 
-// writeRows writes what changes, and which times folders had whose manifests the database has then.
+// writeRows writes the changed rows, and the times of the directories with manifests that the database
+// has from then on.
 func (x *Index) writeRows(list []*Change, times map[byte]folderTimes) error {
 	return x.db.write(func(tx *bbolt.Tx) (err error) {
 		for _, c := range list {

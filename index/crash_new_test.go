@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/cas/crashfs"
 )
 
-// What a new index was told to keep is there after a power cut, and so is all that was made on the way to it; also where an earlier start was stopped while it made that.
+// The first build of a new index survives a power cut with the directories above it, also where an
+// earlier start was stopped while it made these.
 func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 	for _, stopped := range []int{0, 2, 3, 4, 100, 260, 262, 264} {
 		t.Run(fmt.Sprintf("a start stopped at step %d", stopped), func(t *testing.T) {
@@ -38,7 +39,8 @@ func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 	}
 }
 
-// A manifest that was taken back after its commit point does not come back: who published it was told that it is not there.
+// A manifest that was retracted after its commit point does not come back, because its publisher was
+// told that it is not there.
 func TestWhatWasTakenBackStaysAway(t *testing.T) {
 	fs, x, old := start(t, 0)
 	b := sampleBuild()
@@ -72,7 +74,7 @@ func TestADamagedManifestIsMovedDurably(t *testing.T) {
 	requireAfterCrash(t, fs, []outcome{{build: b, absent: true}})
 }
 
-// A folder of manifests that somebody deleted while nothing ran is made again, durably.
+// A directory of manifests that was deleted between two runs is made again, durably.
 func TestManifestsThatWereDeletedAreMadeAgain(t *testing.T) {
 	root := memoryDir(t)
 	dir := filepath.Join(root, "state")

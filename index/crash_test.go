@@ -14,8 +14,7 @@ import (
 )
 
 // memoryDir makes a folder in memory, if that can be: hundreds of stores are
-// made here, and what a power cut takes away is simulated anyway. What is about
-// the room of a file system is tested on a disk.
+// made here, and power cuts are simulated anyway. Tests of free space use a disk.
 func memoryDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "index")
@@ -287,7 +286,7 @@ func TestStopWhileOpening(t *testing.T) {
 				require.NoError(t, x.Close())
 				dir := x.dir
 				require.NoError(t, spoil(dir))
-				// The journal ends within a record, so that it is written anew.
+				// The journal ends within a record, so that it is rewritten.
 				journal := filepath.Join(dir, "journal")
 				b, err := os.ReadFile(journal)
 				require.NoError(t, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// What goes through the whole store gives each row once, in order, and leaves out what is gone.
+// Iterating over the whole store returns each row once, in order, and omits removed ones.
 func TestEachRowIsGivenOnce(t *testing.T) {
 	x := open(t, memoryDir(t))
 	var ids []BuildID

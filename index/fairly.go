@@ -6,8 +6,8 @@ import (
 )
 
 // fairly returns those events that are kept where there is space for so many, of so many bytes: the
-// latest of each user. A user who causes many loses the oldest of them, and no other user's. The
-// order stays, and events is not changed.
+// latest of each user. If one user causes many, the oldest of that user's are dropped, and no other
+// user's. The order is kept, and events is not changed.
 func fairly(events []Event, most, bytes int) []Event {
 	type ranked struct{ at, later int } // later: how many events of the same user follow
 	list, count := make([]ranked, 0, len(events)), make(map[string]int)
@@ -32,7 +32,7 @@ func fairly(events []Event, most, bytes int) []Event {
 	return kept
 }
 
-// user returns the user who caused it; "": the machine.
+// user returns the user that caused the event; "": the machine.
 func (e *Event) user() string { return cmp.Or(e.By, e.Scope) }
 
 // size is roughly what the event takes in the file.

@@ -44,7 +44,7 @@ func TestEventsAreKeptFairly(t *testing.T) {
 	}
 }
 
-// Who fills the journal pushes out nothing of others, neither at once nor when it is written anew.
+// One user's events displace no other user's, neither at once nor when the journal is rewritten.
 func TestOneUserDoesNotWashOutTheJournal(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)

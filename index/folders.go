@@ -104,7 +104,7 @@ func (m *manifests) settleOne(i byte, f *folder) {
 	}
 	f.touched = false
 	if now.Mtime == f.seen.Mtime && now.Ctime == f.seen.Ctime { // else another process was here
-		// Lost, the folder is listed once more, that is all.
+		// If this is lost, the directory is listed again.
 		_ = m.times.Save([]byte{i}, encodeRow(now))
 	}
 }

@@ -218,7 +218,7 @@ func (j *Journal) StateOf(id BuildID) State {
 	return State{Name: Current}
 }
 
-// NotServed returns the builds whose state is another than Current.
+// NotServed returns the builds in any state but Current.
 func (j *Journal) NotServed() []BuildID {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -324,7 +324,7 @@ func (j *Journal) sync(upTo uint64) error {
 		return nil // it was rewritten meanwhile, with all that memory holds
 	}
 	if err != nil {
-		// What is on the disk now is unknown, and another sync would succeed without writing it.
+		// The bytes on the disk are unknown now, and another sync would succeed without writing them.
 		return j.rewrite()
 	}
 	j.synced = max(j.synced, written)
@@ -338,7 +338,7 @@ func (j *Journal) flush() error { return j.sync(math.MaxUint64) }
 // the reserve. appending is held.
 func (j *Journal) rewrite() error {
 	if j.file != nil {
-		// Nothing more is written to it. What closing could report was lost or synced before.
+		// Closing reports nothing new, because each record was synced or lost before.
 		_ = j.file.Close()
 		j.file = nil
 	}

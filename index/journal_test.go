@@ -35,7 +35,7 @@ func (d *brokenDisk) err() error {
 	return nil
 }
 
-// Of two who wait for a sync that fails, and after which the journal cannot be written anew, neither is told that all is well.
+// If a shared sync fails and the journal cannot be rewritten, both waiting callers get an error.
 func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
 	dir, disk := memoryDir(t), &brokenDisk{}
 	j, damage, err := openJournal(disk, dir, newReserve(disk, dir))

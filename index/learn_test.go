@@ -67,7 +67,7 @@ func TestADatabaseThatIsMadeAgainIsTheOneThatGrew(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// Who waits for a database that is made is told how far it is, up to the end.
+// Callers that wait for a database that is being made get its progress up to the end.
 func TestMakingADatabaseIsTold(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
@@ -186,7 +186,7 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 	require.Empty(t, open(t, dir).Rebuilt())
 }
 
-// What was taken in is known from then on, also where a folder's builds take several transactions.
+// Builds that were taken in are found from then on, also where a directory needs several transactions.
 func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 	dir := memoryDir(t)
 	closeSound(t, open(t, dir))

@@ -12,7 +12,7 @@ import (
 // Pin protects a build from eviction.
 type Pin struct {
 	At  time.Time
-	UID uint32 // the user who pinned it
+	UID uint32 // the user that pinned it
 }
 
 // A Mark is what Mark notes of a build: its state, or else its pin.

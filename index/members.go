@@ -18,7 +18,7 @@ type Member struct {
 	Graph          string            // the name of its graph among Files
 	SessionOptions map[string]string // besides the build's, when several members are loaded in one process
 	AloneKey       RequestKey        // Lookup finds the group under it too; zero: it does not
-	Source         Source            // of all but the first, whose source is the build's
+	Source         Source            // of all but the first, which has the build's source
 }
 
 // MemberOf gives the place of a model among the build's members; -1: it is

@@ -12,8 +12,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// What people call builds: a look-up by any of these reads the builds that are
-// meant, and none besides, however many there are.
+// The names that people use for builds. A look-up by any of these reads only the builds that it
+// names, however many others there are.
 
 // The kinds of names that bucketNames has rows for. Request keys and build ids
 // have buckets of their own.

@@ -36,7 +36,7 @@ func TestPinsAreKeptOverARestart(t *testing.T) {
 	closeSound(t, x)
 }
 
-// The journal is written anew with what memory holds.
+// The journal is rewritten from memory.
 func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)

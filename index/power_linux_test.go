@@ -13,8 +13,10 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// The database is bbolt's to write, past the file system that other crash tests put in between: so this one takes the power from a real one. What was synced
-// before it got its name is there, and nothing is made anew; without that the manifests would be read again, and the last use of every build forgotten.
+// bbolt writes the database directly, and not through the file system seam of other crash tests.
+// Therefore this test cuts the power of a real file system. A database that was synced before it got
+// its name is there afterwards. Otherwise the manifests would be read again, and the last use of
+// every build would be lost.
 func TestANewDatabaseIsThereAfterAPowerCut(t *testing.T) {
 	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "mounted")
 	require.NoError(t, os.WriteFile(image, nil, 0o600))

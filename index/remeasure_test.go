@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Of two who account for a blob anew at the same time, who has asked the file system last has the last word.
+// If two callers measure a blob at the same time, the later measurement wins.
 func TestWhoMeasuresLastHasTheLastWord(t *testing.T) {
 	const before, after = 4096, 8192
 	var x *Index
@@ -27,7 +27,7 @@ func TestWhoMeasuresLastHasTheLastWord(t *testing.T) {
 		}
 		first = false
 		remeasure := func() { require.NoError(t, x.Remeasure(d)) }
-		if x.db.writing.TryLock() { // nobody keeps it from being accounted for now
+		if x.db.writing.TryLock() { // no measurement is running
 			x.db.writing.Unlock()
 			remeasure()
 		} else {

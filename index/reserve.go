@@ -21,8 +21,8 @@ const reservePiece = ReserveBytes / 4
 // Without it nothing could be removed there: a tombstone has to be durable before
 // its build goes, and the database writes new pages before it frees old ones.
 //
-// What it still has is told by its size alone, so nothing of it needs a sync:
-// after a crash it is there, shorter, or missing, and then made again.
+// Its size alone says how much is left, so it needs no sync: after a crash it exists, is shorter, or
+// is missing, and is made again then.
 type reserve struct {
 	fs   cas.FS
 	path string
@@ -35,8 +35,7 @@ func newReserve(fsys cas.FS, dir string) *reserve {
 	return &reserve{fs: fsys, path: filepath.Join(dir, "reserve")}
 }
 
-// use calls fn, and once more for each piece of the reserve that it needs on a
-// full disk. fn must bear to run again after such an error.
+// use calls fn, and again for each piece of the reserve that it needs on a full disk. fn must bear to run again after such an error.
 func (r *reserve) use(fn func() error) error {
 	for {
 		err := fn()

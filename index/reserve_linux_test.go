@@ -70,7 +70,7 @@ func requireReserve(t *testing.T, full error) {
 	require.EqualValues(t, ReserveBytes, reserved(), "for what may be lost nothing is given up")
 	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
 	require.EqualValues(t, ReserveBytes-reservePiece, reserved())
-	disk.free = 0 // somebody else took the rest of that
+	disk.free = 0 // another process took the rest
 	require.NoError(t, x.Journal.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
 	require.EqualValues(t, ReserveBytes-2*reservePiece, reserved())
 	disk.free = 0
@@ -93,7 +93,7 @@ func requireReserve(t *testing.T, full error) {
 	require.GreaterOrEqual(t, len(x.Journal.Tombstones(nil)), 2)
 }
 
-// A full disk keeps no store from being opened whose journal has to be written anew.
+// A store with a journal that has to be rewritten opens on a full disk.
 func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	x := open(t, dir)
@@ -114,7 +114,7 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 	closeSound(t, x)
 }
 
-// A reserve that has become something else is made anew, and one without blocks, as a copy of a store may have it, is none.
+// A reserve that is no regular file, or has no blocks, as a copied store may have it, is made again.
 func TestABadReserveIsMadeAnew(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "reserve")

@@ -343,7 +343,7 @@ func TestARowOfAnotherKeyIsNotBelieved(t *testing.T) {
 	requireBroken(t, x, reported, "wrong checksum", a, b)
 }
 
-// What a start reads itself of a damaged database has it made again at once.
+// Damage that a start meets in the database makes it rebuild the database at once.
 func TestDamageFoundByAStartIsRepairedByIt(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
@@ -502,8 +502,8 @@ func TestOneBadManifest(t *testing.T) {
 	}
 }
 
-// TestABuildOfANewerEpcachedIsNotForgotten: after a downgrade nobody may take
-// its blobs for leftovers, at no start, whatever else happens in its folder.
+// After a downgrade no start may remove the blobs of a build of a newer version as unreferenced,
+// whatever else happens in its directory.
 func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
 	dir := memoryDir(t)
 	var later atomic.Int64

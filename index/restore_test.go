@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A journal that somebody deletes under a running index has everything again that memory holds, before a crash and after it.
+// A journal that is deleted under a running index is restored from memory, and survives a crash.
 func TestADeletedJournalIsRestored(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)

@@ -14,8 +14,8 @@ import (
 )
 
 // schemaVersion is that of index.db. A database of another schema is made again
-// from the manifests, so it may change whenever that helps; it has to with the
-// format of manifests, whose bodies it holds.
+// from the manifests, so it may change whenever that helps. It must change with the
+// format of manifests, because it holds their bodies.
 const schemaVersion = 4
 
 // The buckets of index.db. Numbers in values are little-endian, in keys

@@ -32,7 +32,7 @@ func (d *database) rows(ctx context.Context, bucket []byte, fn func(key, value [
 	return d.rowsFrom(ctx, bucket, nil, nil, fn)
 }
 
-// rowsFrom is rows for those whose keys begin with prefix and follow after.
+// rowsFrom is rows, for keys that begin with prefix and follow after.
 func (d *database) rowsFrom(
 	ctx context.Context, bucket, prefix, after []byte, fn func(key, value []byte) error,
 ) error {
@@ -105,8 +105,8 @@ func (p *scanned) lastKey() []byte {
 	return p.data[from:p.ends[n-2]]
 }
 
-// eachRow calls fn, within a transaction, with the rows whose keys begin with prefix and follow
-// after, as they are stored, until it returns false or an error.
+// eachRow calls fn, within a transaction, with the rows that have keys which begin with prefix and
+// follow after, as they are stored, until it returns false or an error.
 func eachRow(
 	tx *bbolt.Tx, bucket, prefix, after []byte, fn func(key, sealed []byte) (more bool, err error),
 ) error {

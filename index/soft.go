@@ -114,7 +114,7 @@ func (s *soft) later(k softKey, value []byte) {
 	}
 }
 
-// flush writes what is pending, a page a transaction. What cannot be written stays pending.
+// flush writes what is pending, a page a transaction. Rows that cannot be written stay pending.
 func (s *soft) flush() error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()

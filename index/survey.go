@@ -17,7 +17,7 @@ type Brief struct {
 	ID             BuildID
 	RequestKey     RequestKey
 	Scope          string
-	UID            uint32 // the user who asked for it
+	UID            uint32 // the user that requested it
 	Put            bool
 	EP             string     // the first execution provider
 	ModelName      string     // cut at 255 bytes
@@ -98,7 +98,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 	return s, nil
 }
 
-// EachBrief calls fn with what is known briefly of every build whose id follows
+// EachBrief calls fn with what is known briefly of every build with an id after
 // this one, in order of ids, without use, view and blobs, and stops at fn's first error, which it
 // returns. fn must not keep what it gets; it may call any method.
 func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) error) error {

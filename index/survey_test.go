@@ -93,7 +93,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 	require.NoError(t, x.Close())
 }
 
-// Who asks for a build's state does not wait for the disk.
+// Reading a build's state does not block on the disk.
 func TestNobodyWaitsForASyncWhoOnlyReads(t *testing.T) {
 	slow := &slowSync{begun: make(chan struct{}, 1), end: make(chan struct{})}
 	x, err := Open(memoryDir(t), Options{FS: slow})

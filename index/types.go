@@ -69,7 +69,7 @@ type Build struct {
 	RequestKey  RequestKey
 	BuildKey    BuildKey
 	Scope       string // "shared" or "uid:1000"
-	UID         uint32 // the user who asked for the compile
+	UID         uint32 // the user that requested the compile
 	Put         bool   // UID compiled it, with libraries of its own, and put it
 	ModelDigest cas.Digest
 	ModelName   string
@@ -121,7 +121,7 @@ func (b *Build) Maker() *EPFacts {
 }
 
 // Blobs returns every blob that the build refers to: its files, and those of
-// its kept source, whose names are no names of files.
+// its kept source, which have names of no files.
 func (b *Build) Blobs() []File { return slices.Concat(b.Files, b.sources()) }
 
 // DistinctBlobs returns the blobs of a build, each once, with their sizes.
@@ -180,7 +180,7 @@ type Event struct {
 	ModelName string
 	Runtime   string // its name, of events of a runtime
 	Scope     string // which users may see it, as of a build
-	By        string // the user who caused it, "uid:1000", where Scope does not say it
+	By        string // the user that caused it, "uid:1000", where Scope does not say it
 
 	Sequence uint64 // counts the events since Open, from 1; 0: of before. Not kept
 }

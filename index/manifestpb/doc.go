@@ -1,4 +1,4 @@
 // Package manifestpb holds the messages of a build's manifest, generated from index/manifest.proto.
 //
-// What their fields mean stands in the .proto; package index wraps them in the envelope that lies on disk.
+// The .proto describes their fields; package index wraps them in the envelope that is on disk.
 package manifestpb
