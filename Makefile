@@ -90,7 +90,7 @@ race: build deps ## run the tests of what is concurrent under the race detector
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long
-test-long: test matrix stress kills explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
+test-long: test matrix stress flood kills explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	$(MAKE) bench-million wheel-proof-arm64
 
@@ -149,6 +149,10 @@ bench-million: ## measure a store of a million entries: start, hit, plan, memory
 .PHONY: stress
 stress: build deps ## have a hundred applications acquire, put and let go at random under a budget too small, for MINUTES=3
 	EPCACHED_STRESS_SECONDS=$$(( $${MINUTES:-3} * 60 )) $(GO) test -count 1 -v -timeout 120m -run TestAHundredApplicationsUnderATightBudget ./cmd/epcached
+
+.PHONY: flood
+flood: build deps ## have one user flood the daemon with REQUESTS=1000000 of all kinds while another one uses it
+	EPCACHED_FLOOD_REQUESTS=$${REQUESTS:-1000000} EPCACHED_FLOOD_ATTACKS=$${ATTACKS:-all} $(GO) test -count 1 -v -timeout 60m -run TestAFlood ./cmd/epcached
 
 .PHONY: matrix
 matrix: build deps ## serve each pair of OpenVINO 1.4.0 to 1.8.1 and ONNX Runtime 1.24.4 to 1.32.0, switched under a running daemon

@@ -102,29 +102,37 @@ func (d *epcached) askerFor(o order) *asker {
 	d.Helper()
 	text, err := json.Marshal(o)
 	require.NoError(d, err)
+	a := startSelf(d.TB, askerEnvironment+"="+string(text))
+	a.until("ready")
+	return a
+}
+
+// startSelf starts this test binary with a variable in the environment that says what it is to do.
+// The process ends with the test.
+func startSelf(t testing.TB, variable string) *asker {
+	t.Helper()
 	self, err := os.Executable()
-	require.NoError(d, err)
-	a := &asker{TB: d.TB, cmd: exec.Command(self), lines: make(chan string, 100)}
-	a.cmd.Env = append(os.Environ(), askerEnvironment+"="+string(text))
+	require.NoError(t, err)
+	a := &asker{TB: t, cmd: exec.Command(self), lines: make(chan string, 100)}
+	a.cmd.Env = append(os.Environ(), variable)
 	a.cmd.Stderr = os.Stderr
 	a.stdin, err = a.cmd.StdinPipe()
-	require.NoError(d, err)
+	require.NoError(t, err)
 	out, err := a.cmd.StdoutPipe()
-	require.NoError(d, err)
-	require.NoError(d, a.cmd.Start())
+	require.NoError(t, err)
+	require.NoError(t, a.cmd.Start())
 	go func() {
 		defer close(a.lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
 			a.lines <- s.Text()
 		}
 	}()
-	d.Cleanup(func() {
+	t.Cleanup(func() {
 		_ = a.cmd.Process.Kill() // it has ended by itself, or the test has failed
 		for range a.lines {
 		}
 		_ = a.cmd.Wait() // as killed, or as before
 	})
-	a.until("ready")
 	return a
 }
 

@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	if order := os.Getenv(askerEnvironment); order != "" {
 		os.Exit(ask(order)) // this process is one of the applications of a test
 	}
+	if order := os.Getenv(flooderEnvironment); order != "" {
+		os.Exit(flood(order)) // this process floods the daemon of a test
+	}
 	if os.Getenv(stopperEnvironment) != "" {
 		fmt.Fprintln(os.Stderr, becomeStopped(os.Args[1:])) // this process becomes a daemon, unless that fails
 		os.Exit(3)

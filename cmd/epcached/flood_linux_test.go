@@ -1,0 +1,208 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/unixsock"
+)
+
+// floodMemory is what the daemon may take while one user floods it.
+const floodMemory = 300 << 20
+
+// One user floods the daemon with all that a client can send, while another one has hits and
+// misses. All of these are answered. The daemon takes at most floodMemory, keeps its database, and
+// has its descriptors back when the flood is over. EPCACHED_FLOOD_REQUESTS says how long the flood
+// lasts, and EPCACHED_FLOOD_ATTACKS of what it consists ("all", or names separated by commas); what
+// depends on time is printed.
+func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED: only root can connect as other users")
+	}
+	random := seeded(t)
+	requests := number(t, "EPCACHED_FLOOD_REQUESTS", 5000)
+	s := newSite(t, runtimeFolder(t, openVINO))
+	d := s.start(t)
+	n := newNeighbour(t, d, number(t, "EPCACHED_FLOOD_HITS", 100))
+	database := fileID(t, filepath.Join(s.state, "index.db"))
+	get(t, d.dial(), n.stored).view.Close()
+	calm := n.round("calm")
+
+	folder := filepath.Join(filepath.Dir(s.socket), "flooder")
+	require.NoError(t, os.Mkdir(folder, 0o700))
+	require.NoError(t, os.Chown(folder, stranger, stranger))
+	order := floodOrder{Socket: s.socket, Folder: folder, Stored: n.stored, UID: stranger,
+		Connections: 1000, Requests: requests, Seed: random.Uint64(), Attacks: ordinaryAttacks}
+	if only := os.Getenv("EPCACHED_FLOOD_ATTACKS"); only != "" {
+		order.Attacks = strings.Split(only, ",")
+	}
+	before := d.descriptors()
+	f := startFlooder(t, order)
+	f.until("flooding")
+	var during round
+	for enough := false; !enough; enough = f.enough() {
+		during.add(n.round("flood"))
+	}
+	most, threads, held := d.memory("VmHWM"), d.memory("Threads"), d.descriptors()
+	done := f.end()
+	t.Logf("flood: %d requests, %d connections (%d refused) in %.1f s, %.1f s of processor time: %v",
+		done.Requests, done.Connections, done.Refused, done.Seconds, done.ProcessorSeconds, done.Attacks)
+	report := func(what, goal string, calm, during []time.Duration) {
+		t.Logf("%s: p50 %v instead of %v, %.1f times; p99 %v instead of %v, %.1f times; goal: %s", what,
+			at(during, 50), at(calm, 50), ratio(during, calm, 50),
+			at(during, 99), at(calm, 99), ratio(during, calm, 99), goal)
+	}
+	report("hits", "p99 5 times", calm.hits, during.hits)
+	report("connecting", "none", calm.connects, during.connects)
+	report("misses", "p50 2 times, and a compile", calm.misses, during.misses)
+	t.Logf("daemon: %d MB at most, %d threads, %d descriptors before, %d during", most>>10, threads,
+		before, held)
+	require.Empty(t, during.failed, "every request of the other user is answered")
+	require.Less(t, most<<10, floodMemory)
+	require.Equal(t, database, fileID(t, filepath.Join(s.state, "index.db")), "the database was kept")
+	// A view of what was just compiled is kept for a while.
+	before += len(calm.misses) + len(during.misses)
+	require.Eventually(t, func() bool { return d.descriptors() <= before }, patience, pollEvery,
+		"the descriptors are given back")
+}
+
+// ordinaryAttacks are those of an ordinary run.
+var ordinaryAttacks = []string{"come and go", "descriptors", "hits", "idle", "nonsense"}
+
+// neighbour is the other user.
+type neighbour struct {
+	*owner
+	stored string
+	hits   int64
+	next   uint64
+}
+
+func newNeighbour(t *testing.T, d *epcached, hits int64) *neighbour {
+	return &neighbour{owner: &owner{epcached: d, uid: stranger + 1},
+		stored: writeModel(t, t.TempDir(), 1), hits: hits, next: 1 << 40}
+}
+
+// round is what the other user saw.
+type round struct {
+	hits, misses, connects []time.Duration
+	failed                 []string
+}
+
+func (r *round) add(more round) {
+	r.hits, r.misses = append(r.hits, more.hits...), append(r.misses, more.misses...)
+	r.connects, r.failed = append(r.connects, more.connects...), append(r.failed, more.failed...)
+}
+
+// round asks for hits, a tenth of them on a new connection, and for a miss or two.
+func (n *neighbour) round(when string) (r round) {
+	n.Helper()
+	ask := func(c *unixsock.Client, path, outcome string) time.Duration {
+		file, err := os.Open(path)
+		require.NoError(n, err)
+		defer file.Close()
+		began := time.Now()
+		request := forModel(path)
+		request.HoldsView = true
+		reply, view, err := c.Acquire(limited(n), request, []*os.File{file}, nil, nil)
+		took := time.Since(began)
+		if view != nil {
+			view.Close()
+		}
+		if err != nil || reply.Outcome != outcome {
+			r.failed = append(r.failed,
+				fmt.Sprintf("%s: %s instead of %s: %v", when, reply.GetOutcome(), outcome, err))
+		}
+		return took
+	}
+	var c *unixsock.Client
+	for i := range n.hits {
+		if i%10 == 0 {
+			if c != nil {
+				c.Close()
+			}
+			began := time.Now()
+			var err error
+			c, err = n.tryConnect()
+			r.connects = append(r.connects, time.Since(began))
+			require.NoError(n, err, when)
+		}
+		r.hits = append(r.hits, ask(c, n.stored, "hit"))
+	}
+	for range 2 {
+		n.next++
+		r.misses = append(r.misses, ask(c, writeModel(n, n.TempDir(), n.next), "compiled"))
+	}
+	c.Close()
+	return r
+}
+
+func at(sorted []time.Duration, percent int) time.Duration {
+	sorted = slices.Sorted(slices.Values(sorted))
+	return sorted[min(len(sorted)*percent/100, len(sorted)-1)].Round(10 * time.Microsecond)
+}
+
+func ratio(a, b []time.Duration, percent int) float64 {
+	return float64(at(a, percent)) / float64(at(b, percent))
+}
+
+func fileID(t testing.TB, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(path, &st))
+	return st.Ino
+}
+
+// memory gives a number of /proc/PID/status, kilobytes where it has a unit.
+func (d *epcached) memory(field string) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.pid()))
+	require.NoError(d, err)
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
+			n, err := strconv.Atoi(strings.Fields(rest)[0])
+			require.NoError(d, err)
+			return n
+		}
+	}
+	require.Fail(d, "no "+field)
+	return 0
+}
+
+// flooderProcess is the test's end of a flooder.
+type flooderProcess struct {
+	*asker
+}
+
+// enough reports whether it has sent its requests.
+func (f *flooderProcess) enough() bool {
+	select {
+	case line := <-f.lines:
+		return line == "enough"
+	default:
+		return false
+	}
+}
+
+func startFlooder(t *testing.T, order floodOrder) *flooderProcess {
+	t.Helper()
+	text, err := json.Marshal(order)
+	require.NoError(t, err)
+	return &flooderProcess{asker: startSelf(t, flooderEnvironment+"="+string(text))}
+}
+
+// end has it stop, and returns what it has done.
+func (f *flooderProcess) end() (done flooded) {
+	f.Helper()
+	require.NoError(f, f.stdin.Close())
+	require.NoError(f, json.Unmarshal([]byte(f.until("got ")), &done))
+	return done
+}
