@@ -109,7 +109,6 @@ type Cache struct {
 	// Libraries that clients show are read for one client of each owner at a time, because reading
 	// a file may take for ever.
 	reading keyed.Locks[uint32]
-	checks  keyed.Slots // one token for each load check, or conversion, that requests wait for
 
 	tidied chan struct{} // closed when what is done once after a start is done
 
@@ -139,8 +138,8 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now,
-		started: o.Now(), compiler: o.Compiler, checks: make(keyed.Slots, o.Jobs),
-		tidied: make(chan struct{}), owners: rights.Owners{Path: rights.SubUIDs}}
+		started: o.Now(), compiler: o.Compiler, tidied: make(chan struct{}),
+		owners: rights.Owners{Path: rights.SubUIDs}}
 	c.settings.Store(first)
 	c.configured.Store(&query.Configured{})
 	if err := c.open(); err != nil {
@@ -318,7 +317,8 @@ func (c *Cache) openPlanning() {
 			return c.reading.Lock(ctx, c.owners.Of(uid))
 		},
 	})
-	c.workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Checks: c.checks}
+	c.workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.Of,
+		Checks: jobs.NewQueue(o.Jobs, 0, c.now)}
 	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.workspaces,
 		Allowed: func() (identity.Allowed, uint64) {
 			s := c.settings.Load()

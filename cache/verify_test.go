@@ -170,3 +170,35 @@ func TestToleranceIsANumber(t *testing.T) {
 	b := newBench(t)
 	require.Equal(t, apierr.BadRequest, b.refused(b.verifying(-1)).Class)
 }
+
+// Comparisons of one user's that do not end leave a slot to others.
+func TestComparisonsOfOneUserHoldNotAllSlots(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Jobs = 2 })
+	const slow, quick = 0.01, 0.02
+	end, began := make(chan struct{}), make(chan struct{}, 3)
+	b.compiler.Comparison = func(job compilers.VerifyJob) compilers.VerifyResult {
+		if job.Most == slow {
+			began <- struct{}{}
+			<-end
+		}
+		return compilers.VerifyResult{Outcome: compilers.Passed}
+	}
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer close(end)
+	for seed := range uint64(3) {
+		b.acquire(b.request(b.model(seed)))
+		r := b.request(b.model(seed))
+		r.Peer.UID, r.VerifyOutput = somebody, slow
+		waiting.Go(func() {
+			if a, err := b.cache.Acquire(context.Background(), r, nil); err == nil {
+				_ = a.View.Close()
+			}
+		})
+	}
+	<-began
+	<-began
+	r := b.verifying(quick)
+	r.Peer.UID = somebodyElse
+	require.Empty(t, b.acquire(r).Warnings)
+}

@@ -8,6 +8,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -151,11 +152,12 @@ type VerifyJob struct {
 	CheckJob         // the compiled graph, and how it is loaded; free dimensions are the source model's alone
 	Source   string  // absolute path of the source model, which ONNX Runtime runs on the CPU with kernels of its own
 	Most     float64 // by which a value may differ, as it is or as a part of the source model's
+	Compiled float64 // seconds that the compile took, which bound those of the comparison
 }
 
 // VerifyResult is what a comparison found.
 type VerifyResult struct {
-	Outcome    string  // Passed, Failed, or NotCheckable: the device is not here, or the source model does not run on zeros
+	Outcome    string  // Passed, Failed, or NotCheckable: the device is not here, the source model does not run on zeros, or a limit was reached
 	Text       string  // the first value that differs, or why nothing could be compared
 	Outputs    int     // that were compared
 	CPUSeconds float64 // of all processors, of the worker
@@ -178,6 +180,9 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	}
 	req.Do, req.Most = dialogue.Compare, job.Most
 	req.Share = []dialogue.Member{{Model: job.Source}}
+	limit := o.opts.Limits.verify(job.Compiled)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: %v (verify_seconds)", ErrTimeout, limit))
+	defer cancel()
 	done, err := o.scratchJob(ctx, req, job.Pace, nil)
 	if err != nil {
 		return o.notCompared(job, done, err)
@@ -196,15 +201,33 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	return result, nil
 }
 
+// verify is the limit of a comparison. Both models run once in it, so that an ordinary one takes less time than the
+// compile; a model may also loop for as long as it likes.
+func (l Limits) verify(compiled float64) time.Duration {
+	const least, compiles, most = 30, 10, 1e6 // seconds; what applications put may state any number
+	limit := time.Duration(min(least+compiles*compiled, most) * float64(time.Second))
+	if l.Verify > 0 {
+		limit = min(limit, l.Verify)
+	}
+	return limit
+}
+
 func (o *ORT) notCompared(job VerifyJob, done answer, err error) (VerifyResult, error) {
+	var member MemberError
+	if of := (*MemberError)(nil); errors.As(err, &of) {
+		member, err = *of, of.Err // the source model is the second of them
+	}
 	result := VerifyResult{Outcome: Failed, Text: "it does not run: " + err.Error(), CPUSeconds: done.cpu}
 	var refused *RefusedError
 	var crash *ExitError
-	if !errors.As(err, &refused) && !errors.As(err, &crash) {
+	switch {
+	case errors.Is(err, ErrTimeout), errors.Is(err, ErrCPU), errors.Is(err, ErrMemory):
+		result.Outcome, result.Text = NotCheckable, "it ended at a limit of [limits]: "+err.Error()
+		return result, nil
+	case !errors.As(err, &refused) && !errors.As(err, &crash):
 		return VerifyResult{}, fmt.Errorf("compare %q: %w", job.Graph, err)
 	}
-	var member *MemberError
-	if errors.As(err, &member) && member.Member == 1 {
+	if member.Member == 1 {
 		result.Outcome, result.Text = NotCheckable, "the source model does not run: "+err.Error()
 	}
 	if targetAbsent(done.EPs, job.EPs) || refused != nil && refused.Code < 0 {

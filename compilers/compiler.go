@@ -251,6 +251,7 @@ func (v Verdict) String() string {
 // Limits bound one worker process. A zero field takes the value of DefaultLimits; a negative one means no limit.
 type Limits struct {
 	Wall        time.Duration // from start to result
+	Verify      time.Duration // of a comparison of outputs, however long the compile took
 	CPU         time.Duration // processor time of each process; whole seconds
 	Memory      int64         // bytes: of all memory where workers have cgroups, else of what each process allocates for itself, stacks included
 	Output      int64         // bytes of all files that it leaves, and of each single file
@@ -265,6 +266,7 @@ type Limits struct {
 // DefaultLimits are generous: they stop what has gone wrong, not what is large.
 var DefaultLimits = Limits{
 	Wall:        30 * time.Minute,
+	Verify:      2 * time.Minute,
 	CPU:         8 * time.Hour,
 	Memory:      256 << 30,
 	Output:      64 << 30,
@@ -279,6 +281,7 @@ var DefaultLimits = Limits{
 func (l Limits) orDefault() Limits {
 	d := DefaultLimits
 	l.Wall = cmp.Or(l.Wall, d.Wall)
+	l.Verify = cmp.Or(l.Verify, d.Verify)
 	l.CPU = cmp.Or(l.CPU, d.CPU)
 	l.Memory = cmp.Or(l.Memory, d.Memory)
 	l.Output = cmp.Or(l.Output, d.Output)

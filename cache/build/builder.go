@@ -119,6 +119,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	a.Outcome, a.Why = request.Waited, "compiled by another request for the same"
 	if first && !result.Found {
 		a.Outcome, a.Why = request.Compiled, why
+		a.Compared, _ = result.Fact.(*compilers.VerifyResult) // nil: it was not compared
 	}
 	if result.Why != "" {
 		a.Why = result.Why

@@ -23,8 +23,11 @@ func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 
 	check := j.Plan.Against("", j.Content).
 		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.level()))
 	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check),
-		Source: j.Copies[0].Path, Most: j.VerifyOutput})
+		Source: j.Copies[0].Path, Most: j.VerifyOutput, Compiled: b.CompileSeconds})
 	j.spent(result.CPUSeconds)
+	if err == nil {
+		j.compared = &result
+	}
 	if err != nil || result.Outcome != compilers.Passed {
 		return 0 // the request is told why
 	}

@@ -112,7 +112,7 @@ func (bd *Builder) ConvertOnce(ctx context.Context, at *request.Attempt, from *i
 		key += jobs.NewID()
 	}
 	return bd.conversions.Do(ctx, bd.Later, key, func(ctx context.Context) (*jobs.Result, error) {
-		leave, err := bd.Workspaces.Checks.Take(ctx)
+		leave, err := bd.Workspaces.Slot(ctx, at.Request)
 		if err != nil {
 			return nil, err
 		}

@@ -143,7 +143,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 // control says why not even the smallest model compiles and loads here, "" if it does. The job has
 // left the queue by now, so it waits for a turn as load checks do.
 func (j *Job) control(ctx context.Context) (string, error) {
-	leave, err := j.bd.Workspaces.Checks.Take(ctx)
+	leave, err := j.bd.Workspaces.Slot(ctx, j.Request)
 	if err != nil {
 		return "", err
 	}

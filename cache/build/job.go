@@ -42,6 +42,8 @@ type Job struct {
 	room    *store.Reservation // for what is compiled; nil: it is not kept
 	output  int64              // bytes of what was compiled; 0: that is not known
 
+	compared *compilers.VerifyResult // with the source model; nil: it was not
+
 	kept map[string]index.File // while the models' copies are stored: which are, by path
 }
 
@@ -79,6 +81,9 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 		return nil, j.failed(ctx, err)
 	}
 	j.succeeded()
+	if j.compared != nil {
+		result.Fact = j.compared
+	}
 	if !waits(j.urgent) && result.Alone == nil {
 		// Once for all requests that wait, which find themselves what is wrong with it.
 		_, _ = lookup.View(ctx, j.bd.Store, result.Build, f.Tell)

@@ -257,7 +257,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 
 // loadPut loads the artefact in a worker, as applications will.
 func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
-	leave, err := cs.Workspaces.Checks.Take(ctx)
+	leave, err := cs.Workspaces.Slot(ctx, cl.Request)
 	if err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ type Result struct {
 	Alone *views.View // nil when the build is in the store
 	Why   string      // it is not, where that is not what was asked for
 	Found bool        // it was there already
-	Fact  any         // of an inquiry: what was found out, and nothing else
+	Fact  any         // what was found out; all that an inquiry brings
 }
 
 // Caller is how a request takes part in a job.

@@ -101,6 +101,14 @@ func (q *Queue) Await(ctx context.Context, t *Turn) error {
 	}
 }
 
+// Take waits for a slot for a piece of work that is no job of Jobs, and that a request of the users waits for. leave
+// gives the slot back.
+func (q *Queue) Take(ctx context.Context, users ...uint32) (leave func(), err error) {
+	t := &Turn{}
+	q.Enter(t, WaitedFor, users...)
+	return func() { q.Leave(t) }, q.Await(ctx, t)
+}
+
 // Leave takes a turn out, whether it runs or waits.
 func (q *Queue) Leave(t *Turn) {
 	q.mu.Lock()
@@ -178,7 +186,7 @@ func (q *Queue) sort() {
 		}
 	}
 	q.latest = latest
-	slices.SortFunc(q.waiting, func(a, b *Turn) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number)) })
+	slices.SortStableFunc(q.waiting, func(a, b *Turn) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number)) })
 	for _, t := range q.waiting {
 		if len(t.users) == 0 {
 			continue

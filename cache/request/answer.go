@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/views"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -117,6 +118,7 @@ type Answer struct {
 	Build         *index.Build // nil for PassThrough and Key; shared: read only
 	Unkept        bool         // Build is not kept: its files are removed with View, and have no digests
 	Compatibility judge.Judgement
+	Compared      *compilers.VerifyResult // of the build's job, with the request's tolerance; nil: of none
 	Why           string
 	Explanation   *wire.Explanation // for Explain
 	Runtime       string            // what the answer is for

@@ -81,7 +81,7 @@ func (ts *Trials) loadAs(ctx context.Context, a *request.Against, b *index.Build
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), way, b.ID[:])
 	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Question{Key: key}, Proven, func(ctx context.Context) (compilers.CheckResult, error) {
-		leave, err := ts.Workspaces.Checks.Take(ctx) // after an update many may be asked for at a time
+		leave, err := ts.Workspaces.Slot(ctx, a.Model) // after an update many may be asked for at a time
 		if err != nil {
 			return compilers.CheckResult{}, err
 		}

@@ -27,7 +27,6 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/sparse"
 	"github.com/epcached/epcached/store"
 )
@@ -36,7 +35,16 @@ import (
 type Maker struct {
 	Store    *store.Store
 	Runtimes *runtimes.Set // remember the results of Remember
-	Checks   keyed.Slots   // bounds the calls of Remember that run at a time
+	Checks   *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
+	Owner    func(uid uint32) uint32
+}
+
+// Slot waits for one of Checks for the request, which may be nil: for none.
+func (in *Maker) Slot(ctx context.Context, r *request.Request) (leave func(), err error) {
+	if r == nil {
+		return in.Checks.Take(ctx)
+	}
+	return in.Checks.Take(ctx, in.Owner(r.Peer.UID))
 }
 
 // OnCopy returns a function for Remember that calls find with a private copy of the request's
@@ -95,7 +103,7 @@ func Remember[T any](ctx context.Context, in *Maker, r *request.Request, key str
 			return none, context.Canceled
 		}
 		defer own.Close()
-		leave, err := in.Checks.Take(ctx) // after an update many may be asked for at a time
+		leave, err := in.Slot(ctx, own) // after an update many may be asked for at a time
 		if err != nil {
 			return none, err
 		}

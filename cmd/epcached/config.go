@@ -161,7 +161,7 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 
 func limitsOf(l config.Limits) compilers.Limits {
 	return compilers.Limits{
-		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds),
+		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds), Verify: config.Seconds(l.Verify),
 		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes), Files: int(l.OutputFiles), OpenFiles: int64(l.OpenFiles),
 		Processes: int64(l.Processes), Stack: int64(l.StackBytes), Nice: int(l.Nice),
 	}

@@ -43,6 +43,7 @@ open = 15
 [limits]
 wall_seconds = 1.5
 cpu_seconds = 2
+verify_seconds = 2.5
 memory_bytes = 3
 output_bytes = 4
 output_files = 5
@@ -111,7 +112,7 @@ unpacked_dir = "/unpacked"
 				MinCompileSeconds: 0.5, MeasureGain: &no},
 		},
 	}, o)
-	require.Equal(t, compilers.Limits{Wall: 1500 * time.Millisecond, CPU: 2 * time.Second, Memory: 3, Output: 4, Files: 5, OpenFiles: 6,
+	require.Equal(t, compilers.Limits{Wall: 1500 * time.Millisecond, Verify: 2500 * time.Millisecond, CPU: 2 * time.Second, Memory: 3, Output: 4, Files: 5, OpenFiles: 6,
 		Processes: 7, Stack: 8, Nice: 9}, limitsOf(s.Limits))
 	require.Equal(t, compilers.SandboxOptions{Network: true, Read: []string{"/licence"}, Write: []string{"/dev/x"}, NoNamespaces: true}, sandboxOf(s.Sandbox))
 }

@@ -36,7 +36,8 @@ type Model struct {
 	Metadata     map[string]string
 }
 
-// Node is one node. Attribute values are int64, string, []byte or []float32.
+// Node is one node. Attribute values are int64, string, []byte, []float32,
+// or a Model for its graph.
 type Node struct {
 	Name, Op, Domain string
 	Inputs, Outputs  []string
@@ -128,6 +129,8 @@ func attribute(name string, value any) []byte {
 		return appendInt(appendBytes(b, 4, []byte(v)), 20, 3)
 	case []byte:
 		return appendInt(appendBytes(b, 4, v), 20, 3)
+	case Model:
+		return appendInt(appendBytes(b, 6, v.graph()), 20, 5)
 	case []float32:
 		for _, f := range v {
 			b = protowire.AppendFixed32(protowire.AppendTag(b, 7, protowire.Fixed32Type), math.Float32bits(f))

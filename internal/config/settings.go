@@ -79,6 +79,7 @@ type Runtime struct {
 type Limits struct {
 	WallSeconds float64 `toml:"wall_seconds" range:"0 31536000"`
 	CPUSeconds  float64 `toml:"cpu_seconds" range:"0 31536000"`
+	Verify      float64 `toml:"verify_seconds" range:"0 31536000"`
 	MemoryBytes uint64  `toml:"memory_bytes" range:"0"`
 	OutputBytes uint64  `toml:"output_bytes" range:"0"`
 	OutputFiles uint64  `toml:"output_files" range:"0 1048576"`
@@ -195,6 +196,7 @@ func Defaults() *Settings {
 		Limits: Limits{
 			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
 			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
+			Verify:      compilers.DefaultLimits.Verify.Seconds(),
 			MemoryBytes: uint64(compilers.DefaultLimits.Memory), OutputBytes: uint64(compilers.DefaultLimits.Output),
 			OutputFiles: uint64(compilers.DefaultLimits.Files), OpenFiles: uint64(compilers.DefaultLimits.OpenFiles),
 			Processes: uint64(compilers.DefaultLimits.Processes), StackBytes: uint64(compilers.DefaultLimits.Stack),
