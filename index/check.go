@@ -1,12 +1,15 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
@@ -51,6 +54,40 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 		}
 	}
 	return found, nil
+}
+
+// NothingToDo is the action for damage that was quarantined when it was found.
+const NothingToDo = "none: it is in the quarantine"
+
+// IndexAgain is the kind of a finding with which Mend has the next Open make the index again from
+// the manifests and the journal.
+const IndexAgain = "index"
+
+// Mend does what a repair does about a finding of Check, and returns what that is, "" for nothing.
+// With dry it only returns it. rebuild: the index has to be made again.
+func (x *Index) Mend(f Finding, dry bool) (action string, rebuild bool, err error) {
+	_, missing := os.Lstat(f.Object)
+	switch {
+	case f.Kind == IndexAgain:
+		return "", true, x.reserve.use(func() error { return x.db.putMark(f.Detail) })
+	case f.Kind == "leftover" || f.Kind == "newer":
+		return "", false, nil
+	case f.Object == "journal":
+		if !dry {
+			_, err = x.Journal.Restore(true)
+		}
+		return "write it again from memory", false, err
+	case f.Kind == "missing":
+		return "make the index again", true, nil
+	case errors.Is(missing, fs.ErrNotExist):
+		return NothingToDo, false, nil
+	}
+	if !dry {
+		x.manifests.changing.Lock()
+		defer x.manifests.changing.Unlock()
+		err = cmp.Or(cas.SetAside(x.FS, x.dir, f.Object, f.Detail), x.FS.SyncDir(filepath.Dir(f.Object)))
+	}
+	return "quarantine it", f.Kind != "foreign", err
 }
 
 // checkFolder lets no Publish be half done meanwhile. builds is how many it looked at.
@@ -111,6 +148,11 @@ func (x *Index) known(i byte) (map[BuildID]bool, error) {
 func (j *Journal) check() ([]Finding, error) {
 	j.appending.Lock()
 	defer j.appending.Unlock()
+	return j.checkFile()
+}
+
+// checkFile is check with appending held.
+func (j *Journal) checkFile() ([]Finding, error) {
 	file, err := readFile(j.fs, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", "journal", "somebody has deleted it"}}, nil

@@ -414,16 +414,20 @@ func (j *Journal) close() error {
 func trimTime(t time.Time) time.Time { return fromNanos(nanos(t)) }
 
 // Restore writes the journal again, from memory, if it has been deleted: otherwise the marks of
-// builds that must not be served would end with the process. It reports whether that was so. The
-// state folder has to be this index's still.
-func (j *Journal) Restore() (restored bool, err error) {
+// builds that must not be served would end with the process. With read it reads the file, and does
+// so if that is damaged, too. It reports whether that was so. The state folder has to be this
+// index's still.
+func (j *Journal) Restore(read bool) (restored bool, err error) {
 	j.appending.Lock()
 	defer j.appending.Unlock()
-	if _, err = os.Lstat(j.path); err == nil {
+	if _, err := os.Lstat(j.path); err == nil && !read {
 		return false, nil
 	}
-	if restored = errors.Is(err, fs.ErrNotExist); restored {
-		err = j.rewrite()
+	found, err := j.checkFile()
+	if err == nil && len(found) > 0 {
+		if err = j.keepDamaged(found[0].Detail); err == nil || errors.Is(err, fs.ErrNotExist) {
+			restored, err = true, j.rewrite()
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("restore journal: %w", err)

@@ -23,7 +23,7 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 	}
 	reason := cause.Error()
 	st.log.Warn("build withheld", "build", b.BuildKey.String(), "why", reason)
-	st.QuarantineAll(found)
+	_ = st.QuarantineAll(found)
 	if st.index.Journal.StateOf(b.ID).Name == index.Current {
 		st.Withhold(b.ID, index.Damaged, reason)
 	}
@@ -48,15 +48,16 @@ func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packin
 }
 
 // QuarantineAll moves damaged blobs and recipes into the quarantine, and withholds the builds that
-// need them.
-func (st *Store) QuarantineAll(all []packing.Damage) {
+// need them. Its error, which is logged, says what could not be moved.
+func (st *Store) QuarantineAll(all []packing.Damage) (err error) {
 	for _, one := range all {
 		if one.Recipe {
-			st.QuarantineRecipe(one.Digest, one.Why)
+			err = errors.Join(err, st.QuarantineRecipe(one.Digest, one.Why))
 		} else {
-			st.quarantine(one.Digest, one.Why)
+			err = errors.Join(err, st.quarantine(one.Digest, one.Why))
 		}
 	}
+	return err
 }
 
 // Withhold sets the state of a build that is not to be served, and takes its view out of use,
@@ -79,35 +80,42 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 }
 
 // Repair moves the damaged parts of a blob into the quarantine. The builds of a blob that is only
-// missing are withheld.
-func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) {
+// missing are withheld. Its error, which is logged, says what could not be moved.
+func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) error {
 	found := st.forms.DamageOf(ctx, d)
-	st.QuarantineAll(found)
 	if len(found) == 0 {
-		st.quarantine(d, why)
+		return st.quarantine(d, why)
 	}
+	return st.QuarantineAll(found)
 }
 
 // quarantine moves a damaged blob into the quarantine, and withholds every build that needs it for
 // its own files. A build of which only the kept source model is damaged stays in service.
-func (st *Store) quarantine(d cas.Digest, why string) {
-	if err := st.cas.Quarantine(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
-		st.log.Error("damaged blob not put aside", "digest", d.String(), "error", err)
-	}
+func (st *Store) quarantine(d cas.Digest, why string) error {
+	failed := st.aside(d, st.cas.Quarantine(d, why))
 	if err := st.index.Remeasure(d); err != nil {
 		st.log.Warn("space of a damaged blob not accounted for", "digest", d.String(), "error", err)
 	}
 	st.withholdNeeding(d, why)
+	return failed
 }
 
 // QuarantineRecipe is quarantine for the recipe of a packed blob.
-func (st *Store) QuarantineRecipe(d cas.Digest, why string) {
-	if err := st.forms.QuarantineRecipe(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
-		st.log.Error("damaged recipe not put aside", "digest", d.String(), "error", err)
-	}
+func (st *Store) QuarantineRecipe(d cas.Digest, why string) error {
+	failed := st.aside(d, st.forms.QuarantineRecipe(d, why))
 	if !st.cas.Has(d) {
 		st.withholdNeeding(d, why)
 	}
+	return failed
+}
+
+// aside logs why a blob or a recipe was not moved into the quarantine, unless it is gone.
+func (st *Store) aside(d cas.Digest, err error) error {
+	if err == nil || errors.Is(err, cas.ErrNotFound) {
+		return nil
+	}
+	st.log.Error("damage not put aside", "digest", d.String(), "error", err)
+	return err
 }
 
 func (st *Store) withholdNeeding(d cas.Digest, why string) {
@@ -116,7 +124,8 @@ func (st *Store) withholdNeeding(d cas.Digest, why string) {
 		st.log.Error("builds of a damaged blob not found", "digest", d.String(), "error", err)
 	}
 	for _, one := range all {
-		if b, err := st.index.Get(one.Build); err == nil && b.Serves(one.Blob) {
+		b, err := st.index.Get(one.Build)
+		if err == nil && b.Serves(one.Blob) && st.index.Journal.StateOf(b.ID).Name != index.Damaged {
 			st.Withhold(one.Build, index.Damaged, why)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/epcached/epcached/index"
 )
 
 // Somebody may remove the state folder under a running daemon, all of it or what is in it, or put another in its place. Files that are open
@@ -15,22 +17,45 @@ import (
 // lasting are the folders that a running store never makes. Others, such as those of views, are made anew whenever they are needed.
 var lasting = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
 
-// Uprooted tells once what of the state folder is gone, or is not this store's any more, within seconds. Until it is closed the store serves, and keeps nothing.
+// Uprooted tells once why the store has to be closed and opened again: what of the state folder is
+// gone, or is not this store's any more, within seconds, after which the store serves and keeps
+// nothing; or that the index is to be made again.
 func (st *Store) Uprooted() <-chan string { return st.uprooted }
+
+// IndexDiscarded is what Uprooted sends when the index is to be made again.
+const IndexDiscarded = "the index is made again"
+
+// RebuildIndex has the index made again from the manifests and the journal by the next Open, which
+// Uprooted asks for.
+func (st *Store) RebuildIndex(why string) error {
+	_, _, err := st.index.Mend(index.Finding{Kind: index.IndexAgain, Detail: why}, false)
+	if err == nil {
+		st.reopen(IndexDiscarded)
+	}
+	return err
+}
+
+// reopen reports whether it is the first that has Uprooted ask for that.
+func (st *Store) reopen(why string) bool {
+	select {
+	case st.uprooted <- why:
+		return true
+	default: // told, or about to be
+		return false
+	}
+}
 
 // LookAround finds out whether the state directory is still the one that was opened. Uprooted
 // reports that it is not.
 func (st *Store) LookAround() {
 	if why := st.MissingPart(); why != "" {
-		select {
-		case st.uprooted <- why:
+		if st.reopen(why) {
 			st.log.Error("the state folder was removed, or a part of it", "state", st.dir, "what", why)
-		default: // told, or about to be
 		}
 		return
 	}
 	// If the journal alone was deleted it is written anew: all of it is in memory as well.
-	restored, err := st.index.Journal.Restore()
+	restored, err := st.index.Journal.Restore(false)
 	if err != nil {
 		st.log.Error("the journal was deleted, and cannot be written anew", "error", err)
 	} else if restored {

@@ -264,7 +264,7 @@ func (d *Doctor) adviseIndex() []Advice {
 			break
 		}
 		a := problem(subject, "%s %s: %s", f.Kind, f.Object, f.Detail).
-			hint("what is damaged was put into quarantine and is compiled again when it is asked for; what cannot be read stays where it is, and nothing goes for room until it can be, or check --repair has put it aside; see to the disk")
+			hint("what is damaged was put into quarantine and is compiled again when it is asked for; what cannot be read stays where it is, and nothing is evicted until it can be read, or epcachectl repair has quarantined it; check the disk")
 		if f.Kind == "newer" {
 			a.Hint = "a later epcached wrote it, and it is left alone: go back to that version, or remove it by hand"
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,24 +20,19 @@ func newCheck(a *cli.Call) *cobra.Command {
 	var quick bool
 	var request wire.Check
 	cmd := &cobra.Command{
-		Use:   "check [--quick|--deep|--space] [--repair]",
+		Use:   "check [--quick|--deep|--space]",
 		Short: "look for damage in the store",
 		Long: `check looks whether everything that is kept is as it was stored. --quick, the default, looks at what must be
 there and at times and sizes; --deep reads and hashes every byte. --space compares what the daemon has accounted for with what the file
 system says, block by block, and names what makes a difference. Leftovers and stale views
 are reported and are no damage: the daemon deals with them by itself.
 
-check changes nothing unless --repair is given. With it damaged and unreadable files are moved into
-the quarantine, and their builds are withheld: the next request for one compiles it again. The exit
-status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
-		Example: "  epcachectl check --deep\n  epcachectl check --deep --repair",
+check changes nothing: repair does. The exit status says whether damage was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
+		Example: "  epcachectl check --deep",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch r := &request; {
-			case quick && r.Deep, r.Space && (quick || r.Deep):
+			if r := &request; quick && r.Deep || r.Space && (quick || r.Deep) {
 				return exit.Usagef("check: one of --quick, --deep and --space")
-			case r.Space && r.Repair:
-				return exit.Usagef("check: --repair is for files, and --space compares accounts only")
 			}
 			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				return check(ctx, a, c, &request)
@@ -47,7 +43,6 @@ status tells of what was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsa
 	f.BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
 	f.BoolVar(&request.Space, "space", false, "compare the account of the space with the file system")
 	f.BoolVar(&request.Deep, "deep", false, "read and hash every byte")
-	f.BoolVar(&request.Repair, "repair", false, "quarantine what is damaged, and withhold its builds")
 	return cmd
 }
 
@@ -76,23 +71,28 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	if a.JSON {
 		return damaged, a.Print.JSON(jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more"))
 	}
-	printStoreFindings(a.Print, r.GetFindings())
+	printStoreFindings(a.Print, r.GetFindings(), "")
 	a.Print.More(r.GetMore())
 	verdict := "no damage"
 	if damaged {
-		verdict = "damage found"
+		verdict = "damage found: epcachectl repair -n shows what a repair would do"
 	}
 	a.Print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"), term.Counted(r.GetBlobs(), "file"),
 		term.Bytes(r.GetBytes()), verdict)
 	return damaged, nil
 }
 
-func printStoreFindings(p *term.Printer, list []*wire.Finding) {
+// printStoreFindings prints findings, and after the words of action what a repair does or has done
+// about each; "": without that.
+func printStoreFindings(p *term.Printer, list []*wire.Finding, action string) {
 	for _, f := range list {
 		p.Line("%s %s: %s", term.Printable(f.GetKind()), term.Printable(f.GetObject()),
 			term.Printable(f.GetDetail()))
 		for _, b := range f.GetBuilds() {
 			p.Line("  needed by build %s", term.Short(b))
+		}
+		if action != "" {
+			p.Line("  %s: %s", action, cmp.Or(term.Printable(f.GetAction()), "nothing"))
 		}
 	}
 }
@@ -120,7 +120,7 @@ func reportSpace(a *cli.Call, r *wire.CheckReply) (differs bool, err error) {
 		return differs, a.Print.JSON(out)
 	}
 	a.Print.Table(append(rows, []string{"all", "", term.Bytes(all), ""}))
-	printStoreFindings(a.Print, r.GetFindings())
+	printStoreFindings(a.Print, r.GetFindings(), "")
 	a.Print.Line("the account %s what the file system says", verdict)
 	return differs, nil
 }

@@ -94,7 +94,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
 	})
 	for _, verb := range []func(*cli.Call) *cobra.Command{
-		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck,
+		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe, newCheck, newRepair,
 		newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack, newUnpack, newWhy, newEvents,
 		newConfig, newDoctor, newStop, newVersion, newRun,
 	} {

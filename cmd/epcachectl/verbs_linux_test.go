@@ -126,11 +126,30 @@ func TestCheckFindsDamage(t *testing.T) {
 	require.Contains(t, r.out, "damaged y: one byte\n  needed by build 0123456789ab\n")
 	require.Empty(t, r.err, "it is the result, not a failure")
 	require.Equal(t, exit.BadUsage, call(t, "check", "--quick", "--deep").code)
-	require.Equal(t, exit.BadUsage, call(t, "check", "--space", "--repair").code)
-	require.NotContains(t, b.changed(), "repair")
-	require.Equal(t, exit.Damage, call(t, "check", "--deep", "--repair").code, "it was found")
-	require.Contains(t, b.changed(), "repair")
 	require.Equal(t, exit.Damage, call(t, "check", "--json").code)
+}
+
+func TestRepairSaysWhatItDoes(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	require.Equal(t, result{exit.Done, "1 build, 2 files, 0 B: 0 findings repaired\n", ""}, call(t, "repair"))
+	b.set(func() {
+		b.changes, b.findings = nil, []*wire.Finding{{Kind: "damaged", Object: "y", Detail: "one byte", Action: "quarantine it"}}
+	})
+	r := call(t, "repair", "-n")
+	require.Equal(t, exit.Damage, r.code, "there is damage")
+	require.Equal(t, "damaged y: one byte\n  would do: quarantine it\n1 build, 2 files, 0 B: 1 finding would be repaired\n", r.out)
+	require.NotContains(t, b.changed(), "repair")
+	r = call(t, "repair", "--json")
+	require.Equal(t, exit.Done, r.code, "none is left")
+	out := said(t, r)
+	require.EqualValues(t, 1, at(t, out, "repaired"))
+	require.Equal(t, "quarantine it", at(t, out, "findings", 0, "action"))
+	require.Contains(t, b.changed(), "repair")
+	b.set(func() { b.findings = append(b.findings, &wire.Finding{Kind: "newer", Object: "z"}) })
+	require.Equal(t, exit.Damage, call(t, "repair").code, "nothing was done about one")
+	b.set(func() { b.findings[1].Action = "failed: no such disk" })
+	require.Equal(t, exit.Damage, call(t, "repair").code, "nor where it failed")
 }
 
 func TestStatus(t *testing.T) {
@@ -234,7 +253,7 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours", Hint: "ask"}
 	b.serve()
-	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"repair"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		r := call(t, args...)
 		require.Equal(t, exit.NotAllowed, r.code, args)
 		require.Contains(t, r.err, "not yours\nepcachectl: hint: ask\n")
@@ -244,7 +263,7 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 
 func TestNoDaemon(t *testing.T) {
 	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
-	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"repair"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		require.Equal(t, exit.NoDaemon, call(t, append(args, "--wait=0")...).code, args)
 	}
 	require.Equal(t, exit.Done, call(t, "version").code)

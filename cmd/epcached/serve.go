@@ -27,6 +27,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcached/internal/systemd"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -65,7 +66,7 @@ type damagedError struct{ error }
 
 func (e damagedError) Unwrap() error { return e.error }
 
-// uprooted is why a store that was removed while the daemon ran is opened anew, and with what.
+// uprooted is why a store is opened again while the daemon runs, and with what.
 type uprooted struct {
 	why      string
 	settings *config.Settings
@@ -108,9 +109,9 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	}
 }
 
-// again runs the daemon, and begins again with an empty state directory when that is removed: to
+// again runs the daemon, and opens the store again when the state directory was removed, because to
 // stop would leave those without a daemon who started it by hand, and to go on would have every
-// request compiled.
+// request compiled; or when the index is to be made again.
 func (p *process) again(
 	ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal,
 ) error {
@@ -120,6 +121,9 @@ func (p *process) again(
 			return err
 		}
 		s, set = gone.settings, gone.rules
+		if gone.why == store.IndexDiscarded {
+			continue
+		}
 		p.remade = gone.why + ", " + time.Now().UTC().Format(time.RFC3339)
 		if p.anew != nil {
 			if err := p.anew(); err != nil {
@@ -129,7 +133,7 @@ func (p *process) again(
 	}
 }
 
-// once runs the daemon on one store. gone tells that it was removed; the error, of leaving it, then tells nothing more.
+// once runs the daemon on one store. gone says that it is to be opened again; the error of closing it is logged then.
 func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *uprooted, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
@@ -186,7 +190,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 		return nil, err
 	}
 	if err != nil {
-		log.Warn("the store that is gone is left", "error", err) // what was in memory has no place any more
+		log.Warn("the store was not closed cleanly", "error", err) // what was in memory may have no place any more
 	}
 	return &uprooted{why, r.InForce, r.Rules}, nil
 }
@@ -228,7 +232,7 @@ func (p *process) answer(
 		return "", <-e.ended // it has no clients any more
 	case gone = <-c.Store.Uprooted():
 		end()
-		log.Warn("beginning again with an empty state folder", "state", c.Store.Directory(), "why", gone)
+		log.Warn("opening the state directory again", "state", c.Store.Directory(), "why", gone)
 	case <-ctx.Done():
 		end() // a daemon that stops is not ready again
 		c.Leave()

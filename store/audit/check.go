@@ -40,8 +40,7 @@ func newAuditor(st *store.Store) *auditor {
 }
 
 // Check looks at the files of every build: with w.Deep by hashing every byte, else by their stamps.
-// With w.Repair, damaged files are moved into the quarantine and their builds are withheld; the
-// next request compiles them again. progress may be nil.
+// Each finding has what a repair does about it. With w.Repair that is done. progress may be nil.
 func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a, deep, repair := newAuditor(st), w.Deep, w.Repair
 	out := &checking{CheckReply: &wire.CheckReply{}}
@@ -49,21 +48,26 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
+	rebuild := w.RebuildIndex
 	for _, f := range found {
-		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
+		action, again, err := a.index.Mend(f, !repair)
+		rebuild = rebuild || again
+		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail, Action: outcome(action, err)})
 	}
 	space, err := a.index.Space()
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
-	known := a.forms.Recipes.Complete()
 	a.forms.Recipes.ReadAgain()
 	for _, p := range a.forms.Recipes.Problems() {
-		out.found(RecipeFinding(p))
-		if d, err := cas.ParseDigest(filepath.Base(p.Path)); repair && p.Unread && err == nil && a.cas.Has(d) { // else it is found where the blob is looked at
-			a.st.QuarantineRecipe(d, p.Detail)
+		f := RecipeFinding(p)
+		if d, err := cas.ParseDigest(filepath.Base(p.Path)); p.Unread && err == nil { // else it is found where the blob is looked at
+			if f.Action = "quarantine it"; repair && a.cas.Has(d) {
+				f.Action = outcome(f.Action, a.st.QuarantineRecipe(d, p.Detail))
+			}
 		}
+		out.found(f)
 	}
 	one := func(d cas.Digest, size int64) error {
 		if ctx.Err() != nil {
@@ -75,10 +79,11 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 			progress(&wire.Progress{Phase: "checking files", DoneBytes: min(out.Bytes, space.UniqueBytes), TotalBytes: space.UniqueBytes})
 		}
 		if f := a.checkBlob(ctx, d, size, deep); f != nil {
-			out.found(f)
+			f.Action = a.remedy(d, f.Kind)
 			if repair {
-				a.st.Repair(ctx, d, f.Detail)
+				f.Action = outcome(f.Action, a.st.Repair(ctx, d, f.Detail))
 			}
+			out.found(f)
 		}
 		return nil
 	}
@@ -102,15 +107,66 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	if err == nil {
 		err = a.checkLeftovers(ctx, containers, out, progress)
 	}
-	if err == nil && repair && !known && a.forms.Recipes.Complete() {
-		err = a.st.RemoveLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
-	}
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
 	out.Findings = slices.DeleteFunc(out.Findings, a.hasGone)
+	if repair && a.forms.Recipes.Complete() {
+		err = a.st.RemoveLeftovers(ctx) // also those that had to stay while not all recipes could be read
+	}
+	if rebuild && err == nil {
+		f := &wire.Finding{Kind: index.IndexAgain, Object: "index.db", Action: "make it again from the manifests and the journal"}
+		if repair {
+			f.Action = outcome(f.Action, a.st.RebuildIndex("for a repair"))
+		}
+		out.found(f)
+	}
+	if err != nil {
+		return nil, checkError(ctx, err)
+	}
 	out.cut(wire.MaxReply)
 	return out.CheckReply, nil
+}
+
+// outcome is an action, or why it failed.
+func outcome(action string, err error) string {
+	if err != nil {
+		return "failed: " + err.Error()
+	}
+	return action
+}
+
+// remedy says what a repair does about a blob that is damaged or missing.
+func (a *auditor) remedy(d cas.Digest, kind string) string {
+	all, err := a.st.Needs(d)
+	if err != nil {
+		return "failed: " + err.Error()
+	}
+	var now, later int // builds that are compiled again at once, and when they are requested
+	for _, one := range all {
+		b, err := a.index.Get(one.Build)
+		switch {
+		case err != nil || !b.Serves(one.Blob) || a.index.Journal.StateOf(b.ID).Name == index.Damaged:
+		case b.Source.Kind != "":
+			now++
+		default:
+			later++
+		}
+	}
+	var do []string
+	if kind != kindMissing {
+		do = append(do, "quarantine it")
+	}
+	if now > 0 {
+		do = append(do, fmt.Sprintf("withhold and recompile builds: %d", now))
+	}
+	if later > 0 {
+		do = append(do, fmt.Sprintf("withhold builds until a request recompiles them: %d", later))
+	}
+	if do == nil {
+		return "none: its builds are withheld already"
+	}
+	return strings.Join(do, "; ")
 }
 
 // hasGone tells of a leftover that it was one only for as long as its build was being removed.
@@ -170,6 +226,8 @@ const (
 	kindMissing  = "missing"
 )
 
+const removeIt = "remove it"
+
 // checkRecipes gives the containers that only recipes need, with their sizes.
 func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
 	containers := make(map[cas.Digest]int64)
@@ -180,7 +238,7 @@ func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Dige
 		}
 		if !needed {
 			out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
-				Detail: "a recipe that no build needs"})
+				Detail: "a recipe that no build needs", Action: removeIt})
 			return nil
 		}
 		for _, container := range p.Containers {
@@ -223,7 +281,7 @@ func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]
 			return err // published, or packed, meanwhile
 		}
 		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
-			Detail: bytesize.Text(size) + " that no build needs"})
+			Detail: bytesize.Text(size) + " that no build needs", Action: removeIt})
 		return nil
 	})
 }
@@ -319,7 +377,7 @@ func RecipeFinding(p dedupe.Problem) *wire.Finding {
 			Detail: "it cannot be read: " + p.Detail}
 	}
 	return &wire.Finding{Kind: "damaged", Object: p.Path,
-		Detail: p.Detail + "; it is in the quarantine"}
+		Detail: p.Detail + "; it is in the quarantine", Action: index.NothingToDo}
 }
 
 // The kinds, in the order in which a file with several names is counted. Views hold further names

@@ -8047,9 +8047,10 @@ func (x *Advice) GetHint() string {
 
 type Check struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Deep          bool                   `protobuf:"varint,1,opt,name=deep,proto3" json:"deep,omitempty"`     // hash every byte; else stamps and structure
-	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"` // quarantine what is damaged
-	Space         bool                   `protobuf:"varint,3,opt,name=space,proto3" json:"space,omitempty"`   // compare what is accounted with what the file system says, instead of looking at files
+	Deep          bool                   `protobuf:"varint,1,opt,name=deep,proto3" json:"deep,omitempty"`                                     // hash every byte; else stamps and structure
+	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"`                                 // carry out the actions of the findings
+	Space         bool                   `protobuf:"varint,3,opt,name=space,proto3" json:"space,omitempty"`                                   // compare what is accounted with what the file system says, instead of looking at files
+	RebuildIndex  bool                   `protobuf:"varint,4,opt,name=rebuild_index,json=rebuildIndex,proto3" json:"rebuild_index,omitempty"` // a finding with the action to do so, whether the index is sound or not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8101,6 +8102,13 @@ func (x *Check) GetRepair() bool {
 func (x *Check) GetSpace() bool {
 	if x != nil {
 		return x.Space
+	}
+	return false
+}
+
+func (x *Check) GetRebuildIndex() bool {
+	if x != nil {
+		return x.RebuildIndex
 	}
 	return false
 }
@@ -8260,10 +8268,11 @@ func (x *SpaceLine) GetAccountedBytes() int64 {
 
 type Finding struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "damaged", "missing", "leftover", "stale view", "space"
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "damaged", "missing", "leftover", "foreign", "newer", "index", "space"
 	Object        string                 `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	Builds        []string               `protobuf:"bytes,4,rep,name=builds,proto3" json:"builds,omitempty"` // what needs it
+	Action        string                 `protobuf:"bytes,5,opt,name=action,proto3" json:"action,omitempty"` // what a repair does, or has done; "": nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8324,6 +8333,13 @@ func (x *Finding) GetBuilds() []string {
 		return x.Builds
 	}
 	return nil
+}
+
+func (x *Finding) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
 }
 
 type Sourceless_Why struct {
@@ -9165,11 +9181,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\bseverity\x18\x01 \x01(\tR\bseverity\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x12\n" +
-	"\x04hint\x18\x04 \x01(\tR\x04hint\"I\n" +
+	"\x04hint\x18\x04 \x01(\tR\x04hint\"n\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04deep\x18\x01 \x01(\bR\x04deep\x12\x16\n" +
 	"\x06repair\x18\x02 \x01(\bR\x06repair\x12\x14\n" +
-	"\x05space\x18\x03 \x01(\bR\x05space\"\xc4\x01\n" +
+	"\x05space\x18\x03 \x01(\bR\x05space\x12#\n" +
+	"\rrebuild_index\x18\x04 \x01(\bR\frebuildIndex\"\xc4\x01\n" +
 	"\n" +
 	"CheckReply\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x04R\x05blobs\x12\x16\n" +
@@ -9184,12 +9201,13 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12,\n" +
 	"\x0faccounted_bytes\x18\x04 \x01(\x03H\x00R\x0eaccountedBytes\x88\x01\x01B\x12\n" +
-	"\x10_accounted_bytes\"e\n" +
+	"\x10_accounted_bytes\"}\n" +
 	"\aFinding\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\tR\x06object\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x16\n" +
-	"\x06builds\x18\x04 \x03(\tR\x06builds*\xe9\x01\n" +
+	"\x06builds\x18\x04 \x03(\tR\x06builds\x12\x16\n" +
+	"\x06action\x18\x05 \x01(\tR\x06action*\xe9\x01\n" +
 	"\n" +
 	"ErrorClass\x12\x1b\n" +
 	"\x17ERROR_CLASS_UNSPECIFIED\x10\x00\x12\r\n" +

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func newRepair(a *cli.Call) *cobra.Command {
+	var dryRun, quick bool
+	var request wire.Check
+	cmd := &cobra.Command{
+		Use:   "repair [-n] [--quick] [--rebuild-index]",
+		Short: "repair the store",
+		Long: `repair reads and hashes every byte of the store, as check --deep does, and mends what it finds.
+With -n it changes nothing, and prints what it would do.
+
+Damaged and unreadable files are moved into the quarantine, never deleted. Their builds are withheld
+and compiled again: at once where the daemon can open the source model, else by the next request.
+Blobs that no build needs are removed. A lost journal is written again from memory.
+
+--rebuild-index has the index made again from the manifests and the journal, which repair does by
+itself where the index differs from them. The daemon opens the store again for that, and ends the
+requests that it has then; counters and last uses are lost. Builds are not.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
+		Example: `  epcachectl repair -n
+  epcachectl repair
+  epcachectl repair --quick --rebuild-index`,
+		Args: cli.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			request.Repair, request.Deep = !dryRun, !quick
+			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				return repair(ctx, a, c, &request)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be done")
+	f.BoolVar(&quick, "quick", false, "look at structure, sizes and times, and hash nothing")
+	f.BoolVar(&request.RebuildIndex, "rebuild-index", false, "make the index again from manifests and journal")
+	return cmd
+}
+
+func repair(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Check) error {
+	r, err := cli.Shown[wire.CheckReply](ctx, a, c, request)
+	if err != nil {
+		return err
+	}
+	done, left, reopens := 0, 0, false
+	for _, f := range r.GetFindings() {
+		switch action := f.GetAction(); {
+		case action == "" && f.GetKind() != "leftover", strings.HasPrefix(action, "failed: "):
+			left++
+		case action != "" && !strings.HasPrefix(action, "none: "):
+			done++
+		}
+		reopens = reopens || f.GetKind() == "index"
+	}
+	verb, verdict := "done", "repaired"
+	if !request.Repair {
+		verb, verdict, left = "would do", "would be repaired", left+done
+	}
+	if a.JSON {
+		out := jsonout.Of(r, "blobs", "builds", "bytes", "findings", "more")
+		out["dry_run"], out["repaired"] = !request.Repair, done
+		err = a.Print.JSON(out)
+	} else {
+		printStoreFindings(a.Print, r.GetFindings(), verb)
+		a.Print.More(r.GetMore())
+		a.Print.Line("%s, %s, %s: %s %s", term.Counted(r.GetBuilds(), "build"),
+			term.Counted(r.GetBlobs(), "file"), term.Bytes(r.GetBytes()), term.Counted(done, "finding"), verdict)
+	}
+	if reopens && request.Repair && err == nil {
+		err = waitForReopening(ctx, a, c)
+	}
+	if err == nil && left > 0 {
+		err = exit.Status(exit.Damage)
+	}
+	return err
+}
+
+// waitForReopening returns when the daemon has opened its store again, or says how far it is.
+func waitForReopening(ctx context.Context, a *cli.Call, c *unixsock.Client) error {
+	_ = c.Subscribe(ctx, func(*wire.Event) error { return nil }) // ends with the connection
+	again, err := a.Reconnect(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err = unixsock.Ask[wire.StatusReply](ctx, again, &wire.Status{}, nil); err != nil {
+		a.Print.Note("not done yet: " + err.Error())
+	}
+	return again.Close()
+}
