@@ -132,7 +132,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
 	}
-	o.JobsMemory = cmp.Or(o.JobsMemory, jobs.MachineMemory()/2)
+	o.JobsMemory = cmp.Or(o.JobsMemory, compilers.MachineMemory()/2)
 	first, err := newSettings(&o)
 	if err != nil {
 		return nil, err

@@ -253,11 +253,11 @@ type Limits struct {
 	Wall        time.Duration // from start to result
 	Verify      time.Duration // of a comparison of outputs, however long the compile took
 	CPU         time.Duration // processor time of each process; whole seconds
-	Memory      int64         // bytes: of all memory where workers have cgroups, else of what each process allocates for itself, stacks included
+	Memory      int64         // bytes: of all memory of a worker, and of what each process allocates for itself; 0: three quarters of the machine's
 	Output      int64         // bytes of all files that it leaves, and of each single file
 	Files       int           // files in the job's folder
 	OpenFiles   int64
-	Processes   int64 // processes and threads, where workers have cgroups or a user of their own
+	Processes   int64 // processes and threads, where workers have a user of their own
 	Stack       int64 // bytes, of each thread: deep graphs recurse
 	Nice        int   // of workers, unless they inherit a higher one
 	StderrBytes int   // tail that is kept
@@ -268,7 +268,6 @@ var DefaultLimits = Limits{
 	Wall:        30 * time.Minute,
 	Verify:      2 * time.Minute,
 	CPU:         8 * time.Hour,
-	Memory:      256 << 30,
 	Output:      64 << 30,
 	Files:       1024,
 	OpenFiles:   4096,
@@ -283,7 +282,7 @@ func (l Limits) orDefault() Limits {
 	l.Wall = cmp.Or(l.Wall, d.Wall)
 	l.Verify = cmp.Or(l.Verify, d.Verify)
 	l.CPU = cmp.Or(l.CPU, d.CPU)
-	l.Memory = cmp.Or(l.Memory, d.Memory)
+	l.Memory = cmp.Or(l.Memory, MachineMemory()/4*3, -1)
 	l.Output = cmp.Or(l.Output, d.Output)
 	l.OpenFiles = cmp.Or(l.OpenFiles, d.OpenFiles)
 	l.Processes = cmp.Or(l.Processes, d.Processes)

@@ -1,12 +1,14 @@
 package compilers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -23,6 +25,7 @@ type ORTOptions struct {
 	Limits  Limits
 	Log     *slog.Logger // nil: no log
 	User    *Credential  // nil: workers run as the caller. Else models and graphs must be readable, and all folders above a job's passable, for them
+	Socket  string       // of the unit that starts workers, with User from UnitCredential; empty: they are children of this process
 	Scratch string       // where jobs without a folder of their own get one; empty: the system's temporary folder
 	Env     []string     // "NAME=value" added to the workers' environment, which is otherwise fixed
 	Sandbox SandboxOptions
@@ -32,6 +35,7 @@ type ORTOptions struct {
 type ORT struct {
 	opts     ORTOptions
 	launcher *launcher
+	stacks   int64 // of address space that threads may reserve beside a bound that nobody chose: on a small machine it is most of it
 	host     *host // what of the system's means workers get
 	tried    tried
 	tools    map[string]Tool // by EP: see AddTools
@@ -55,8 +59,12 @@ func NewORT(o ORTOptions) *ORT {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	var stacks int64
+	if o.Limits.Memory == 0 {
+		stacks = 4 * int64(runtime.NumCPU()) * cmp.Or(o.Limits.Stack, DefaultLimits.Stack)
+	}
 	o.Limits = o.Limits.orDefault()
-	return &ORT{opts: o, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
+	return &ORT{opts: o, stacks: stacks, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
@@ -331,10 +339,27 @@ func (o *ORT) chown(folder string, names []string, to *Credential) error {
 	if o.opts.User == nil {
 		return nil
 	}
+	if o.opts.Socket != "" {
+		return o.lend(folder, names, to == o.opts.User)
+	}
 	uid, gid := int(to.UID), int(to.GID)
 	for _, name := range append([]string{"."}, names...) {
 		if err := os.Lchown(filepath.Join(folder, name), uid, gid); err != nil {
 			return fmt.Errorf("job's folder: %w", err)
+		}
+	}
+	return nil
+}
+
+// lend lets the workers' group write into a folder, and into those names in it; or nobody but the
+// daemon reach it. What workers leave stays their user's, which the store takes no file of: it copies.
+func (o *ORT) lend(folder string, names []string, out bool) error {
+	if !out {
+		return os.Chmod(folder, 0o700)
+	}
+	for _, name := range append([]string{"."}, names...) {
+		if err := o.share(filepath.Join(folder, name), 0o070); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -53,15 +53,9 @@ var systemFiles = []string{
 	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/proc", "/sys",
 }
 
-// deviceFiles begin the names of devices in /dev that compute, and of those that every program expects.
-var deviceFiles = []string{
-	"null", "zero", "full", "random", "urandom",
-	"dri", "accel", "kfd", "nvidia", "dxg", "dma_heap", "udmabuf", "ion", "kgsl", "fastrpc", "adsprpc", "cdsprpc", "mali", "galcore", "apex_", "hailo", "rknpu",
-}
-
 func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confinement {
 	s := o.opts.Sandbox
-	c := &dialogue.Confinement{Network: s.Network, Write: append([]string{folder}, s.Write...), Devices: devices()}
+	c := &dialogue.Confinement{Network: s.Network, Write: append([]string{folder}, s.Write...)}
 	for _, path := range systemFiles {
 		// Of a folder above the daemon's own not all may be read.
 		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {
@@ -103,17 +97,6 @@ func foldersOf(file string) []string {
 		folders = append(folders, filepath.Dir(real))
 	}
 	return folders
-}
-
-func devices() []string {
-	entries, _ := os.ReadDir("/dev") // else there is nothing to allow
-	var found []string
-	for _, e := range entries {
-		if slices.ContainsFunc(deviceFiles, func(name string) bool { return strings.HasPrefix(e.Name(), name) }) {
-			found = append(found, "/dev/"+e.Name())
-		}
-	}
-	return found
 }
 
 func readable(r Runtime, eps []EP) []string {
@@ -176,12 +159,9 @@ func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
 }
 
 func (o *ORT) measures(found dialogue.Confined) []Measure {
-	way, groups := o.host.current(), o.host.groups
-	if !found.Cgroup {
-		groups = nil // there are none, or the namespace needs none
-	}
+	way := o.host.current()
 	return []Measure{
-		files(found), o.network(found), processes(way, groups), o.memory(groups), o.count(way, groups), privileges(found), o.user(found),
+		files(found), o.network(found), processes(way, o.opts.Socket != ""), o.memory(found), o.count(way), privileges(found), o.user(found),
 	}
 }
 
@@ -213,43 +193,41 @@ func (o *ORT) network(found dialogue.Confined) Measure {
 	return m
 }
 
-func processes(way isolation, groups *cgroups) Measure {
+func processes(way isolation, unit bool) Measure {
 	m := Measure{Name: "processes", InForce: true}
 	switch {
 	case way.namespace && way.user:
 		m.Text = "nothing that a worker starts outlives it (pid namespace, in a user namespace)"
 	case way.namespace:
 		m.Text = "nothing that a worker starts outlives it (pid namespace)"
-	case groups != nil:
-		m.Text = "nothing that a worker starts outlives it (cgroup.kill)"
+	case unit:
+		m.Text = "nothing that a worker starts outlives it (its systemd unit)"
 	default:
 		m.InForce = false
 		m.Text = "what a worker starts is killed by the process that looks after it, which is certain only if that is not killed itself"
-		m.Hint = "let the daemon make pid namespaces, as root or in user namespaces, or give it a cgroup of its own (Delegate=yes)"
+		m.Hint = "let the daemon make pid namespaces, as root or in user namespaces, or use the shipped systemd units"
 	}
 	return m
 }
 
-func (o *ORT) memory(groups *cgroups) Measure {
-	if groups != nil && groups.memory {
-		return Measure{Name: "memory", InForce: true, Text: fmt.Sprintf("%s for all processes of a worker (cgroup)", bytesize.Text(o.opts.Limits.Memory))}
-	}
-	return Measure{Name: "memory", Text: fmt.Sprintf("no cgroup: %s that each process allocates for itself, and nothing for what processes share", bytesize.Text(o.opts.Limits.Memory)),
-		Hint: "give the daemon a cgroup of its own with the memory controller (Delegate=memory pids)"}
-}
-
-func (o *ORT) count(way isolation, groups *cgroups) Measure {
-	m := Measure{Name: "process limit", InForce: true}
+func (o *ORT) memory(found dialogue.Confined) Measure {
+	m := Measure{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, looked at twice a second, and for what each allocates"}
 	switch {
-	case groups != nil && groups.pids:
-		m.Text = fmt.Sprintf("%d for each worker (cgroup)", o.opts.Limits.Processes)
-	case o.countsProcesses(way):
-		m.Text = fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)
+	case o.opts.Socket == "":
+	case found.Memory > 0:
+		m.Text = bytesize.Text(found.Memory) + " for all processes of a worker (MemoryMax= of its systemd unit)"
 	default:
-		m.InForce, m.Text = false, "no cgroup, and no user of the workers' own that the kernel could count for"
-		m.Hint = "give the daemon a cgroup of its own with the pids controller, or set worker_user"
+		m.InForce, m.Text = false, bytesize.Text(o.opts.Limits.Memory)+" that each process allocates for itself, and nothing for what processes share"
+		m.Hint = "set MemoryMax= for the workers' unit, on a system with cgroups of version 2 and their memory controller"
 	}
 	return m
+}
+
+func (o *ORT) count(way isolation) Measure {
+	if o.countsProcesses(way) {
+		return Measure{Name: "process limit", InForce: true, Text: fmt.Sprintf("%d (of the workers' user)", o.opts.Limits.Processes)}
+	}
+	return Measure{Name: "process limit", Text: "no user of the workers' own that the kernel could count for", Hint: "use the shipped systemd units, or set worker_user"}
 }
 
 func privileges(found dialogue.Confined) Measure {

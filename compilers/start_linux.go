@@ -3,6 +3,7 @@ package compilers
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -12,7 +13,6 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,8 +23,6 @@ import (
 type host struct {
 	mu   sync.Mutex  // guards ways
 	ways []isolation // that were not refused, the best first
-
-	groups *cgroups // nil: none
 }
 
 type isolation struct {
@@ -34,9 +32,12 @@ type isolation struct {
 
 // newHost lists the ways from the best on; those that turn out to be forbidden are dropped.
 func newHost(o ORTOptions) *host {
-	h := &host{ways: []isolation{{}}, groups: findCgroups(o.Log)}
+	h := &host{ways: []isolation{{}}}
 	if !o.Sandbox.NoNamespaces {
 		h.ways = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
+	}
+	if o.Socket != "" { // systemd looks after all that an instance leaves
+		h.ways = []isolation{{}}
 	}
 	if o.User != nil { // in a user namespace there is only one user
 		h.ways = slices.DeleteFunc(h.ways, func(i isolation) bool { return i.user })
@@ -82,15 +83,9 @@ func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (
 	}
 }
 
-func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (_ *worker, err error) {
-	group := o.group(way)
-	defer func() {
-		if err != nil {
-			group.end()
-		}
-	}()
+func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	p := o.preparation(way, waits(idle))
-	p.Confine, p.Cgroup, p.Model = o.confinement(req, folder), group != nil, req.ModelFile != nil
+	p.Confine, p.Model = o.confinement(req, folder), req.ModelFile != nil
 	preparation, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
@@ -106,29 +101,74 @@ func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <
 		return nil, err
 	}
 	defer answerWrite.Close() // likewise
-	private := filepath.Join(folder, privateFolder)
-	w := &worker{group: group, request: requestWrite, answers: answerRead, stderr: &Tail{Limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
-	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
-	w.cmd.Dir = private
-	w.cmd.Env = append(environment(private), o.opts.Env...)
-	w.cmd.Stderr = w.stderr
-	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
-	if req.ModelFile != nil {
-		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, req.ModelFile)
-	}
-	if group != nil {
-		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, group.procs)
-	}
-	w.cmd.WaitDelay = grace
-	w.cmd.SysProcAttr = o.attributes(way)
-	started := make(chan error)
-	o.launcher.calls <- func() { started <- w.cmd.Start() }
-	if err := <-started; err != nil {
+	stderrRead, stderrWrite, err := os.Pipe()
+	if err != nil {
 		requestWrite.Close() // nothing was written
 		answerRead.Close()
 		return nil, err
 	}
+	defer stderrWrite.Close() // the worker has its own
+	w := &worker{request: requestWrite, answers: answerRead, printed: stderrRead,
+		stderr: &Tail{Limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
+	files := []*os.File{stderrWrite, requestRead, answerWrite}
+	if req.ModelFile != nil {
+		files = append(files, req.ModelFile)
+	}
+	private := filepath.Join(folder, privateFolder)
+	launch := dialogue.Launch{Dir: private, Env: append(environment(private), o.opts.Env...), Prepare: string(preparation)}
+	if o.opts.Socket != "" {
+		w.process, err = o.startUnit(launch, files)
+	} else {
+		w.process, err = o.startChild(launch, files, way)
+	}
+	if err != nil {
+		requestWrite.Close() // nothing was written
+		answerRead.Close()
+		stderrRead.Close()
+		return nil, err
+	}
 	return w, nil
+}
+
+// child is a worker that is a child of this process.
+type child struct{ cmd *exec.Cmd }
+
+func (o *ORT) startChild(l dialogue.Launch, files []*os.File, way isolation) (*child, error) {
+	cmd := exec.Command(o.opts.Worker, "prepare", l.Prepare)
+	cmd.Dir, cmd.Env, cmd.Stderr, cmd.ExtraFiles = l.Dir, l.Env, files[0], files[1:]
+	cmd.SysProcAttr = o.attributes(way)
+	started := make(chan error)
+	o.launcher.calls <- func() { started <- cmd.Start() }
+	return &child{cmd}, <-started
+}
+
+func (c *child) wait() {
+	for {
+		// The process stays a zombie, so that its number, and with it its group's, cannot become another's before the group is killed.
+		err := unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+func (c *child) raise(nice int) { raise(c.cmd.Process.Pid, nice) }
+
+// stop asks the process that looks after the worker, which ends that and all that it started: it
+// knows also those that left the group. It has not been reaped: it is this process, or a zombie.
+func (c *child) stop() { _ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGTERM) }
+
+func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // ESRCH: nobody is left
+
+func (c *child) reap() dialogue.Ended {
+	_ = c.cmd.Wait() // the state says it all
+	awaitGroup(c.cmd.Process.Pid)
+	state := c.cmd.ProcessState
+	ended := dialogue.Ended{Status: state.ExitCode(), CPU: state.UserTime() + state.SystemTime()}
+	if own, _ := state.Sys().(syscall.WaitStatus); own.Signaled() {
+		ended.Status = dialogue.ExitSignal + int(own.Signal())
+	}
+	return ended
 }
 
 func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
@@ -152,8 +192,11 @@ func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
 
 func (o *ORT) preparation(way isolation, idle bool) dialogue.Preparation {
 	l := o.opts.Limits
-	p := dialogue.Preparation{Data: uint64(max(l.Memory, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
-		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace}
+	p := dialogue.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace, Umask: 0o077}
+	if o.opts.Socket != "" {
+		p.Umask = 0o007 // the daemon reads and removes what the worker leaves as one of its group
+	}
 	if l.CPU > 0 {
 		p.CPU = uint64(math.Ceil(l.CPU.Seconds()))
 	}
@@ -173,25 +216,6 @@ func (o *ORT) countsProcesses(way isolation) bool {
 		return u.UID != 0 && int(u.UID) != os.Geteuid()
 	}
 	return way.user && os.Geteuid() != 0 && kernelSince(5, 14)
-}
-
-// group makes a cgroup for one worker, where there are any to be had and they are of use: for limits, or to find all of its processes.
-func (o *ORT) group(way isolation) *cgroup {
-	c := o.host.groups
-	if c == nil || way.namespace && !c.memory && !c.pids {
-		return nil
-	}
-	g, err := c.make(o.opts.Limits)
-	if err != nil {
-		o.opts.Log.Debug("worker gets no cgroup", "error", err)
-		return nil
-	}
-	return g
-}
-
-type usage struct {
-	cpu         time.Duration
-	outOfMemory bool // one was killed for the memory limit
 }
 
 var errClosed = errors.New("compiler is closed")
@@ -279,16 +303,15 @@ func waits(idle <-chan struct{}) bool {
 	}
 }
 
-func (o *ORT) raiser(idle <-chan struct{}) func(pid int, ended <-chan struct{}) {
-	return func(pid int, ended <-chan struct{}) {
-		if !waits(idle) {
-			return
-		}
-		select {
-		case <-idle:
-			raise(pid, max(o.opts.Limits.Nice, ownNiceness()))
-		case <-ended:
-		}
+// raise gives the worker the usual priority once idle is closed.
+func (o *ORT) raise(w *worker, idle <-chan struct{}) {
+	if !waits(idle) {
+		return
+	}
+	select {
+	case <-idle:
+		w.process.raise(max(o.opts.Limits.Nice, ownNiceness()))
+	case <-w.exited:
 	}
 }
 
@@ -309,3 +332,14 @@ func ownNiceness() int {
 }
 
 const ioprioGroup = 2 // IOPRIO_WHO_PGRP
+func kernelSince(major, minor int) bool {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return false
+	}
+	var has [2]int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &has[0], &has[1]); err != nil {
+		return false
+	}
+	return has[0] > major || has[0] == major && has[1] >= minor
+}

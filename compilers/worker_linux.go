@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -23,11 +23,21 @@ import (
 // grace is how long a process that was killed, or a pipe that somebody else holds, may take to go away.
 const grace = 2 * time.Second
 
+// running is the process that looks after a worker.
+type running interface {
+	wait() // until it has ended
+	raise(nice int)
+	stop()                // has it end the worker, and all that it started
+	kill()                // with all of its group
+	reap() dialogue.Ended // after wait
+}
+
 type worker struct {
-	cmd      *exec.Cmd
-	group    *cgroup  // nil: none
+	process  running
+	ended    dialogue.Ended
 	request  *os.File // our ends of the dialogue
 	answers  *os.File
+	printed  *os.File
 	stderr   *Tail
 	exited   chan struct{} // closed when the process has ended, before it is reaped
 	answered chan struct{} // closed when nothing more is read from it
@@ -87,10 +97,12 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
 	w.converse(spelled(given, private), pace.Ready, progress)
+	if local, is := w.process.(*child); is {
+		go watchMemory(ctx, local.cmd.Process.Pid, o.opts.Limits.Memory, cancel)
+	}
 	go watchOutput(ctx, folder, o.opts.Limits.Output, cancel)
-	w.wait(ctx, o.raiser(pace.Idle))
-	ended := w.group.end()
-	done, err := w.result(ctx, name, o.opts.Limits, ended)
+	w.wait(ctx, func() { o.raise(w, pace.Idle) })
+	done, err := w.result(ctx, name, o.opts.Limits)
 	if w.member > 0 {
 		err = ofMember(w.member-1, len(req.Share)+1, err)
 	}
@@ -143,6 +155,7 @@ const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:gl
 // converse sends the request, and tells a worker that waits to go on when ready is closed, and reads
 // what comes, both beside the caller: a worker may read or write as slowly as it likes, or not at all.
 func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, progress func(string)) {
+	w.readers.Go(func() { _, _ = io.Copy(w.stderr, w.printed) }) // to its end, or the deadline
 	w.readers.Add(2)
 	go func() {
 		defer w.readers.Done()
@@ -176,22 +189,15 @@ func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, progress 
 
 // wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It ends the process when ctx ends, and when
 // the worker has said its last word, or talks nonsense, and does not exit. Meanwhile raise may give the process another priority.
-func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan struct{})) {
-	pid := w.cmd.Process.Pid
+func (w *worker) wait(ctx context.Context, raise func()) {
 	raised := make(chan struct{})
 	go func() {
 		defer close(raised)
-		raise(pid, w.exited)
+		raise()
 	}()
 	go func() {
 		defer close(w.exited)
-		for {
-			// The process stays a zombie, so that its number, and with it its group's, cannot become another's before the group is killed.
-			err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-			if !errors.Is(err, unix.EINTR) {
-				return
-			}
-		}
+		w.process.wait()
 	}()
 	select {
 	case <-w.exited:
@@ -203,24 +209,24 @@ func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan stru
 		case <-time.After(grace):
 		}
 	}
-	// The process looks after the worker, and ends that and all that it started: it knows also those
-	// that left the group. It has not been reaped: it is this process, or a zombie.
-	_ = syscall.Kill(pid, syscall.SIGTERM)
+	w.process.stop()
 	select {
 	case <-w.exited:
 	case <-time.After(grace):
 	}
-	_ = syscall.Kill(-pid, syscall.SIGKILL) // ESRCH: nobody is left
+	w.process.kill()
 	<-w.exited
 	<-raised // the number is the process's until it is reaped
 	// Another process may hold the pipes, if it left the group; it is not waited for.
 	deadline := time.Now().Add(grace)
-	_ = w.answers.SetReadDeadline(deadline)  // pipes have deadlines
+	for _, pipe := range []*os.File{w.answers, w.printed} {
+		_ = pipe.SetReadDeadline(deadline) // pipes have deadlines
+	}
 	_ = w.request.SetWriteDeadline(deadline) // likewise, unless it is closed already
-	_ = w.cmd.Wait()                         // the state says it all
+	w.ended = w.process.reap()
 	w.readers.Wait()
 	_ = w.answers.Close() // read to its end
-	awaitGroup(pid)
+	_ = w.printed.Close() // likewise
 }
 
 // awaitGroup waits until the rest of a killed group is gone, so that nobody writes into the job's folder any more.
@@ -254,14 +260,12 @@ func groupRuns(group int) bool {
 	return false
 }
 
-func (w *worker) result(ctx context.Context, name string, limits Limits, group usage) (answer, error) {
-	state := w.cmd.ProcessState
-	cpu := state.UserTime() + state.SystemTime()
-	a := answer{log: w.stderr.String(), before: w.before, cpu: max(cpu, group.cpu).Seconds()}
+func (w *worker) result(ctx context.Context, name string, limits Limits) (answer, error) {
+	a := answer{log: w.stderr.String(), before: w.before, cpu: w.ended.CPU.Seconds()}
 	a.EPs = w.eps // until there is a result
-	code, signal := exitOf(state)
+	code, signal := exitOf(w.ended.Status)
 	switch {
-	case w.eventErr == nil && w.event.Result != nil && state.Success():
+	case w.eventErr == nil && w.event.Result != nil && code == dialogue.ExitDone:
 		a.Result = *w.event.Result
 		return a, nil
 	case w.eventErr == nil && w.event.Refusal != nil && code == dialogue.ExitRefused:
@@ -270,9 +274,9 @@ func (w *worker) result(ctx context.Context, name string, limits Limits, group u
 		return a, context.Cause(ctx)
 	case errors.Is(w.eventErr, dialogue.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
-	case group.outOfMemory:
+	case w.ended.OutOfMemory:
 		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, bytesize.Text(limits.Memory))
-	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && cpu >= limits.CPU:
+	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && w.ended.CPU >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
 	case signal == syscall.SIGXFSZ:
 		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutputLimit)
@@ -288,16 +292,11 @@ func (w *worker) result(ctx context.Context, name string, limits Limits, group u
 }
 
 // exitOf tells how the worker ended: -1 with a signal, or its exit status. The process that looks after it passes on what it saw.
-func exitOf(state *os.ProcessState) (code int, signal syscall.Signal) {
-	status, _ := state.Sys().(syscall.WaitStatus)
-	switch code := state.ExitCode(); {
-	case status.Signaled():
-		return -1, status.Signal()
-	case code > dialogue.ExitSignal:
-		return -1, syscall.Signal(code - dialogue.ExitSignal)
-	default:
-		return code, 0
+func exitOf(status int) (code int, signal syscall.Signal) {
+	if status > dialogue.ExitSignal {
+		return -1, syscall.Signal(status - dialogue.ExitSignal)
 	}
+	return status, 0
 }
 
 // watchOutput cancels a job whose folder grows too large. Each file is limited besides.

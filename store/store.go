@@ -213,8 +213,8 @@ func (st *Store) emptyStaging() error {
 		return err
 	}
 	for _, e := range entries {
-		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil {
-			return err
+		if err := os.RemoveAll(st.path("staging", e.Name())); err != nil { // another user's, of a worker that was killed
+			st.log.Warn("staging folder not removed", "path", st.path("staging", e.Name()), "error", err)
 		}
 	}
 	return nil

@@ -7,15 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/internal/memo"
 )
@@ -438,34 +433,4 @@ func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bo
 	if err := memo.Save(cs.memos, costKey(k, class), one); err != nil {
 		cs.log.Warn("cost of a compile not kept", "error", err) // the next one tells as much
 	}
-}
-
-// MachineMemory returns how many bytes of memory this process may use: the machine's, or what its
-// cgroups leave of that. 0: it cannot be told.
-func MachineMemory() int64 {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return 0 // it fails for no reason that there is here
-	}
-	least := int64(info.Totalram) * int64(info.Unit)
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return least
-	}
-	for line := range strings.Lines(string(text)) {
-		own, found := strings.CutPrefix(strings.TrimSpace(line), "0::/")
-		if !found {
-			continue // version 1
-		}
-		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir, "/sys/fs/cgroup"); dir = filepath.Dir(dir) {
-			bound, err := os.ReadFile(filepath.Join(dir, "memory.max"))
-			if err != nil {
-				continue // the root has none
-			}
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil && n > 0 { // else it is "max"
-				least = min(least, n)
-			}
-		}
-	}
-	return least
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -75,7 +76,7 @@ func landlock(c *dialogue.Confinement, model int) error {
 	for _, list := range []struct {
 		paths  []string
 		rights uint64
-	}{{append(c.Read, "/proc/self/exe"), readRights}, {c.Devices, deviceRights}, {c.Write, writeRights}} {
+	}{{append(c.Read, "/proc/self/exe"), readRights}, {devices(), deviceRights}, {c.Write, writeRights}} {
 		for _, path := range list.paths {
 			if err := rules.allow(path, list.rights); err != nil && !absent(err) {
 				return err
@@ -92,6 +93,23 @@ func landlock(c *dialogue.Confinement, model int) error {
 		return fmt.Errorf("landlock: %w", errno)
 	}
 	return nil
+}
+
+// deviceFiles begin the names of devices in /dev that compute, and of those that every program expects.
+var deviceFiles = []string{
+	"null", "zero", "full", "random", "urandom",
+	"dri", "accel", "kfd", "nvidia", "dxg", "dma_heap", "udmabuf", "ion", "kgsl", "fastrpc", "adsprpc", "cdsprpc", "mali", "galcore", "apex_", "hailo", "rknpu",
+}
+
+func devices() []string {
+	entries, _ := os.ReadDir("/dev") // else there is nothing to allow
+	var found []string
+	for _, e := range entries {
+		if slices.ContainsFunc(deviceFiles, func(name string) bool { return strings.HasPrefix(e.Name(), name) }) {
+			found = append(found, "/dev/"+e.Name())
+		}
+	}
+	return found
 }
 
 // absent tells whether a path is not there for this user: then there is nothing to allow.
@@ -144,9 +162,7 @@ func (j *job) try() error {
 		c.Connects = true
 		_ = unix.Close(fd) // it was not used
 	}
-	if group, err := os.ReadFile("/proc/self/cgroup"); err == nil {
-		c.Cgroup = bytes.Contains(group, []byte("/"+dialogue.CgroupName)) && !bytes.Contains(group, []byte("/"+dialogue.CgroupName+"daemon"))
-	}
+	c.Memory, _ = strconv.ParseInt(ofCgroup("memory.max"), 10, 64) // "max" is no bound
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return nil // what it would tell is taken for missing

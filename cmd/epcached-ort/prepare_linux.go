@@ -38,14 +38,9 @@ func prepare(preparation string) (status int, err error) {
 // prepareThread prepares the thread that it is called on. Niceness and what a thread is kept from belong to the thread; what it starts inherits
 // them. It must not be the main thread, for that stands for the process: in the same Landlock domain as the worker it could be killed by it.
 func prepareThread(p dialogue.Preparation) (int, error) {
-	model, group := noModel, answerFD+1
+	model := noModel
 	if p.Model {
-		model, group = group, group+1
-	}
-	if p.Cgroup {
-		// Refused, the worker has fewer limits, which is what it says when it is asked to try.
-		_, _ = unix.Write(group, []byte("0"))
-		_ = unix.Close(group) // it was only for that
+		model = dialogue.ModelFD
 	}
 	runtime.LockOSThread() // never unlocked: the worker lives only as long as the thread
 	if err := limit(p); err != nil {
@@ -71,7 +66,7 @@ func limit(p dialogue.Preparation) error {
 		beIdle()
 	}
 	preferToDie()
-	syscall.Umask(0o077)
+	syscall.Umask(p.Umask)
 	return nil
 }
 

@@ -143,6 +143,11 @@ func run(args []string) int {
 			return failed(dialogue.ExitSetup, fmt.Errorf("prepare: %w", err))
 		}
 		return status
+	case len(args) == 1 && args[0] == "serve":
+		if err := serve(); err != nil {
+			return failed(dialogue.ExitSetup, err)
+		}
+		return dialogue.ExitDone
 	case len(args) == 1 && args[0] == "work":
 		return work()
 	}

@@ -30,6 +30,7 @@ type call struct {
 	check    bool
 	state    string
 	socket   string
+	workers  string
 	runtimes []string
 	logLevel string
 	idleExit string
@@ -41,6 +42,7 @@ type call struct {
 func (c *call) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.state, "state", "", "state directory `DIR`, where models are kept")
 	f.StringVar(&c.socket, "socket", "", "Unix socket `PATH` to answer on")
+	f.StringVar(&c.workers, "worker-socket", "", "Unix socket `PATH` of the systemd unit that starts workers")
 	f.StringArrayVar(&c.runtimes, "runtime", nil, "`DIR` with ONNX Runtime and execution providers, as pip --target or a virtual environment leaves it; repeatable")
 	f.StringVar(&c.config, "config", "", "configuration `FILE` (TOML)")
 	f.BoolVar(&c.check, "check-config", false, "print the configuration in force, and where each value is from, and do nothing else")
@@ -93,6 +95,7 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	}
 	over("state", &s.State, c.state)
 	over("socket", &s.Socket, c.socket)
+	over("worker-socket", &s.WorkerSocket, c.workers)
 	over("log-level", &s.LogLevel, c.logLevel)
 	over("idle-exit", &s.IdleExit, c.idleExit)
 	if s.State == "" || s.Socket == "" {
@@ -181,11 +184,21 @@ func pause(text string) time.Duration {
 func conditions(s *config.Settings) string {
 	limits := limitsOf(s.Limits)
 	limits.Nice = 0 // decides how long it takes, and not what comes of it
-	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)), s.Worker, s.WorkerUser}, "\n")
+	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)), s.Worker, s.WorkerUser, s.WorkerSocket}, "\n")
 }
 
 // workerUser gives the user that workers run as, nil for the daemon's own. It finds out now what would fail each compile later.
 func workerUser(s *config.Settings, worker string) (*compilers.Credential, error) {
+	if s.WorkerSocket != "" {
+		c, err := compilers.UnitCredential(s.WorkerSocket)
+		if err == nil && s.WorkerUser != "" {
+			err = errors.New("the unit of the socket says which user workers have: leave worker_user away")
+		}
+		if err != nil {
+			return nil, usageError{fmt.Errorf("configuration: worker_socket: %w", err)}
+		}
+		return c, nil
+	}
 	if s.WorkerUser == "" {
 		return nil, nil
 	}

@@ -151,7 +151,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 		return nil, err
 	}
 	compiler := compilers.NewORT(compilers.ORTOptions{
-		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
+		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Socket: s.WorkerSocket, Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
 	})
 	var tools []compilers.Tool // the vendors' own compilers

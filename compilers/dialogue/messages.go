@@ -19,6 +19,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Version must be equal on both ends.
@@ -55,9 +56,6 @@ const (
 	MaxErrors    = 8
 	MaxErrorText = 1 << 10
 )
-
-// CgroupName begins the names of cgroups that are made for workers.
-const CgroupName = "epcached-"
 
 // What a request asks for.
 const (
@@ -216,13 +214,34 @@ type Preparation struct {
 	Stack     uint64 // bytes
 	CPU       uint64 // seconds of processor time of each process
 	Processes uint64 // processes and threads of the user: only for a user that has no others
+	Umask     int
 	Nice      int
 	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
 
 	Model   bool         // descriptor 5 is a model that the worker may read, and gets as ModelFD
-	Cgroup  bool         // the next descriptor is cgroup.procs of the cgroup that it goes to
 	First   bool         // it is the first process of a pid namespace, and what it leaves ends with it
 	Confine *Confinement // nil: it may do what its user may
+}
+
+// What the daemon sends to an instance of the workers' unit: Handle comes with the descriptors of
+// the worker from 2 on, and before its Launch. The end of the connection ends the worker.
+const (
+	Handle = 'h'
+	Raise  = 'r' // gives the worker the usual priority
+)
+
+// Launch is what an instance of the workers' unit starts.
+type Launch struct {
+	Dir     string // working directory, in the job's directory
+	Env     []string
+	Prepare string // the Preparation, as JSON
+}
+
+// Ended is the last that an instance says.
+type Ended struct {
+	Status      int           // the worker's exit status
+	CPU         time.Duration // of all its processes
+	OutOfMemory bool          // one was killed for the memory limit of the unit
 }
 
 // Confinement is what a worker may reach, as far as the kernel can keep it to that.
@@ -230,20 +249,19 @@ type Confinement struct {
 	// Absolute paths of folders and files. What is not there is left out.
 	Read    []string // read and executed
 	Write   []string // written as well
-	Devices []string // device files, and folders of them in which nothing is made
 	Network bool     // it may use the network
 }
 
 // Confined is what a worker found out about its own confinement, by trying.
 type Confined struct {
-	Reads      bool // it read the file at Request.Model, which is outside
-	Writes     bool // it made the file at Request.Output, which is outside
-	Connects   bool // it made a socket
-	Landlock   int  // ABI that the kernel offers; 0: none
-	Seccomp    bool // a filter is in force
-	Namespace  bool // it has a pid namespace of its own
-	Cgroup     bool // it is in a cgroup that was made for it
-	Privileged bool // it has a capability beyond reading and writing files
+	Reads      bool  // it read the file at Request.Model, which is outside
+	Writes     bool  // it made the file at Request.Output, which is outside
+	Connects   bool  // it made a socket
+	Landlock   int   // ABI that the kernel offers; 0: none
+	Seccomp    bool  // a filter is in force
+	Namespace  bool  // it has a pid namespace of its own
+	Memory     int64 // bytes, that its cgroup bounds; 0: it does not
+	Privileged bool  // it has a capability beyond reading and writing files
 	UID        uint32
 }
 
@@ -363,6 +381,18 @@ func ReadGo(r *bufio.Reader) error {
 		return fmt.Errorf("wait for the model: %w: %q", ErrMalformed, line)
 	}
 	return nil
+}
+
+// Send writes a Launch or an Ended; the first Ended of an instance says that it runs.
+func Send(w io.Writer, v any) error { return writeLine(w, v, MaxRequest) }
+
+// Receive reads what Send wrote.
+func Receive(r *bufio.Reader, v any) error {
+	line, err := readLine(r, MaxRequest)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(line, v)
 }
 
 // WriteEvent sends one event.

@@ -13,8 +13,10 @@ import (
 
 // whenEmpty says what a value stands for that says nothing by itself.
 var whenEmpty = map[string]string{
-	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own", "jobs": "one for each processor",
-	"jobs_memory_bytes": "half of the machine's memory", "max_age": "no limit", "unpacked_dir": "in the state directory", "window": "always",
+	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own",
+	"worker_socket": "workers are the daemon's children", "jobs": "one for each processor",
+	"jobs_memory_bytes": "half of the machine's memory", "memory_bytes": "three quarters of the machine's memory",
+	"max_age": "no limit", "unpacked_dir": "in the state directory", "window": "always",
 	"idle_exit": "never, and 15m for a daemon that a client started",
 }
 

@@ -30,6 +30,8 @@ type Settings struct {
 	Worker string `toml:"worker" is:"path"`
 	// "name" or "uid", either with ":group"; "": the daemon's own.
 	WorkerUser string `toml:"worker_user" is:"user"`
+	// Of the systemd unit that starts workers; "": they are the daemon's children.
+	WorkerSocket string `toml:"worker_socket" is:"path"`
 	// Compiles at the same time; 0: one per processor.
 	Jobs uint64 `toml:"jobs" range:"0 4096"`
 	// Bytes that compiles may take together; 0: half of the machine's memory.
@@ -197,7 +199,7 @@ func Defaults() *Settings {
 			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
 			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
 			Verify:      compilers.DefaultLimits.Verify.Seconds(),
-			MemoryBytes: uint64(compilers.DefaultLimits.Memory), OutputBytes: uint64(compilers.DefaultLimits.Output),
+			OutputBytes: uint64(compilers.DefaultLimits.Output),
 			OutputFiles: uint64(compilers.DefaultLimits.Files), OpenFiles: uint64(compilers.DefaultLimits.OpenFiles),
 			Processes: uint64(compilers.DefaultLimits.Processes), StackBytes: uint64(compilers.DefaultLimits.Stack),
 			Nice: uint64(compilers.DefaultLimits.Nice),

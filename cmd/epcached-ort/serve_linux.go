@@ -1,0 +1,140 @@
+//go:build linux && (amd64 || arm64)
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// serve is the main process of an instance of the workers' unit. Its standard input is a connection
+// of the daemon, which says what to start, and by its end that the worker is to end. systemd kills
+// what is left in the unit's cgroup when serve returns.
+func serve() error {
+	conn := os.NewFile(0, "connection")
+	if err := dialogue.Send(conn, dialogue.Ended{}); err != nil {
+		return err
+	}
+	fds, err := receive()
+	if err != nil {
+		return fmt.Errorf("descriptors: %w", err)
+	}
+	in := bufio.NewReader(conn)
+	var launch dialogue.Launch
+	if err := dialogue.Receive(in, &launch); err != nil {
+		return err
+	}
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	files := append([]uintptr{uintptr(null), fds[0]}, fds...)
+	args := []string{os.Args[0], "prepare", launch.Prepare}
+	worker, err := syscall.ForkExec("/proc/self/exe", args, &syscall.ProcAttr{
+		Dir: launch.Dir, Env: launch.Env, Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return fmt.Errorf("start a worker: %w", err)
+	}
+	for _, fd := range fds {
+		_ = unix.Close(int(fd)) // the worker has its own; its end must be seen
+	}
+	go follow(in, worker)
+	var status unix.WaitStatus
+	var usage unix.Rusage
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		_, err = unix.Wait4(worker, &status, 0, &usage)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for the worker: %w", err)
+	}
+	tidy(launch.Dir)
+	killed := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(ofCgroup("memory.events"))
+	cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	ended := dialogue.Ended{Status: status.ExitStatus(), CPU: cpu, OutOfMemory: killed}
+	if status.Signaled() {
+		ended.Status = dialogue.ExitSignal + int(status.Signal())
+	}
+	return dialogue.Send(conn, ended)
+}
+
+// receive takes the worker's descriptors from 2 on.
+func receive() (fds []uintptr, err error) {
+	const most = dialogue.ModelFD - 1
+	first, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(most*4))
+	n, oobn, _, _, err := unix.Recvmsg(0, first, oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || n == 0 || first[0] != dialogue.Handle || len(messages) != 1 {
+		return nil, errors.Join(err, dialogue.ErrMalformed)
+	}
+	rights, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(rights) < most-1 {
+		return nil, errors.Join(err, dialogue.ErrMalformed)
+	}
+	for _, fd := range rights {
+		fds = append(fds, uintptr(fd))
+	}
+	return fds, nil
+}
+
+// follow does what the daemon says until it says no more, which ends the worker.
+func follow(in *bufio.Reader, worker int) {
+	for {
+		word, err := in.ReadByte()
+		if err != nil {
+			_ = unix.Kill(worker, unix.SIGTERM) // ESRCH: it has ended
+			time.Sleep(2 * patience)
+			os.Exit(dialogue.ExitSetup) // systemd kills what does not end by itself
+		}
+		if word == dialogue.Raise { // as far as LimitNICE= of the unit allows
+			_ = os.WriteFile("/proc/"+strconv.Itoa(worker)+"/autogroup", []byte("0"), 0)
+			_ = unix.Setpriority(unix.PRIO_PGRP, worker, 0)
+		}
+	}
+}
+
+// tidy removes what a worker left in its private directory, and lets the daemon, which is in the
+// group, reach the rest of the job's directory whatever modes the vendor's code gave it.
+func tidy(private string) {
+	entries, _ := os.ReadDir(private) // nothing of one that is not there
+	for _, e := range entries {
+		_ = os.RemoveAll(filepath.Join(private, e.Name())) // the daemon says what stays
+	}
+	_ = filepath.WalkDir(filepath.Dir(private), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && (entry.IsDir() || entry.Type().IsRegular()) {
+			if info, err := entry.Info(); err == nil {
+				mode := info.Mode().Perm()
+				_ = os.Chmod(path, mode|mode>>3&0o070) // refused for the daemon's own
+			}
+		}
+		return nil // it is gone
+	})
+}
+
+// ofCgroup returns what a file of this process's cgroup says; "": there is none of version 2.
+func ofCgroup(file string) string {
+	own, _ := os.ReadFile("/proc/self/cgroup")
+	_, path, found := strings.Cut("\n"+string(own), "\n0::")
+	path, _, _ = strings.Cut(path, "\n")
+	if !found {
+		return ""
+	}
+	text, _ := os.ReadFile(filepath.Join("/sys/fs/cgroup", path, file))
+	return strings.TrimSpace(string(text))
+}

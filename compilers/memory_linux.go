@@ -1,0 +1,85 @@
+package compilers
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/internal/bytesize"
+)
+
+// MachineMemory returns how many bytes of memory this process may use: the machine's, or what its
+// cgroups leave of that. 0: it cannot be told.
+func MachineMemory() int64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0 // it fails for no reason that there is here
+	}
+	least := int64(info.Totalram) * int64(info.Unit)
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return least
+	}
+	for line := range strings.Lines(string(text)) {
+		own, found := strings.CutPrefix(strings.TrimSpace(line), "0::/")
+		if !found {
+			continue // version 1
+		}
+		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir, "/sys/fs/cgroup"); dir = filepath.Dir(dir) {
+			bound, err := os.ReadFile(filepath.Join(dir, "memory.max"))
+			if err != nil {
+				continue // the root has none
+			}
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil && n > 0 { // else it is "max"
+				least = min(least, n)
+			}
+		}
+	}
+	return least
+}
+
+// watchMemory cancels a job whose worker and all that it started take too much together. The kernel
+// limits besides what each of them allocates, but not what it maps or shares.
+func watchMemory(ctx context.Context, pid int, limit int64, cancel context.CancelCauseFunc) {
+	ticker := time.NewTicker(500 * time.Millisecond)
+	defer ticker.Stop()
+	for limit > 0 {
+		if used := memoryOf(strconv.Itoa(pid)); used > limit {
+			cancel(fmt.Errorf("%w: %s, more than %s", ErrMemory, bytesize.Text(used), bytesize.Text(limit)))
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// memoryOf sums the memory of a process and of all that it started, without what files hold. Nothing
+// is known of processes that end meanwhile, or of other users' where the system hides those.
+func memoryOf(pid string) (bytes int64) {
+	status, _ := os.ReadFile("/proc/" + pid + "/status")
+	for line := range strings.Lines(string(status)) {
+		var kilobytes int64
+		name, value, _ := strings.Cut(line, ":")
+		if name == "RssAnon" || name == "RssShmem" {
+			_, _ = fmt.Sscan(value, &kilobytes) // the kernel wrote it
+			bytes += kilobytes << 10
+		}
+	}
+	lists, _ := filepath.Glob("/proc/" + pid + "/task/*/children") // the pattern is one
+	for _, list := range lists {
+		children, _ := os.ReadFile(list)
+		for _, child := range strings.Fields(string(children)) {
+			bytes += memoryOf(child)
+		}
+	}
+	return bytes
+}

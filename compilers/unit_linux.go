@@ -1,0 +1,91 @@
+package compilers
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// startPatience is how long systemd may take to start an instance of the workers' unit.
+const startPatience = 30 * time.Second
+
+// noUser is the id of no user: the workers of a unit are known by their group.
+const noUser = ^uint32(0)
+
+// UnitCredential returns the user of the workers that the unit at a socket starts, as far as it
+// matters here: its group, which the socket belongs to, so that the daemon can let it reach
+// directories without being root.
+func UnitCredential(socket string) (*Credential, error) {
+	info, err := os.Stat(socket)
+	if err != nil {
+		return nil, err
+	}
+	gid := statOf(info).Gid
+	if info.Mode()&os.ModeSocket == 0 || info.Mode()&0o066 != 0 || gid == 0 {
+		return nil, fmt.Errorf("%s: %v of group %d: it must be a socket for the daemon alone, "+
+			"which belongs to the workers' group (SocketGroup=, SocketMode=0600)", socket, info.Mode(), gid)
+	}
+	return &Credential{UID: noUser, GID: gid}, nil
+}
+
+// unit is an instance of the workers' unit, which runs one worker. It ends with the connection.
+type unit struct {
+	conn  *net.UnixConn
+	in    *bufio.Reader
+	ended dialogue.Ended
+	err   error // the instance ended without a word
+}
+
+// startUnit has systemd start an instance, which starts the worker with these descriptors from 2 on.
+func (o *ORT) startUnit(l dialogue.Launch, files []*os.File) (_ *unit, err error) {
+	conn, err := net.DialTimeout("unix", o.opts.Socket, startPatience)
+	if err != nil {
+		return nil, fmt.Errorf("worker_socket: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = conn.Close() // the instance ends with it
+		}
+	}()
+	u := &unit{conn: conn.(*net.UnixConn), in: bufio.NewReader(conn)}
+	if err := conn.SetReadDeadline(time.Now().Add(startPatience)); err != nil {
+		return nil, err
+	}
+	if err := dialogue.Receive(u.in, &u.ended); err != nil {
+		return nil, fmt.Errorf("worker_socket %s: systemd starts no worker there: %w; "+
+			"see journalctl -u 'epcached-worker*'", o.opts.Socket, err)
+	}
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	rights := syscall.UnixRights(fds...)
+	if _, _, err := u.conn.WriteMsgUnix([]byte{dialogue.Handle}, rights, nil); err != nil {
+		return nil, err
+	}
+	if err := dialogue.Send(conn, l); err != nil {
+		return nil, err
+	}
+	return u, conn.SetReadDeadline(time.Time{})
+}
+
+func (u *unit) wait() { u.err = dialogue.Receive(u.in, &u.ended) }
+
+func (u *unit) raise(int) { _, _ = u.conn.Write([]byte{dialogue.Raise}) } // it may have ended
+
+func (u *unit) stop() { _ = u.conn.CloseWrite() } // likewise
+
+func (u *unit) kill() { _ = u.conn.SetReadDeadline(time.Now()) } // systemd kills the rest
+
+func (u *unit) reap() dialogue.Ended {
+	_ = u.conn.Close() // it has said all
+	if u.err != nil {
+		return dialogue.Ended{Status: dialogue.ExitSignal + int(syscall.SIGKILL)}
+	}
+	return u.ended
+}
