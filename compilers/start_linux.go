@@ -193,10 +193,7 @@ func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
 func (o *ORT) preparation(way isolation, idle bool) dialogue.Preparation {
 	l := o.opts.Limits
 	p := dialogue.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
-		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace, Umask: 0o077}
-	if o.opts.Socket != "" {
-		p.Umask = 0o007 // the daemon reads and removes what the worker leaves as one of its group
-	}
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace, Group: o.opts.Socket != ""}
 	if l.CPU > 0 {
 		p.CPU = uint64(math.Ceil(l.CPU.Seconds()))
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -162,4 +163,25 @@ func TestNoUnit(t *testing.T) {
 	_, err = c.Compile(t.Context(), writeJob(t, job.Runtime, job.EPs[0], tinymodel.Relu()), nil)
 	require.ErrorIs(t, err, compilers.ErrStart)
 	require.ErrorContains(t, err, "journalctl")
+}
+
+// Only the workers of a unit let their group at what they make: a client that starts a worker itself says nothing of it.
+func TestWhatWorkersMakeIsPrivate(t *testing.T) {
+	for preparation, want := range map[string]string{`{}`: "0077\n", `{"Group":true}`: "0007\n"} {
+		request, send, err := os.Pipe()
+		require.NoError(t, err)
+		read, answers, err := os.Pipe()
+		require.NoError(t, err)
+		cmd := exec.Command(compilertest.Worker(t), "prepare", preparation)
+		cmd.Dir, cmd.ExtraFiles = t.TempDir(), []*os.File{request, answers}
+		require.NoError(t, cmd.Start())
+		require.NoError(t, dialogue.WriteRequest(send, dialogue.Request{Do: dialogue.Command, Args: []string{"/bin/sh", "-c", "umask > umask"}}))
+		require.NoError(t, cmd.Wait())
+		for _, f := range []*os.File{request, send, read, answers} {
+			require.NoError(t, f.Close())
+		}
+		text, err := os.ReadFile(filepath.Join(cmd.Dir, "umask"))
+		require.NoError(t, err)
+		require.Equal(t, want, string(text), preparation)
+	}
 }

@@ -66,7 +66,7 @@ func limit(p dialogue.Preparation) error {
 		beIdle()
 	}
 	preferToDie()
-	syscall.Umask(p.Umask)
+	syscall.Umask(map[bool]int{false: 0o077, true: 0o007}[p.Group])
 	return nil
 }
 

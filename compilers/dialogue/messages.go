@@ -214,10 +214,10 @@ type Preparation struct {
 	Stack     uint64 // bytes
 	CPU       uint64 // seconds of processor time of each process
 	Processes uint64 // processes and threads of the user: only for a user that has no others
-	Umask     int
 	Nice      int
 	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
 
+	Group   bool         // its group reads, writes and removes what it makes
 	Model   bool         // descriptor 5 is a model that the worker may read, and gets as ModelFD
 	First   bool         // it is the first process of a pid namespace, and what it leaves ends with it
 	Confine *Confinement // nil: it may do what its user may
