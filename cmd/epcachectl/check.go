@@ -21,13 +21,13 @@ func newCheck(a *cli.Call) *cobra.Command {
 	var request wire.Check
 	cmd := &cobra.Command{
 		Use:   "check [--quick|--deep|--space]",
-		Short: "look for damage in the store",
-		Long: `check looks whether everything that is kept is as it was stored. --quick, the default, looks at what must be
-there and at times and sizes; --deep reads and hashes every byte. --space compares what the daemon has accounted for with what the file
-system says, block by block, and names what makes a difference. Leftovers and stale views
-are reported and are no damage: the daemon deals with them by itself.
+		Short: "check the store for damage",
+		Long: `check compares the store with what was stored, and changes nothing; repair does. The exit
+status says whether damage was found. Leftovers and stale views are reported and are no damage,
+because the daemon removes them by itself.
 
-check changes nothing: repair does. The exit status says whether damage was found.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
+--quick, the default, checks that files exist, their sizes and times. --deep reads and hashes every
+byte. --space compares the account of bytes with the file system, block by block.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl check --deep",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,7 +41,8 @@ check changes nothing: repair does. The exit status says whether damage was foun
 	}
 	f := cmd.Flags()
 	f.BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
-	f.BoolVar(&request.Space, "space", false, "compare the account of the space with the file system")
+	f.BoolVar(&request.Space, "space", false,
+		"compare the account of the space with the file system")
 	f.BoolVar(&request.Deep, "deep", false, "read and hash every byte")
 	return cmd
 }
@@ -77,7 +78,8 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	if damaged {
 		verdict = "damage found: epcachectl repair -n shows what a repair would do"
 	}
-	a.Print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"), term.Counted(r.GetBlobs(), "file"),
+	a.Print.Line("%s, %s, %s: %s", term.Counted(r.GetBuilds(), "build"),
+		term.Counted(r.GetBlobs(), "file"),
 		term.Bytes(r.GetBytes()), verdict)
 	return damaged, nil
 }

@@ -27,11 +27,12 @@ var configCodes = []int{exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, ex
 func newConfig(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config check|show [FILE]",
-		Short: "check or show the daemon's configuration",
-		Long: `config reads a configuration file as epcached does, with no daemon. Where no FILE is named it is the user's own, which
-the daemon has that clients start: $XDG_CONFIG_HOME/epcached/epcached.toml or ~/.config/epcached/epcached.toml. For a user
-without one it is ` + config.DefaultFile + `, the system's.
-What flags say to a daemon is not known here: epcached --check-config with the same flags shows that.` + exit.Help(configCodes...),
+		Short: "check or show the configuration",
+		Long: `config reads a configuration file as epcached does, without a daemon.
+
+The default FILE is the user's: $XDG_CONFIG_HOME/epcached/epcached.toml, or
+~/.config/epcached/epcached.toml. If it does not exist, it is ` + config.DefaultFile + `. Flags of
+a running daemon are not known here; see epcached --check-config.` + exit.Help(configCodes...),
 		Example: `  epcachectl config check
   epcachectl config show ./epcached.toml`,
 		Args: cli.UsageArgs(cobra.NoArgs),
@@ -44,13 +45,12 @@ What flags say to a daemon is not known here: epcached --check-config with the s
 func newConfigCheck(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "print all that is wrong with a configuration file",
-		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column, and looks
-whether [space] unpacked_dir is a folder that the caller may write: call it as the daemon's user. It opens and makes nothing else that the file names; whether the
-state folder can be made is seen when the daemon starts.
+		Short: "report mistakes in a configuration file",
+		Long: `check prints every mistake in the file, and in its rule files, with file, line and
+column. It warns of fields that were removed and have no effect.
 
-It prints a warning for each field that was removed and has no effect any more; that is no
-mistake.` + exit.Help(configCodes...),
+Run it as the daemon's user, because it tests whether [space] unpacked_dir can be written. Nothing
+else that the file names is opened or made.` + exit.Help(configCodes...),
 		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
 		Args:    cli.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -75,9 +75,10 @@ mistake.` + exit.Help(configCodes...),
 func newConfigShow(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show [FILE]",
-		Short: "print every value in force, and where it is from",
-		Long: `show prints the configuration that a daemon runs with which reads this file: every value, defaults too, each with where
-it is from. What it prints is a configuration file itself. Without FILE, and with none in its usual place, it prints the defaults.` + exit.Help(configCodes...),
+		Short: "print every value and its origin",
+		Long: `show prints the configuration of a daemon that reads this file: every value,
+including defaults, and where it comes from. The output is itself a configuration file. If there is
+no file, it prints the defaults.` + exit.Help(configCodes...),
 		Example: "  epcachectl config show",
 		Args:    cli.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {

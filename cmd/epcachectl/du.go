@@ -44,14 +44,16 @@ func newDu(a *cli.Call) *cobra.Command {
 	var svg bool
 	cmd := &cobra.Command{
 		Use:   "du [ENTRY|MODEL...] [--svg]",
-		Short: "tell where the space goes",
-		Long: `du lists the builds that are kept by model, the largest first: what the removal of each would free (own), and what other builds
-need as well (shared; in the row of a model once, also where several of its builds have it), on disk in whole blocks, and whether it is packed, with a copy that is served or without; then what the builds of each user and execution provider take together.
-ENTRY is as for show. Two entries, and no more, are compared: their files are read, and what they have in common is told,
-file by file, wherever it stands in them. A weight-sharing group is one build. With --svg it prints a picture instead of which parts
-of the files are shared among which, of the 60 largest; with --json what is drawn. Files that have bytes in common have them twice on disk
-until one of them is packed: the last line says how much that is.
-Users see their own builds and the shared ones that they had.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed),
+		Short: "show disk usage by model and user",
+		Long: `du lists builds by model, the largest first: what removing each would free (own),
+what other builds need too (shared), and how it is kept. Then it lists users and execution
+providers.
+
+With two entries it compares their files and prints what they have in common. With --svg it prints
+a picture of the 60 largest files and their common parts, with --json the data of the picture.
+
+Files with common bytes store them twice until one is packed; the last line says how much that is.
+Users see their own builds and the shared ones that they requested. ENTRY is as for show.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl du
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,

@@ -25,15 +25,15 @@ func newEvents(a *cli.Call) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "events [--since T] [--follow]",
-		Short: "print what happened",
-		Long: `events prints what the daemon did and noticed, a line each, oldest first: compiles, damage, changes of runtimes and
-drivers, judgements, builds that were withheld, rebuilt or deleted, reports. Of builds it shows those that the caller may
-see. Hits are no events; status counts them. Nor is what changes no build: that one is packed, unpacked, or loses its copy;
-show tells how each is kept.
+		Short: "print recorded events",
+		Long: `events prints what the daemon did and noticed, the oldest first: compiles, damage,
+changed runtimes and drivers, judgements, reports, and builds that were withheld, recompiled or
+removed. Hits are counted by status; packing is shown by show. Users see events of builds that they
+may see.
 
---since takes a duration (2h, 3d), a time of day, a day, or a time (14:30, 2026-11-21, 2026-11-21T14:30:00Z). --follow goes on
-with what happens, without --since from now on, until it is interrupted; it waits for a daemon that is restarted, and
-misses and repeats nothing. --json prints one object on each line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+--since takes a duration (2h, 3d), a time of day, a day or a time (14:30, 2026-11-21,
+2026-11-21T14:30:00Z). --follow continues until it is interrupted, also over restarts of the
+daemon, and misses and repeats nothing. --json prints one object a line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl events --since 1d
   epcachectl events --follow --json | jq 'select(.kind == "withheld")'`,
 		Args: cli.UsageArgs(cobra.NoArgs),

@@ -20,14 +20,20 @@ func newGc(a *cli.Call) *cobra.Command {
 	var request wire.Collect
 	cmd := &cobra.Command{
 		Use:   "gc [--to SIZE] [-n]",
-		Short: "remove the builds that pay least",
-		Long: `gc removes builds until the store is within the bounds of its configuration ([space]: budget, free_floor, max_unused, max_entries,
-user_bytes), or until they take at most SIZE on disk, such as 500MiB, 20GiB or 0. The daemon does the former by itself. What was not
-used for too long goes, and what is above a user's quota or the number of entries. For room, builds that are not served go first, then those that a newer one has taken the place of, then those whose compile time and recent use pay least for
-their bytes. What is pinned, in use, or was given out in the last ten minutes stays, and so does what is used while gc
-works. A weight-sharing group is one build. why tells of each later that it was evicted. Users collect among their own builds,
-administrators among all. Where less may go than should, gc does what it may, the last line says how much stays above the bound (short_bytes with
---json), and the exit status is one of its own. What is freed and what is kept add up to what is used: what is kept for several reasons counts for the first. With -n it prints the plan, removes nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
+		Short: "evict the least valuable builds",
+		Long: `gc evicts builds until the store is within the bounds of its configuration ([space]:
+budget, free_floor, max_unused, max_entries, user_bytes), or until builds take at most SIZE on
+disk, such as 500MiB, 20GiB or 0. The daemon does the former by itself.
+
+The order is: builds unused for too long; builds above a user's quota or the number of entries;
+then, for space, withheld builds, replaced builds, and those with the least compile time and recent
+use for their bytes. why explains an evicted build later.
+
+Pinned builds, builds in use, and builds given out in the last ten minutes stay. Users evict their
+own builds, administrators all. If the goal cannot be reached, the last line says by how much
+(short_bytes with --json), and the exit status is 8.
+
+With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n
   epcachectl gc --to 20GiB -n`,
 		Args: cli.UsageArgs(cobra.NoArgs),
@@ -86,10 +92,13 @@ func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {
 	if dryRun {
 		done = "would be freed"
 	}
-	a.Print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()), term.Bytes(r.GetUsedBytes()), done,
-		term.Counted(r.GetRemoved(), "build"), r.GetPacked(), term.Counted(r.GetCopies(), "unpacked form"))
+	a.Print.Line("%s of %s %s: %s removed, %d packed, %s dropped", term.Bytes(r.GetFreedBytes()),
+		term.Bytes(r.GetUsedBytes()), done,
+		term.Counted(r.GetRemoved(), "build"), r.GetPacked(),
+		term.Counted(r.GetCopies(), "unpacked form"))
 	if n := r.GetShortBytes(); n > 0 {
-		a.Print.Line("%s above %s: nothing more may go", term.Bytes(n), term.Bytes(r.GetBudgetBytes()))
+		a.Print.Line("%s above %s: nothing more may go", term.Bytes(n),
+			term.Bytes(r.GetBudgetBytes()))
 	}
 	return nil
 }

@@ -72,10 +72,10 @@ type sidecarResult struct {
 func newInspect(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect FILE",
-		Short: "print what an ONNX file holds",
-		Long: `inspect reads any ONNX file, without a daemon and without loading it: versions, metadata, EPContext nodes with
-all their attributes, and the files that it refers to, with whether they are there. What would keep a compiled
-model from loading is printed as its problem, and gives exit status 4.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
+		Short: "print the contents of an ONNX file",
+		Long: `inspect reads any ONNX file without a daemon and without loading it: versions,
+metadata, EPContext nodes with all attributes, and the files that it refers to. Faults that keep a
+compiled model from loading are printed as its problem, and give exit status 4.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NotAllowed),
 		Example: "  epcachectl inspect mobilenet_ctx.onnx",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

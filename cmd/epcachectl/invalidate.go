@@ -18,10 +18,11 @@ func newInvalidate(a *cli.Call) *cobra.Command {
 	request := &wire.Invalidate{}
 	cmd := &cobra.Command{
 		Use:   "invalidate ENTRY|MODEL... [--reason TEXT]",
-		Short: "do not serve builds again",
-		Long: `invalidate withholds all builds of the entries: they are not served any more, and the next request compiles
-anew. What programs have loaded stays as it is. ENTRY is as for show. With -n it prints what would be
-withheld.` + exit.Help(exit.AskingCodes...),
+		Short: "withhold builds until they are recompiled",
+		Long: `invalidate withholds all builds of the entries: they are not served any more, and
+the next request recompiles. Programs that have loaded them are not affected. ENTRY is as for show.
+
+With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
 	}
 	cmd.Flags().StringVar(&request.Reason, "reason", "", "why, for the history")
@@ -77,10 +78,12 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 func newPin(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pin ENTRY|MODEL...",
-		Short: "keep builds whatever space is short",
-		Long: `pin keeps all builds of the entries: the daemon does not collect them, however full the store is and however long they
-are not used. What is compiled in a pinned build's place is pinned in turn. A weight-sharing group is one build, and pinned as
-one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints what would be pinned.` + exit.Help(exit.AskingCodes...),
+		Short: "protect builds from eviction",
+		Long: `pin protects all builds of the entries from eviction, however full the store is and
+however long they are unused. A build that replaces a pinned one is pinned too. rm removes pinned
+builds as well. ENTRY is as for show.
+
+With -n it prints what would be pinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pin mobilenet.onnx`,
 	}
 	words := changeWords{"pinned", "would pin", "pin nothing, print what would be"}
@@ -91,9 +94,11 @@ one. rm deletes pinned builds as well. ENTRY is as for show. With -n it prints w
 func newUnpin(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpin ENTRY|MODEL...",
-		Short: "let builds go again when space is short",
-		Long: `unpin takes back what pin did. It is no error if a build was not pinned. ENTRY is as for show. With -n it prints what
-would be unpinned.` + exit.Help(exit.AskingCodes...),
+		Short: "end the protection from eviction",
+		Long: `unpin ends what pin began. It succeeds for builds that are not pinned. ENTRY is as
+for show.
+
+With -n it prints what would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
 	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be"}

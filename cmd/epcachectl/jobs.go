@@ -24,12 +24,13 @@ import (
 func newJobs(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs [follow|cancel|retry]",
-		Short: "list compiles, and remembered failures",
-		Long: `jobs prints the compiles that wait or run, in the order in which they will: state, phase, time since it was queued,
-how long such a compile usually takes, and how many requests wait for it ("-" is a compile in the background). Below stand the
-failures that are remembered, with the reason and when a request may try again: until then, whoever asks is told at once.
+		Short: "list compile jobs and remembered failures",
+		Long: `jobs prints running and waiting compiles in queue order: state, phase, age,
+estimate, and how many requests wait for each ("-": a background job). Below are remembered
+failures, with their reason and the time at which a request may retry; until then requests get the
+failure at once.
 
-Each shows what the caller may see. --json prints an object with the lists "jobs" and "failures".` +
+Users see what they may see. --json prints an object with the lists "jobs" and "failures".` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl jobs
   epcachectl jobs follow 6524d4
@@ -146,10 +147,12 @@ func newJobsCancel(a *cli.Call) *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "cancel JOB... | cancel --all",
-		Short: "give compiles up",
-		Long: `cancel takes the caller out of compiles: its requests are answered with "cancelled", and a compile that nobody else wants
-ends. An administrator ends it for all. --all is all that the caller asked for, of an administrator all that there are. With -n it
-prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
+		Short: "cancel compile jobs",
+		Long: `cancel takes the caller out of jobs: its requests are answered with "cancelled". A
+job without other callers ends. An administrator ends it for all. --all means all jobs that the
+caller requested, for an administrator all jobs.
+
+With -n it prints what would be cancelled.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl jobs cancel 6524d4
   epcachectl jobs cancel --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -191,10 +194,12 @@ func newJobsRetry(a *cli.Call) *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "retry ENTRY|MODEL... | retry --all",
-		Short: "forget failures, so that they are tried again",
-		Long: `retry has the daemon forget that compiles failed: the next request for one compiles again, and is not answered with what is
-remembered. ENTRY is as for show, and a model's file or name stands for all that failed of it. With -n it prints what would be
-forgotten.` + exit.Help(exit.AskingCodes...),
+		Short: "forget remembered failures",
+		Long: `retry makes the daemon forget failed compiles, so that the next request compiles
+again instead of getting the remembered failure. ENTRY is as for show; a model's file or name means
+all its failures.
+
+With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl jobs retry mobilenet.onnx
   epcachectl jobs retry --all`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -266,11 +271,14 @@ func printEnded(a *cli.Call, reply *wire.JobsReply, did string, dryRun bool, err
 func newJobsFollow(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "follow JOB",
-		Short: "wait for a compile, and show how far it is",
-		Long: `follow waits for the end of a compile and prints it. Meanwhile it shows how far the compile is: on a terminal with
-a bar, elsewhere with a line for each phase, to standard error. Who follows does not keep the compile going: it ends when all
-who asked for it have gone, unless it runs in the background.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt) + `
-Failed means that the compile did, or was cancelled.`,
+		Short: "wait for a compile and show progress",
+		Long: `follow waits for the end of a job and prints the result. It shows progress on
+standard error: a bar on a terminal, otherwise a line for each phase. It does not keep the job
+alive: the job ends when all requests for it have ended, unless it runs in the background.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed,
+				exit.Interrupt) + `
+
+Status 1 means that the compile failed or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: a.Asking(func(ctx context.Context, c *unixsock.Client, args []string) error {

@@ -18,10 +18,10 @@ func newKey(a *cli.Call) *cobra.Command {
 	g := &acquire.Get{Call: a, Verb: "key"}
 	cmd := &cobra.Command{
 		Use:   "key MODEL --ep EP[:DEVICE]... [flags]",
-		Short: "print the request key, and what it is made of",
-		Long: `key prints the key under which the compiled form of MODEL is looked up, and the request record that the key is
-the digest of: what the daemon understood of the request, with defaults left out and values in one spelling. Nothing is
-looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes...),
+		Short: "print a request key and its record",
+		Long: `key prints the request key of MODEL, and the request record of which the key is the
+digest: the request as the daemon understood it, without defaults and with values in one spelling.
+Nothing is looked up or compiled. The flags are those of get.` + exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
 		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

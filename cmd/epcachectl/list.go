@@ -20,11 +20,13 @@ func newList(a *cli.Call) *cobra.Command {
 	var filter wire.List
 	cmd := &cobra.Command{
 		Use:   "list [--model MODEL] [--ep EP]",
-		Short: "list what is kept",
-		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
-the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
-its source it loads, how it is kept (whole or packed, and whether there is a copy that requests are served from until it is
-dropped), and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+		Short: "list stored builds",
+		Long: `list prints a line for each build that the caller may see: key, model, execution
+provider with its version and SDK, compatibility with this machine, size, hits, how many times
+faster it loads than its source, how it is kept, and state.
+
+A weight-sharing group is one build: its first model is named, with the number of others. --json
+prints a list of objects.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -60,11 +60,13 @@ func execute(ctx context.Context, a *cli.Call, args []string) int {
 func newRoot(a *cli.Call) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "epcachectl",
-		Short: "ask for compiled ONNX models, and see what is kept",
-		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
-daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
-or the system's. Where there is neither, every verb but status, doctor and stop has the user's own started, if epcached stands beside this
-program or in PATH, or EPCACHE_DAEMON names it; EPCACHE_AUTOSTART=0 keeps it from that.
+		Short: "get, inspect and manage compiled ONNX models",
+		Long: `epcachectl requests compiled ONNX models from the epcached daemon, and shows and
+changes what the daemon stores.
+
+It finds the daemon by --socket, then EPCACHE_SOCKET, then the user's own socket, then the
+system's. If no daemon runs, it starts the user's own (except status, doctor and stop), from
+EPCACHE_DAEMON, the directory of this program, or PATH. EPCACHE_AUTOSTART=0 prevents that.
 
 Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
@@ -107,9 +109,10 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 
 func newVersion(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
-		Use:     "version",
-		Short:   "print this program's version",
-		Long:    "version prints the version of epcachectl and of the protocol that it speaks. The daemon's own is in status." + exit.Help(exit.Done, exit.BadUsage),
+		Use:   "version",
+		Short: "print the version",
+		Long: `version prints the version of epcachectl and of the protocol that it speaks. status prints
+the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 		Example: "  epcachectl version",
 		Args:    cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {

@@ -18,19 +18,16 @@ import (
 func newPack(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pack ENTRY|MODEL...|--all [-n]",
-		Short: "keep builds as what they share with others",
-		Long: `pack keeps builds as recipes: most of their bytes stand in other builds of the same
-model, or of one like it, and are not stored again; the rest is compressed where that saves an
-eighth of it. The next request for a packed build unpacks it, which takes as long as a copy.
+		Short: "store builds as deltas of similar builds",
+		Long: `pack keeps builds as recipes: bytes that other builds have too are not stored again,
+and the rest is compressed if that saves an eighth. The next request unpacks the build, in about
+the time of a copy.
 
-The daemon packs builds by itself that were not used for a while; see [space] in its
-configuration. Builds that are in use, or were given out in the last ten minutes, stay as they
-are, and so do those of which packing would free less than 64 KiB.
+The daemon packs unused builds by itself (see [space] in its configuration). Builds that are in
+use, were given out in the last ten minutes, or would free less than 64 KiB are not packed. ENTRY
+is as for show; --all means all own builds, for administrators all.
 
-ENTRY is as for show; --all means all builds of yours, and for administrators all there are.
-With -n it compares builds where that has not been done yet, and prints what would be freed now,
-and what would be of builds that are in use or were given out lately, and until when these
-stay.` + exit.Help(exit.AskingCodes...),
+With -n it compares builds if necessary, and prints what would be freed now and later.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pack --all -n
   epcachectl pack mobilenet.onnx`,
 	}
@@ -40,10 +37,11 @@ stay.` + exit.Help(exit.AskingCodes...),
 func newUnpack(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unpack ENTRY|MODEL...|--all [-n]",
-		Short: "keep builds whole again",
-		Long: `unpack takes back what pack did: the builds stand whole in the store again, so that requests need not unpack them. Pin
-them as well if the daemon shall not pack them when they are not used for a while. With -n it prints how much they would take. ENTRY
-and --all are as for pack.` + exit.Help(exit.AskingCodes...),
+		Short: "make packed builds whole again",
+		Long: `unpack undoes pack: the builds become whole files again, so that requests need not
+unpack them. Pin them too if the daemon shall not pack them again. ENTRY and --all are as for pack.
+
+With -n it prints how many bytes that takes.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpack mobilenet.onnx`,
 	}
 	return changePacked(a, cmd, &wire.Pack{Unpack: true}, "unpack nothing, print how much it would take")

@@ -24,14 +24,14 @@ func newProbe(a *cli.Call) *cobra.Command {
 	var runtime string
 	cmd := &cobra.Command{
 		Use:   "probe [--find] [--runtime DIR]",
-		Short: "print runtimes, execution providers and devices",
-		Long: `probe prints which runtimes the daemon has, with their execution providers, the devices that these can compile for, and
-their drivers; what is different from the probe before; how changes are noticed; and what keeps the providers' code from doing
-harm on this machine. --refresh looks again even if nothing
-seems to have changed. --json prints a list of the runtimes; what workers are kept to is in status --json.
+		Short: "list runtimes, execution providers and devices",
+		Long: `probe prints the daemon's runtimes with their execution providers, the devices that
+these compile for, and their drivers; what changed since the last probe; how changes are noticed;
+and which parts of the sandbox are in force. --refresh probes again even if nothing seems to have
+changed.
 
---find needs no daemon: it looks for runtimes in well-known places and in Python environments, loads nothing of
-them, and prints configuration for epcached --config.` + exit.Help(exit.AskingCodes...),
+--find needs no daemon: it searches well-known places and Python environments for runtimes, loads
+nothing, and prints configuration for epcached --config.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl probe
   epcachectl probe --find >> epcached.toml`,
 		Args: cli.UsageArgs(cobra.NoArgs),

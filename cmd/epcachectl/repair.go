@@ -19,18 +19,19 @@ func newRepair(a *cli.Call) *cobra.Command {
 	var request wire.Check
 	cmd := &cobra.Command{
 		Use:   "repair [-n] [--quick] [--rebuild-index]",
-		Short: "repair the store",
-		Long: `repair reads and hashes every byte of the store, as check --deep does, and mends what it finds.
-With -n it changes nothing, and prints what it would do.
+		Short: "quarantine damage and recompile what it affects",
+		Long: `repair reads and hashes every byte of the store, as check --deep does, and repairs what it
+finds. With -n it changes nothing, and prints what it would do.
 
 Damaged and unreadable files are moved into the quarantine, never deleted. Their builds are withheld
-and compiled again: at once where the daemon can open the source model, else by the next request.
-Blobs that no build needs are removed. A lost journal is written again from memory.
+and recompiled: at once if the daemon can open the source model, otherwise by the next request.
+Unreferenced blobs are removed. A lost journal is restored from memory.
 
---rebuild-index has the index made again from the manifests and the journal, which repair does by
-itself where the index differs from them. The daemon opens the store again for that, and ends the
-requests that it has then; counters and last uses are lost. Builds are not.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon, exit.NotAllowed),
+--rebuild-index makes the index again from the manifests and the journal, which repair does by
+itself if they differ. The daemon opens the store again for that and ends the requests that it has.
+Counters and last uses are lost; builds are not.` +
+			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon,
+				exit.NotAllowed),
 		Example: `  epcachectl repair -n
   epcachectl repair
   epcachectl repair --quick --rebuild-index`,
@@ -45,7 +46,8 @@ requests that it has then; counters and last uses are lost. Builds are not.` +
 	f := cmd.Flags()
 	f.BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be done")
 	f.BoolVar(&quick, "quick", false, "look at structure, sizes and times, and hash nothing")
-	f.BoolVar(&request.RebuildIndex, "rebuild-index", false, "make the index again from manifests and journal")
+	f.BoolVar(&request.RebuildIndex, "rebuild-index", false,
+		"make the index again from manifests and journal")
 	return cmd
 }
 
@@ -76,7 +78,8 @@ func repair(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.
 		printStoreFindings(a.Print, r.GetFindings(), verb)
 		a.Print.More(r.GetMore())
 		a.Print.Line("%s, %s, %s: %s %s", term.Counted(r.GetBuilds(), "build"),
-			term.Counted(r.GetBlobs(), "file"), term.Bytes(r.GetBytes()), term.Counted(done, "finding"), verdict)
+			term.Counted(r.GetBlobs(), "file"), term.Bytes(r.GetBytes()),
+			term.Counted(done, "finding"), verdict)
 	}
 	if reopens && request.Repair && err == nil {
 		err = waitForReopening(ctx, a, c)

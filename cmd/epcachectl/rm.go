@@ -22,11 +22,15 @@ func newRm(a *cli.Call) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm ENTRY|MODEL... | rm --all",
-		Short: "delete builds",
-		Long: `rm deletes all builds of the entries. What programs have loaded stays readable for them until they end. ENTRY is as for
-show; the name of a model means all builds of every model that is called so. --all deletes everything that the caller may delete, for administrators also what
-crashes left and the quarantine; failures are remembered on (jobs retry --all forgets them). On a terminal it lists them and asks before it deletes more than one build,
-unless -f is given. With -n it prints what would be deleted, and how many bytes that frees.` + exit.Help(exit.AskingCodes...),
+		Short: "remove builds",
+		Long: `rm removes all builds of the entries. Programs that have loaded them are not
+affected. ENTRY is as for show; a model's name means all builds of every model with that name.
+
+--all removes everything that the caller may remove, for administrators also leftovers and the
+quarantine. Remembered failures stay (jobs retry --all forgets them). On a terminal it asks before
+it removes more than one build, unless -f is given.
+
+With -n it prints what would be removed, and how many bytes that frees.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl rm mobilenet.onnx
   epcachectl rm --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -29,27 +29,30 @@ func newRun(a *cli.Call) *cobra.Command {
 	r := &runCall{Call: a}
 	cmd := &cobra.Command{
 		Use:   "run [--ep EP[:DEVICE]]... [--runtime DIR] [--report[=FILE]] -- PROGRAM ARGS",
-		Short: "run a Python program unchanged, with its ONNX Runtime sessions from the cache",
-		Long: `run starts PROGRAM with epcache's classes in the place of onnxruntime.InferenceSession and SessionOptions, in it and in
-all Python programs that it starts: scripts, "python -m", what pip installed as a command. They need not be changed, nor know of epcache,
-which comes from beside epcachectl.
+		Short: "run a Python program with cached sessions",
+		Long: `run starts PROGRAM with epcache's classes in place of onnxruntime.InferenceSession
+and SessionOptions, in it and in all Python programs that it starts. They need not be changed, and
+nothing is installed.
 
-A session that names a compiled execution provider, or devices of one, is made from the cache. With --ep, a session that asks for the
-CPU is sent to EP as well, computing in the same precision where the execution provider leaves a choice, unless the model is found to compute
-something else there (--verify-output). Where that fails, or no daemon answers, the session is what it would have been without, on the CPU, and run says so at the end.
+A session for a compiling execution provider, or for its devices, comes from the cache. With --ep,
+so does a session for the CPU, in the same precision, unless the model computes something else
+there (--verify-output). If that fails, or no daemon answers, the session is the program's own, on
+the CPU.
 
---runtime DIR is a folder of Python packages ("pip install --target DIR") whose onnxruntime and execution providers come before the
-program's own; nothing else in it does. An onnxruntime there for another Python is left out, and the program keeps its own.
+--runtime DIR is a directory of Python packages ("pip install --target DIR") with onnxruntime and
+execution providers that come before the program's own. An onnxruntime for another Python is
+ignored.
 
-Signals go on to PROGRAM, and run ends as PROGRAM does: with its exit status, or by the same signal. At the end it says on standard
-error which sessions were not made from the cache, and why; nothing, if all were. --report adds all others with what they gained,
---report=FILE writes that to FILE instead, and --json makes it JSON.
+Signals are passed on, and run ends as PROGRAM does. At the end it prints to standard error which
+sessions did not come from the cache, and why. --report adds all others and what they gained;
+--report=FILE writes that to FILE, and --json makes it JSON.
 
-What run does not reach, and says nothing of unless it notices: programs in other languages, C and C++ libraries that use ONNX
-Runtime themselves (it notices a second libonnxruntime in a Python process), Python that ignores its environment ("python -I", "-E", frozen
-programs), onnxruntime before 1.24, ORTModule and onnxruntime_genai. See "epcachectl get --help" for programs that take the path of a model.
+Not reached are programs in other languages, libraries that use ONNX Runtime themselves, Python
+that ignores its environment ("python -I", "-E", frozen programs), onnxruntime before 1.24,
+ORTModule and onnxruntime_genai. "epcachectl get --help" has a way for programs that take a model's
+path.
 
-Where PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
+If PROGRAM could not be started:` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NotAllowed),
 		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
   epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
   epcachectl run --report=run.json --json -- python serve.py`,

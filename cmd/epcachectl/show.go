@@ -23,14 +23,15 @@ func newShow(a *cli.Call) *cobra.Command {
 	var tensors bool
 	cmd := &cobra.Command{
 		Use:   "show ENTRY|MODEL [--tensors]",
-		Short: "show everything about an entry",
-		Long: `show prints all builds of an entry: what was asked for, what made them, what they are good for now and who says so, how
-fast they load, their files, state and history.
-ENTRY is a request key, a build key or a model digest, or the first 8 or more digits of one, or a model's
-name. A file of that name is taken as a model, whose digest is computed here.
-With --tensors it prints what the entry's files are made of instead: each tensor with its size, where in the file it is and where its
-bytes stand, and which other builds have them. OpenVINO's binaries tell the names of their tensors, and so do graphs.
-Builds that are not packed are compared for it with those that they share with.` + exit.Help(exit.AskingCodes...),
+		Short: "show the details of an entry",
+		Long: `show prints all builds of an entry: the request, what made each build, its
+compatibility and the evidence for it, how fast it loads, its files, state and history.
+
+ENTRY is a request key, a build key or a model digest, the first 8 or more digits of one, or a
+model's name. If a file of that name exists, its digest is computed and used.
+
+--tensors prints the tensors of the files instead: size, offset, and which other builds have the
+same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
   epcachectl show mobilenet.onnx --tensors`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),

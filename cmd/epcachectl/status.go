@@ -23,10 +23,10 @@ func newStatus(a *cli.Call) *cobra.Command {
 	every := 2 * time.Second
 	cmd := &cobra.Command{
 		Use:   "status [--watch]",
-		Short: "print how the daemon is",
-		Long: `status prints the daemon's health: what it runs with, who the caller is to it, hits and the time they saved,
-and the space that is used. --watch prints it again and again until it is interrupted, also over restarts of the daemon; with
---json an object on each line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
+		Short: "show the daemon's status",
+		Long: `status prints the daemon's version, configuration and health, the caller's rights,
+hits and the time that they saved, and the space in use. --watch repeats that until it is
+interrupted, also over restarts of the daemon; with --json it prints an object a line.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl status --json
   epcachectl status --watch --every 1s`,
 		Args: cli.UsageArgs(cobra.NoArgs),

@@ -28,11 +28,12 @@ func newStop(a *cli.Call) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "stop the daemon",
-		Long: `stop ends the daemon as SIGTERM does: requests under way are answered, for up to 20 seconds, and builds that
-applications hold stay valid. It returns when the process has ended, so that its state directory may be removed.
-It prints what would start a daemon again. It is for the daemon's own user and for administrators.
+		Long: `stop ends the daemon like SIGTERM: requests are finished for up to 20 seconds, and
+builds in use stay valid. It returns when the process has ended, so that the state directory may be
+removed, and prints what would start a daemon again. It is for the daemon's user and
+administrators.
 
-No daemon is started to be stopped, but systemd starts one when stop connects to a socket of systemd's.` +
+It starts no daemon itself, but systemd does when stop connects to a socket of systemd's.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl stop
   epcachectl stop --json --socket /run/epcached/epcached.sock`,

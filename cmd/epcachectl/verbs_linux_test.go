@@ -270,15 +270,28 @@ func TestNoDaemon(t *testing.T) {
 	require.Equal(t, exit.Done, call(t, "completion", "bash").code)
 }
 
-// Every verb has help with an example and its exit codes, and --json.
+// Each verb has --json and help with an example and its exit statuses, short enough to be read.
 func TestHelp(t *testing.T) {
 	root := newRoot(&cli.Call{Print: term.NewPrinter(os.Stdout, os.Stderr)})
 	for _, cmd := range root.Commands() {
 		r := call(t, cmd.Name(), "--help")
 		require.Equal(t, exit.Done, r.code)
-		require.Contains(t, r.out, "Exit status: 0 done", cmd.Name())
+		require.Contains(t, r.out, "Exit status:\n    0  done", cmd.Name())
 		require.Contains(t, r.out, "Examples:\n  epcachectl "+cmd.Name())
 		require.Contains(t, r.out, "--json")
+		if cmd.Name() == "completion" { // cobra's own words
+			continue
+		}
+		for _, one := range append(cmd.Commands(), cmd) {
+			require.LessOrEqual(t, len(strings.Fields(one.Short)), 8, one.CommandPath())
+			text, _, _ := strings.Cut(one.Long, "\n\nExit status:")
+			for paragraph := range strings.SplitSeq(text, "\n\n") {
+				require.LessOrEqual(t, strings.Count(paragraph, "\n"), 3, "%s: %s", one.CommandPath(), paragraph)
+				for line := range strings.SplitSeq(paragraph, "\n") {
+					require.LessOrEqual(t, len(line), 100, "%s: %s", one.CommandPath(), line)
+				}
+			}
+		}
 	}
 	require.Equal(t, exit.BadUsage, call(t, "frobnicate").code)
 }

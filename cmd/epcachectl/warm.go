@@ -14,19 +14,21 @@ func newWarm(a *cli.Call) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "warm [MODEL|DIR...] [--pipeline FILE] [--ep EP[:DEVICE]...] [flags]",
-		Short: "have models compiled in the background",
-		Long: `warm asks for the compiled form of each MODEL, and of each *.onnx file in DIR and the folders below it that are not hidden, and does not
-wait: what is not there is compiled in the background, after what somebody waits for. It is what an installer calls. The
-compiles go on when this program has ended, and after a restart of a daemon of your own, which finds the files again; epcachectl jobs shows them. Where the daemon takes no more at once, it waits for room.
+		Short: "compile models in the background",
+		Long: `warm requests the compiled form of each MODEL, and of each *.onnx file below DIR,
+and does not wait. It is for installers. Misses are compiled in the background after interactive
+requests, also when this program has ended or the daemon restarts. If the queue is full, warm
+waits. epcachectl jobs lists the jobs.
 
-With --pipeline FILE, a TOML file as in the examples, each model has execution providers, options
-and dimensions of its own, and models can be a weight-sharing group. The flags hold where FILE says
-nothing. Models in a DIR that FILE does not list are compiled as the flags say.
+--pipeline FILE gives each model its own execution providers, options and dimensions, and can form
+weight-sharing groups (see the example). Flags apply where FILE says nothing, and to models in DIR
+that FILE does not list.
 
-With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
-them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
+--follow waits for all of them, shows progress, and prints each result; interrupting it cancels
+nothing. The flags are those of get. With -n it prints what would be compiled.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon, exit.NotAllowed, exit.Interrupt) + `
-Done means that all are there or queued, with --follow that all are there.`,
+
+Status 0 means that every build exists or is queued; with --follow, that it exists.`,
 		Example: `  epcachectl warm models/ --ep OpenVINOExecutionProvider:CPU
   epcachectl warm det.onnx rec.onnx --ep QNNExecutionProvider --option soc_model=60 --follow
   epcachectl warm models/ --pipeline models/pipeline.toml --follow

@@ -30,15 +30,16 @@ func newWhy(a *cli.Call) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "why MODEL --ep EP[:DEVICE]... [flags] | why ENTRY",
-		Short: "explain a decision, field by field",
-		Long: `why MODEL with the flags of get says what get would do and why: which builds there are for exactly this request, what
-each is good for and who says so, the entries most like it and the fields in which they differ, and what has happened to the
-entry. Nothing is compiled or changed. why ENTRY explains an entry that there is; ENTRY is as for show, and a model's file
-without --ep stands for what is kept of it.
+		Short: "explain a decision field by field",
+		Long: `why MODEL with the flags of get explains what get would do: the builds for this
+request, their compatibility and the evidence for it, the closest other entries with the fields
+that differ, and the entry's history. Nothing is compiled or changed.
 
-Only fields that differ are printed; --all prints every field of the request, and everything about each build.` +
+why ENTRY explains an existing entry. ENTRY is as for show; a model's file without --ep means all
+that is stored of it. Only fields that differ are printed; --all prints every field.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed) + `
-Done means that there is a build which is served, not found that there is none (get would compile).`,
+
+Status 0 means that a build is served, 3 that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1
   epcachectl why 3f2a9c01`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),

@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -39,22 +38,23 @@ var meaning = map[int]string{
 	Done:       "done",
 	Failed:     "failed",
 	BadUsage:   "wrong usage",
-	NotFound:   "not found: an entry, a build or a file",
+	NotFound:   "not found",
 	Damage:     "damage",
-	NoDaemon:   "no daemon answers",
-	Stale:      "stale: there is a build, and it must not be loaded",
+	NoDaemon:   "no daemon",
+	Stale:      "stale: the build must not be loaded",
 	NotAllowed: "not allowed",
-	Short:      "less goes than should: nothing more may",
-	Interrupt:  "interrupted by Ctrl-C",
+	Short:      "goal not reached: the remaining builds are pinned or in use",
+	Interrupt:  "interrupted",
 }
 
 // Help is the part of a verb's help that says how it exits.
 func Help(codes ...int) string {
-	parts := make([]string, len(codes))
-	for i, code := range codes {
-		parts[i] = strconv.Itoa(code) + " " + meaning[code]
+	var b strings.Builder
+	b.WriteString("\n\nExit status:")
+	for _, code := range codes {
+		fmt.Fprintf(&b, "\n%5d  %s", code, meaning[code])
 	}
-	return "\n\nExit status: " + strings.Join(parts, ", ") + "."
+	return b.String()
 }
 
 // AskingCodes are those of a verb that asks the daemon for something.
