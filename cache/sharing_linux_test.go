@@ -135,7 +135,8 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 		out = append(out, a.Build)
 		require.NoError(t, a.View.Close())
 	}
-	require.NoError(t, b.cache.Store.Packer().PackNow(context.Background()))
+	b.cache.Store.Packer().Wake()
+	b.cache.Store.Packer().Sweep(context.Background())
 	return b, out
 }
 
@@ -198,7 +199,8 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	b.change = func(o *Options) { change(o); o.fs = disk }
 	b.reopen()
 	ctx, s, d := context.Background(), b.cache.Store.Packer(), large(builds[0])
-	require.NoError(t, b.cache.Store.Packer().PackNow(ctx))
+	s.Wake()
+	s.Sweep(ctx)
 	name := d.String()
 	disk.name.Store(&name)
 	b.cache.index.Sketches.Drop(d[:])

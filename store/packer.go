@@ -226,16 +226,6 @@ func (s *Packer) run(ctx context.Context) {
 	}
 }
 
-// PackNow does at once what is done every ten minutes while the store is open: it looks at what has
-// come, packs cold builds and removes unpacked copies that are no longer used. Requests come first,
-// so it may take its time. What fails is logged, and tried again the next time. It fails only where
-// ctx ends.
-func (p *Packer) PackNow(ctx context.Context) error {
-	p.st.packer.Wake()
-	p.st.packer.Sweep(ctx)
-	return ctx.Err()
-}
-
 // Sweep does all that there is to do now: it looks at blobs, packs, compacts and drops copies.
 func (s *Packer) Sweep(ctx context.Context) {
 	s.sweeping.Lock()

@@ -156,17 +156,6 @@ func appendInts(b []byte, field protowire.Number, m map[string]int64) []byte {
 	return b
 }
 
-// Options lists what the execution providers were told, for people.
-func (r *Record) Options() []string {
-	var out []string
-	for _, ep := range r.EPs {
-		for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
-			out = append(out, name+"="+ep.Options[name])
-		}
-	}
-	return out
-}
-
 // ModelOf gives the digest of one of the request's models.
 func (r *Record) ModelOf(i int) cas.Digest {
 	if i == 0 {

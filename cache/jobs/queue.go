@@ -314,13 +314,6 @@ func (q *Queue) places() map[*Turn]int {
 	return places
 }
 
-// Waiting is how many turns may not run yet.
-func (q *Queue) Waiting() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.waiting)
-}
-
 // Costs remember what compiles took, to say how long the next one will take and how much memory it needs. There is one
 // record for each list of execution providers and each power of two of the model's size, beside the index; it may be
 // lost. A new time counts for three tenths against those before, so that a machine's habits are followed and a single

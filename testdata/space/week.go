@@ -194,9 +194,8 @@ func (w *week) asked(d, half int) (out []int) {
 
 // measure packs what is cold, and counts.
 func (w *week) measure() (float64, error) {
-	if err := w.cache.Store.Packer().PackNow(context.Background()); err != nil {
-		return 0, err
-	}
+	w.cache.Store.Packer().Wake()
+	w.cache.Store.Packer().Sweep(context.Background())
 	n, err := onDisk(w.dir)
 	return float64(n) / float64(w.bound), err
 }
