@@ -138,8 +138,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now,
-		started: o.Now(), compiler: o.Compiler, tidied: make(chan struct{}),
-		owners: rights.Owners{Path: rights.SubUIDs}}
+		started: o.Now(), compiler: o.Compiler, tidied: make(chan struct{})}
 	c.settings.Store(first)
 	c.configured.Store(&query.Configured{})
 	if err := c.open(); err != nil {

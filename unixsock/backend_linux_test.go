@@ -217,13 +217,16 @@ func orDefault(own limits) limits {
 	return own
 }
 
-func serve(t testing.TB, backend *standIn, own limits) *served {
+func serve(t testing.TB, backend *standIn, own limits, prepare ...func(*Server)) *served {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "us") // t.TempDir is too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	backend.folder = dir
 	s := &served{Server: &Server{Backend: backend, limits: orDefault(own), Name: "epcached test"}, path: filepath.Join(dir, "s"), backend: backend}
+	for _, change := range prepare {
+		change(s.Server)
+	}
 	l, err := Listen(s.path, 0o600)
 	require.NoError(t, err)
 	before := openDescriptors(t) - 1 // without the listener

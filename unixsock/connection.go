@@ -17,13 +17,15 @@ import (
 
 // connection is the daemon's end of one connection. One goroutine at a time reads; see inline.go for who answers.
 type connection struct {
-	server *Server
-	stream *stream
-	peer   Peer
-	user   *user
+	server   *Server
+	stream   *stream
+	peer     Peer
+	user     *user
+	account  account
+	released bool         // it is not in Server.total any more; guarded by Server.mu
+	used     atomic.Int64 // when its last request came, or it was made; UnixNano
 
-	reading reading
-	ended   chan error // why there is no more to read; has room for it
+	ended chan error // why there is no more to read; has room for it
 
 	ctx      context.Context // ends the requests
 	cancel   context.CancelFunc
@@ -34,7 +36,8 @@ type connection struct {
 	subscriptions atomic.Int64
 
 	mu       sync.Mutex
-	requests map[uint64]*request // being answered, or gathering descriptors
+	requests map[uint64]*request  // being answered, or gathering descriptors
+	claims   map[string]time.Time // that its client holds, and when they end
 }
 
 func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
@@ -87,9 +90,54 @@ func (c *connection) serve() {
 	c.handlers.Wait()
 	c.forgetAttached()
 	c.stream.closeDescriptors()
+	c.user.frameBytes.Add(-int64(c.stream.paid))
 	if err != nil && !errors.Is(err, io.EOF) && c.server.base.Err() == nil {
 		c.server.Log.Info("connection ended", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 	}
+}
+
+// chargeFrames bounds what the unfinished frames of one user take.
+func (c *connection) chargeFrames(bytes int) error {
+	if c.user.frameBytes.Add(int64(bytes)) > int64(c.server.limits.FrameBytesPerUID) && bytes > 0 {
+		c.user.frameBytes.Add(-int64(bytes))
+		return busy(fmt.Sprintf("the large frames of one user that are arriving take more than %d bytes",
+			c.server.limits.FrameBytesPerUID), "send fewer of them at once")
+	}
+	return nil
+}
+
+// idle reports whether nothing is lost if the connection closes: its client waits for no answer,
+// and holds no claim. Descriptors without a request do not count.
+func (c *connection) idle(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.requests {
+		if r.cancel != nil {
+			return false
+		}
+	}
+	for _, end := range c.claims {
+		if end.After(now) {
+			return false
+		}
+	}
+	return c.inFlight.Load() == 0 && !c.released
+}
+
+// keepClaim notes a claim that ends with the connection.
+func (c *connection) keepClaim(claim *wire.Claim) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.claims == nil {
+		c.claims = make(map[string]time.Time)
+	}
+	c.claims[claim.GetId()] = time.Now().Add(time.Duration(claim.GetDeadlineMs()) * time.Millisecond)
+}
+
+func (c *connection) dropClaim(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.claims, id)
 }
 
 func (c *connection) readOn() {

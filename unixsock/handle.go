@@ -29,6 +29,7 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 		answer, err := withFiles(c, r, m, checkAcquire, c.server.Backend.Acquire)
 		return c.build(r, answer, err)
 	case *wire.Put:
+		c.dropClaim(m.GetClaim())
 		answer, err := withFiles(c, r, m, checkPut, c.server.Backend.Put)
 		return c.build(r, answer, err)
 	case *wire.Stop:
@@ -57,6 +58,9 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	}
 	if answer.Reply == nil {
 		answer.Reply = &wire.AcquireReply{}
+	}
+	if claim := answer.Reply.GetClaim(); claim != nil {
+		c.keepClaim(claim)
 	}
 	answer.Reply.Fd = nil
 	if answer.View != nil {
@@ -90,6 +94,7 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	case *wire.Report:
 		m.Text = cut(m.GetText(), MaxReportText)
 	case *wire.GiveUp:
+		c.dropClaim(m.GetClaim())
 		m.Text = cut(m.GetText(), MaxReportText)
 	}
 	reporter := c.reporter(r)

@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,32 +19,87 @@ const overlookEvery = time.Millisecond
 // restAfter is how many looks without any inline answer send the overseer to sleep.
 const restAfter = 100
 
-// reading says which goroutine may read a connection: the one that began an inline answer, at first.
-type reading struct {
-	turn atomic.Uint64 // of the inline answer under way; 0: there is none
-	last uint64        // turn that was given out; of the reader alone
-	seen uint64        // turn at the overseer's last look; of the overseer alone
+// turns bounds the requests of one user that run, so that they do not take the processors from
+// those of others. A request that takes longer than the overseer's looks mostly waits for something
+// else: it goes on, and the next one has its turn.
+type turns struct {
+	places []*place
+	free   chan *place
 }
 
-// begin marks an inline answer as under way.
-func (r *reading) begin() (turn uint64) {
-	turn = r.last + 1
-	r.last = turn
-	r.turn.Store(turn) // from here on another goroutine may read, and give out turns
-	return turn
+// turn is a request's right to run: the place, and the request's number in it.
+type turn struct {
+	*place
+	number uint64
 }
 
-// end tells whether the goroutine still is the one that reads.
-func (r *reading) end(turn uint64) bool { return r.turn.CompareAndSwap(turn, 0) }
+// place is what requests run in, one after the other.
+type place struct {
+	running atomic.Uint64 // number of the request; 0: there is none
+	last    uint64        // number that was given out; of the request that takes the place
+	seen    uint64        // running at the overseer's last look; of the overseer alone
+	inline  *connection   // whose reader answers; nil: another goroutine does
+}
 
-// overdue takes the reading away from an answer that was under way at the last look, and reports it.
-func (r *reading) overdue() bool {
-	turn := r.turn.Load()
-	if turn != 0 && turn == r.seen {
-		return r.turn.CompareAndSwap(turn, 0)
+func newTurns(n int) *turns {
+	t := &turns{free: make(chan *place, n)}
+	for range n {
+		p := &place{}
+		t.places = append(t.places, p)
+		t.free <- p
 	}
-	r.seen = turn
-	return false
+	return t
+}
+
+// take waits for a turn. There is none if the context ends before.
+func (t *turns) take(ctx context.Context, inline *connection) turn {
+	var p *place
+	select {
+	case p = <-t.free:
+	default:
+		select {
+		case p = <-t.free:
+		case <-ctx.Done():
+			return turn{}
+		}
+	}
+	p.last++
+	p.inline = inline
+	own := turn{p, p.last}
+	p.running.Store(own.number) // from here on the overseer may pass it on
+	return own
+}
+
+// end passes the turn on, and reports whether the request still had it.
+func (t *turns) end(own turn) bool {
+	if own.place == nil {
+		return true
+	}
+	if !own.running.CompareAndSwap(own.number, 0) {
+		return false
+	}
+	own.inline = nil
+	t.free <- own.place
+	return true
+}
+
+// passOn takes away the turns that requests had at the last look, and has another goroutine read
+// where the reader answers. It reports whether any request runs.
+func (t *turns) passOn() (busy bool) {
+	for _, p := range t.places {
+		number := p.running.Load()
+		if number == 0 || number != p.seen || !p.running.CompareAndSwap(number, 0) {
+			p.seen = number
+			busy = busy || number != 0
+			continue
+		}
+		if p.inline != nil {
+			go p.inline.readOn()
+		}
+		p.inline = nil
+		t.free <- p
+	}
+	return busy
 }
 
 // overseer looks after the connections whose reader answers.
@@ -100,12 +156,7 @@ func (s *Server) overlook() (busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, u := range s.users {
-		for c := range u.connections {
-			if c.reading.overdue() {
-				go c.readOn()
-			}
-			busy = busy || c.reading.turn.Load() != 0
-		}
+		busy = u.turns.passOn() || busy
 	}
 	return busy
 }

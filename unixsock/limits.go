@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"runtime"
 	"time"
 
 	"github.com/epcached/epcached/unixsock/wire"
@@ -20,13 +21,18 @@ const (
 	maxDrainPoll        = 20 * time.Millisecond
 	firstBufferCapacity = 4 << 10
 	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
+	reservedShare       = 64
+	freeShare           = 8       // one user may have as many connections as this part of those that are free
+	requestBytes        = 8 << 10 // that a request in flight takes besides its frame
 )
 
 type limits struct {
-	Connections         int // in all
+	Connections         int // in all; one in reservedShare is for administrators alone
 	ConnectionsPerUID   int // of one user
 	Requests            int // in flight on one connection
-	RequestBytesPerUID  int // of the frames of requests in flight
+	RequestBytesPerUID  int // of the frames of requests in flight, and requestBytes for each of them
+	FrameBytesPerUID    int // of buffers for frames that are arriving
+	RunningPerUID       int // requests of one user that have just begun; see turns.go
 	DescriptorsPerUID   int // received and held for requests
 	Unread              int // answers with descriptors that a connection has not read yet
 	UnreadPerUID        int // and all of one user's connections
@@ -40,7 +46,8 @@ type limits struct {
 
 // defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never gets near it.
 var defaultLimits = limits{
-	Connections: 4096, ConnectionsPerUID: 256, Requests: 64, RequestBytesPerUID: 16 << 20,
+	Connections: 4096, ConnectionsPerUID: 256, Requests: 64,
+	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20, RunningPerUID: 4 * runtime.GOMAXPROCS(0),
 	DescriptorsPerUID: 2 * MaxAttached, Unread: 8, UnreadPerUID: 256, Subscriptions: 8, SubscriptionsPerUID: 64,
 	HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

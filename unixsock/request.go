@@ -118,29 +118,42 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 		r = &request{number: number}
 		c.requests[number] = r
 	}
-	r.arrived, r.bytes = time.Now(), int64(size)
+	r.arrived, r.bytes = time.Now(), int64(size+requestBytes)
+	c.used.Store(r.arrived.UnixNano())
 	r.fds = append(r.fds, fds...)
 	r.ctx, r.cancel = c.requestContext(envelope)
 	c.mu.Unlock()
 
 	c.user.descriptors.Add(int64(len(fds)))
+	var inline *connection
+	if _, acquire := message.(*wire.Acquire); acquire && c.stream.drained() {
+		inline = c
+	}
+	turn := c.user.turns.take(c.ctx, inline)
+	c.server.overseer.rouse()
 	err = c.overLimits(r)
 	if err == nil && message == nil {
 		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request",
 			Hint: "a newer daemon may"}
 	}
-	if err != nil {
-		return true, c.answer(r, toWire(err), nil)
-	}
 	c.handlers.Add(1)
-	if _, acquire := message.(*wire.Acquire); acquire && c.stream.drained() {
-		turn := c.reading.begin()
-		c.server.overseer.rouse()
+	switch {
+	case err != nil:
+		err = c.answer(r, toWire(err), nil)
+		c.handlers.Done()
+	case inline != nil:
 		c.handle(r, message)
-		return c.reading.end(turn), nil
+	default: // List and others may take their time, and a request that is here already must not wait
+		go func() {
+			c.handle(r, message)
+			c.user.turns.end(turn)
+		}()
+		return true, nil
 	}
-	go c.handle(r, message) // List and others may take their time, and a request that is here already must not wait
-	return true, nil
+	if c.user.turns.end(turn) || inline == nil {
+		return true, err
+	}
+	return false, nil // another goroutine reads, and finds out why the connection has ended
 }
 
 // requestContext ends at the deadline that came with the request, of the two for Acquire at the earlier one.

@@ -3,6 +3,7 @@ package unixsock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -23,6 +24,12 @@ type Server struct {
 	// Errors makes errors of the backend *Error or *NeedError; nil: they are already.
 	Errors func(error) error
 
+	// Owner returns the user whose limits hold for a uid; nil: the uid itself.
+	Owner func(uid uint32) uint32
+	// Administrator reports whether the reserved connections are for the peer too; nil: for none.
+	// Both are not called while requests are refused.
+	Administrator func(Peer) bool
+
 	once    sync.Once
 	limits  limits          // zero: the default; tests bring others
 	base    context.Context // ends every connection
@@ -36,15 +43,24 @@ type Server struct {
 
 	mu        sync.Mutex // guards what follows; taken last
 	listeners map[net.Listener]struct{}
-	users     map[uint32]*user
+	users     map[account]*user
 	total     int
 	accepted  uint64
 	leaving   bool
 }
 
-type user struct {
-	requestBytes, descriptors, unread, subscriptions atomic.Int64
+// account is what limits for each user hold for: all uids of one owner together, but for
+// administrators, because the uids of containers may belong to root.
+type account struct {
+	owner         uint32
+	administrator bool
+}
 
+type user struct {
+	account
+	requestBytes, frameBytes, descriptors, unread, subscriptions atomic.Int64
+
+	turns       *turns
 	connections map[*connection]struct{} // guarded by Server.mu
 }
 
@@ -56,13 +72,19 @@ func (s *Server) init() {
 		s.base, s.stop = context.WithCancel(context.Background())
 		s.serving, s.drain = context.WithCancel(s.base)
 		s.listeners = make(map[net.Listener]struct{})
-		s.users = make(map[uint32]*user)
+		s.users = make(map[account]*user)
 		s.overseer.wake = make(chan struct{}, 1)
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
 		}
 		if s.Errors == nil {
 			s.Errors = func(err error) error { return err }
+		}
+		if s.Owner == nil {
+			s.Owner = func(uid uint32) uint32 { return uid }
+		}
+		if s.Administrator == nil {
+			s.Administrator = func(Peer) bool { return false }
 		}
 	})
 }
@@ -252,34 +274,91 @@ func (s *Server) admit(accepted net.Conn) {
 var errLeaving = errors.New("the daemon leaves")
 
 func (s *Server) register(c *connection) error {
+	err := s.refused()
+	if err == nil {
+		c.account = account{c.peer.UID, s.Administrator(c.peer)}
+		if !c.account.administrator {
+			c.account.owner = s.Owner(c.peer.UID)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	u := s.users[c.peer.UID]
-	if u == nil {
-		u = &user{connections: make(map[*connection]struct{})}
-	}
-	busy := func(text, hint string) error {
-		return &Error{Class: wire.ErrorClass_BUSY, Text: text, Hint: hint}
-	}
 	switch {
 	case s.leaving:
 		return errLeaving
+	case err != nil:
+		return err
 	case s.refused() != nil:
 		return s.refused()
 	case s.draining():
 		return busy("the daemon is stopping", "")
-	case len(u.connections) >= s.limits.ConnectionsPerUID:
-		return busy("too many connections of one user", "close connections that are not needed")
-	case s.total >= s.limits.Connections:
-		return busy("too many connections", "")
 	}
-	s.users[c.peer.UID] = u
+	u := s.users[c.account]
+	if u == nil {
+		u = &user{account: c.account, turns: newTurns(s.limits.RunningPerUID), connections: make(map[*connection]struct{})}
+	}
+	if err := s.makeRoom(u); err != nil {
+		return err
+	}
+	s.users[c.account] = u
 	u.connections[c] = struct{}{}
 	c.user = u
+	c.stream.charge = c.chargeFrames
+	c.used.Store(time.Now().UnixNano())
 	s.total++
 	s.accepted++
 	s.running.Add(1)
 	return nil
+}
+
+func busy(text, hint string) error {
+	return &Error{Class: wire.ErrorClass_BUSY, Text: text, Hint: hint}
+}
+
+// makeRoom reports why a user may have no more connections. A user may have a part of those that
+// are free, so that a few users cannot have all of them. Beyond that it closes the connection that
+// was idle for longest, of the user with most connections.
+func (s *Server) makeRoom(u *user) error {
+	own, free := len(u.connections), s.limits.Connections-s.total
+	shared := free - s.limits.Connections/reservedShare
+	switch {
+	case own >= s.limits.ConnectionsPerUID:
+		return busy(fmt.Sprintf("this user has %d connections, and a user may have as many", own),
+			"close connections that are not needed")
+	case u.administrator && free > 0, own < (shared+freeShare-1)/freeShare:
+		return nil
+	}
+	var most, idlest *connection
+	now := time.Now()
+	for _, other := range s.users {
+		if len(other.connections) <= own || most != nil && len(other.connections) <= len(most.user.connections) {
+			continue
+		}
+		idlest = nil
+		for c := range other.connections {
+			if c.idle(now) && (idlest == nil || c.used.Load() < idlest.used.Load()) {
+				idlest = c
+			}
+		}
+		if idlest != nil {
+			most = idlest
+		}
+	}
+	if most == nil {
+		return busy(fmt.Sprintf("all users together have %d connections, and may have %d", s.total, s.limits.Connections),
+			"try again later")
+	}
+	s.release(most)
+	most.cancel()
+	return nil
+}
+
+// release takes a connection out of the number in all. Its user keeps it until it has ended.
+func (s *Server) release(c *connection) {
+	if !c.released {
+		c.released = true
+		s.total--
+	}
 }
 
 func (s *Server) unregister(c *connection) {
@@ -287,9 +366,9 @@ func (s *Server) unregister(c *connection) {
 	defer s.mu.Unlock()
 	delete(c.user.connections, c)
 	if len(c.user.connections) == 0 {
-		delete(s.users, c.peer.UID)
+		delete(s.users, c.account)
 	}
-	s.total--
+	s.release(c)
 }
 
 // sweep looks which of the user's answers have been read meanwhile.

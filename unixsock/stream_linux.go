@@ -37,7 +37,9 @@ type stream struct {
 	gotOOB     int
 	gotFlags   int
 	gotErr     error
-	soon       bool // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
+	soon       bool                  // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
+	charge     func(bytes int) error // is called as large buffers grow and are given back; may be nil
+	paid       int                   // of these
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -114,7 +116,9 @@ func (s *stream) drained() bool { return s.start == s.end }
 
 // fill reads once. The buffer grows with what has arrived, never with what was announced.
 func (s *stream) fill() error {
-	s.makeRoom()
+	if err := s.makeRoom(); err != nil {
+		return err
+	}
 	if err := s.raw.Read(s.recv); err != nil {
 		return err
 	}
@@ -135,20 +139,41 @@ func (s *stream) fill() error {
 	return nil
 }
 
-func (s *stream) makeRoom() {
+func (s *stream) makeRoom() error {
 	switch {
 	case s.start == s.end:
 		s.start, s.end = 0, 0
 		if len(s.buf) > keepBufferCapacity {
 			s.buf = make([]byte, firstBufferCapacity)
+			return s.pay(0)
 		}
 	case s.start > 0 && s.end == len(s.buf):
 		s.end = copy(s.buf, s.buf[s.start:s.end])
 		s.start = 0
 	}
-	if s.end == len(s.buf) {
-		s.buf = append(s.buf, make([]byte, len(s.buf))...) // at most twice a frame
+	if s.end < len(s.buf) {
+		return nil
 	}
+	if err := s.pay(2 * len(s.buf)); err != nil {
+		return err
+	}
+	s.buf = append(s.buf, make([]byte, len(s.buf))...) // at most twice a frame
+	return nil
+}
+
+// pay charges for a buffer of so many bytes instead of the earlier one. Small ones cost nothing.
+func (s *stream) pay(bytes int) error {
+	if bytes <= keepBufferCapacity {
+		bytes = 0
+	}
+	if s.charge == nil || bytes == s.paid {
+		return nil
+	}
+	if err := s.charge(bytes - s.paid); err != nil {
+		return err
+	}
+	s.paid = bytes
+	return nil
 }
 
 func (s *stream) recvmsg(fd uintptr) bool {

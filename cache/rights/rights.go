@@ -4,6 +4,7 @@ package rights
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -176,7 +177,7 @@ func (l *Limiter) forget(now time.Time) {
 // user's: otherwise one person could speak as sixty thousand. Uids that the daemon's user namespace does
 // not map all arrive as the kernel's overflow uid, and so count as one by themselves.
 type Owners struct {
-	Path string // SubUIDs, or another file in tests
+	Path string // "": SubUIDs
 
 	mu     sync.Mutex
 	at     time.Time // the file's, when it was read; guarded by mu
@@ -198,12 +199,13 @@ const maxSubuid = 1 << 20
 func (o *Owners) Of(uid uint32) uint32 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	info, err := os.Stat(o.Path)
+	path := cmp.Or(o.Path, SubUIDs)
+	info, err := os.Stat(path)
 	if err != nil || info.Size() > maxSubuid {
 		return uid // most machines without containers have no such file
 	}
 	if !info.ModTime().Equal(o.at) {
-		text, err := os.ReadFile(o.Path)
+		text, err := os.ReadFile(path)
 		if err != nil {
 			return uid
 		}

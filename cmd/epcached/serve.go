@@ -260,7 +260,7 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
 	e := &entrance{backend: backend.New(), log: log, ended: make(chan error, 1)}
 	e.backend.End, e.backend.Version = p.stop, version
 	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log,
-		Errors: backend.WireError}
+		Errors: backend.WireError, Owner: e.backend.Owner, Administrator: e.backend.Administrator}
 	e.backend.Server = e.server
 	e.listen = sync.OnceValue(func() error {
 		l, err := p.listen(socket)

@@ -29,6 +29,8 @@ type Backend struct {
 	StartedBy string         // as in wire.StatusReply
 	End       func(*os.File) // ends the daemon, and keeps the file open until the process has ended
 
+	owners rights.Owners
+
 	gates gates
 }
 
@@ -40,7 +42,7 @@ func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p
 // Hello tells the client who it is here.
 func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
-	if b.Cache.Rights.Administrator(peer(p)) {
+	if b.Administrator(p) {
 		reply.Rights = append(reply.Rights, "administrator")
 	}
 	if b.Cache.Rights.Publisher(peer(p)) {
@@ -95,9 +97,15 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
+// Owner returns the user that a uid counts as.
+func (b *Backend) Owner(uid uint32) uint32 { return b.owners.Of(uid) }
+
+// Administrator reports whether the peer may see and change all builds.
+func (b *Backend) Administrator(p unixsock.Peer) bool { return b.Cache.Rights.Administrator(peer(p)) }
+
 // Stop ends the daemon for its own user and administrators.
 func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
-	if !b.Cache.Rights.Administrator(peer(p)) {
+	if !b.Administrator(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
 			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
 			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
