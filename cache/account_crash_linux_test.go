@@ -75,7 +75,7 @@ func TestALeftoverBlobGoesAtTheNextStart(t *testing.T) {
 }
 
 // What is accounted for and not there any more is noticed as well, wherever its digest stands among the others.
-func TestTheAccountOfWhatIsGoneIsMended(t *testing.T) {
+func TestAccountOfMissingBlobsIsRepaired(t *testing.T) {
 	b := newBench(t)
 	for i := range 6 {
 		b.use(uint64(i + 1))

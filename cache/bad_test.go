@@ -172,7 +172,7 @@ func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
 	require.Equal(t, "1.0", b.acquire(naming(b.libraries(nil)[0].Path)).Build.EPs[0].SDKVersion)
 }
 
-func TestOnlyAdministratorsReplaceWhatIsShared(t *testing.T) {
+func TestOnlyAdministratorsReplaceSharedBuilds(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))
 	r := b.request(b.model(1))

@@ -136,7 +136,7 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 }
 
 // What one application put is for those alone that have its very libraries, and are of its user.
-func TestWhoGetsWhatWasPut(t *testing.T) {
+func TestPutIsServedToItsUserOnly(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	model := b.model(1)
@@ -231,7 +231,7 @@ func TestAllWaitForTheClaim(t *testing.T) {
 
 // The daemon cannot load what it does not have the libraries for. It must not take its own for them: what those say of
 // another's build is nothing.
-func TestReportOfWhatOnePutOneself(t *testing.T) {
+func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	var builds []index.BuildID
@@ -304,7 +304,7 @@ func TestHandOver(t *testing.T) {
 }
 
 // Who only waits is told why there is nothing, where the daemon cannot compile it either.
-func TestNobodyIsLeftToCompile(t *testing.T) {
+func TestClaimWithoutClaimantsTellsWaitersTheReason(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
@@ -370,7 +370,7 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 }
 
 // An ordinary user's claim is for that user: others are compiled for by the daemon, and never wait.
-func TestAClaimDelaysNobodyElse(t *testing.T) {
+func TestClaimDelaysNoOtherUser(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	r.Peer.UID, r.OnMiss = stranger, request.ForClaim

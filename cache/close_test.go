@@ -29,7 +29,7 @@ func (s *stuck) Fingerprint(ctx context.Context, r compilers.Runtime, eps []comp
 }
 
 // Who asked has left, and the worker would go on for as long as it may.
-func TestCloseEndsWhatIsProbed(t *testing.T) {
+func TestCloseEndsProbes(t *testing.T) {
 	b := newBench(t)
 	b.close()
 	s := &stuck{Compiler: b.compiler, begun: make(chan struct{})}

@@ -79,7 +79,7 @@ func TestTwoCollectTheSame(t *testing.T) {
 	require.EqualValues(t, len(builds), b.cache.index.Counters.All()["evicted"])
 }
 
-func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
+func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 	b, builds := stored(t, 4)
 	ctx := context.Background()
 	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{builds[0].BuildKey.String()}, false)
@@ -107,7 +107,7 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 }
 
 // Where somebody waits for the room, what was used meanwhile goes as well, if nobody has it.
-func TestWhatWasUsedMeanwhileGoesForWhoWaits(t *testing.T) {
+func TestReservationEvictsBuildsUsedMeanwhile(t *testing.T) {
 	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned", true: "removed"} {
 		b, builds := stored(t, 1)
 		plan, err := b.cache.PlanCollection(context.Background(), b.self(), store.Goal{Bytes: new(int64), Hurry: hurry}, nil)
@@ -169,7 +169,7 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 }
 
 // To a user's quota count the shared builds, too, that came of the user's requests. The user may not collect those, and is told so.
-func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
+func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	b, _ := stored(t, 1)
 	other := request.Peer{UID: b.cache.uid + 1}
 	var own, shared *request.Answer

@@ -29,7 +29,7 @@ func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
 }
 
 // What a build of somebody else needs as well keeps its form: that one would pay for the room that another makes.
-func TestWhatIsNotOnesOwnAloneKeepsItsForm(t *testing.T) {
+func TestUsersDoNotPackSharedBlobs(t *testing.T) {
 	b := newBench(t)
 	other := request.Peer{UID: b.cache.uid + 1}
 	own := b.variant(2)

@@ -101,7 +101,7 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 }
 
 // A build that recipes take from frees nothing when it goes, so it is not evicted for room.
-func TestWhatFreesNothingStays(t *testing.T) {
+func TestEvictionSkipsBuildsThatFreeNothing(t *testing.T) {
 	b := newBench(t)
 	ask := func(batch int) *request.Request { // all that there is of such a build is one file
 		r := b.variant(batch)
@@ -128,7 +128,7 @@ func TestWhatFreesNothingStays(t *testing.T) {
 	b.exact()
 }
 
-func TestWhatIsHeldOrAskedForMeanwhileIsNotPacked(t *testing.T) {
+func TestPackingSkipsLeasedAndRequestedBuilds(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similarForRoom(3)
 	held := b.acquire(b.variant(2))
@@ -156,7 +156,7 @@ func TestWhatIsHeldOrAskedForMeanwhileIsNotPacked(t *testing.T) {
 	require.NoError(t, held.View.Close())
 }
 
-func TestNobodyPacksWherePackingIsOff(t *testing.T) {
+func TestPackingCanBeSwitchedOff(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
 	plan := b.plan(b.plan(0).Used - 1)

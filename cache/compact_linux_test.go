@@ -119,7 +119,7 @@ func TestCompactingLeavesViewsAlone(t *testing.T) {
 	b.askFor(2, files[1])
 }
 
-func TestWhatIsNotCompacted(t *testing.T) {
+func TestCompactionSkips(t *testing.T) {
 	for name, c := range map[string]func(b *bench, builds []*index.Build, files []map[string]string){
 		"nobody uses the other": func(*bench, []*index.Build, []map[string]string) {},
 		"the container is used today": func(b *bench, _ []*index.Build, files []map[string]string) {

@@ -104,7 +104,7 @@ func TestConversionKeepsTheKeysOfACompile(t *testing.T) {
 	require.Equal(t, other.contexts(compiled), b.contexts(converted))
 }
 
-func TestConversionIsNoCompileForThoseWhoWantNone(t *testing.T) {
+func TestConversionServesRequestsThatDoNotCompile(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
 	r := b.form(true)
@@ -125,7 +125,7 @@ func TestRefreshAndBypassCompile(t *testing.T) {
 	}
 }
 
-func TestConversionIsForNobodyWhoWantsNothingKept(t *testing.T) {
+func TestConversionForAnUnstoredRequest(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
 	r := b.form(true)
@@ -136,7 +136,7 @@ func TestConversionIsForNobodyWhoWantsNothingKept(t *testing.T) {
 	require.Len(t, b.list(), 1, "only the build that there was")
 }
 
-func TestManyWhoWantTheOtherFormShareOneConversion(t *testing.T) {
+func TestConversionIsSingleFlight(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
 	checks := b.compiler.Checks.Load()
@@ -169,7 +169,7 @@ func TestConversionIsNotDoneAgain(t *testing.T) {
 	require.Equal(t, first.Build.ID, again.Build.ID)
 }
 
-func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {
+func TestFailedConversionIsCompiled(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
 	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
@@ -184,7 +184,7 @@ func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {
 	require.Len(t, b.list(), 2)
 }
 
-func TestWhatIsTooLargeToEmbedIsRefusedBeforeACompile(t *testing.T) {
+func TestTooLargeToEmbedIsRefusedBeforeACompile(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))
 	b.cache.builder.MaxGraph = 500
@@ -277,7 +277,7 @@ func TestWithheldContextsAreNotConverted(t *testing.T) {
 }
 
 // What is converted and cannot be stored is served, as what is compiled is.
-func TestWhatIsConvertedAndCannotBeStoredIsServedAllTheSame(t *testing.T) {
+func TestConversionWithoutSpaceIsServed(t *testing.T) {
 	for name, embed := range map[string]bool{"embedded": true, "sidecar": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

@@ -14,7 +14,7 @@ import (
 )
 
 // What stands in the place of a blob and is none is damage: it is noted, put aside, and made good.
-func TestWhatIsNoBlobIsDamage(t *testing.T) {
+func TestNonRegularBlobIsDamage(t *testing.T) {
 	cases := map[string]func(t *testing.T, path string){
 		"symbolic link to the same bytes": func(t *testing.T, path string) {
 			aside := filepath.Join(filepath.Dir(path), "aside")

@@ -26,7 +26,7 @@ func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 }
 
 // What is compiled for nothing, since it has no room, is named, with the numbers and the setting.
-func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
+func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 	for name, of := range map[string]struct {
 		space store.SpaceOptions
 		hint  string

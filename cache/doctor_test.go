@@ -119,7 +119,7 @@ func TestDoctorOnTheClock(t *testing.T) {
 	require.Contains(t, a.Text, "from now")
 }
 
-func TestDoctorTellsWhatWentWrong(t *testing.T) {
+func TestDoctorReportsRecentFailures(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, os.Remove(b.blob(a)))
@@ -154,7 +154,7 @@ func TestDoctorIsCancelled(t *testing.T) {
 	require.True(t, errors.Is(err, context.Canceled), "%v", err)
 }
 
-func TestWhatWasCancelledDidNotFail(t *testing.T) {
+func TestCancelledCompileIsNoFailure(t *testing.T) {
 	b, g := jobbing(t, 4)
 	var ids []string
 	for seed := range uint64(4) {
@@ -174,7 +174,7 @@ func TestWhatWasCancelledDidNotFail(t *testing.T) {
 	require.Contains(t, a.Text, "0 failed")
 }
 
-func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
+func TestAbandonedCompileIsNoFailure(t *testing.T) {
 	b, g := jobbing(t, 4)
 	ctx, leave := context.WithCancel(context.Background())
 	var asked []<-chan got

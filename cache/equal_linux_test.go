@@ -124,7 +124,7 @@ func factsOf(err error) map[string]string {
 }
 
 // The daemon says what a client can do whose libraries it may not run.
-func TestClientsAreToldWhatToDoInstead(t *testing.T) {
+func TestClientsAreToldToClaim(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	instead := func(change func(*request.Request)) string {

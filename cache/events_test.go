@@ -107,7 +107,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-func TestWhoHearsOfWhat(t *testing.T) {
+func TestEventsReachOnlyUsersWhoMaySeeThem(t *testing.T) {
 	b := newBench(t)
 	alice, bob := request.Peer{UID: 2001}, request.Peer{UID: 2002}
 	b.acquire(b.others(alice.UID, 1))
@@ -182,7 +182,7 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 	require.Equal(t, []string{event.Compiled}, hear(alice))
 }
 
-func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
+func TestSlowSubscriberIsToldItMissedEvents(t *testing.T) {
 	b := newBench(t)
 	b.assessed(func(runtimes.Facts) bool { return true }) // nothing else happens from here on
 	end := b.cache.events.End()

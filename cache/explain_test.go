@@ -130,7 +130,7 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 	}
 }
 
-func TestExplainTellsWhatMadeABuild(t *testing.T) {
+func TestExplainNamesTheLibrariesOfABuild(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")

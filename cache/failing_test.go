@@ -208,7 +208,7 @@ func TestRetry(t *testing.T) {
 	require.Empty(t, b.failures(b.self()))
 }
 
-func TestWhoseFailuresCount(t *testing.T) {
+func TestFailuresCountInTheirScope(t *testing.T) {
 	b := newBench(t)
 	alice, bob := request.Peer{UID: 2001}, request.Peer{UID: 2002}
 	ask := func(p request.Peer, change ...func(*request.Request)) {
@@ -302,7 +302,7 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 }
 
 // What the execution provider refuses it refuses an application too; what reached the daemon's limits that may try.
-func TestClaimsOfWhatFailed(t *testing.T) {
+func TestClaimAfterRememberedFailure(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond}
 	claim := func(seed uint64, how standin.Fault) (*request.Answer, error) {
@@ -320,7 +320,7 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 	require.NoError(t, b.cache.Claims.GiveUp(b.self(), a.Claim.ID, "", 0))
 }
 
-func TestWhatFailedIsNotQueued(t *testing.T) {
+func TestRememberedFailureIsNotQueued(t *testing.T) {
 	b := newBench(t)
 	b.refused(b.failing(1, standin.Refuse))
 	r := b.failing(1, standin.Refuse)

@@ -180,7 +180,7 @@ func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 	require.Empty(t, b.staged())
 }
 
-func TestWhatCompilesFastIsNotKept(t *testing.T) {
+func TestFastCompilesAreNotStored(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 0.2}} })
 	fast := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Compiled, fast.Outcome)
@@ -192,7 +192,7 @@ func TestWhatCompilesFastIsNotKept(t *testing.T) {
 	require.Len(t, b.list(), 1)
 }
 
-func TestWhatIsTooOldIsServedAndMadeAnew(t *testing.T) {
+func TestOldBuildIsServedAndRecompiled(t *testing.T) {
 	b := rebuilding(t, func(o *Options) {
 		o.Policies = map[string]request.Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}
 	})

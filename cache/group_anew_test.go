@@ -13,7 +13,7 @@ import (
 )
 
 // Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
-func TestAGroupIsNotMadeAnewOfOneOfItsModels(t *testing.T) {
+func TestGroupIsNotRecompiledFromOneMember(t *testing.T) {
 	b := rebuilding(t, func(o *Options) {
 		o.KeepSource = build.KeepNone
 		o.Policies = map[string]request.Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}

@@ -115,7 +115,7 @@ func TestAnExplanationKnowsOfGroups(t *testing.T) {
 }
 
 // What somebody else calls a model is nobody's business.
-func TestMembersHaveTheNamesOfWhoAsks(t *testing.T) {
+func TestMembersHaveTheCallersNames(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.group(1, 2))
 	r := b.group(1, 2)
@@ -137,7 +137,7 @@ func TestABuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
 }
 
 // Who brings one model has not shown that he has the others, and the group's files are of all.
-func TestAMemberAloneIsForWhoHadTheGroup(t *testing.T) {
+func TestMemberAloneNeedsARequestForTheGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
 	require.Equal(t, "shared", group.Build.Scope)
@@ -243,7 +243,7 @@ func TestAGroupIsWithheldAndRemovedByEachOfItsNames(t *testing.T) {
 	require.Empty(t, b.list())
 }
 
-func TestAGroupIsMadeAnewFromItsKeptModels(t *testing.T) {
+func TestGroupIsRecompiledFromItsKeptModels(t *testing.T) {
 	for _, how := range []string{build.KeepReference, build.KeepCopy} {
 		t.Run(how, func(t *testing.T) {
 			b := rebuilding(t, func(o *Options) { o.KeepSource = how })
@@ -261,7 +261,7 @@ func TestAGroupIsMadeAnewFromItsKeptModels(t *testing.T) {
 	}
 }
 
-func TestAGroupWhoseModelsChangedIsNotMadeAnew(t *testing.T) {
+func TestGroupWithChangedModelsIsNotRecompiled(t *testing.T) {
 	b := rebuilding(t, nil)
 	r := b.group(1, 2)
 	first := b.acquire(r)
@@ -487,7 +487,7 @@ func (n *notesChecks) Check(ctx context.Context, job compilers.CheckJob) (compil
 }
 
 // A further model that is changed under the work is noticed like the first.
-func TestAGroupWhoseModelsChangeMeanwhile(t *testing.T) {
+func TestGroupModelsChangeDuringARebuild(t *testing.T) {
 	for i := range 2 {
 		t.Run(fmt.Sprint("model ", i+1), func(t *testing.T) {
 			b := newBench(t)

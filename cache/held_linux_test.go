@@ -36,7 +36,7 @@ func (b *bench) elsewhere(path string) (closed func()) {
 }
 
 // What a client has let go of and still has mapped is not free: it stays, and counts.
-func TestWhatIsOpenStaysAndCounts(t *testing.T) {
+func TestOpenFilesStayAndCount(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.held(1))
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
@@ -78,7 +78,7 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 
 // A collection that makes space for a request does not wait for a comparison of blobs which waits
 // for the end of that request.
-func TestWhatIsComparedIsLetGoForACollection(t *testing.T) {
+func TestCollectionEndsComparisons(t *testing.T) {
 	b, builds := stored(t, 2)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

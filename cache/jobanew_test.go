@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
+func TestRebuildJobIsVisibleToUsersOfTheBuild(t *testing.T) {
 	b, g := gated(t, nil)
 	r := b.request(b.model(1))
 	r.Peer.UID = somebody
@@ -58,7 +58,7 @@ func wantedByItself(t *testing.T) (b *bench, g *gate, waiting <-chan got, job jo
 	return b, g, waiting, listed[0]
 }
 
-func TestWhatIsWantedAnewCanBeFollowedFromTheQueueOn(t *testing.T) {
+func TestRebuildJobCanBeFollowedFromTheQueueOn(t *testing.T) {
 	b, g, waiting, job := wantedByItself(t)
 	var h heard
 	followed := make(chan jobs.Info, 1)
@@ -79,7 +79,7 @@ func TestWhatIsWantedAnewCanBeFollowedFromTheQueueOn(t *testing.T) {
 	require.Contains(t, h.phases(), "compiling")
 }
 
-func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
+func TestAdministratorsCancelRebuildJobs(t *testing.T) {
 	for name, ids := range map[string]func(jobs.Info) []string{
 		"by its id": func(j jobs.Info) []string { return []string{j.ID} },
 		"all":       func(jobs.Info) []string { return nil },
@@ -103,7 +103,7 @@ func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotNeededAnyMoreIsDone(t *testing.T) {
+func TestRebuildOfARemovedBuildEnds(t *testing.T) {
 	b, _, _, job := wantedByItself(t)
 	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.NoError(t, err)

@@ -149,7 +149,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State, "that of a job that ended is told at once")
 }
 
-func TestWhoWaitsGoesBeforeWhoDoesNot(t *testing.T) {
+func TestWaitingJobsGoBeforeBackgroundJobs(t *testing.T) {
 	b, g := jobbing(t, 1)
 	first := b.ask(context.Background(), b.request(b.model(1)))
 	b.begins(g, 1)
@@ -181,7 +181,7 @@ func TestWhoWaitsGoesBeforeWhoDoesNot(t *testing.T) {
 	require.Equal(t, order, ran)
 }
 
-func TestABackgroundJobTakesNoSlotFromWhoWaits(t *testing.T) {
+func TestBackgroundJobTakesNoSlotFromRequests(t *testing.T) {
 	b, g := jobbing(t, 1)
 	a := b.later1(1, somebody)
 	b.begins(g, 1)
@@ -192,7 +192,7 @@ func TestABackgroundJobTakesNoSlotFromWhoWaits(t *testing.T) {
 	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State)
 }
 
-func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
+func TestKeepGoingJobOutlivesItsRequest(t *testing.T) {
 	b, g := jobbing(t, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := b.request(b.model(1))
@@ -209,7 +209,7 @@ func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 }
 
-func TestJobsAreThoseOfWhoAsks(t *testing.T) {
+func TestUsersSeeTheirOwnJobs(t *testing.T) {
 	b, g := jobbing(t, 1)
 	a := b.later1(1, somebody)
 	b.begins(g, 1)
@@ -386,7 +386,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	require.Equal(t, a.Job, h.told[0].Job)
 }
 
-func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
+func TestFollowingKeepsNoJobAlive(t *testing.T) {
 	b, g := jobbing(t, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	asked := b.ask(ctx, b.request(b.model(1)))

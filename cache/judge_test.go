@@ -214,7 +214,7 @@ func TestEarlierBuildThatCannotBeTried(t *testing.T) {
 	})
 }
 
-func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
+func TestUnsupportedIsStaleWithoutACompile(t *testing.T) {
 	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, request.Policy{})
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
@@ -308,7 +308,7 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	require.Equal(t, runtimes.Driver{Version: "32.0.1", Source: "file " + file}, b.probed().Drivers[standin.EP])
 }
 
-func TestWhatChangedIsTold(t *testing.T) {
+func TestChangedLibrariesAreNamed(t *testing.T) {
 	for name, running := range map[string]bool{"running": true, "stopped": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

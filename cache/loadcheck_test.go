@@ -11,7 +11,7 @@ import (
 )
 
 // What is loaded before a build is served is loaded with what applications are told to load it with, and nothing else.
-func TestLoadCheckUsesWhatClientsAreTold(t *testing.T) {
+func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 	b := newBench(t)
 	var mu sync.Mutex
 	var checks []compilers.CheckJob

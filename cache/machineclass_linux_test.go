@@ -105,7 +105,7 @@ func (b *bench) requireStale(path string) string {
 
 // These releases state no hardware: what was compiled for a greater processor may fail on a lesser
 // one as late as in Run. Nothing of a store of another machine is answered before it was run once.
-func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
+func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 	runs, doesNotRun := collected(t, "tiny-convolution"), collected(t, "minilm-int8")
 	doesNotLoad := collected(t, "silero-vad")
 	runsLarger := collected(t, "rapidocr-cls") // its free dimensions have to be larger than 1

@@ -12,7 +12,7 @@ import (
 )
 
 // Sketches of another version are made anew, of builds' blobs and of containers that only recipes need, and what was found out by them is too.
-func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
+func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	build, container := large(b.acquire(b.variant(3)).Build), large(builds[0])
 	literals := b.literalsOf(large(builds[1]))

@@ -145,7 +145,7 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 
 // A selector that fits nothing is told with all that it says, beside the devices as far as it may
 // tell them apart.
-func TestASelectorThatFitsNothingIsToldBesideWhatThereIs(t *testing.T) {
+func TestUnmatchedDeviceSelectorNamesTheDevices(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for said, d := range map[string]compilers.Device{
 		"has no NPU here; it lists CPU (vendor 0x": {Type: "NPU"},

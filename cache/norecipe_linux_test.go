@@ -11,7 +11,7 @@ import (
 )
 
 // What stands in the place of a recipe and is none is damage, for a daemon that runs, for one that starts, and for who reads the store without one.
-func TestWhatIsNoRecipeIsDamage(t *testing.T) {
+func TestNonRegularRecipeIsDamage(t *testing.T) {
 	cases := map[string]func(t *testing.T, path, others string){
 		"a symbolic link to the same bytes": func(t *testing.T, path, _ string) {
 			aside := filepath.Join(t.TempDir(), "aside")

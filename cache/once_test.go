@@ -163,7 +163,7 @@ func (r *reckoned) Sync(f *os.File) error {
 
 // Those who wait do nothing to the store that the first one alone would not do: what they wait for longer than the first is not a
 // matter of the model's size.
-func TestWhoWaitsHasNothingLeftToDo(t *testing.T) {
+func TestWaitersHaveNothingLeftToDo(t *testing.T) {
 	done := func(requests int) []int64 {
 		fs := &reckoned{}
 		g := &gate{pass: make(chan struct{}), hold: true}

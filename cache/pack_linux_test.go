@@ -231,7 +231,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 }
 
 // What goes while the store is checked, with all that needed it, is not missing: a build's own files, and a container that is there for recipes only.
-func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
+func TestCheckIgnoresBuildsRemovedMeanwhile(t *testing.T) {
 	ctx := context.Background()
 	for name, at := range map[string]int{"the first file": 1, "the last, a container": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -503,7 +503,7 @@ func (f *onRemove) Remove(path string) error {
 }
 
 // What is made whole keeps its file from being removed; when its build is removed just then, nothing of it stays.
-func TestNothingStaysOfWhatIsRemovedWhileItBecomesWhole(t *testing.T) {
+func TestRemovalWhileBecomingWholeLeavesNothing(t *testing.T) {
 	f := &onRemove{}
 	b := newBenchWith(t, func(o *Options) { o.fs = f })
 	builds, _ := b.similar(2)
@@ -523,7 +523,7 @@ func TestNothingStaysOfWhatIsRemovedWhileItBecomesWhole(t *testing.T) {
 }
 
 // Who asks for a packed build that becomes whole just before its recipe is read gets it.
-func TestWhatBecomesWholeWhileItIsUnpackedIsServed(t *testing.T) {
+func TestBlobThatBecomesWholeWhileUnpackingIsServed(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
 	require.Positive(t, b.pack(builds[1]))
@@ -539,7 +539,7 @@ func TestWhatBecomesWholeWhileItIsUnpackedIsServed(t *testing.T) {
 }
 
 // What unpacking takes is told as the account has it, before and afterwards: a copy that is there goes, and so do recipes and what they alone take from.
-func TestUnpackingTellsWhatItTakes(t *testing.T) {
+func TestUnpackReportsItsBytes(t *testing.T) {
 	for name, removed := range map[string]bool{"what it takes from is a build": false, "what it takes from is no build's any more": true} {
 		t.Run(name, func(t *testing.T) { unpackingTells(t, removed) })
 	}
@@ -582,7 +582,7 @@ func unpackingTells(t *testing.T, removed bool) {
 }
 
 // A pinned build that is packed keeps what its recipe takes from: a status says so, and a plan, in which all that stays adds up.
-func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
+func TestBaseOfAPinnedBuildIsKept(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	ctx := context.Background()
 	_, err := b.cache.Pin(ctx, b.self(), []string{builds[1].BuildKey.String()}, false)

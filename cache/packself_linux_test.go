@@ -73,7 +73,7 @@ func (b *bench) packable() int64 {
 }
 
 // What is written to pack a build is there beside it for a moment, and nothing goes for that: the store is as far above its budget as goes at the end.
-func TestNothingGoesForWhatPackingWrites(t *testing.T) {
+func TestPackingEvictsNothing(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.request(b.model(1))})
 	b.later.Add(int64(time.Hour))
@@ -125,7 +125,7 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 
 // What has little twice is packed by hand only, and stands whole again as soon as it was used: else
 // it would stand there nearly twice.
-func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
+func TestSmallSavingsArePackedByHand(t *testing.T) {
 	b := newBench(t)
 	ask := func() *request.Request { return b.repeatedPart(640, 200) }
 	builds, files := b.stores([]*request.Request{ask()})
@@ -149,7 +149,7 @@ func TestWhatRepeatsLittleIsPackedByHand(t *testing.T) {
 }
 
 // What was found out before, and is not true any more since something was packed meanwhile, is found out anew.
-func TestWhatIsNotTrueAnyMoreIsLookedAtAgain(t *testing.T) {
+func TestOutdatedMatchesAreComparedAgain(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.variant(1)})
 	d := large(builds[1])

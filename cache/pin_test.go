@@ -50,7 +50,7 @@ func TestPins(t *testing.T) {
 	require.Zero(t, pinned())
 }
 
-func TestAPinMovesToTheBuildMadeAnew(t *testing.T) {
+func TestPinMovesToTheRecompiledBuild(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	first := b.acquire(r)

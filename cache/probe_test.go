@@ -106,7 +106,7 @@ func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
-func TestProcessorsAreNobodysAlone(t *testing.T) {
+func TestProcessorsAreShared(t *testing.T) {
 	cpu, npu := compilers.DeviceFacts{Type: "CPU"}, compilers.DeviceFacts{Type: "NPU"}
 	facts := compilers.Facts{EPs: []compilers.EPProbe{
 		{Name: "processor", Devices: []compilers.DeviceFacts{cpu}},

@@ -244,7 +244,7 @@ func embedSelf(c *claimed) {
 }
 
 // Who keeps the descriptor of what it has put keeps it no longer than that: a store that is full of what was put makes room at once.
-func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
+func TestReleasedPutMayBeEvicted(t *testing.T) {
 	for _, holds := range []bool{true, false} {
 		b := newBench(t)
 		c := newClaimed(b, func(r *request.Request) { r.HoldsView = holds })
@@ -260,7 +260,7 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 }
 
 // Who has put something gets it, though everything is collected at that very moment.
-func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
+func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 	b := newBench(t)
 	b.cache.Claims.Limiter.Burst = 1 << 20 // each round may take a claim
 	app := b.application(stranger, "7.1")
@@ -288,7 +288,7 @@ func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
 }
 
 // What those who waited for it have had, and let go of, may go: nobody else is expected.
-func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
+func TestReleasedBuildMayBeEvictedAfterTheWait(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, func(r *request.Request) { r.HoldsView = true })
 	var waits []<-chan waitResult
@@ -309,7 +309,7 @@ func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 	require.Empty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
 }
 
-func TestPutsThatAreNobodys(t *testing.T) {
+func TestPutWithoutOwner(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
 	for name, tc := range map[string]struct {
@@ -373,7 +373,7 @@ func TestConversionsOfPutsAreBoundedWithThem(t *testing.T) {
 }
 
 // What the client writes after it was asked to put is in nobody's artefact.
-func TestTheCopyIsWhatIsKept(t *testing.T) {
+func TestPutStoresTheCopyItChecked(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
 	got := c.application.put(c.put)
@@ -480,7 +480,7 @@ func TestOwnLibrariesAreExplained(t *testing.T) {
 
 // What an artefact says of itself is what its maker wrote. Where it would be served to an application with libraries that the daemon
 // has, it is loaded first.
-func TestWhatIsPutIsNotBelieved(t *testing.T) {
+func TestPutIsLoadCheckedWhateverItStates(t *testing.T) {
 	for fault, hit := range map[standin.Fault]bool{standin.None: true, standin.Mutilate: false} {
 		b := newBench(t)
 		b.acquire(b.request(b.model(2))).View.Close() // something loads here

@@ -97,7 +97,7 @@ func TestAnotherSDKIsBuiltForInTheBackground(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "what is there is not made again")
 }
 
-func TestADamagedBuildIsMadeAnew(t *testing.T) {
+func TestDamagedBuildIsRecompiled(t *testing.T) {
 	b := rebuilding(t, nil)
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)
@@ -214,7 +214,7 @@ func TestNothingIsBegunWhileARequestWaits(t *testing.T) {
 	require.Empty(t, b.settles(), "it goes on by itself when the request has its answer")
 }
 
-func TestARequestJoinsWhatIsBeingMade(t *testing.T) {
+func TestRequestJoinsARebuildJob(t *testing.T) {
 	b, g := gated(t, func(o *Options) { o.Jobs = 1 })
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
@@ -302,7 +302,7 @@ func TestShareOfTheProcessor(t *testing.T) {
 	require.EqualValues(t, 4, b.compiler.Compiles.Load())
 }
 
-func TestWhatFailsIsTriedAFewTimes(t *testing.T) {
+func TestFailedRebuildIsRetriedAFewTimes(t *testing.T) {
 	b := rebuilding(t, nil)
 	first := b.acquire(b.request(b.model(1)))
 	rt := b.cache.runtimes.All()[0]
@@ -383,7 +383,7 @@ func TestSourceThatChanged(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
-func TestWhoWaitsForARequestIsServedByIt(t *testing.T) {
+func TestRebuildServesWaitingRequests(t *testing.T) {
 	b := rebuilding(t, func(o *Options) { o.KeepSource = build.KeepNone })
 	first := b.acquire(b.request(b.model(1)))
 	require.Equal(t, index.Source{Why: index.WhySwitchedOff}, first.Build.Source)

@@ -27,7 +27,7 @@ import (
 )
 
 // A digest that nobody made is none, and no zeros.
-func TestWhatIsNotKeptHasNoDigest(t *testing.T) {
+func TestUnkeptFilesHaveNoDigest(t *testing.T) {
 	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}}, Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
 	b.Files[1].Digest[0] = 1
 	reply := (&request.Answer{Outcome: request.Compiled, Build: b, Unkept: true, Graph: "f00d/a_ctx.onnx"}).Reply()
@@ -142,7 +142,7 @@ func TestFailuresFitIntoAnAnswer(t *testing.T) {
 	require.Equal(t, words, list[len(list)-1].Facts["stderr"], "the cache's own are left alone")
 }
 
-func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
+func TestUnknownValuesAreOmitted(t *testing.T) {
 	build := &wire.Build{}
 	judge.Judgement{}.Fill(build)
 	require.Empty(t, build.Compatibility, "nobody judged it")
@@ -154,7 +154,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	require.Empty(t, (&request.Answer{Outcome: request.PassThrough}).Reply().RequestKey)
 }
 
-func TestJudgementThatNobodyCouldGive(t *testing.T) {
+func TestUnknownJudgement(t *testing.T) {
 	build := &wire.Build{}
 	judge.Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"}.Fill(build)
 	require.Equal(t, "unknown", build.Compatibility)

@@ -134,7 +134,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	require.EqualValues(t, 2, b.checks.Load(), "what was found out does not hold for ever")
 }
 
-func TestReportsOfWhatOneWasNotGiven(t *testing.T) {
+func TestReportsOfBuildsNeverServedToTheReporter(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, bob)
 	private := b.others(bob, 2)

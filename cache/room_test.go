@@ -85,7 +85,7 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon, time.Millisecond, "the collector may still be at work")
 }
 
-func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
+func TestBuildAboveTheBudgetIsServedAndNotStored(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: perBuild - 1}}))
 	a := b.acquire(b.held(1))
 	require.Equal(t, request.Compiled, a.Outcome)
@@ -190,7 +190,7 @@ func (b *bench) reloadAbove(budget int64) {
 	require.NoError(b, b.cache.Reload(next))
 }
 
-func TestWhatIsPinnedFillsTheBudget(t *testing.T) {
+func TestPinnedBuildsFillTheBudget(t *testing.T) {
 	const budget = 3 * perBuild
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	for seed := range uint64(3) {
@@ -210,7 +210,7 @@ func TestTheFloorStaysFree(t *testing.T) {
 	require.Empty(t, b.list())
 }
 
-func TestWhatIsNotUsedGoes(t *testing.T) {
+func TestUnusedBuildsAreEvicted(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{MaxUnused: 48 * time.Hour}))
 	b.use(1)
 	b.later.Add(int64(47 * time.Hour))

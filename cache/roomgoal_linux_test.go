@@ -12,7 +12,7 @@ import (
 )
 
 // What blobs may take is the budget without what counts besides: manifests, removed builds that somebody has open, what is being stored, and what is waited for.
-func TestTheGoalIsWhatTheBudgetLeaves(t *testing.T) {
+func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))
 	b.use(2)
@@ -44,7 +44,7 @@ func TestTheGoalIsWhatTheBudgetLeaves(t *testing.T) {
 }
 
 // What goes to keep some of the disk free says nothing of the budget.
-func TestWhatGoesForTheFloorIsNotForTheBudget(t *testing.T) {
+func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	b := newBench(t)
 	b.use(1)
 	b.later.Add(int64(time.Hour))

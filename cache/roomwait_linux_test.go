@@ -13,7 +13,7 @@ import (
 )
 
 // Where somebody waits for room builds are evicted and not packed, as many as are waited for.
-func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
+func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	b := newBench(t)
 	b.similarForRoom(3)
 	b.later.Add(int64(time.Hour))
@@ -29,7 +29,7 @@ func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
 }
 
 // Packing that has begun ends when somebody begins to wait, if the plan is the daemon's own.
-func TestPackingGivesWayToWhoWaits(t *testing.T) {
+func TestPackingYieldsToReservations(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
 	step := &evict.Step{Action: evict.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
@@ -45,7 +45,7 @@ func TestPackingGivesWayToWhoWaits(t *testing.T) {
 }
 
 // Who finds no room because nothing may go is told what stays, with numbers.
-func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
+func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	b := newBench(t)
 	for seed := range uint64(2) {
 		a := b.use(seed)

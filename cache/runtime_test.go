@@ -131,7 +131,7 @@ func TestRuntimesOfOneONNXRuntime(t *testing.T) {
 	require.NotEmpty(t, b.cache.runtimes.Watched(all[1]))
 }
 
-func TestWhatClientsNamedLastStays(t *testing.T) {
+func TestRecentClientRuntimesStay(t *testing.T) {
 	b := newBench(t)
 	named := make([]*runtimes.Runtime, runtimes.MaxNamed+1)
 	for i := range named {

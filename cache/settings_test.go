@@ -202,7 +202,7 @@ func TestSameRulesKeepJudgements(t *testing.T) {
 	require.Greater(t, b.cache.settings.Load().judging, before)
 }
 
-func TestWhatIsNotInForceIsTold(t *testing.T) {
+func TestPendingSettingsAreReported(t *testing.T) {
 	b := newBench(t)
 	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
 	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})

@@ -58,7 +58,7 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 }
 
 // While somebody asks for something nothing is read for nobody.
-func TestTheGateIsShutWhileSomebodyAsks(t *testing.T) {
+func TestGateIsShutDuringRequests(t *testing.T) {
 	b := newBench(t)
 	done := b.cache.Store.Packer().Asking()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
@@ -83,7 +83,7 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 }
 
 // A copy that was made for a request goes when its build is cold again.
-func TestAnUnpackedFormThatNobodyUsesGoes(t *testing.T) {
+func TestUnusedUnpackedCopyIsRemoved(t *testing.T) {
 	b, builds, files := packedPair(t)
 	s, ctx := b.cache.Store.Packer(), context.Background()
 	unpacked := func() int64 { _, _, bytes := b.cache.forms.Bytes(large(builds[1])); return bytes }
@@ -141,7 +141,7 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 }
 
 // Every ten minutes it is looked for what has changed, and not at all that there is. What was made whole again has changed.
-func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
+func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	b, builds := quietSharing(t, 2)
 	ctx, s := context.Background(), b.cache.Store.Packer()
 	packed := large(builds[1])
@@ -193,7 +193,7 @@ func (d *badDisk) Open(path string) (*os.File, error) {
 }
 
 // A blob that could not be looked at is tried again with the next tick.
-func TestWhatFailedIsLookedAtAgain(t *testing.T) {
+func TestFailedComparisonIsRetried(t *testing.T) {
 	b, builds := quietSharing(t, 1)
 	disk, change := &badDisk{}, b.change
 	b.change = func(o *Options) { change(o); o.fs = disk }

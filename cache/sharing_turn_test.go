@@ -10,7 +10,7 @@ import (
 
 // What is done for nobody stands back while somebody asks for something, and comes to an end where others need its turn for that: the collector,
 // for whom the request waits.
-func TestWhatHasTheTurnDoesNotWaitForWhoWaitsForIt(t *testing.T) {
+func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

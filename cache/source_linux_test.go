@@ -23,7 +23,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func TestWhoseModelsAreRemembered(t *testing.T) {
+func TestSourcePathsAreKeptForReadableModels(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(b *bench, r *request.Request)
 		why    string // it is not kept; "": it is
@@ -82,7 +82,7 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 	}
 }
 
-func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
+func TestSourceAtAPathIsHashed(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(b *bench, path string)
 		says   string
@@ -142,7 +142,7 @@ func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
 	require.ErrorContains(t, err, "other users may not read it")
 }
 
-func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
+func TestStatusCountsBuildsWithoutSource(t *testing.T) {
 	b := rebuilding(t, nil)
 	b.acquire(b.request(b.model(1)))
 	private := b.request(b.model(2))
@@ -302,7 +302,7 @@ func TestUnknownWaysToKeep(t *testing.T) {
 }
 
 // What else a client sends beside the files that the graph refers to may have any name, and is not written anywhere.
-func TestOnlyWhatTheGraphRefersToIsCopied(t *testing.T) {
+func TestOnlyReferencedFilesAreCopied(t *testing.T) {
 	b := newBench(t)
 	r := b.external(1, nil)
 	name := "epcached-" + filepath.Base(filepath.Dir(r.Graph.Name())) + ".bin"

@@ -28,7 +28,7 @@ func (c *countsBlobs) Create(path string) (*os.File, error) {
 }
 
 // A file of weights that several models of a group share is written into the store once, for that is what room is set aside for.
-func TestWhatAGroupSharesIsWrittenOnce(t *testing.T) {
+func TestSharedFilesOfAGroupAreWrittenOnce(t *testing.T) {
 	group := func(b *bench) *request.Request {
 		r := b.layered("a", "a", "a")
 		for i := range r.Group {

@@ -38,7 +38,7 @@ func (b *bench) putOf(claim *request.Answer, folder string, made compilers.Resul
 }
 
 // A build states what its graph does, whether the daemon compiled it or an application.
-func TestBuildStatesWhatItsArtefactStates(t *testing.T) {
+func TestBuildRecordsTheFactsOfItsArtefact(t *testing.T) {
 	b, ort, runtime := newQNNBench(t)
 	a := b.acquire(b.withVTCM(1, request.Wait))
 	stated := b.graphOf(a).CompatibilityInfo()[qnn]

@@ -179,7 +179,7 @@ func TestAStoreThatADaemonHasIsRefused(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("process %d", os.Getpid()), locked.Holder)
 }
 
-func TestADaemonThatStartsLeavesWhatWasGivenOut(t *testing.T) {
+func TestStartKeepsUnpackedFilesInUse(t *testing.T) {
 	b, r, _ := left(t)
 	a, err := b.stored().Find(context.Background(), r, "")
 	require.NoError(t, err)
@@ -252,7 +252,7 @@ func TestWithheldStoredBuildsAreNotServed(t *testing.T) {
 	require.Contains(t, fmt.Sprint(s.Problems()), "withheld is not known for certain")
 }
 
-func TestAnotherUsersStoredBuildIsNobodyElses(t *testing.T) {
+func TestStoredBuildOfAnotherUserIsNotServed(t *testing.T) {
 	b := newBench(t)
 	path := filepath.Join(t.TempDir(), "private.onnx")
 	require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 8, 1), 0o600))

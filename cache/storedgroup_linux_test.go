@@ -100,7 +100,7 @@ func TestAStoredBuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
 }
 
 // Such a group has no key for a lone model, and its manifest says so.
-func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
+func TestStoredMemberThatDoesNotLoadAloneIsNotServed(t *testing.T) {
 	for name, change := range map[string]func(*index.Build){
 		"they do not": func(b *index.Build) {
 			for i := range b.Members {
@@ -122,7 +122,7 @@ func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
 	}
 }
 
-func TestAStoredGroupThatLacksAFileIsServedToNobody(t *testing.T) {
+func TestStoredGroupWithAMissingFileIsNotServed(t *testing.T) {
 	b, told, _ := leftGroup(t)
 	for _, f := range told.Build.Files {
 		name := f.Digest.String()

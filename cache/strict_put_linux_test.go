@@ -37,7 +37,7 @@ func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *requ
 
 // What an application puts that has another ONNX Runtime is not for who waited for the claim, and is strict about it: that one is given
 // the claim in its turn, or the daemon compiles.
-func TestStrictORTDoesNotTakeWhatWasPut(t *testing.T) {
+func TestStrictORTSkipsPutsOfAnotherORT(t *testing.T) {
 	for onMiss, outcome := range map[request.OnMiss]string{request.ForClaim: request.Claimed, request.Wait: request.Compiled} {
 		t.Run(outcome, func(t *testing.T) {
 			b, first, strict, _, put := twoORT(t)

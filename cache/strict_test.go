@@ -13,7 +13,7 @@ import (
 )
 
 // What two ONNX Runtimes make with equal libraries has one build key, and is for everybody but those who say otherwise.
-func TestStrictORTDoesNotTakeWhatItWaitedFor(t *testing.T) {
+func TestStrictORTSkipsJobsOfAnotherORT(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	_, err := standin.Library(other, "1.30.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)

@@ -284,7 +284,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 }
 
 // While a request is being given a build, neither its copy nor its whole form goes: the view that is just made would have the bytes alone, in no account.
-func TestWhatIsBeingGivenKeepsItsForms(t *testing.T) {
+func TestBlobsBeingServedKeepTheirRepresentation(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(3)
 	require.Positive(t, b.pack(builds[1]))

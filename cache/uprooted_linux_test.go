@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
+func TestMissingDirectoriesAreNoticed(t *testing.T) {
 	move := func(from, to string) func(*bench) {
 		return func(b *bench) {
 			require.NoError(b, os.Rename(filepath.Join(b.state, from), filepath.Join(b.state, to)))

@@ -11,7 +11,7 @@ import (
 )
 
 // What a removal would free is told before, of packed builds as well, and it is what then goes.
-func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
+func TestRemovalFreesTheOwnBytes(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	builds, _ := b.similar(3)
@@ -48,7 +48,7 @@ func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
 }
 
 // What rm says that it frees is what the account says of those that go together, and what then goes.
-func TestWhatRemovingFreesIsToldOfThoseThatGoTogether(t *testing.T) {
+func TestRemovalOfSeveralFreesTheirCommonBytes(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	builds, _ := b.similar(3)

@@ -71,7 +71,7 @@ func TestHitIsComparedOnce(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Comparisons.Load(), "a smaller tolerance is another question")
 }
 
-func TestOutputThatDiffersIsRefusedToWhoAsked(t *testing.T) {
+func TestDifferentOutputIsRefusedToTheRequester(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Comparison = apart
 	for range 2 {
@@ -86,7 +86,7 @@ func TestOutputThatDiffersIsRefusedToWhoAsked(t *testing.T) {
 	require.Zero(t, a.Build.VerifiedOutput)
 }
 
-func TestWhatWasComparedIsToldOfWhatDiffers(t *testing.T) {
+func TestVerificationReportsTheDifference(t *testing.T) {
 	for outputs, told := range map[int]string{0: "0", 2: "2"} { // 0: it did not run
 		b := newBench(t)
 		b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
@@ -111,7 +111,7 @@ func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is compiled already, and there is none to compare with")
 }
 
-func TestWhatCouldNotBeComparedIsTriedAgain(t *testing.T) {
+func TestFailedVerificationIsRetried(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
 		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "not now"}
@@ -126,7 +126,7 @@ func TestWhatCouldNotBeComparedIsTriedAgain(t *testing.T) {
 }
 
 // what was unkept is compared as well
-func TestOutputOfWhatIsNotKept(t *testing.T) {
+func TestUnkeptOutputIsVerified(t *testing.T) {
 	b := newBench(t)
 	r := b.verifying(0.01)
 	r.Store = "none"

@@ -28,7 +28,7 @@ func (a *atManifest) Remove(path string) error {
 }
 
 // A view that is made anew just when its build goes, since the former one was not intact, goes with that one, and counts as long as somebody has it.
-func TestAViewThatIsMadeAnewWhileItsBuildGoes(t *testing.T) {
+func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	at := &atManifest{}
 	b := newBenchWith(t, func(o *Options) { o.fs = at })
 	a := b.use(1)
@@ -62,7 +62,7 @@ func TestAViewThatIsMadeAnewWhileItsBuildGoes(t *testing.T) {
 }
 
 // What removed builds have open of copies on another file system takes nothing of the store's, and does not count.
-func TestWhatIsOpenElsewhereTakesNothingHere(t *testing.T) {
+func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
 	elsewhere := ""
 	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = elsewhere })
 	elsewhere = b.otherDevice()

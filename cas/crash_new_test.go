@@ -52,7 +52,7 @@ func TestABlobInAFolderThatWasDeleted(t *testing.T) {
 }
 
 // Bytes that another process repaired are durable before they are served.
-func TestWhatIsVerifiedIsDurable(t *testing.T) {
+func TestVerifiedBlobsAreDurable(t *testing.T) {
 	root := memoryDir(t)
 	state := filepath.Join(root, "state")
 	s, err := cas.Open(state, cas.Options{})

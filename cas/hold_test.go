@@ -57,7 +57,7 @@ func TestAHeldBlobIsNotRemoved(t *testing.T) {
 
 // Several goroutines publish the same blob repeatedly while another removes it when it is
 // unreferenced.
-func TestWhatIsPublishedIsThere(t *testing.T) {
+func TestPublishedBlobsSurviveConcurrentRemoval(t *testing.T) {
 	ctx, dir := context.Background(), memoryDir(t)
 	s, err := cas.Open(filepath.Join(dir, "state"), cas.Options{})
 	require.NoError(t, err)

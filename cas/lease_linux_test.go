@@ -11,7 +11,7 @@ import (
 
 // Opening a blob does not fail while another process has a lease on it to find out whether it is in
 // use.
-func TestABlobOpensWhileSomebodyAsksWhetherItIsInUse(t *testing.T) {
+func TestBlobOpensDuringAnInUseQuery(t *testing.T) {
 	s := openStore(t, Options{})
 	b := random(5000)
 	d := mustPut(t, s, b)

@@ -87,7 +87,7 @@ func TestPutIsReadBack(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThere(t *testing.T) {
+func TestMissingBlob(t *testing.T) {
 	s := openStore(t, Options{})
 	var d Digest
 	require.False(t, s.Has(d))
@@ -183,7 +183,7 @@ func TestDamageIsNotServed(t *testing.T) {
 	}
 }
 
-func TestWhatStandsInForABlobIsNotOpened(t *testing.T) {
+func TestOpenRefusesNonRegularBlobs(t *testing.T) {
 	s := openStore(t, Options{})
 	b := random(10)
 	d := mustPut(t, s, b)
@@ -256,7 +256,7 @@ func TestPutFileNoticesAChange(t *testing.T) {
 		s.Walk(ctx, func(d Digest, _, _ int64) error { return errors.New("stored " + d.String()) }))
 }
 
-func TestPutFileRefusesWhatIsNoFile(t *testing.T) {
+func TestPutFileRefusesNonRegularFiles(t *testing.T) {
 	s := openStore(t, Options{})
 	r, w, err := os.Pipe()
 	require.NoError(t, err)

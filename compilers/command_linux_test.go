@@ -115,7 +115,7 @@ func TestToolsThatFail(t *testing.T) {
 	require.NoFileExists(t, outside, "a tool wrote outside of its folder")
 }
 
-func TestToolsGetWhatWasAsked(t *testing.T) {
+func TestToolsGetTheRequest(t *testing.T) {
 	told := func(t *testing.T, args []string, change func(*compilers.Job)) string {
 		tool := script(t, `printf '%s|' "$@" >&2; exit 1`)
 		tool.Args = append([]string{"{model}", "{output}"}, args...)
@@ -149,7 +149,7 @@ func TestToolsGetWhatWasAsked(t *testing.T) {
 }
 
 // nothing that was asked for is ignored
-func TestToolsRefuseWhatTheyCannotBeTold(t *testing.T) {
+func TestToolsRefuseUnsupportedOptions(t *testing.T) {
 	for name, change := range map[string]func(*compilers.Job){
 		"option":        func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"a": "1"} },
 		"session":       func(j *compilers.Job) { j.SessionOptions = map[string]string{"k": "v"} },
@@ -244,7 +244,7 @@ func TestToolWithoutALibrary(t *testing.T) {
 }
 
 // what a tool starts ends with it, whatever it did to get away
-func TestToolsLeaveNobodyBehind(t *testing.T) {
+func TestToolsLeaveNoProcesses(t *testing.T) {
 	tool := script(t, `setsid sleep 86399.5 >/dev/null 2>&1 & exit 1`)
 	_, err := newCommand(t, compilers.ORTOptions{}, tool).Compile(t.Context(), scriptJob(t, tool), nil)
 	require.Error(t, err)

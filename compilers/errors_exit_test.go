@@ -9,7 +9,7 @@ import (
 )
 
 // A library that crashes before it has told its name leaves none to begin the message with.
-func TestExitErrorsWithoutANameBeginWithWhatHappened(t *testing.T) {
+func TestExitErrorsBeginWithTheCause(t *testing.T) {
 	e := &compilers.ExitError{Signal: "segmentation fault", Name: "SIGSEGV", Code: -1}
 	require.EqualError(t, e, "compiler crashed (SIGSEGV): segmentation fault")
 	e.Compiler, e.Stderr = "XExecutionProvider", "last words\n"

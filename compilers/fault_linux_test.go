@@ -69,7 +69,7 @@ func TestWorkerFaults(t *testing.T) {
 }
 
 // Whether code brought its end upon itself is told from the signal.
-func TestWhoEndedTheWorker(t *testing.T) {
+func TestWorkerEndNamesItsCause(t *testing.T) {
 	for signal, outside := range map[string]bool{"KILL": true, "TERM": true, "INT": true, "SEGV": false, "BUS": false, "FPE": false, "ILL": false, "ABRT": false} {
 		t.Run(signal, func(t *testing.T) {
 			_, err := fakeCompile(t, t.Context(), "kill -"+signal+" $$", compilers.Limits{})

@@ -55,7 +55,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestFindSaysWhatItLookedFor(t *testing.T) {
+func TestFindNamesTheSearchedPatterns(t *testing.T) {
 	_, err := Find(tree(t, "onnxruntime/__init__.py"))
 	require.ErrorIs(t, err, ErrNotFound)
 	require.ErrorContains(t, err, "libonnxruntime.so")

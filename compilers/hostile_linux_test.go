@@ -389,7 +389,7 @@ func TestWorkerThatTakesWithoutEnd(t *testing.T) {
 	}
 }
 
-func TestSandboxTellsWhatIsInForce(t *testing.T) {
+func TestSandboxReportsMeasuredRestrictions(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{Scratch: t.TempDir()})
 	measures, err := c.Sandbox(t.Context())
 	require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 )
 
 // The files in probes are what tinymodel writes. EPCACHED_WRITE_PROBES=1 writes them again.
-func TestProbeModelsAreWhatTinymodelWrites(t *testing.T) {
+func TestProbeModelsMatchTinymodel(t *testing.T) {
 	var want [][]byte
 	for i, m := range tinymodel.Probes() {
 		want = append(want, m.Encode())

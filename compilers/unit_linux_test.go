@@ -166,7 +166,7 @@ func TestNoUnit(t *testing.T) {
 }
 
 // Only the workers of a unit let their group at what they make: a client that starts a worker itself says nothing of it.
-func TestWhatWorkersMakeIsPrivate(t *testing.T) {
+func TestWorkerFilesArePrivate(t *testing.T) {
 	for preparation, want := range map[string]string{`{}`: "0077\n", `{"Group":true}`: "0007\n"} {
 		request, send, err := os.Pipe()
 		require.NoError(t, err)

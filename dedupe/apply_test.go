@@ -114,7 +114,7 @@ func (f *failing) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // A byte that cannot be written, or read, is an error, whatever extent it belongs to.
-func TestApplyTellsWhatFails(t *testing.T) {
+func TestApplyReportsReadAndWriteErrors(t *testing.T) {
 	r, container, _ := extentsOfAllKinds()
 	bad := errors.New("bad sector")
 	for _, trusted := range []bool{false, true} {
@@ -154,7 +154,7 @@ func (c *closing) Close() error { *c.open--; return c.err }
 
 // Every container that was opened is closed, also one that is not what the recipe says of it, and
 // what closing says is told.
-func TestApplyClosesWhatItOpened(t *testing.T) {
+func TestApplyClosesItsSources(t *testing.T) {
 	r, container, _ := extentsOfAllKinds()
 	bad := errors.New("bad close")
 	for _, cut := range []int{0, 1} {

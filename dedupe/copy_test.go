@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-func TestWhatIsCopiedInStepsIsWholeAndCountedOnce(t *testing.T) {
+func TestCopyInStepsIsCompleteAndCountedOnce(t *testing.T) {
 	var plain []byte
 	content := randomBytes(7, 5*cas.WriteStep)
 	r := &Recipe{Literals: NoLiterals,

@@ -243,7 +243,7 @@ func TestShelfMovesDamageDurably(t *testing.T) {
 	requireShelfAfterCrash(t, fs, early.Blob, nil)
 }
 
-func TestShelfKnowsWhoNeedsWhat(t *testing.T) {
+func TestShelfReturnsTheUsersOfAContainer(t *testing.T) {
 	dir := memoryDir(t)
 	s, err := dedupe.OpenShelf(dir, nil)
 	require.NoError(t, err)
@@ -344,7 +344,7 @@ func (f *failsAt) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 
 // An error of the system says nothing of a recipe: it stays, it may need anything until it is read,
 // and it is tried again.
-func TestShelfLeavesWhatTheSystemDoesNotGive(t *testing.T) {
+func TestShelfKeepsUnreadableRecipes(t *testing.T) {
 	over := map[string]func(t *testing.T, s *dedupe.Shelf, fs *failsAt){
 		"it is given later": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
 			*fs = failsAt{}

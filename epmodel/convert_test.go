@@ -199,7 +199,7 @@ func TestEmbedRefuses(t *testing.T) {
 }
 
 // the size is known before a byte is read or written
-func TestEmbedRefusesWhatProtobufCannotTake(t *testing.T) {
+func TestEmbedRefusesGraphsAboveTheProtobufLimit(t *testing.T) {
 	b := sidecar("a.bin")
 	of := func(size int64) (*epmodel.Splice, error) {
 		unread := source{failing{io.ErrUnexpectedEOF}, size}

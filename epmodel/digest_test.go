@@ -69,7 +69,7 @@ func TestDigestIsKnown(t *testing.T) {
 	require.Equal(t, blake3.Sum256([]byte(record)), d)
 }
 
-func TestDigestCoversWhatTheModelUses(t *testing.T) {
+func TestDigestCoversTheUsedExternalData(t *testing.T) {
 	ext := func(kv ...string) msg { return external("w", 0, append([]string{"location", "w.bin"}, kv...)...) }
 	function := func(x msg) msg { return msg{}.str(1, "F").sub(7, node("", "Constant", "c", attrT("value", x))) }
 	part := ext("offset", "4", "length", "8")

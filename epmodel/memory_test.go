@@ -174,7 +174,7 @@ func TestTensorsTakeNoMemory(t *testing.T) {
 }
 
 // a file of nothing but small parts is refused before it costs more than it may
-func TestReadRefusesWhatNeedsTooMuchMemory(t *testing.T) {
+func TestReadBoundsMemory(t *testing.T) {
 	for name, one := range map[string]msg{
 		"inputs":   msg{}.sub(11, nil),
 		"outputs":  msg{}.sub(12, nil),

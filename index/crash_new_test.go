@@ -41,7 +41,7 @@ func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 
 // A manifest that was retracted after its commit point does not come back, because its publisher was
 // told that it is not there.
-func TestWhatWasTakenBackStaysAway(t *testing.T) {
+func TestRetractedBuildStaysAway(t *testing.T) {
 	fs, x, old := start(t, 0)
 	b := sampleBuild()
 	c, err := x.Stage(ctx, b)

@@ -36,7 +36,7 @@ func (d *brokenDisk) err() error {
 }
 
 // If a shared sync fails and the journal cannot be rewritten, both waiting callers get an error.
-func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
+func TestFailedSharedSyncFailsAllItsCallers(t *testing.T) {
 	dir, disk := memoryDir(t), &brokenDisk{}
 	j, damage, err := openJournal(disk, dir, newReserve(disk, dir))
 	require.NoError(t, errors.Join(damage, err))

@@ -10,7 +10,7 @@ import (
 )
 
 // If two callers measure a blob at the same time, the later measurement wins.
-func TestWhoMeasuresLastHasTheLastWord(t *testing.T) {
+func TestLastMeasurementWins(t *testing.T) {
 	const before, after = 4096, 8192
 	var x *Index
 	var second sync.WaitGroup

@@ -44,7 +44,7 @@ func (d *fullDisk) WriteAt(f *os.File, p []byte, off int64) (int, error) {
 }
 
 // A quota of the file system's is as good as a full disk.
-func TestTheReserveIsForWhatMustNotBeMissing(t *testing.T) {
+func TestReserveServesRequiredWritesOnly(t *testing.T) {
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		t.Run(full.Error(), func(t *testing.T) { requireReserve(t, full) })
 	}
@@ -115,7 +115,7 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 }
 
 // A reserve that is no regular file, or has no blocks, as a copied store may have it, is made again.
-func TestABadReserveIsMadeAnew(t *testing.T) {
+func TestBadReserveIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "reserve")
 	x := open(t, dir)

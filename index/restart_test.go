@@ -156,7 +156,7 @@ func TestStates(t *testing.T) {
 	closeSound(t, x)
 }
 
-func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
+func TestSoftRowsSurviveARestart(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
@@ -218,9 +218,9 @@ func TestOldMemosMakeRoom(t *testing.T) {
 	}
 }
 
-// TestTheDatabaseIsMadeAnew damages index.db in every way that is noticed at
+// TestDatabaseIsRebuilt damages index.db in every way that is noticed at
 // Open; the builds are there afterwards, and what was damaged is set aside.
-func TestTheDatabaseIsMadeAnew(t *testing.T) {
+func TestDatabaseIsRebuilt(t *testing.T) {
 	truncate := func(n int64) func(string) error { return func(p string) error { return os.Truncate(p, n) } }
 	for _, c := range []struct {
 		name   string

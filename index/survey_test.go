@@ -94,7 +94,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 }
 
 // Reading a build's state does not block on the disk.
-func TestNobodyWaitsForASyncWhoOnlyReads(t *testing.T) {
+func TestReadersDoNotWaitForSyncs(t *testing.T) {
 	slow := &slowSync{begun: make(chan struct{}, 1), end: make(chan struct{})}
 	x, err := Open(memoryDir(t), Options{FS: slow})
 	require.NoError(t, err)

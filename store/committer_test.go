@@ -77,7 +77,7 @@ func TestAChangeIsDoneThoughItsCallerLeaves(t *testing.T) {
 }
 
 // A change waits for publications that are just being staged, and for no others.
-func TestABatchWaitsForWhatIsComing(t *testing.T) {
+func TestBatchWaitsForStagedPublications(t *testing.T) {
 	st := openBench(t)
 	c := &committer{index: st.index, queue: make(chan *handed), stop: make(chan struct{})}
 	require.Len(t, c.batch(&handed{}), 1)

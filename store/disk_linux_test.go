@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestLessHasToStayFreeForWhatMakesSomethingSmaller(t *testing.T) {
+func TestFloorIsLowerForPacking(t *testing.T) {
 	require.NoError(t, fitsBeside("what the file does not share", 1200, 12<<20, spareOfLess), "it makes room on a disk that is nearly full")
 	require.Error(t, Fits("what the file does not share", 1200, 12<<20))
 }

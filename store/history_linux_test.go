@@ -38,10 +38,10 @@ var (
 	exploreOps    = flag.Int("explore.ops", 12, "operations of a history")
 )
 
-// TestNoCrashLosesWhatWasAcknowledged runs random histories of a store. Before every step that
+// TestNoCrashLosesAcknowledgedOperations runs random histories of a store. Before every step that
 // changes something on the disk it takes what a power cut could leave at that moment, opens that,
 // and compares it with what was acknowledged by then.
-func TestNoCrashLosesWhatWasAcknowledged(t *testing.T) {
+func TestNoCrashLosesAcknowledgedOperations(t *testing.T) {
 	if *exploreSeed != 0 {
 		h := explore(*exploreSeed, *exploreOps, nil, 0, 0)
 		t.Log(h)

@@ -32,7 +32,7 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 }
 
 // Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
-func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
+func TestReservationForTheFloorEvicts(t *testing.T) {
 	s, now := newLedger(), &Account{Disk: 500}
 	above := func(b Bounds) bool { return s.above(&b, now, false) }
 	require.False(t, above(Bounds{Floor: 100, Free: 150}))
@@ -46,7 +46,7 @@ func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
 
 // What a compile has written lies on the disk already, and is not written again: it fits above the floor where nothing else would, nor does
 // anything go for it there. To the budget it is new.
-func TestWhatIsWrittenAlreadyNeedsNoFreeSpace(t *testing.T) {
+func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 	s := newLedger()
 	admits := func(b Bounds, r *Reservation) error {
 		_, err := s.admit(&roomNow{Bounds: b}, r, 60, 0)

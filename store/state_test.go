@@ -9,7 +9,7 @@ import (
 )
 
 // A full disk leaves files without a byte: programs that make backups would not know the store for a cache.
-func TestEmptyNotesAreWrittenAnew(t *testing.T) {
+func TestEmptyNotesAreRewritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	require.NoError(t, os.Mkdir(dir, 0o711))
 	tag, readme := filepath.Join(dir, "CACHEDIR.TAG"), filepath.Join(dir, "README")

@@ -81,7 +81,7 @@ func TestFullQueueIsInUse(t *testing.T) {
 	require.ErrorIs(t, err, ErrInUse)
 }
 
-func TestWhatIsNoSocketIsNeverRemoved(t *testing.T) {
+func TestNonSocketIsNeverRemoved(t *testing.T) {
 	dir := shortDir(t)
 	live := filepath.Join(dir, "live")
 	l, err := Listen(live, 0o600)

@@ -16,7 +16,7 @@ func TestLongLastWordsAreCut(t *testing.T) {
 	require.Less(t, len(f.Text), 2*maxLastWords)
 }
 
-func TestWhoLacksMemoryIsSaidToLackMemory(t *testing.T) {
+func TestBadAllocIsAMemoryFailure(t *testing.T) {
 	f := Of(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: "terminate called\n  what():  std::bad_alloc\n"}, "")
 	require.Equal(t, Memory, f.Reason)
 	f = Of(&compilers.RefusedError{Doing: "compile", Code: 1, Text: "std::bad_alloc"}, "")

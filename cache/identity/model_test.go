@@ -69,7 +69,7 @@ func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
 }
 
 // What is remembered of a model is for all who ask for it, at the same time too.
-func TestAGroupLeavesAloneWhatIsRememberedOfItsModels(t *testing.T) {
+func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 	ms := NewModels(remembers{}, time.Now)
 	names, models := [2]string{"batch", "untouched"}, []Files{graphFile(t, 1), graphFile(t, 2)}
 	for i, f := range models {

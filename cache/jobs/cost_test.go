@@ -27,7 +27,7 @@ func noCosts() (*Costs, notes) {
 	return &cs, n
 }
 
-func TestCostOfWhatWasNeverCompiled(t *testing.T) {
+func TestCostOfAModelThatWasNeverCompiled(t *testing.T) {
 	costs, _ := noCosts()
 	memory, length := costs.Estimate(ofSize(100 * mib))
 	require.EqualValues(t, 256*mib+400*mib, memory)

@@ -101,7 +101,7 @@ func TestJobOnLoanIsStoppedForTheMemoryOfAnotherUser(t *testing.T) {
 }
 
 // However others come and go, a job that needs much memory has its turn.
-func TestLargeJobIsNotOvertakenByUsersWhoComeAndGo(t *testing.T) {
+func TestLargeJobIsNotStarvedByOtherUsers(t *testing.T) {
 	l := newLane(t, 2, 100)
 	before := l.comes(WaitedFor, 10, ann)
 	large := l.comes(WaitedFor, 100, ann)
@@ -173,7 +173,7 @@ func TestMemoryIsShared(t *testing.T) {
 	require.True(t, c.runs())
 }
 
-func TestWhatNeedsMoreThanThereIsRunsAlone(t *testing.T) {
+func TestJobAboveTheMemoryBoundRunsAlone(t *testing.T) {
 	l := newLane(t, 8, 100)
 	small := l.comes(WaitedFor, 1)
 	large, after := l.comes(WaitedFor, 1000), l.comes(WaitedFor, 1)
@@ -185,7 +185,7 @@ func TestWhatNeedsMoreThanThereIsRunsAlone(t *testing.T) {
 	require.True(t, after.runs())
 }
 
-func TestWhoWaitsGetsTheMemoryOfWhoDoesNot(t *testing.T) {
+func TestRequestTakesMemoryFromBackgroundJobs(t *testing.T) {
 	for name, test := range map[string]struct {
 		running []Rank // each of 40 bytes, of 100
 		need    int64
@@ -248,7 +248,7 @@ func TestGivingUpLeavesTheQueue(t *testing.T) {
 	require.Empty(t, l.waiting)
 }
 
-func TestWaitFromWhatIsBefore(t *testing.T) {
+func TestEstimateCountsJobsAhead(t *testing.T) {
 	l := newLane(t, 2, 0)
 	lengths := []time.Duration{10 * time.Second, 6 * time.Second, 4 * time.Second, 0, time.Minute}
 	var turns []*Turn

@@ -201,7 +201,7 @@ func TestLoadOpensOnlyFiles(t *testing.T) {
 	require.ErrorContains(t, err, "not a regular file")
 }
 
-func TestLoadJoinsWhatFilesSayOfOneEP(t *testing.T) {
+func TestLoadMergesFilesOfOneEP(t *testing.T) {
 	dir := folder(t, map[string]string{
 		"a.toml": "[ep.QNNExecutionProvider]\nreplace = true\n",
 		"b.toml": strings.Replace(good, "ep.X", "ep.QNNExecutionProvider", 1),

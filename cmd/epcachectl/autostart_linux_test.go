@@ -26,7 +26,7 @@ func emptyHome(t *testing.T, program string) (dir string) {
 }
 
 // What is asked for needs a daemon, and looking whether there is one does not make one.
-func TestDaemonIsStartedForWhoNeedsOne(t *testing.T) {
+func TestDaemonIsStartedForVerbsThatNeedOne(t *testing.T) {
 	const tells = `echo "$@" >> "$HOME/told"; echo "epcached: the disk is full" >&2; exit 1` + "\n"
 	dir := emptyHome(t, tells)
 	for verb, code := range map[string]int{"status": exit.NoDaemon, "doctor": exit.Done} {

@@ -73,7 +73,7 @@ func TestGetTakesAClaimInstead(t *testing.T) {
 	require.Len(t, b.changed(), 1, "and the claim given up")
 }
 
-func TestClaimWhoseCompilerCrashes(t *testing.T) {
+func TestClaimWithCrashingCompiler(t *testing.T) {
 	worker := filepath.Join(t.TempDir(), "worker")
 	require.NoError(t, os.WriteFile(worker, []byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
 	t.Setenv(acquire.WorkerVariable, worker)

@@ -46,7 +46,7 @@ func TestDu(t *testing.T) {
 }
 
 // Nothing to free and nothing known yet are told apart.
-func TestDuTellsWhatIsNotKnownYet(t *testing.T) {
+func TestDuReportsUncomparedBlobs(t *testing.T) {
 	for want, line := range map[string]string{
 		"packing would free nothing": packableLine(0, 0),
 		"what packing would free is not known yet: 1 file is still to be compared with others":                                                   packableLine(0, 1),

@@ -68,7 +68,7 @@ func TestGetJSON(t *testing.T) {
 
 func keysOf(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 
-func TestGetSaysWhatWasAsked(t *testing.T) {
+func TestGetSendsTheFlags(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1", "--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
@@ -631,7 +631,7 @@ func TestGetProgram(t *testing.T) {
 	})
 }
 
-func TestGetOfWhatIsBeingCompiled(t *testing.T) {
+func TestGetOfAModelBeingCompiled(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: `no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)`,

@@ -38,7 +38,7 @@ func newGroup(t *testing.T) *standIn {
 	return b
 }
 
-func TestGetShareAsksOnceAndListsWhatIsWhose(t *testing.T) {
+func TestGetShareRequestsOnceAndListsMembers(t *testing.T) {
 	b := newGroup(t)
 	b.serve()
 	prefill, decode := tinyModel(t, "prefill.onnx"), tinyModel(t, "decode.onnx")

@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func TestInterruptedGetSaysWhatBecomesOfTheCompile(t *testing.T) {
+func TestInterruptedGetReportsTheJob(t *testing.T) {
 	for name, c := range map[string]struct {
 		args     []string
 		progress *wire.Progress

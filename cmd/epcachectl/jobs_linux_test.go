@@ -138,7 +138,7 @@ func TestJobsNotAllowed(t *testing.T) {
 	require.Equal(t, result{exit.NotAllowed, "", "epcachectl: jobs cancel: job j1 is another user's\n"}, call(t, "jobs", "cancel", "j1"))
 }
 
-func TestWhatIsLookedForIsCalledAsItWasGiven(t *testing.T) {
+func TestMissingEntryIsNamedAsGiven(t *testing.T) {
 	b := newStandIn(t)
 	model := tinyModel(t, "m.onnx")
 	entry, err := modelfile.Entry(t.Context(), model)

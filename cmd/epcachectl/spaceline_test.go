@@ -9,7 +9,7 @@ import (
 )
 
 // What lies on the disk is told beside what it is for: a packed store has not stored what it saves.
-func TestTheLineOfTheSpaceSaysWhatItIsFor(t *testing.T) {
+func TestSpaceLineNamesItsBound(t *testing.T) {
 	s := wire.Space{DiskBytes: 95 << 20, ManifestBytes: 1 << 20, LogicalBytes: 485 << 20, UniqueBytes: 485 << 20,
 		Entries: 11, Builds: 1}
 	require.Equal(t, "96.0 MiB on disk, for files of 485.0 MiB, 11 entries, 1 build", spaceLine(&s))

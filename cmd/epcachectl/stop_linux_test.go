@@ -35,7 +35,7 @@ func TestStopWaitsForTheEndOfTheProcess(t *testing.T) {
 	require.Empty(t, got.err)
 }
 
-func TestStopSaysWhatStartsTheDaemonAgain(t *testing.T) {
+func TestStopNamesWhatStartsTheDaemon(t *testing.T) {
 	for by, says := range map[string]string{
 		"socket":  "systemctl stop epcached.socket epcached.service",
 		"service": "systemctl start epcached.service",

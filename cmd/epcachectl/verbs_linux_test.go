@@ -43,7 +43,7 @@ func TestListSaysHowBuildsAreKept(t *testing.T) {
 	require.Contains(t, shown, `"kept_text": "packed, 1 B of 2 B its own"`)
 }
 
-func TestShowSaysWhoCompiledWhatWasPut(t *testing.T) {
+func TestShowNamesTheUserOfAPut(t *testing.T) {
 	b := newStandIn(t)
 	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx", MadeBy: "uid 1000"}}
 	b.serve()
@@ -129,7 +129,7 @@ func TestCheckFindsDamage(t *testing.T) {
 	require.Equal(t, exit.Damage, call(t, "check", "--json").code)
 }
 
-func TestRepairSaysWhatItDoes(t *testing.T) {
+func TestRepairReportsItsActions(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	require.Equal(t, result{exit.Done, "1 build, 2 files, 0 B: 0 findings repaired\n", ""}, call(t, "repair"))

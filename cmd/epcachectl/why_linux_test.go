@@ -186,7 +186,7 @@ func TestListTellsSDKsApart(t *testing.T) {
 	require.Contains(t, call(t, "show", "x").out, "prefer recompilation")
 }
 
-func TestProbeTellsWhatChanged(t *testing.T) {
+func TestProbeReportsChanges(t *testing.T) {
 	b := newStandIn(t)
 	at := time.Date(2026, 11, 21, 14, 30, 0, 0, time.Local).UnixMilli()
 	b.runtimes = []*wire.RuntimeFacts{{Directory: "/opt/ort", OrtVersion: "1.31.1", State: "ready", Watched: "polled: network file system", PreviousMs: at,

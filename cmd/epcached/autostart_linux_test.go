@@ -92,7 +92,7 @@ func (h *home) begin(t *testing.T, idle string, more ...string) *unixsock.Client
 
 // The application that starts a daemon may be one of low priority, on one processor, or with little
 // memory; the daemon is for all.
-func TestAutostartedDaemonShedsWhatItsStarterWasLimitedTo(t *testing.T) {
+func TestAutostartedDaemonDropsInheritedLimits(t *testing.T) {
 	h := newHome(t)
 	done := make(chan *unixsock.Client, 1)
 	const nice, oom, fileSize = 10, 500, 1 << 30

@@ -85,7 +85,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	require.NoFileExists(t, s.socket)
 }
 
-func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
+func TestNonSocketAtTheSocketPathIsKept(t *testing.T) {
 	s := newSite(t)
 	require.NoError(t, os.WriteFile(s.socket, []byte("precious"), 0o600))
 	status, _, errs := runToEnd(t, nil, "--state", s.state, "--socket", s.socket)

@@ -367,7 +367,7 @@ func TestCommandLineOfAUserWithOwnLibraries(t *testing.T) {
 
 // The service as it is shipped compiles again what all users may read, and says why it cannot
 // compile the rest again.
-func TestServiceSaysWhatItCannotCompileAgain(t *testing.T) {
+func TestServiceReportsModelsItCannotRecompile(t *testing.T) {
 	m := newMachine(t, openVINOBefore)
 	uid := m.home("user")
 	private := "/home/user/private.onnx"

@@ -42,7 +42,7 @@ func smallDisk(t *testing.T, size int64) string {
 }
 
 // While the disk is full clients still get their models, and when there is room again they are kept, without a restart.
-func TestAFullDiskKeepsNobodyFromAModel(t *testing.T) {
+func TestFullDiskStillServesModels(t *testing.T) {
 	disk := smallDisk(t, 96<<20)
 	o := cache.Options{Space: store.SpaceOptions{Floor: store.Amount{Bytes: 1 << 20}}}
 	// Models that were just written would be copied, for which a full disk has no space.

@@ -22,7 +22,7 @@ func (d *epcached) begunAgain(times int) {
 }
 
 // Somebody removes the state folder of a running daemon, or puts another there: it goes on with what it makes anew, and says so.
-func TestAStateFolderThatIsRemovedIsMadeAnew(t *testing.T) {
+func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	model := writeModel(t, t.TempDir(), 1)
 	require.Equal(t, "compiled", get(t, d.dial(), model).Outcome)
@@ -82,7 +82,7 @@ func TestASocketOfSystemdOutlivesTheStateFolder(t *testing.T) {
 }
 
 // A daemon that a client started has its log in that folder, which is closed to others.
-func TestAnAutostartedDaemonMakesItsFolderAndItsLogAnew(t *testing.T) {
+func TestAutostartedDaemonRecreatesDirectoryAndLog(t *testing.T) {
 	h := newHome(t)
 	h.socket = filepath.Join(h.dir, "s")
 	c := h.begin(t, "5s", "--socket", h.socket)

@@ -16,7 +16,7 @@ const sure = 16 << 10
 
 // Find leaves at most those bytes as literals that an exact matcher of runs of at least sure bytes
 // finds new.
-func TestMatchFindsWhatAnExactMatcherFinds(t *testing.T) {
+func TestMatchIsCloseToAnExactMatcher(t *testing.T) {
 	parts := [][]byte{
 		randomBytes(41, 3*sure), randomBytes(42, 2*sure), randomBytes(43, 700),
 		randomBytes(44, 5*sure),

@@ -73,7 +73,7 @@ func TestASmallTargetIsReadOnce(t *testing.T) {
 }
 
 // A candidate that cannot be read is named.
-func TestMatchSaysWhoseBytesCannotBeRead(t *testing.T) {
+func TestMatchNamesTheUnreadableBlob(t *testing.T) {
 	b, bad := randomBytes(124, 900<<10), errors.New("bad sector")
 	_, err := Find(context.Background(), source(b), among(Candidate{cas.Digest{1}, &failingFrom{source(b[5:]), 600 << 10, bad}}))
 	require.ErrorIs(t, err, bad)

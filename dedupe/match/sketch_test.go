@@ -32,7 +32,7 @@ func sketchOf(t *testing.T, b []byte) Sketch {
 	return s
 }
 
-func TestCandidatesAreRankedByWhatTheyAdd(t *testing.T) {
+func TestCandidatesAreRankedByAddedBytes(t *testing.T) {
 	a, b := randomBytes(1, 3<<20), randomBytes(2, 2<<20)
 	target := bytes.Join([][]byte{a, []byte("shifted"), b}, nil)
 	known := map[cas.Digest]Sketch{

@@ -16,7 +16,7 @@ func loadPipeline(t *testing.T, text string) (*Pipeline, string, error) {
 	return p, filepath.Dir(file), err
 }
 
-func TestPipelineSaysForEachModelWhatTheTopSaysForAll(t *testing.T) {
+func TestPipelineEntriesOverrideDefaults(t *testing.T) {
 	p, folder, err := loadPipeline(t, `
 ep = ["A:CPU"]
 options = { one = 1, two = true, three = "x" }

@@ -73,7 +73,7 @@ func (r *rig) calmlyDeaf() {
 }
 
 // What was not told may have been the end of a watch.
-func TestAfterAnOverflowAllIsWatchedAnew(t *testing.T) {
+func TestOverflowWatchesEverythingAgain(t *testing.T) {
 	r := newRig(t)
 	r.write("lib/ep.so", "one")
 	r.set("ep", "lib/ep.so")
@@ -183,7 +183,7 @@ func TestSysIsPolled(t *testing.T) {
 }
 
 // What never rests never settles, and others are not kept from it.
-func TestWhatNeverRestsNeverSettles(t *testing.T) {
+func TestChangingFilesNeverSettle(t *testing.T) {
 	r := newRig(t)
 	r.set("clock", "/proc/uptime")
 	r.expect("clock", Changing)

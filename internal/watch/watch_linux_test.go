@@ -26,7 +26,7 @@ func TestSetReturnsWithTheWatchInPlace(t *testing.T) {
 	}
 }
 
-func TestWhatConcernsNobodyIsNotHeard(t *testing.T) {
+func TestUnrelatedChangesAreNotReported(t *testing.T) {
 	r := newRig(t)
 	r.write("usr/lib/ep.so", "one")
 	r.set("ep", "usr/lib/ep.so")
@@ -157,7 +157,7 @@ func TestTenThousandEventsAreAFewValues(t *testing.T) {
 }
 
 // Nobody takes the events for a while: what waits is bounded, and not out of date.
-func TestWhoIsSlowHoldsNothingUp(t *testing.T) {
+func TestSlowSubscriberBlocksNoOther(t *testing.T) {
 	r := newRig(t)
 	r.write("ep.so", "0")
 	r.write("last.so", "0")

@@ -29,7 +29,7 @@ func TestALongAnswerIsCutAndSaysSo(t *testing.T) {
 	require.Equal(t, "damaged", result.Findings[0].Kind, "what is cut off is not the damage")
 }
 
-func TestDamageIsToldAlsoOfWhatWent(t *testing.T) {
+func TestDamageOfRemovedBuildsIsReported(t *testing.T) {
 	a := &auditor{}
 	require.False(t, a.hasGone(&wire.Finding{Kind: "damaged", Object: cas.Digest{1}.String()}))
 	require.False(t, a.hasGone(&wire.Finding{Kind: "leftover", Object: "views/shared/x"}))

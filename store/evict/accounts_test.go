@@ -43,7 +43,7 @@ func TestRowsAreSortedByModel(t *testing.T) {
 }
 
 // What several builds of a model share, with each other or with those of other models, stands in the row of each, and counts for the model once.
-func TestWhatTheBuildsOfAModelShareCountsOnceForIt(t *testing.T) {
+func TestSharedBytesOfAModelCountOnce(t *testing.T) {
 	inv := &Inventory{blobs: []index.Blob{{Size: 100, Disk: 100, Needs: 3}, {Size: 30, Disk: 30, Needs: 2}, {Size: 500, Disk: 500, Needs: 1}}}
 	list := []*index.Brief{
 		{ID: index.BuildID{1}, ModelDigest: cas.Digest{1}, Blobs: []uint32{0, 1, 2}},

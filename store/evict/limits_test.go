@@ -11,7 +11,7 @@ import (
 )
 
 // Old is what was not used for longer than it may, however long ago it was made.
-func TestWhatIsOldIsToldByItsLastUse(t *testing.T) {
+func TestAgeIsMeasuredFromTheLastUse(t *testing.T) {
 	m := few(index.Brief{Created: present.Add(-300 * day)}, index.Brief{Created: present.Add(-300 * day)}, index.Brief{Created: present.Add(-300 * day)})
 	m.builds[0].Use.Last = present.Add(-day)
 	m.builds[1].Use.Last = present.Add(-30 * day)
@@ -20,7 +20,7 @@ func TestWhatIsOldIsToldByItsLastUse(t *testing.T) {
 }
 
 // A user may have all of the quota, of which what goes for another reason, and what others have, takes nothing.
-func TestAQuotaIsOfWhatStaysAndComes(t *testing.T) {
+func TestQuotaCountsRemainingAndNewBuilds(t *testing.T) {
 	m := few(index.Brief{Created: present.Add(-9 * day), UID: 7, LogicalBytes: 60}, index.Brief{Created: present, UID: 7, LogicalBytes: 60, CompileSeconds: 1},
 		index.Brief{Created: present, UID: 8, LogicalBytes: 120})
 	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, User: 120}).Steps, "to the byte")
@@ -34,7 +34,7 @@ func TestAQuotaIsOfWhatStaysAndComes(t *testing.T) {
 }
 
 // What nobody is served with goes also where others have all of its bytes: it is a line in every list, and its manifest takes room.
-func TestWhatIsSupersededGoesThoughItFreesNothing(t *testing.T) {
+func TestSupersededBuildIsEvictedEvenIfItFreesNothing(t *testing.T) {
 	m := few(index.Brief{Created: present.Add(-day), RequestKey: index.RequestKey{9}}, index.Brief{Created: present, RequestKey: index.RequestKey{9}}, index.Brief{Created: present})
 	m.builds[0].Blobs = m.builds[1].Blobs
 	m.blobs[0].whole = 0
@@ -52,7 +52,7 @@ func TestCopiesGoBeforeBuilds(t *testing.T) {
 }
 
 // Of two builds that have a blob, one of which goes, it is the other that is packed.
-func TestWhatGoesIsNotPackedForAnother(t *testing.T) {
+func TestEvictedBuildIsNoBaseForPacking(t *testing.T) {
 	m := few(index.Brief{Created: present.Add(-day), RequestKey: index.RequestKey{9}}, index.Brief{Created: present, RequestKey: index.RequestKey{9}}, index.Brief{Created: present, CompileSeconds: 9})
 	m.builds[0].Blobs = m.builds[1].Blobs
 	m.blobs[0].whole = 0
@@ -70,7 +70,7 @@ func TestNothingIsPackedForMoreThanItTakes(t *testing.T) {
 }
 
 // What one's builds take of others' is theirs; what is there for one's own alone is not.
-func TestWhatOthersNeedIsNotUsedByOneself(t *testing.T) {
+func TestSharedBlobsAreNotOwnBytes(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present})
 	m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
 	m.builds, m.others = m.builds[1:], m.builds[:1]
@@ -80,14 +80,14 @@ func TestWhatOthersNeedIsNotUsedByOneself(t *testing.T) {
 }
 
 // Of what pays the same, what was not used for longest goes first.
-func TestWhatPaysTheSameGoesByItsLastUse(t *testing.T) {
+func TestEqualValueIsEvictedByLastUse(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present.Add(-2 * day)}, index.Brief{Created: present.Add(-day)})
 	require.Equal(t, []string{"remove 2: 100", "remove 3: 100", "remove 1: 100"}, said(m.plan(t, true, Limits{})))
 }
 
 // What was left alone since others had what it has is thought of again when these go, and the goal is not reached yet. A sixteenth of what stays is hardly
 // anything, too.
-func TestWhatBearsWithOthersGoesAfterThem(t *testing.T) {
+func TestBuildsThatFreeLittleAreEvictedLast(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 9e6}, index.Brief{Created: present, CompileSeconds: 9})
 	m.blobs = append(m.blobs, modelBlob{whole: 6})
 	m.builds[0].Blobs = append(m.builds[0].Blobs, 3)

@@ -10,7 +10,7 @@ import (
 )
 
 // A packed build whose recipe takes hardly anything beside what it is packed with frees as little: it stays with that, or goes with it.
-func TestWhatIsPackedWithWhatStaysIsKept(t *testing.T) {
+func TestBuildPackedAgainstAKeptOneStays(t *testing.T) {
 	store := func() *model {
 		m := few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5})
 		m.blobs[1] = modelBlob{recipe: 6, takes: []int{0}}
@@ -29,7 +29,7 @@ func TestWhatIsPackedWithWhatStaysIsKept(t *testing.T) {
 }
 
 // Of many that are packed with what stays each frees hardly anything, and all together they do: they go though the goal is missed even so.
-func TestManyThatArePackedWithWhatStaysGo(t *testing.T) {
+func TestBuildsPackedAgainstKeptOnesAreEvictedTogether(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
 	m.spared[index.BuildID{1}] = "in use"
 	m.blobs[1], m.blobs[2] = modelBlob{recipe: 6, takes: []int{0}}, modelBlob{recipe: 6, takes: []int{0}}
@@ -38,7 +38,7 @@ func TestManyThatArePackedWithWhatStaysGo(t *testing.T) {
 }
 
 // What was chosen first stays where something larger, which was chosen after it, is enough.
-func TestWhatTheGoalIsReachedWithoutStays(t *testing.T) {
+func TestUnneededStepsAreDropped(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: .01}, index.Brief{Created: present, CompileSeconds: 9})
 	m.blobs[0].whole, m.blobs[1].whole, m.blobs[2].whole = 60, 1, 65
 	require.Equal(t, []string{"remove 1: 60", "remove 3: 65"}, said(m.plan(t, true, Limits{Bytes: 56})), "not the second")

@@ -98,7 +98,7 @@ func (m *model) pack(at int) {
 }
 
 // What a plan promises is what carrying it out gives, and it keeps to the limits wherever that can be had; it takes nobody's build who has it in hand.
-func TestAPlanIsWhatItSays(t *testing.T) {
+func TestPlanFreesTheStatedBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := drawModel(t)
 		to := drawLimits(t)
@@ -224,7 +224,7 @@ func lastUse(b *index.Brief) time.Time {
 }
 
 // For room what is not served goes before what is, and what pays more stays; whatever the store is.
-func TestWhatPaysLeastGoesFirst(t *testing.T) {
+func TestLeastValuableIsEvictedFirst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := drawModel(t)
 		plan := m.plan(t, true, Limits{Bytes: 0})
@@ -364,7 +364,7 @@ func TestClasses(t *testing.T) {
 }
 
 // Recipes take from the first build's blob, whose build is in hand: removing the first would free nothing.
-func TestWhatWouldFreeNothingIsKept(t *testing.T) {
+func TestBuildsThatFreeNothingStay(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present})
 	m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
 	m.spared[index.BuildID{2}] = "in use"
@@ -375,7 +375,7 @@ func TestWhatWouldFreeNothingIsKept(t *testing.T) {
 }
 
 // Nearly all that the first build has the second is packed with: the first goes with it, or stays.
-func TestWhatWouldFreeHardlyAnythingIsKept(t *testing.T) {
+func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 	store := func() *model {
 		m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5}, index.Brief{Created: present, CompileSeconds: 9})
 		m.blobs = append(m.blobs, modelBlob{whole: 4})
@@ -421,7 +421,7 @@ func TestNoDetours(t *testing.T) {
 	require.ElementsMatch(t, []string{"remove 2: 100", "remove 3: 60"}, said(m.plan(t, true, Limits{Packs: true})))
 }
 
-func TestWhatBecomesOfSteps(t *testing.T) {
+func TestStepOutcomes(t *testing.T) {
 	m := few(index.Brief{Created: present, CompileSeconds: 1}, index.Brief{Created: present, CompileSeconds: 2})
 	plan := m.plan(t, true, Limits{Bytes: 50})
 	require.Equal(t, []string{"remove 1: 100", "remove 2: 100"}, said(plan))

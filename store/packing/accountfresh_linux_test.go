@@ -33,7 +33,7 @@ func (l *atLink) Link(from, to string) error {
 }
 
 // What is known to be held from right before its last build lets it go is accounted for at once, though the account was read in between.
-func TestWhatIsHeldJustInTimeIsAccountedForAtOnce(t *testing.T) {
+func TestLateHoldIsAccountedAtOnce(t *testing.T) {
 	at := &atLink{there: make(chan struct{}), goOn: make(chan struct{})}
 	b := newBenchOn(t, inMemory(t), at)
 	content := noise(1, mib)
@@ -77,7 +77,7 @@ func TestWhatIsHeldJustInTimeIsAccountedForAtOnce(t *testing.T) {
 }
 
 // What was missing, and is stored again by somebody who gives up, stays for who needs it, and is accounted for before that one's place is given back.
-func TestWhatIsThereAgainIsAccountedFor(t *testing.T) {
+func TestRestoredBlobIsAccounted(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, contents := b.variants(2, mib)
 	require.Positive(t, b.pack(all[1]))
@@ -116,7 +116,7 @@ func TestWhatIsThereAgainIsAccountedFor(t *testing.T) {
 }
 
 // What only a recipe took from that is put aside goes with it.
-func TestWhatARecipeThatIsPutAsideTookFromGoes(t *testing.T) {
+func TestContainersOfAQuarantinedRecipeAreRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, _ := b.variants(3, mib)
 	require.Positive(t, b.pack(all[1]))

@@ -29,7 +29,7 @@ import (
 // and nothing else is.
 //
 // EPCACHED_FORMS_SEED has each goroutine do the same once more, though not at the same time; EPCACHED_FORMS_ROUNDS has them do it for longer.
-func TestNothingIsLeftOfWhatGoesOnAtOnce(t *testing.T) {
+func TestConcurrentChangesLeaveNothing(t *testing.T) {
 	seed, rounds := fromEnvironment("EPCACHED_FORMS_SEED", rand.Uint64()), fromEnvironment("EPCACHED_FORMS_ROUNDS", 6)
 	t.Logf("EPCACHED_FORMS_SEED=%d", seed)
 	c := newCrowd(t)

@@ -173,7 +173,7 @@ func TestNothingStaysOfABaseThatIsNotNeeded(t *testing.T) {
 
 // What a blob took from besides its base, and no build needs any more, is removed with it when they
 // are compacted.
-func TestWhatNoBuildNeedsIsRemovedWithTheBase(t *testing.T) {
+func TestUnreferencedBlobsAreRemovedWithTheBase(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []struct {
 		evicted int

@@ -56,7 +56,7 @@ func TestLiteralsAreCompressedWhereThatGains(t *testing.T) {
 
 // What others take from is never compressed: the literals of a base that is packed are the base of
 // the others.
-func TestWhatOthersTakeFromIsNotCompressed(t *testing.T) {
+func TestBasesAreNotCompressed(t *testing.T) {
 	b := newBench(t)
 	text := digits(1, mib/2)
 	content := slices.Concat(text, noise(2, 300), text)
@@ -74,7 +74,7 @@ func TestWhatOthersTakeFromIsNotCompressed(t *testing.T) {
 
 // Nor is what others would take from that are not packed yet: the order in which blobs are packed
 // does not decide how much is stored.
-func TestWhatOthersWouldTakeFromIsNotCompressed(t *testing.T) {
+func TestFutureBasesAreNotCompressed(t *testing.T) {
 	b := newBench(t)
 	text := digits(1, mib/2)
 	content := slices.Concat(text, noise(2, 300), text)

@@ -138,7 +138,7 @@ func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 }
 
 // Whatever form a blob is just given, and at whichever step one of those that it concerns is evicted: nothing stays of that one, and nothing is lost of others.
-func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
+func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range formChanges(ctx) {
 		t.Run(c.name, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
 
 // What packing wrote between the moment at which a blob is evicted and that at which it is removed goes with it: the recipe, and what that takes from. So it is
 // too where the packer lets go while it is not yet durable that the recipe has gone.
-func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
+func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, _ := b.variants(2, mib)
 	ctx := context.Background()
@@ -203,7 +203,7 @@ func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 
 // Nor does anything stay of what is evicted right before its recipe gets its name, wherever its
 // literals are.
-func TestNothingStaysOfWhatIsEvictedBeforeItHasItsName(t *testing.T) {
+func TestEvictionBeforeTheNameLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, own := range [][]byte{noise(9, mib/4), digits(9, mib/4)} {
 		order := &inOrder{}
@@ -220,7 +220,7 @@ func TestNothingStaysOfWhatIsEvictedBeforeItHasItsName(t *testing.T) {
 }
 
 // A container can be packed while it is not yet durable that the last recipe that takes from it has gone: it is when that is.
-func TestAContainerIsPackedWhileWhoTakesFromItGoes(t *testing.T) {
+func TestBaseIsPackedWhileItsUserIsRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	part := noise(3, mib)
 	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
@@ -240,7 +240,7 @@ func TestAContainerIsPackedWhileWhoTakesFromItGoes(t *testing.T) {
 }
 
 // What somebody stored whole and gave up, and others need, who keep it packed, is accounted for as whole.
-func TestWhatIsWholeAgainForNobodyIsMeasured(t *testing.T) {
+func TestUnreferencedWholeBlobIsMeasured(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, contents := b.variants(2, mib)
 	require.Positive(t, b.pack(all[1]))

@@ -34,7 +34,7 @@ func smallDisk(t *testing.T, options ...string) string {
 }
 
 // What is told as freed, and as taken, is what the file system says, whatever its blocks are: smaller than is reckoned with, or none for what is small.
-func TestWhatIsFreedIsWhatTheFileSystemSays(t *testing.T) {
+func TestFreedBytesMatchTheFileSystem(t *testing.T) {
 	for _, options := range []string{"-b 1024", "-O inline_data -I 256"} {
 		t.Run(options, func(t *testing.T) {
 			b := newBenchIn(t, smallDisk(t, strings.Fields(options)...))

@@ -99,7 +99,7 @@ func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 }
 
 // What frees little is packed where that is wanted.
-func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
+func TestSmallSavingsArePackedOnRequest(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	part := noise(1, 128<<10)
@@ -145,7 +145,7 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 }
 
 // What was found by versions before 55b10d1, or is damaged, is found again.
-func TestWhatAnEarlierVersionFoundIsLookedAtAgain(t *testing.T) {
+func TestMatchesOfEarlierVersionsAreComparedAgain(t *testing.T) {
 	b := newBench(t)
 	d := b.put(noise(1, mib))
 	old := func(version byte, saving uint64) []byte {

@@ -35,7 +35,7 @@ func (b *bench) passedOn() (container, another, later cas.Digest, contents map[c
 }
 
 // A container is not packed with what those may not take from who take from it.
-func TestNobodyIsMovedToWhatItMayNotTakeFrom(t *testing.T) {
+func TestRecipesStayWithinTheirScope(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	container, another, later, contents := b.passedOn()
@@ -74,7 +74,7 @@ func TestABaseStaysForThoseThatMayNotTakeFromAnother(t *testing.T) {
 
 // What takes from the literals of a packed blob that becomes whole, and may not take from that,
 // takes nothing from it: it has the bytes itself.
-func TestWhatMayNotTakeFromABlobThatBecomesWholeHasItsOwnBytes(t *testing.T) {
+func TestForeignScopeGetsItsOwnBytes(t *testing.T) {
 	b := newBench(t)
 	common, own := noise(1, mib), noise(2, mib)
 	first, _ := b.looked(common)

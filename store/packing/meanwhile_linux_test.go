@@ -154,7 +154,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 }
 
 // What is found out of a blob that is evicted meanwhile is not kept.
-func TestNothingIsKnownOfWhatIsEvictedWhileItIsLookedAt(t *testing.T) {
+func TestEvictionDuringAComparisonLeavesNoMatch(t *testing.T) {
 	ctx := context.Background()
 	b := newBenchIn(t, inMemory(t))
 	common := noise(1, mib/2)

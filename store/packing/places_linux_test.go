@@ -12,7 +12,7 @@ import (
 )
 
 // Whatever is written has a place of all of its blocks, and says what goes for it: else the budget would be exceeded, or what makes room refused for want of it.
-func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
+func TestWrittenBytesAreReserved(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	common, own := noise(0, mib), noise(9, mib/2)
@@ -65,7 +65,7 @@ func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 }
 
 // What is to be compressed has the place that it would take as it is.
-func TestWhatIsCompressedHasAPlace(t *testing.T) {
+func TestCompressedLiteralsAreReserved(t *testing.T) {
 	b := newBench(t)
 	common := noise(1, mib)
 	b.looked(common)
@@ -80,7 +80,7 @@ func TestWhatIsCompressedHasAPlace(t *testing.T) {
 }
 
 // A recipe that was left beside the whole form is used only as long as its blob may take from where it does.
-func TestWhatMayNotBeTakenFromAnyMoreIsNotPackedWith(t *testing.T) {
+func TestForbiddenBaseIsNotUsed(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
 	require.Positive(t, b.pack(all[1]))
@@ -96,7 +96,7 @@ func TestWhatMayNotBeTakenFromAnyMoreIsNotPackedWith(t *testing.T) {
 }
 
 // What somebody is given, or another recipe takes from, just when it was let go, keeps its form.
-func TestWhatIsTakenWhenItWasLetGoStays(t *testing.T) {
+func TestContainerTakenAfterReleaseStays(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(3, mib)

@@ -95,7 +95,7 @@ func (f *noReads) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 }
 
 // What a recipe takes from that the system did not give at the start stays, whole, though nobody knows who takes from it, and its blob is there again with it.
-func TestWhatAnUnreadRecipeMayNeedStays(t *testing.T) {
+func TestContainersOfUnreadRecipesStay(t *testing.T) {
 	ctx := context.Background()
 	b := newBench(t)
 	all, contents := b.variants(3, mib)

@@ -36,7 +36,7 @@ func TestOwnFilesAreLookedUpOnce(t *testing.T) {
 
 // What has no name but in a view that is being made, because its build goes just then, is held as well; and so it is when the view is made, though nobody who
 // removed the build has found it.
-func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
+func TestBlobInAnUnfinishedViewIsHeld(t *testing.T) {
 	s := open(t)
 	ctx := context.Background()
 	leave, err := s.making.Take(t.Context())
@@ -74,7 +74,7 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 }
 
 // A file that has its only names in several views of removed builds is held, all the time while one of these goes after the other.
-func TestWhatIsHeldBySeveralViewsIsHeldWhileSomeGo(t *testing.T) {
+func TestBlobInSeveralViewsIsHeldUntilTheLast(t *testing.T) {
 	s := open(t)
 	first := s.get()
 	lease, err := first.Lease()

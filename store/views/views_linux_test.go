@@ -97,7 +97,7 @@ func TestAViewStaysWithItsHolder(t *testing.T) {
 	require.NotEqual(t, v.ID(), again.ID(), "a path is never used for two contents")
 }
 
-func TestWhoWasToldThePathHasSomeTime(t *testing.T) {
+func TestPathOfAViewIsValidForAWhile(t *testing.T) {
 	s := open(t)
 	v := s.get()
 	require.True(t, v.ToldUntil().IsZero())

@@ -98,7 +98,7 @@ func TestConformanceOfRealEPs(t *testing.T) {
 }
 
 // Each guideline that an EP breaks is told with the call, what was expected and what happened.
-func TestConformanceFindsWhatIsBroken(t *testing.T) {
+func TestConformanceFindsBrokenGuidelines(t *testing.T) {
 	for name, row := range map[string]struct {
 		release  compilertest.Release
 		options  map[string]string
@@ -148,7 +148,7 @@ func TestConformanceFindsWhatIsBroken(t *testing.T) {
 	}
 }
 
-func TestConformanceOfWhatIsNoEP(t *testing.T) {
+func TestConformanceOfALibraryThatIsNoEP(t *testing.T) {
 	for name, row := range map[string]struct {
 		release compilertest.Release
 		says    string

@@ -35,7 +35,7 @@ func aLibrary(t *testing.T) string {
 	return library
 }
 
-func TestReportSaysWhatHappened(t *testing.T) {
+func TestReportNamesTheCause(t *testing.T) {
 	finding := func(name, level string, calls ...Call) Finding {
 		return Finding{Guideline{"inference", name, "https://page", level}, Broken, "", calls}
 	}

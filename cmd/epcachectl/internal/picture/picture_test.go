@@ -40,13 +40,13 @@ func half() *wire.LayoutReply {
 	}}
 }
 
-func TestAPictureTellsWhatIsCompressed(t *testing.T) {
+func TestPictureShowsCompression(t *testing.T) {
 	files := half()
 	files.Files[1].CompressedBytes = 1 << 18
 	require.Contains(t, wellFormed(t, Draw(files)), "packed, 256.0 KiB of it compressed, 512.0 KiB its own")
 }
 
-func TestAPictureShowsWhatIsShared(t *testing.T) {
+func TestPictureShowsSharedParts(t *testing.T) {
 	svg := Draw(half())
 	texts := wellFormed(t, svg)
 	require.Contains(t, texts, `<b&"4.onnx`, "escaped, and so itself again")
@@ -66,7 +66,7 @@ func TestAPictureShowsWhatIsShared(t *testing.T) {
 }
 
 // What tells the builds of a model apart stands first, and what does not fit goes from the end.
-func TestAPictureNamesVariantsByWhatDiffers(t *testing.T) {
+func TestPictureNamesVariantsByTheirDifference(t *testing.T) {
 	file := func(digest, shapes string) *wire.LaidFile {
 		return &wire.LaidFile{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx", Ep: "OpenVINOExecutionProvider",
 			Shapes: shapes, Digest: digest, Size: 1, OwnBytes: 1}
