@@ -33,7 +33,8 @@ var allowed = map[string][]string{
 	"dedupe/match":                           {"cas", "dedupe", "internal/parallel"},
 	"internal/parallel":                      {},
 	"dedupe/exact":                           {}, // of tests and benchmarks
-	"index":                                  {"cas", "index/manifestpb"},
+	"index":                                  {"cas", "index/manifestpb", "index/reserve"},
+	"index/reserve":                          {"cas"},
 	"index/manifestpb":                       {},
 	"compilers":                              {"internal/bytesize", "epmodel", "compilers/dialogue"},
 	"compilers/dialogue":                     {},

@@ -69,7 +69,7 @@ func (x *Index) Mend(f Finding, dry bool) (action string, rebuild bool, err erro
 	_, missing := os.Lstat(f.Object)
 	switch {
 	case f.Kind == IndexAgain:
-		return "", true, x.reserve.use(func() error { return x.db.putMark(f.Detail) })
+		return "", true, x.Reserve.Use(func() error { return x.db.putMark(f.Detail) })
 	case f.Kind == "leftover" || f.Kind == "newer":
 		return "", false, nil
 	case f.Object == "journal":

@@ -141,7 +141,7 @@ func (x *Index) account(list []*Change) {
 	if slices.ContainsFunc(list, func(c *Change) bool { return c.publish }) {
 		err = write()
 	} else if len(list) > 0 {
-		err = x.reserve.use(write)
+		err = x.Reserve.Use(write)
 	}
 	switch {
 	case err == nil:

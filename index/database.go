@@ -18,6 +18,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // lockWait is how long Open waits for another process that has index.db open.
@@ -34,7 +35,7 @@ type database struct {
 	fs      cas.FS
 	dir     string // the state folder
 	path    string
-	reserve *reserve
+	reserve *reserve.Reserve
 
 	// givenUp is called once, when the database is given up. unmarked is why the next Open may use it
 	// again; nil: it will not.
@@ -143,7 +144,7 @@ func (d *database) fail(cause error) error {
 	}
 	d.mu.Unlock()
 	if first {
-		err := d.reserve.use(func() error { return d.putMark(cause.Error()) })
+		err := d.reserve.Use(func() error { return d.putMark(cause.Error()) })
 		d.givenUp(broken, err)
 	}
 	return broken
@@ -245,7 +246,7 @@ func (d *database) mark() string {
 // before the mark is removed has the next start do this again; one afterwards leaves a database that
 // lacks builds, which a start takes in.
 func (d *database) remake(why string) error {
-	err := d.reserve.use(func() error {
+	err := d.reserve.Use(func() error {
 		err := cas.SetAside(d.fs, d.dir, d.path, why)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

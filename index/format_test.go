@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // The samples were written by the first epcached of their format and are never
@@ -48,7 +49,7 @@ func TestManifestOfFormat1(t *testing.T) {
 func TestJournalOfFormat1(t *testing.T) {
 	dir := memoryDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "journal"), sample(t, "journal"), 0o600))
-	j, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
+	j, damage, err := openJournal(cas.OS{}, dir, reserve.New(cas.OS{}, dir))
 	require.NoError(t, err)
 	require.NoError(t, damage)
 	require.Equal(t, map[BuildID]State{{0xa1, 0xb2, 0xc3}: v1State}, j.states)
@@ -85,7 +86,7 @@ func TestJournalDamage(t *testing.T) {
 			dir := memoryDir(t)
 			path := filepath.Join(dir, "journal")
 			require.NoError(t, os.WriteFile(path, c.file, 0o600))
-			j, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
+			j, damage, err := openJournal(cas.OS{}, dir, reserve.New(cas.OS{}, dir))
 			require.NoError(t, err)
 			require.Equal(t, c.damaged, damage != nil, "%v", damage)
 			require.Len(t, j.events, c.events)
@@ -95,7 +96,7 @@ func TestJournalDamage(t *testing.T) {
 			require.NoError(t, j.note(Event{Kind: "added"}))
 			require.NoError(t, j.close())
 
-			again, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
+			again, damage, err := openJournal(cas.OS{}, dir, reserve.New(cas.OS{}, dir))
 			require.NoError(t, err)
 			require.NoError(t, damage)
 			require.Len(t, again.events, c.events+1)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // Options of Open.
@@ -63,8 +64,9 @@ type Index struct {
 	Sketches Table // what blobs with equal parts are found by, by digests
 	Shares   Table // what a blob was found to share, by digests; without one it has not been looked at
 
+	Reserve *reserve.Reserve // of the disk, for what must not fail when it is full
+
 	db        *database
-	reserve   *reserve
 	soft      *soft
 	entries   *bounded[lookupKey, []Build]
 	manifests *manifests
@@ -121,8 +123,8 @@ func newIndex(dir string, o Options) *Index {
 	if x.now == nil {
 		x.now = time.Now
 	}
-	x.reserve = newReserve(x.FS, dir)
-	x.db = &database{fs: x.FS, dir: dir, path: filepath.Join(dir, "index.db"), reserve: x.reserve,
+	x.Reserve = reserve.New(x.FS, dir)
+	x.db = &database{fs: x.FS, dir: dir, path: filepath.Join(dir, "index.db"), reserve: x.Reserve,
 		givenUp: x.isBroken}
 	x.soft = newSoft(x.db, x.wake)
 	files := filepath.Join(dir, manifestsName)
@@ -162,10 +164,10 @@ func (x *Index) open() error {
 		return err
 	}
 	var damage error
-	if err := x.reserve.dropHollow(); err != nil {
+	if err := x.Reserve.DropHollow(); err != nil {
 		return err
 	}
-	x.Journal, damage, err = openJournal(x.FS, x.dir, x.reserve)
+	x.Journal, damage, err = openJournal(x.FS, x.dir, x.Reserve)
 	if err != nil {
 		return err
 	}
@@ -225,7 +227,11 @@ func (x *Index) Close() (err error) {
 			return
 		}
 		x.stopped.Wait()
-		err = errors.Join(x.flush(), x.Journal.close(), x.db.close())
+		if err = x.flush(); cas.Full(err) {
+			x.Log.Warn("what may be lost could not be written", "store", x.dir, "error", err)
+			err = nil
+		}
+		err = errors.Join(err, x.Journal.close(), x.db.close())
 	})
 	return err
 }
@@ -288,16 +294,6 @@ func (x *Index) RecipeStamps() cas.StampBook {
 
 // Rebuilt returns why Open made the database again, or "".
 func (x *Index) Rebuilt() string { return x.rebuilt }
-
-// Replenish makes the reserve whole again, of which collecting on a full disk
-// has taken, if free bytes of the disk are enough for that and as much again.
-// After an error the next one tries again, and gives no error for the same.
-func (x *Index) Replenish(free int64) error {
-	if free < 2*ReserveBytes {
-		return nil
-	}
-	return x.reserve.fill()
-}
 
 // Problems returns what was found wrong with manifests and journal at Open and
 // since: damaged ones are in the quarantine, newer ones where they were.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // Journal has what is known of builds beside their manifests: states, pins, tombstones and events.
@@ -29,7 +30,7 @@ type Journal struct {
 	dir  string // the state folder
 	path string
 
-	reserve *reserve            // of the disk, for what must not be missing
+	reserve *reserve.Reserve    // of the disk, for what must not be missing
 	now     func() time.Time    // this and the next two are set by the index
 	wake    func()              // asks for a flush some seconds from now
 	exists  func(BuildID) error // nil: the index has the build
@@ -54,7 +55,7 @@ type Journal struct {
 
 // openJournal reads the journal or makes one. damage is what was wrong with
 // it; what could still be read of it is kept then.
-func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *Journal, damage error, err error) {
+func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal, damage error, err error) {
 	j = &Journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve, states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
 	file, err := readFile(fsys, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -176,7 +177,7 @@ func (j *Journal) change(do func(), records ...*manifestpb.Record) error {
 	j.mu.Lock()
 	do()
 	j.mu.Unlock()
-	err := j.reserve.use(func() error { return j.append(records...) })
+	err := j.reserve.Use(func() error { return j.append(records...) })
 	if err != nil && j.file != nil {
 		_ = j.file.Close() // what it has is kept; what closing could report is written again
 		j.file = nil
@@ -346,7 +347,7 @@ func (j *Journal) rewrite() error {
 	if err != nil {
 		return err
 	}
-	return j.reserve.use(func() error { return j.replace(b) })
+	return j.reserve.Use(func() error { return j.replace(b) })
 }
 
 // replace puts a file with these bytes in the journal's place.

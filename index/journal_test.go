@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // brokenDisk syncs nothing and makes no file while it is broken.
@@ -38,7 +39,7 @@ func (d *brokenDisk) err() error {
 // If a shared sync fails and the journal cannot be rewritten, both waiting callers get an error.
 func TestFailedSharedSyncFailsAllItsCallers(t *testing.T) {
 	dir, disk := memoryDir(t), &brokenDisk{}
-	j, damage, err := openJournal(disk, dir, newReserve(disk, dir))
+	j, damage, err := openJournal(disk, dir, reserve.New(disk, dir))
 	require.NoError(t, errors.Join(damage, err))
 	for i := range byte(2) {
 		g := Tombstone{BuildID: BuildID{i + 1}}
@@ -51,7 +52,7 @@ func TestFailedSharedSyncFailsAllItsCallers(t *testing.T) {
 	disk.broken = false
 	require.NoError(t, j.sync(2))
 	require.NoError(t, j.close())
-	j, damage, err = openJournal(disk, dir, newReserve(disk, dir))
+	j, damage, err = openJournal(disk, dir, reserve.New(disk, dir))
 	require.NoError(t, errors.Join(damage, err))
 	require.Len(t, j.tombstones, 2)
 	require.NoError(t, j.close())

@@ -104,7 +104,7 @@ func (x *Index) learn(all []difference) error {
 				list, builds = append(list, &Change{ID: d.id, build: b, publish: true}), builds+1
 			}
 		}
-		if err := x.reserve.use(func() error { return x.writeRows(list, times) }); err != nil {
+		if err := x.Reserve.Use(func() error { return x.writeRows(list, times) }); err != nil {
 			return err
 		}
 		done += len(part)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // The journal; numbers are little-endian.
@@ -33,9 +34,9 @@ const (
 	recordMarker      = "rec\n"
 	recordHeaderSize  = 24
 	maxRecord         = 64 << 10
-	maxText           = 4 << 10 // of a reason or an event
-	maxName           = 512     // of a model or a runtime, in an event
-	maxJournal        = 4 << 20 // then it is rewritten, with what still counts
+	maxText           = 4 << 10       // of a reason or an event
+	maxName           = 512           // of a model or a runtime, in an event
+	maxJournal        = reserve.Bytes // then it is rewritten, with what still counts
 	maxJournalRead    = 256 << 20
 	maxEvents         = 8 << 10 // kept when it is rewritten
 )

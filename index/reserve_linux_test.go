@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/reserve"
 )
 
 // fullDisk has room for nothing, but for what is given up of the reserve: each
@@ -56,23 +57,23 @@ func requireReserve(t *testing.T, full error) {
 	x, err := Open(dir, Options{FS: disk})
 	require.NoError(t, err)
 	b := publish(t, x)
-	reserved := func() int64 { return x.reserve.size() }
-	require.NoError(t, x.Replenish(2*ReserveBytes-1))
+	reserved := func() int64 { return x.Reserve.Size() }
+	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes-1))
 	require.Zero(t, reserved(), "there is not so much room")
-	require.NoError(t, x.Replenish(2*ReserveBytes))
-	require.EqualValues(t, ReserveBytes, reserved())
+	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes))
+	require.EqualValues(t, reserve.Bytes, reserved())
 	taken, err := cas.DiskBytes(filepath.Join(dir, "reserve"))
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, taken, int64(ReserveBytes))
+	require.GreaterOrEqual(t, taken, int64(reserve.Bytes))
 
 	disk.full = true
 	require.ErrorIs(t, x.Journal.Note(ctx, Event{Kind: "failed"}), full)
-	require.EqualValues(t, ReserveBytes, reserved(), "for what may be lost nothing is given up")
+	require.EqualValues(t, reserve.Bytes, reserved(), "for what may be lost nothing is given up")
 	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
-	require.EqualValues(t, ReserveBytes-reservePiece, reserved())
+	require.EqualValues(t, reserve.Bytes-reserve.Piece, reserved())
 	disk.free = 0 // another process took the rest
 	require.NoError(t, x.Journal.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
-	require.EqualValues(t, ReserveBytes-2*reservePiece, reserved())
+	require.EqualValues(t, reserve.Bytes-2*reserve.Piece, reserved())
 	disk.free = 0
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{}))
 	disk.free = 0
@@ -82,11 +83,11 @@ func requireReserve(t *testing.T, full error) {
 	require.ErrorIs(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{3}}}), full)
 
 	disk.full = false
-	require.NoError(t, x.Replenish(2*ReserveBytes))
-	require.EqualValues(t, ReserveBytes, reserved())
+	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes))
+	require.EqualValues(t, reserve.Bytes, reserved())
 	require.NoError(t, x.Close())
 	x = open(t, dir)
-	require.EqualValues(t, ReserveBytes, reserved())
+	require.EqualValues(t, reserve.Bytes, reserved())
 	require.Equal(t, Withheld, x.Journal.StateOf(b.ID).Name)
 	_, pinned := x.Journal.Pinned(b.ID)
 	require.True(t, pinned)
@@ -99,7 +100,7 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{}))
-	require.NoError(t, x.Replenish(2*ReserveBytes))
+	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes))
 	require.NoError(t, x.Close())
 	journal := filepath.Join(dir, "journal")
 	file, err := os.ReadFile(journal)
@@ -110,7 +111,7 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 	require.NoError(t, err)
 	_, pinned := x.Journal.Pinned(b.ID)
 	require.True(t, pinned)
-	require.EqualValues(t, ReserveBytes-reservePiece, x.reserve.size())
+	require.EqualValues(t, reserve.Bytes-reserve.Piece, x.Reserve.Size())
 	closeSound(t, x)
 }
 
@@ -127,23 +128,23 @@ func TestBadReserveIsReplaced(t *testing.T) {
 			require.NoError(t, os.Symlink("journal", path))
 		},
 	} {
-		require.NoError(t, x.Replenish(2*ReserveBytes))
+		require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes))
 		spoil()
-		require.NoError(t, x.Replenish(2*ReserveBytes), name)
+		require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes), name)
 		info, err := os.Lstat(path)
 		require.NoError(t, err, name)
 		require.True(t, info.Mode().IsRegular(), name)
-		require.EqualValues(t, ReserveBytes, info.Size(), name)
+		require.EqualValues(t, reserve.Bytes, info.Size(), name)
 	}
 	closeSound(t, x)
 	require.NoError(t, os.Truncate(path, 0))
-	require.NoError(t, os.Truncate(path, ReserveBytes))
+	require.NoError(t, os.Truncate(path, reserve.Bytes))
 	x = open(t, dir)
-	require.Zero(t, x.reserve.size())
+	require.Zero(t, x.Reserve.Size())
 	require.NoError(t, os.Mkdir(path, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(path, "mine"), nil, 0o600))
-	require.Error(t, x.Replenish(2*ReserveBytes))
-	require.NoError(t, x.Replenish(2*ReserveBytes), "it is told once")
-	require.False(t, x.reserve.give())
+	require.Error(t, x.Reserve.Replenish(2*reserve.Bytes))
+	require.NoError(t, x.Reserve.Replenish(2*reserve.Bytes), "it is told once")
+	require.False(t, x.Reserve.Use(func() error { return syscall.ENOSPC }) == nil)
 	closeSound(t, x)
 }

@@ -40,6 +40,15 @@ func (m *Memos) Save(key, value []byte) error {
 	return m.table.Save(key, append(numbers(uint64(m.now().Unix())), value...))
 }
 
+// SaveNow is Save, durably when it returns. On a full disk it takes of the reserve.
+func (m *Memos) SaveNow(key, value []byte) error {
+	if err := m.Save(key, value); err != nil {
+		return err
+	}
+	v, _ := m.table.Get(key)
+	return m.table.soft.db.reserve.Use(func() error { return m.table.SaveNow(key, v) })
+}
+
 // Drop forgets a memo.
 func (m *Memos) Drop(key []byte) { m.table.Drop(key) }
 

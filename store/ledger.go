@@ -61,7 +61,7 @@ func (st *Store) Bounds() (Bounds, error) {
 func (c *Collector) keepReserve() {
 	b, err := c.st.Bounds()
 	if err == nil {
-		err = c.st.index.Replenish(b.Free - b.Floor)
+		err = c.st.index.Reserve.Replenish(b.Free - b.Floor)
 	}
 	if err != nil {
 		c.st.log.Warn("there is no room kept for collecting on a full disk", "error", err)

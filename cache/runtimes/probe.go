@@ -64,7 +64,7 @@ func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool
 		}
 		if s.hold(q.Key, v, lasts(v)); lasts(v) {
 			// Not saved costs a probe at the next start, nothing else.
-			_ = memo.Save(s.options.Book, "probe:"+q.Key, v)
+			_ = memo.Save(atOnce{s.options.Book}, "probe:"+q.Key, v)
 		}
 		return v, nil
 	})
@@ -73,6 +73,19 @@ func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool
 	}
 	return fact.(T), nil // the key says what kind of fact it is
 }
+
+// Book is a memo.Book. What SaveNow saves a crash does not take back.
+type Book interface {
+	memo.Book
+	SaveNow(key, value []byte) error
+}
+
+// atOnce saves what is found out before a build is published for it: otherwise that build would need a
+// worker after a crash, for which a full disk has no space.
+type atOnce struct{ Book }
+
+// Save implements memo.Book.
+func (b atOnce) Save(key, value []byte) error { return b.SaveNow(key, value) }
 
 // Recall returns what Remember keeps under the key.
 func Recall[T any](s *Set, key string) (out T, ok bool) {

@@ -46,7 +46,7 @@ type Options struct {
 	Quiet    time.Duration // how long a runtime's files must be at rest after a change
 	Poll     time.Duration // how often files are looked at that cannot be watched
 	UID      uint32        // the daemon's own user, whose clients may bring libraries
-	Book     memo.Book     // what is found out is kept there over restarts
+	Book     Book          // what is found out is kept there over restarts
 	Now      func() time.Time
 	Log      *slog.Logger
 

@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/index/reserve"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -151,10 +151,10 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, why.Reason, "evicted on ")
 	}
-	reserve := filepath.Join(disk, "state", "reserve")
-	info, err := os.Stat(reserve)
+	kept := filepath.Join(disk, "state", "reserve")
+	info, err := os.Stat(kept)
 	require.NoError(t, err)
-	require.Less(t, info.Size(), int64(index.ReserveBytes), "else the disk was not full")
+	require.Less(t, info.Size(), int64(reserve.Bytes), "else the disk was not full")
 
 	require.NoError(t, os.Remove(filler))
 	a, err := take(1, wire.OnMiss_WAIT)
@@ -164,8 +164,8 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "hit", a.Outcome)
 	require.Eventually(t, func() bool {
-		info, err := os.Stat(reserve)
-		return err == nil && info.Size() == index.ReserveBytes
+		info, err := os.Stat(kept)
+		return err == nil && info.Size() == reserve.Bytes
 	}, patience, pollEvery)
 	requireNothingFound(t, c)
 }

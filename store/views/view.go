@@ -127,7 +127,10 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		vs.half = nil // no view is being made any more
 		vs.mu.Unlock()
 	}()
-	v, err = vs.create(ctx, b)
+	err = vs.o.Index.Reserve.UseSome(func() (err error) {
+		v, err = vs.create(ctx, b)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -424,7 +427,7 @@ func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
 	}
 	vs.mu.Unlock()
 	if err := os.MkdirAll(filepath.Join(v.path, v.id), 0o700); err != nil {
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(v.path))
 	}
 	return v, v.open()
 }
