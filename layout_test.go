@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"compilers/ort":                          {"compilers/dialogue"},
 	"compilers/standin":                      {"compilers", "epmodel", "compilers/tinymodel"},
 	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
-	"unixsock":                               {"unixsock/wire"},
+	"unixsock":                               {"internal/keyed", "unixsock/wire"},
 	"unixsock/wire":                          {},
 	"cache/rules":                            {"compilers", "internal/tomlfile"}, // compilers: for its verdicts
 	"internal/tomlfile":                      {"internal/suggest"},

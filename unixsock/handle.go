@@ -15,7 +15,15 @@ import (
 
 func (c *connection) handle(r *request, message proto.Message) {
 	defer c.handlers.Done()
-	reply, view := c.perform(r, message)
+	reply, view := proto.Message(nil), (*os.File)(nil)
+	if gate := c.gate(message); gate == nil {
+		reply, view = c.perform(r, message)
+	} else if leave, err := gate.Take(r.ctx, c.account); err != nil {
+		reply = c.failure(r, &Error{Class: ClassOf(err), Text: "too many such requests of users wait", Err: err})
+	} else {
+		defer leave()
+		reply, view = c.perform(r, message)
+	}
 	if err := c.answer(r, reply, view); err != nil && c.ctx.Err() == nil {
 		c.server.Log.Info("answer", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 	}
@@ -111,6 +119,9 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 	err = c.server.Errors(err)
 	if refused := c.server.refused(); refused != nil {
 		err = refused
+	}
+	if ended := r.ctx.Err(); ended != nil && ClassOf(err) == wire.ErrorClass_INTERNAL {
+		err = &Error{Class: ClassOf(ended), Err: err} // it failed for that
 	}
 	if ClassOf(err) == wire.ErrorClass_INTERNAL {
 		c.server.Log.Error("request", "uid", c.peer.UID, "pid", c.peer.PID, "number", r.number, "error", err)

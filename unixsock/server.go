@@ -39,6 +39,7 @@ type Server struct {
 	running sync.WaitGroup // connections, and the waits for what they left unread
 
 	overseer overseer
+	gates    [2]gates              // of users, and of administrators
 	refusal  atomic.Pointer[Error] // what every request is answered with; nil: the backend answers
 
 	mu        sync.Mutex // guards what follows; taken last
@@ -74,6 +75,7 @@ func (s *Server) init() {
 		s.listeners = make(map[net.Listener]struct{})
 		s.users = make(map[account]*user)
 		s.overseer.wake = make(chan struct{}, 1)
+		s.gates = [2]gates{newGates(), newGates()}
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
 		}

@@ -51,11 +51,14 @@ type Placed struct {
 }
 
 const (
-	maxLaid   = 200      // files of one layout
-	maxPieces = 512      // of one file; smaller ones are told together
-	maxPlaced = 4096     // named ranges of one file: the largest
-	maxFamily = 64       // blobs that one is compared with
-	leastLaid = 64 << 10 // smaller files, graphs mostly, are no part of a picture
+	maxLaid    = 200      // files of one layout
+	maxPieces  = 512      // of one file; smaller ones are told together
+	finePieces = 1 << 12  // of one file while it is compared
+	keptPieces = 1 << 18  // of all files that are compared
+	maxPlaced  = 4096     // named ranges of one file: the largest
+	allPlaced  = 1 << 15  // of all files; more do not fit into an answer
+	maxFamily  = 64       // blobs that one is compared with
+	leastLaid  = 64 << 10 // smaller files, graphs mostly, are no part of a picture
 )
 
 // Layout lays out the files of the builds that the names mean, or without names of all that the peer
@@ -107,7 +110,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 		}
 	}
 	for i := range out.Files {
-		out.Files[i].Pieces = coarse(out.Files[i].Pieces)
+		out.Files[i].Pieces = coarse(out.Files[i].Pieces, maxPieces)
 	}
 	return out, nil
 }
@@ -232,6 +235,8 @@ type kinship struct {
 	whose  map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
 	stands map[cas.Digest][]dedupe.Extent
 	pieces map[cas.Digest][]Piece
+	kept   int // pieces in all of them
+	placed int // named ranges
 }
 
 func (q *Queries) kinships(ctx context.Context) (*kinship, error) {
@@ -279,6 +284,11 @@ func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Pie
 			}
 			pieces = k.appendHeld(pieces, Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From})
 		}
+	}
+	pieces = coarse(pieces, finePieces)
+	if k.kept += len(pieces); k.kept > keptPieces {
+		k.kept = len(pieces)
+		clear(k.pieces) // they are found again
 	}
 	k.pieces[d] = pieces
 	return pieces, nil
@@ -349,8 +359,8 @@ func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []ded
 }
 
 // coarse joins pieces until there are few enough: small ones become part of those before them.
-func coarse(all []Piece) []Piece {
-	for least := int64(4096); len(all) > maxPieces; least *= 2 {
+func coarse(all []Piece, most int) []Piece {
+	for least := int64(4096); len(all) > most; least *= 2 {
 		var out []Piece
 		for _, p := range all {
 			if n := len(out); n > 0 && (p.Length < least || p.Holder == out[n-1].Holder) {
@@ -374,10 +384,12 @@ func (k *kinship) place(ctx context.Context, p rights.Peer, f *LaidFile) error {
 		return nil
 	}
 	f.Told.NamedBytes = namedBytes(named)
-	if len(named) > maxPlaced {
+	most := min(maxPlaced, allPlaced-k.placed)
+	k.placed += min(most, len(named))
+	if len(named) > most {
 		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(b.Length, a.Length) })
-		f.Told.MoreTensors = uint32(len(named) - maxPlaced)
-		named = named[:maxPlaced]
+		f.Told.MoreTensors = uint32(len(named) - most)
+		named = named[:most]
 		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(a.Offset, b.Offset) })
 	}
 	relatives, err := k.relatives(ctx, p, f)

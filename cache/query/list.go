@@ -43,33 +43,30 @@ func (q *Queries) List(ctx context.Context, p rights.Peer, w *wire.List,
 		}
 		all = space.Builds
 	}
-	var page []index.Build // and one more, where there is one
+	reply, left, last := &wire.ListReply{}, wire.Left(wire.MaxReply), index.BuildID{}
 	err = q.index.EachAfter(ctx, after, func(b index.Build) error {
 		if looked++; progress != nil && looked%wire.FarAfter == 0 {
 			wire.Far(progress, "reading builds", "builds", before(b.ID, all), all)
 		}
-		if q.rights.MaySee(p, b.ID, b.Scope) && isListed(w, &b) {
-			page = append(page, b)
+		if !q.rights.MaySee(p, b.ID, b.Scope) || !isListed(w, &b) {
+			return nil
 		}
-		if len(page) > limit {
+		n := len(reply.Builds)
+		one, err := (*wire.Build)(nil), error(nil)
+		if n < limit {
+			if one, err = q.Listed(p, &b); err != nil {
+				return err
+			}
+		}
+		if n == limit || !left.Takes(one) && n > 0 {
+			reply.Next = last.String()
 			return errStop
 		}
+		reply.Builds, last = append(reply.Builds, one), b.ID
 		return nil
 	})
 	if err != nil && !errors.Is(err, errStop) {
 		return nil, apierr.New(apierr.Internal, err, "list")
-	}
-	reply, left := &wire.ListReply{}, wire.Left(wire.MaxReply)
-	for i := range page {
-		one, err := q.Listed(p, &page[i])
-		if err != nil {
-			return nil, apierr.New(apierr.Internal, err, "list")
-		}
-		if i == limit || !left.Takes(one) && i > 0 {
-			reply.Next = page[i-1].ID.String()
-			break
-		}
-		reply.Builds = append(reply.Builds, one)
 	}
 	return reply, nil
 }

@@ -3,18 +3,26 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/index/manifestpb"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // peak is the most memory that the daemon has used since it started, in MiB.
@@ -95,4 +103,99 @@ func TestMemoryOfReadingModelsIsBounded(t *testing.T) {
 	_, err = tryGet(t, hostile, files[2], onMissFail)
 	require.ErrorIs(t, err, unixsock.ErrBadModel)
 	require.ErrorContains(t, err, "more than 16 MiB of memory")
+}
+
+// multiply adds builds like the one that a store has, with keys and files of their own. The manifests
+// are as doc/format.md has them; the next daemon makes the index of these.
+func multiply(t testing.TB, state string, builds int) {
+	manifests, err := filepath.Glob(filepath.Join(state, "manifests", "*", "*"))
+	require.NoError(t, err)
+	require.Len(t, manifests, 1)
+	file, err := os.ReadFile(manifests[0])
+	require.NoError(t, err)
+	var one manifestpb.Manifest
+	require.NoError(t, proto.Unmarshal(file[16:len(file)-32], &one))
+	write := func(dir string, name, content []byte) {
+		shard := filepath.Join(state, dir, fmt.Sprintf("%x", name[:1]))
+		require.NoError(t, os.MkdirAll(shard, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(shard, fmt.Sprintf("%x", name)), content, 0o444))
+	}
+	for i := range builds {
+		for _, f := range one.Files {
+			content := fmt.Appendf(nil, "%s of %d", f.Name, i)
+			digest := blake3.Sum256(content)
+			f.Size, f.Digest = int64(len(content)), digest[:]
+			write("objects", f.Digest, content)
+		}
+		random := rand.NewChaCha8([32]byte{byte(i), byte(i >> 8)})
+		for _, key := range [][]byte{one.Id, one.RequestKey, one.BuildKey, one.ModelDigest} {
+			_, _ = random.Read(key) // never fails
+		}
+		body, err := proto.MarshalOptions{Deterministic: true}.Marshal(&one)
+		require.NoError(t, err)
+		whole := append([]byte("epcmanif"), 1, 0, 0, 0)
+		whole = append(binary.LittleEndian.AppendUint32(whole, uint32(len(body))), body...)
+		sum := blake3.Sum256(whole)
+		write("manifests", one.Id, append(whole, sum[:]...))
+	}
+	require.NoError(t, os.Remove(filepath.Join(state, "index.db")))
+}
+
+// A user who asks for everything on many connections takes bounded memory; another user's requests
+// are answered meanwhile, and the database stays.
+func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
+	s := newSite(t, runtimeFolder(t, openVINO))
+	good := writeModel(t, t.TempDir(), 1)
+	d := s.start(t)
+	get(t, d.dial(), good)
+	d.stop()
+	multiply(t, s.state, 1500)
+	d = s.start(t)
+	require.Len(t, d.list(), 1501)
+	inode := func() uint64 {
+		info, err := os.Stat(filepath.Join(s.state, "index.db"))
+		require.NoError(t, err)
+		return info.Sys().(*syscall.Stat_t).Ino
+	}
+	database, other := inode(), dialAs(t, d.socket, 65533)
+	questions := []func() proto.Message{
+		func() proto.Message { return &wire.List{} },
+		func() proto.Message { return &wire.Layout{Tensors: true} },
+		func() proto.Message { return &wire.Usage{} },
+		func() proto.Message { return &wire.Events{} },
+		func() proto.Message { return &wire.Remove{All: true, DryRun: true} },
+		func() proto.Message { return &wire.Collect{DryRun: true} },
+	}
+	var group errgroup.Group
+	answered := make(chan struct{}, 32*30)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for i := range 32 {
+		c := dialAs(t, d.socket, 65534)
+		for j := range 30 {
+			group.Go(func() error {
+				// What is asked for decides whether it is allowed; here it counts that it is answered.
+				_, err := unixsock.Ask[wire.ListReply](ctx, c, questions[(i+j)%len(questions)](), nil)
+				if errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrInternal) {
+					return err
+				}
+				answered <- struct{}{}
+				return nil
+			})
+		}
+	}
+	for range 100 {
+		require.Equal(t, "hit", get(t, other, good, onMissFail).Outcome)
+	}
+	reply, err := unixsock.Ask[wire.ListReply](limited(t), other, &wire.List{}, nil)
+	require.NoError(t, err)
+	require.NotEmpty(t, reply.Builds)
+	for range 100 {
+		<-answered
+	}
+	cancel()
+	require.NoError(t, group.Wait())
+	require.NotContains(t, d.log.String(), "level=ERROR", "a cancelled request is no error")
+	require.Less(t, d.peak(), 200, "MiB")
+	require.Equal(t, database, inode(), "the database is the same")
 }
