@@ -64,7 +64,7 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.Cache.Acquire(b.gates.reading(ctx, p), r, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Acquire(b.reading(ctx, p), r, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -88,7 +88,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, claims.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.Cache.Claims.Put(b.gates.reading(ctx, p), peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
+	a, err := b.Cache.Claims.Put(b.reading(ctx, p), peer(p), put, func(pr request.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}

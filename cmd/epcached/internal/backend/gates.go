@@ -19,11 +19,11 @@ func newGates() gates {
 }
 
 // reading returns the context of a request whose models are read for the peer.
-func (g *gates) reading(ctx context.Context, p unixsock.Peer) context.Context {
+func (b *Backend) reading(ctx context.Context, p unixsock.Peer) context.Context {
 	return epmodel.WithGate(ctx, func(ctx context.Context, large bool) (leave func(), err error) {
 		if large {
-			return g.large.Take(ctx, p.UID)
+			return b.gates.large.Take(ctx, b.Owner(p.UID))
 		}
-		return g.small.Take(ctx, p.UID)
+		return b.gates.small.Take(ctx, b.Owner(p.UID))
 	})
 }
