@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,11 +10,13 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/index/manifestpb"
 )
 
 // Record is a request in its one spelling: equal requests give equal records.
@@ -51,21 +54,9 @@ type RecordDevice struct {
 // recordVersion is the first field of every record, so that a later epcached can tell what it reads.
 const recordVersion = 1
 
-// Encode gives the bytes that the request key is the digest of, protobuf's wire format with fields in ascending order and maps sorted:
-//
-//	1 version (varint)              5 free dimension by name {1 name, 2 value}
-//	2 model digest (32 bytes)       6 free dimension by denotation {1 denotation, 2 value}
-//	3 execution provider, ordered   7 graph optimization level
-//	  {1 name, 2 device {1 type,    8 embed (varint)
-//	  2 vendor id, 3 device id,     9 route
-//	  4 metadata {1, 2}},
-//	  3 option {1, 2}, 4 file option {1 name, 2 digest}}
-//	4 session config entry {1 key, 2 value}
-//	10 output, see RecordOutput.encode
-//	20 digest of a further model of a group, ordered (32 bytes)
-//	21 one of a group (varint)
-//
-// A field is never used again for something else; a new one is left out at its default, so that old keys hold.
+// Encode gives the bytes that the request key is the digest of: the manifestpb.Request that means
+// the same, as is said there. A field is never used again for something else; a new one is left out
+// at its default, so that old keys hold.
 func (r *Record) Encode() []byte {
 	b := make([]byte, 0, 512)
 	b = appendNumber(b, 1, uint64(r.Version))
@@ -223,158 +214,46 @@ func Shapes(b *index.Build) string {
 // Decode reads what Encode wrote, and nothing else: what it gives encodes to the same bytes. A record of a
 // later version, or with fields that this one does not know, is an error.
 func Decode(record []byte) (Record, error) {
-	r := Record{SessionOptions: map[string]string{}, FreeDimensions: map[string]int64{}, FreeDimensionsByDenotation: map[string]int64{}}
-	err := eachField(record, func(f field) error {
-		switch f.number {
-		case 1:
-			r.Version = int(f.varint)
-		case 2:
-			return f.digest(&r.Model)
-		case 3:
-			ep, err := decodeEP(f.bytes)
-			r.EPs = append(r.EPs, ep)
-			return err
-		case 4:
-			return f.string(r.SessionOptions)
-		case 5:
-			return f.number64(r.FreeDimensions)
-		case 6:
-			return f.number64(r.FreeDimensionsByDenotation)
-		case 7:
-			r.GraphOptimizationLevel = string(f.bytes)
-		case 8:
-			r.Embed = f.varint != 0
-		case 9:
-			r.Route = string(f.bytes)
-		case 10:
-			output, err := decodeOutput(f.bytes)
-			r.Output = output
-			return err
-		case 20:
-			var d cas.Digest
-			err := f.digest(&d)
-			r.Group = append(r.Group, d)
-			return err
-		case 21:
-			r.Member = f.varint != 0
-		}
-		return nil // a field that is not known makes the comparison below fail
-	})
-	if err != nil {
+	var m manifestpb.Request
+	if err := proto.Unmarshal(record, &m); err != nil {
 		return Record{}, fmt.Errorf("request record: %w", err)
 	}
-	if r.Version != recordVersion {
-		return Record{}, fmt.Errorf("request record: version %d, not %d", r.Version, recordVersion)
+	if m.Version != recordVersion {
+		return Record{}, fmt.Errorf("request record: version %d, not %d", m.Version, recordVersion)
 	}
-	if again := r.Encode(); string(again) != string(record) {
+	r := Record{Version: recordVersion, Model: digestOf(m.Model), SessionOptions: notNil(m.SessionOptions),
+		FreeDimensions: notNil(m.FreeDimensions), FreeDimensionsByDenotation: notNil(m.FreeDimensionsByDenotation),
+		GraphOptimizationLevel: m.GraphOptimizationLevel, Embed: m.Embed, Route: m.Route, Member: m.Member}
+	for _, ep := range m.Eps {
+		one := RecordEP{Name: ep.Name, Devices: []RecordDevice{}, Options: notNil(ep.Options), Files: notNil(ep.Files)}
+		for _, d := range ep.Devices {
+			one.Devices = append(one.Devices, RecordDevice{d.Type, d.VendorId, d.DeviceId, d.Metadata})
+		}
+		r.EPs = append(r.EPs, one)
+	}
+	if o := m.Output; o != nil {
+		r.Output = &RecordOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
+	}
+	for _, d := range m.Group {
+		r.Group = append(r.Group, digestOf(d))
+	}
+	if !bytes.Equal(r.Encode(), record) {
 		return Record{}, errors.New("request record: it has fields that are not known, or in another order")
 	}
 	return r, nil
 }
 
-func decodeEP(b []byte) (RecordEP, error) {
-	ep := RecordEP{Devices: []RecordDevice{}, Options: map[string]string{}, Files: map[string]string{}}
-	return ep, eachField(b, func(f field) error {
-		switch f.number {
-		case 1:
-			ep.Name = string(f.bytes)
-		case 2:
-			d, err := decodeDevice(f.bytes)
-			ep.Devices = append(ep.Devices, d)
-			return err
-		case 3:
-			return f.string(ep.Options)
-		case 4:
-			return f.string(ep.Files)
-		}
-		return nil
-	})
+// digestOf gives a digest, another one where that has another length: then the record is not Encode's.
+func digestOf(b []byte) (d cas.Digest) {
+	copy(d[:], b)
+	return d
 }
 
-func decodeDevice(b []byte) (RecordDevice, error) {
-	var d RecordDevice
-	return d, eachField(b, func(f field) error {
-		switch f.number {
-		case 1:
-			d.Type = string(f.bytes)
-		case 2:
-			d.VendorID = uint32(f.varint)
-		case 3:
-			d.DeviceID = uint32(f.varint)
-		case 4:
-			if d.Metadata == nil {
-				d.Metadata = map[string]string{}
-			}
-			return f.string(d.Metadata)
-		}
-		return nil
-	})
-}
-
-type field struct {
-	number protowire.Number
-	varint uint64
-	bytes  []byte
-}
-
-func eachField(b []byte, fn func(field) error) error {
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		f := field{number: number}
-		switch kind {
-		case protowire.VarintType:
-			f.varint, n = protowire.ConsumeVarint(b)
-		case protowire.BytesType:
-			f.bytes, n = protowire.ConsumeBytes(b)
-		default:
-			return fmt.Errorf("field %d: wire type %d", number, kind)
-		}
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		if err := fn(f); err != nil {
-			return err
-		}
+func notNil[V any](m map[string]V) map[string]V {
+	if m == nil {
+		return map[string]V{}
 	}
-	return nil
-}
-
-func (f field) pair() (key string, value field, err error) {
-	err = eachField(f.bytes, func(part field) error {
-		switch part.number {
-		case 1:
-			key = string(part.bytes)
-		case 2:
-			value = part
-		}
-		return nil
-	})
-	return key, value, err
-}
-
-func (f field) string(m map[string]string) error {
-	key, value, err := f.pair()
-	m[key] = string(value.bytes)
-	return err
-}
-
-func (f field) number64(m map[string]int64) error {
-	key, value, err := f.pair()
-	m[key] = int64(value.varint)
-	return err
-}
-
-func (f field) digest(d *cas.Digest) error {
-	if len(f.bytes) != len(d) {
-		return fmt.Errorf("digest of a model of %d bytes", len(f.bytes))
-	}
-	copy(d[:], f.bytes)
-	return nil
+	return m
 }
 
 // Terms gives terms that mean the record. Of options that name a file only digests are kept, so that a request with such options cannot be

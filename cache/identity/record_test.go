@@ -81,7 +81,7 @@ func TestCanonicalRecordIsFrozen(t *testing.T) {
 	c := Record{Version: 1, EPs: []RecordEP{{Name: "EP", Devices: []RecordDevice{{Type: "CPU", VendorID: 1, DeviceID: 2}},
 		Options: map[string]string{"b": "2", "a": "1"}}}, SessionOptions: map[string]string{"k": "v"},
 		FreeDimensions: map[string]int64{"n": 3}, GraphOptimizationLevel: "all", Embed: true, Route: "compile_api"}
-	// Worked out by hand from the table at encode: a change here makes every stored build unreachable.
+	// Worked out by hand from manifestpb.Request: a change here makes every stored build unreachable.
 	want := "0801" + "1220" + hex.EncodeToString(make([]byte, 32)) +
 		"1a1f" + "0a024550" + "12090a03435055" + "1001" + "1802" + "1a060a0161120131" + "1a060a0162120132" +
 		"2206" + "0a016b120176" + "2a05" + "0a016e1003" + "3a03616c6c" + "4001" + "4a0b" + hex.EncodeToString([]byte("compile_api"))

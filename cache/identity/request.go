@@ -216,26 +216,11 @@ func plainName(name string) bool {
 		!strings.HasSuffix(name, ".onnx")
 }
 
-// encode gives the record of the output: {1 initializers file, 2 threshold (varint), 3 in the source (varint)}.
+// encode gives the manifestpb.RequestedOutput.
 func (o *RecordOutput) encode() []byte {
 	b := appendBytes(nil, 1, []byte(o.InitializersFile))
 	b = appendNumber(b, 2, uint64(o.InitializersThreshold))
 	return appendNumber(b, 3, protowire.EncodeBool(o.InitializersInSource))
-}
-
-func decodeOutput(b []byte) (*RecordOutput, error) {
-	o := &RecordOutput{}
-	return o, eachField(b, func(f field) error {
-		switch f.number {
-		case 1:
-			o.InitializersFile = string(f.bytes)
-		case 2:
-			o.InitializersThreshold = int64(f.varint)
-		case 3:
-			o.InitializersInSource = f.varint != 0
-		}
-		return nil // a field that is not known makes the record differ from what it encodes to
-	})
 }
 
 func (o *RecordOutput) output() Output {

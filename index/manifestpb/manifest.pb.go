@@ -40,7 +40,7 @@ type Manifest struct {
 	Uid                    uint32                 `protobuf:"varint,5,opt,name=uid,proto3" json:"uid,omitempty"`                                   // who asked for the compile
 	ModelDigest            []byte                 `protobuf:"bytes,6,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"` // 32 bytes
 	ModelName              string                 `protobuf:"bytes,7,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
-	Record                 []byte                 `protobuf:"bytes,8,opt,name=record,proto3" json:"record,omitempty"`                           // the canonical request record
+	Record                 []byte                 `protobuf:"bytes,8,opt,name=record,proto3" json:"record,omitempty"`                           // a Request in its canonical encoding
 	RecordJson             string                 `protobuf:"bytes,9,opt,name=record_json,json=recordJson,proto3" json:"record_json,omitempty"` // the same, for people
 	Eps                    []*EP                  `protobuf:"bytes,10,rep,name=eps,proto3" json:"eps,omitempty"`                                // in the order of the request
 	OrtVersion             string                 `protobuf:"bytes,11,opt,name=ort_version,json=ortVersion,proto3" json:"ort_version,omitempty"`
@@ -903,6 +903,338 @@ func (*Record_Pin) isRecord_Kind() {}
 
 func (*Record_Ghost) isRecord_Kind() {}
 
+// Request is a request in its one spelling. Its digest is the request key, so
+// it has one encoding: fields in ascending order, maps sorted by their keys.
+// What is at its default is written all the same, but for the fields of
+// Request from 10 on.
+type Request struct {
+	state                      protoimpl.MessageState `protogen:"open.v1"`
+	Version                    uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // 1
+	Model                      []byte                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`      // its digest, 32 bytes
+	Eps                        []*RequestedEP         `protobuf:"bytes,3,rep,name=eps,proto3" json:"eps,omitempty"`
+	SessionOptions             map[string]string      `protobuf:"bytes,4,rep,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	FreeDimensions             map[string]int64       `protobuf:"bytes,5,rep,name=free_dimensions,json=freeDimensions,proto3" json:"free_dimensions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	FreeDimensionsByDenotation map[string]int64       `protobuf:"bytes,6,rep,name=free_dimensions_by_denotation,json=freeDimensionsByDenotation,proto3" json:"free_dimensions_by_denotation,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	GraphOptimizationLevel     string                 `protobuf:"bytes,7,opt,name=graph_optimization_level,json=graphOptimizationLevel,proto3" json:"graph_optimization_level,omitempty"`
+	Embed                      bool                   `protobuf:"varint,8,opt,name=embed,proto3" json:"embed,omitempty"`
+	Route                      string                 `protobuf:"bytes,9,opt,name=route,proto3" json:"route,omitempty"`
+	Output                     *RequestedOutput       `protobuf:"bytes,10,opt,name=output,proto3" json:"output,omitempty"`
+	Group                      [][]byte               `protobuf:"bytes,20,rep,name=group,proto3" json:"group,omitempty"`    // digests of the further models of a group, in order
+	Member                     bool                   `protobuf:"varint,21,opt,name=member,proto3" json:"member,omitempty"` // one by which a group is found for one of its models
+	unknownFields              protoimpl.UnknownFields
+	sizeCache                  protoimpl.SizeCache
+}
+
+func (x *Request) Reset() {
+	*x = Request{}
+	mi := &file_manifest_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Request) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Request) ProtoMessage() {}
+
+func (x *Request) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Request.ProtoReflect.Descriptor instead.
+func (*Request) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Request) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Request) GetModel() []byte {
+	if x != nil {
+		return x.Model
+	}
+	return nil
+}
+
+func (x *Request) GetEps() []*RequestedEP {
+	if x != nil {
+		return x.Eps
+	}
+	return nil
+}
+
+func (x *Request) GetSessionOptions() map[string]string {
+	if x != nil {
+		return x.SessionOptions
+	}
+	return nil
+}
+
+func (x *Request) GetFreeDimensions() map[string]int64 {
+	if x != nil {
+		return x.FreeDimensions
+	}
+	return nil
+}
+
+func (x *Request) GetFreeDimensionsByDenotation() map[string]int64 {
+	if x != nil {
+		return x.FreeDimensionsByDenotation
+	}
+	return nil
+}
+
+func (x *Request) GetGraphOptimizationLevel() string {
+	if x != nil {
+		return x.GraphOptimizationLevel
+	}
+	return ""
+}
+
+func (x *Request) GetEmbed() bool {
+	if x != nil {
+		return x.Embed
+	}
+	return false
+}
+
+func (x *Request) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+func (x *Request) GetOutput() *RequestedOutput {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *Request) GetGroup() [][]byte {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+func (x *Request) GetMember() bool {
+	if x != nil {
+		return x.Member
+	}
+	return false
+}
+
+type RequestedEP struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Devices       []*RequestedDevice     `protobuf:"bytes,2,rep,name=devices,proto3" json:"devices,omitempty"`
+	Options       map[string]string      `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Files         map[string]string      `protobuf:"bytes,4,rep,name=files,proto3" json:"files,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // option -> digest of the file that it names
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestedEP) Reset() {
+	*x = RequestedEP{}
+	mi := &file_manifest_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestedEP) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestedEP) ProtoMessage() {}
+
+func (x *RequestedEP) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestedEP.ProtoReflect.Descriptor instead.
+func (*RequestedEP) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RequestedEP) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RequestedEP) GetDevices() []*RequestedDevice {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *RequestedEP) GetOptions() map[string]string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *RequestedEP) GetFiles() map[string]string {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type RequestedDevice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	VendorId      uint32                 `protobuf:"varint,2,opt,name=vendor_id,json=vendorId,proto3" json:"vendor_id,omitempty"`
+	DeviceId      uint32                 `protobuf:"varint,3,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
+	Metadata      map[string]string      `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestedDevice) Reset() {
+	*x = RequestedDevice{}
+	mi := &file_manifest_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestedDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestedDevice) ProtoMessage() {}
+
+func (x *RequestedDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestedDevice.ProtoReflect.Descriptor instead.
+func (*RequestedDevice) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RequestedDevice) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *RequestedDevice) GetVendorId() uint32 {
+	if x != nil {
+		return x.VendorId
+	}
+	return 0
+}
+
+func (x *RequestedDevice) GetDeviceId() uint32 {
+	if x != nil {
+		return x.DeviceId
+	}
+	return 0
+}
+
+func (x *RequestedDevice) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+type RequestedOutput struct {
+	state                 protoimpl.MessageState `protogen:"open.v1"`
+	InitializersFile      string                 `protobuf:"bytes,1,opt,name=initializers_file,json=initializersFile,proto3" json:"initializers_file,omitempty"`
+	InitializersThreshold int64                  `protobuf:"varint,2,opt,name=initializers_threshold,json=initializersThreshold,proto3" json:"initializers_threshold,omitempty"`
+	InitializersInSource  bool                   `protobuf:"varint,3,opt,name=initializers_in_source,json=initializersInSource,proto3" json:"initializers_in_source,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *RequestedOutput) Reset() {
+	*x = RequestedOutput{}
+	mi := &file_manifest_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestedOutput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestedOutput) ProtoMessage() {}
+
+func (x *RequestedOutput) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestedOutput.ProtoReflect.Descriptor instead.
+func (*RequestedOutput) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RequestedOutput) GetInitializersFile() string {
+	if x != nil {
+		return x.InitializersFile
+	}
+	return ""
+}
+
+func (x *RequestedOutput) GetInitializersThreshold() int64 {
+	if x != nil {
+		return x.InitializersThreshold
+	}
+	return 0
+}
+
+func (x *RequestedOutput) GetInitializersInSource() bool {
+	if x != nil {
+		return x.InitializersInSource
+	}
+	return false
+}
+
 // Pin says that a build is kept whatever space is short; the newest record of a build counts.
 type Pin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -916,7 +1248,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1260,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1273,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Pin) GetBuildId() []byte {
@@ -993,7 +1325,7 @@ type Ghost struct {
 
 func (x *Ghost) Reset() {
 	*x = Ghost{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1337,7 @@ func (x *Ghost) String() string {
 func (*Ghost) ProtoMessage() {}
 
 func (x *Ghost) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1350,7 @@ func (x *Ghost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ghost.ProtoReflect.Descriptor instead.
 func (*Ghost) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Ghost) GetBuildId() []byte {
@@ -1112,7 +1444,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1456,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1469,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -1187,7 +1519,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1531,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1544,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Event) GetAt() int64 {
@@ -1384,7 +1716,54 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05event\x18\x02 \x01(\v2\x18.epcached.index.v1.EventH\x00R\x05event\x12*\n" +
 	"\x03pin\x18\x03 \x01(\v2\x16.epcached.index.v1.PinH\x00R\x03pin\x120\n" +
 	"\x05ghost\x18\x04 \x01(\v2\x18.epcached.index.v1.GhostH\x00R\x05ghostB\x06\n" +
-	"\x04kind\"T\n" +
+	"\x04kind\"\xc1\x06\n" +
+	"\aRequest\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\fR\x05model\x120\n" +
+	"\x03eps\x18\x03 \x03(\v2\x1e.epcached.index.v1.RequestedEPR\x03eps\x12W\n" +
+	"\x0fsession_options\x18\x04 \x03(\v2..epcached.index.v1.Request.SessionOptionsEntryR\x0esessionOptions\x12W\n" +
+	"\x0ffree_dimensions\x18\x05 \x03(\v2..epcached.index.v1.Request.FreeDimensionsEntryR\x0efreeDimensions\x12}\n" +
+	"\x1dfree_dimensions_by_denotation\x18\x06 \x03(\v2:.epcached.index.v1.Request.FreeDimensionsByDenotationEntryR\x1afreeDimensionsByDenotation\x128\n" +
+	"\x18graph_optimization_level\x18\a \x01(\tR\x16graphOptimizationLevel\x12\x14\n" +
+	"\x05embed\x18\b \x01(\bR\x05embed\x12\x14\n" +
+	"\x05route\x18\t \x01(\tR\x05route\x12:\n" +
+	"\x06output\x18\n" +
+	" \x01(\v2\".epcached.index.v1.RequestedOutputR\x06output\x12\x14\n" +
+	"\x05group\x18\x14 \x03(\fR\x05group\x12\x16\n" +
+	"\x06member\x18\x15 \x01(\bR\x06member\x1aA\n" +
+	"\x13SessionOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
+	"\x13FreeDimensionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1aM\n" +
+	"\x1fFreeDimensionsByDenotationEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xdd\x02\n" +
+	"\vRequestedEP\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12<\n" +
+	"\adevices\x18\x02 \x03(\v2\".epcached.index.v1.RequestedDeviceR\adevices\x12E\n" +
+	"\aoptions\x18\x03 \x03(\v2+.epcached.index.v1.RequestedEP.OptionsEntryR\aoptions\x12?\n" +
+	"\x05files\x18\x04 \x03(\v2).epcached.index.v1.RequestedEP.FilesEntryR\x05files\x1a:\n" +
+	"\fOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"FilesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xea\x01\n" +
+	"\x0fRequestedDevice\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1b\n" +
+	"\tvendor_id\x18\x02 \x01(\rR\bvendorId\x12\x1b\n" +
+	"\tdevice_id\x18\x03 \x01(\rR\bdeviceId\x12L\n" +
+	"\bmetadata\x18\x04 \x03(\v20.epcached.index.v1.RequestedDevice.MetadataEntryR\bmetadata\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x01\n" +
+	"\x0fRequestedOutput\x12+\n" +
+	"\x11initializers_file\x18\x01 \x01(\tR\x10initializersFile\x125\n" +
+	"\x16initializers_threshold\x18\x02 \x01(\x03R\x15initializersThreshold\x124\n" +
+	"\x16initializers_in_source\x18\x03 \x01(\bR\x14initializersInSource\"T\n" +
 	"\x03Pin\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x10\n" +
 	"\x03off\x18\x02 \x01(\bR\x03off\x12\x0e\n" +
@@ -1439,48 +1818,67 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_manifest_proto_goTypes = []any{
-	(*Manifest)(nil),   // 0: epcached.index.v1.Manifest
-	(*Member)(nil),     // 1: epcached.index.v1.Member
-	(*Origin)(nil),     // 2: epcached.index.v1.Origin
-	(*Source)(nil),     // 3: epcached.index.v1.Source
-	(*SourceFile)(nil), // 4: epcached.index.v1.SourceFile
-	(*File)(nil),       // 5: epcached.index.v1.File
-	(*EP)(nil),         // 6: epcached.index.v1.EP
-	(*Options)(nil),    // 7: epcached.index.v1.Options
-	(*Record)(nil),     // 8: epcached.index.v1.Record
-	(*Pin)(nil),        // 9: epcached.index.v1.Pin
-	(*Ghost)(nil),      // 10: epcached.index.v1.Ghost
-	(*BuildState)(nil), // 11: epcached.index.v1.BuildState
-	(*Event)(nil),      // 12: epcached.index.v1.Event
-	nil,                // 13: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                // 14: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                // 15: epcached.index.v1.Member.SessionOptionsEntry
-	nil,                // 16: epcached.index.v1.Options.ValuesEntry
+	(*Manifest)(nil),        // 0: epcached.index.v1.Manifest
+	(*Member)(nil),          // 1: epcached.index.v1.Member
+	(*Origin)(nil),          // 2: epcached.index.v1.Origin
+	(*Source)(nil),          // 3: epcached.index.v1.Source
+	(*SourceFile)(nil),      // 4: epcached.index.v1.SourceFile
+	(*File)(nil),            // 5: epcached.index.v1.File
+	(*EP)(nil),              // 6: epcached.index.v1.EP
+	(*Options)(nil),         // 7: epcached.index.v1.Options
+	(*Record)(nil),          // 8: epcached.index.v1.Record
+	(*Request)(nil),         // 9: epcached.index.v1.Request
+	(*RequestedEP)(nil),     // 10: epcached.index.v1.RequestedEP
+	(*RequestedDevice)(nil), // 11: epcached.index.v1.RequestedDevice
+	(*RequestedOutput)(nil), // 12: epcached.index.v1.RequestedOutput
+	(*Pin)(nil),             // 13: epcached.index.v1.Pin
+	(*Ghost)(nil),           // 14: epcached.index.v1.Ghost
+	(*BuildState)(nil),      // 15: epcached.index.v1.BuildState
+	(*Event)(nil),           // 16: epcached.index.v1.Event
+	nil,                     // 17: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                     // 18: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                     // 19: epcached.index.v1.Member.SessionOptionsEntry
+	nil,                     // 20: epcached.index.v1.Options.ValuesEntry
+	nil,                     // 21: epcached.index.v1.Request.SessionOptionsEntry
+	nil,                     // 22: epcached.index.v1.Request.FreeDimensionsEntry
+	nil,                     // 23: epcached.index.v1.Request.FreeDimensionsByDenotationEntry
+	nil,                     // 24: epcached.index.v1.RequestedEP.OptionsEntry
+	nil,                     // 25: epcached.index.v1.RequestedEP.FilesEntry
+	nil,                     // 26: epcached.index.v1.RequestedDevice.MetadataEntry
 }
 var file_manifest_proto_depIdxs = []int32{
 	6,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
 	5,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	13, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	14, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	17, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	18, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
 	3,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
 	2,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
 	1,  // 6: epcached.index.v1.Manifest.members:type_name -> epcached.index.v1.Member
-	15, // 7: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
+	19, // 7: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
 	3,  // 8: epcached.index.v1.Member.source:type_name -> epcached.index.v1.Source
 	4,  // 9: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
-	16, // 10: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	11, // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	12, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	9,  // 13: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
-	10, // 14: epcached.index.v1.Record.ghost:type_name -> epcached.index.v1.Ghost
-	7,  // 15: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	20, // 10: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	15, // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	16, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	13, // 13: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
+	14, // 14: epcached.index.v1.Record.ghost:type_name -> epcached.index.v1.Ghost
+	10, // 15: epcached.index.v1.Request.eps:type_name -> epcached.index.v1.RequestedEP
+	21, // 16: epcached.index.v1.Request.session_options:type_name -> epcached.index.v1.Request.SessionOptionsEntry
+	22, // 17: epcached.index.v1.Request.free_dimensions:type_name -> epcached.index.v1.Request.FreeDimensionsEntry
+	23, // 18: epcached.index.v1.Request.free_dimensions_by_denotation:type_name -> epcached.index.v1.Request.FreeDimensionsByDenotationEntry
+	12, // 19: epcached.index.v1.Request.output:type_name -> epcached.index.v1.RequestedOutput
+	11, // 20: epcached.index.v1.RequestedEP.devices:type_name -> epcached.index.v1.RequestedDevice
+	24, // 21: epcached.index.v1.RequestedEP.options:type_name -> epcached.index.v1.RequestedEP.OptionsEntry
+	25, // 22: epcached.index.v1.RequestedEP.files:type_name -> epcached.index.v1.RequestedEP.FilesEntry
+	26, // 23: epcached.index.v1.RequestedDevice.metadata:type_name -> epcached.index.v1.RequestedDevice.MetadataEntry
+	7,  // 24: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1500,7 +1898,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
