@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,6 +199,54 @@ func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 	} {
 		require.Equal(t, refusal, came[what], what)
 	}
+}
+
+// The daemon knows the files that it has verified by their times, and EPs load them from the store.
+// Neither times nor modes of them change, by whichever call.
+func TestWorkerChangesNoTimes(t *testing.T) {
+	requireInForce(t, "privileges")
+	graph := filepath.Join(t.TempDir(), "graph.onnx")
+	require.NoError(t, os.WriteFile(graph, tinymodel.Relu(), 0o644))
+	long := time.Unix(1e9, 0)
+	require.NoError(t, os.Chtimes(graph, long, long))
+	before, err := os.Stat(graph)
+	require.NoError(t, err)
+	body := `
+		const char *path = ` + strconv.Quote(graph) + `;
+		struct timespec times[2] = {{1, 0}, {1, 0}};
+		long old[4] = {1, 0, 1, 0};
+		int fd = open(path, O_RDONLY);
+		tell("open", fd);
+		tell("by path", utimensat(AT_FDCWD, path, times, 0));
+		tell("to now", utimensat(AT_FDCWD, path, NULL, 0));
+		tell("by descriptor", futimens(fd, times));
+	#ifdef SYS_utimes
+		tell("utime", syscall(SYS_utime, path, old));
+		tell("utimes", syscall(SYS_utimes, path, old));
+		tell("futimesat", syscall(SYS_futimesat, AT_FDCWD, path, old));
+	#endif
+		tell("mode", fchmod(fd, 0600));
+		tell("owner", fchown(fd, 1, 1));
+		abort();`
+	r := hostileRuntime(t, body)
+	c := newORT(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{Read: []string{filepath.Dir(graph)}}})
+	facts, err := c.Probe(t.Context(), r)
+	require.NoError(t, err)
+	var exit *compilers.ExitError
+	require.ErrorAs(t, facts.EPs[0].Err, &exit)
+	came := told(nil, exit.Stderr)
+	require.Equal(t, "DONE", came["open"], "it may read the file: %v", exit)
+	require.Equal(t, "DONE", came["by path"], "tools that set times of their own files go on")
+	require.Equal(t, "Operation not permitted", came["mode"])
+	require.Equal(t, "Operation not permitted", came["owner"])
+	after, err := os.Stat(graph)
+	require.NoError(t, err)
+	stat := func(info os.FileInfo) syscall.Stat_t {
+		s := *info.Sys().(*syscall.Stat_t)
+		s.Atim = syscall.Timespec{} // it was read
+		return s
+	}
+	require.Equal(t, stat(before), stat(after), "%v", came)
 }
 
 // What the configuration adds may be used, and nothing beside it.

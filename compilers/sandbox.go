@@ -55,7 +55,7 @@ var systemFiles = []string{
 
 func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confinement {
 	s := o.opts.Sandbox
-	c := &dialogue.Confinement{Network: s.Network, Write: append([]string{folder}, s.Write...)}
+	c := &dialogue.Confinement{Network: s.Network, Reads: req.Do != dialogue.Compile && req.Do != dialogue.Command, Write: append([]string{folder}, s.Write...)}
 	for _, path := range systemFiles {
 		// Of a folder above the daemon's own not all may be read.
 		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {

@@ -27,11 +27,15 @@ var refused = []denial{
 	{unix.SYS_OPEN_BY_HANDLE_AT, unix.EPERM}, // it opens files by number, past every folder
 	// Landlock lets everybody change owners, modes and attributes. For files that it has open the worker may.
 	{unix.SYS_FCHMODAT, unix.EPERM}, {unix.SYS_FCHMODAT2, unix.EPERM}, {unix.SYS_FCHOWNAT, unix.EPERM},
+	// Nor does it keep from times, by which the daemon knows files that it has verified. Vendors' tools
+	// set times of what they make, which is of no use: to them it looks as if they had.
+	{unix.SYS_UTIMENSAT, 0},
 	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM}, {unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},
 }
 
-// refusedWithModel are refused besides to a worker that has its model open, which may be its user's only one.
-var refusedWithModel = []denial{
+// refusedOfOthers are refused besides to a worker that has its model open, which may be its user's
+// only one, and to one that makes no files, and reads those of the store.
+var refusedOfOthers = []denial{
 	{unix.SYS_FCHMOD, unix.EPERM}, {unix.SYS_FCHOWN, unix.EPERM}, {unix.SYS_FSETXATTR, unix.EPERM}, {unix.SYS_FREMOVEXATTR, unix.EPERM},
 }
 
@@ -43,10 +47,10 @@ const (
 
 // filterCalls refuses calls to this thread, and to every program that it starts. Without the network all sockets are refused but those of
 // socketpair: a Unix socket also leads to the services of this machine. It needs no_new_privs. A kernel without filters has none to give.
-func filterCalls(network, model bool) error {
+func filterCalls(network, others bool) error {
 	deny := slices.Concat(refused, refusedHere)
-	if model {
-		deny = append(deny, refusedWithModel...)
+	if others {
+		deny = append(deny, refusedOfOthers...)
 	}
 	if !network {
 		deny = append(deny, denial{unix.SYS_SOCKET, unix.EACCES})

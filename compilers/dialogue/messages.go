@@ -250,6 +250,7 @@ type Confinement struct {
 	Read    []string // read and executed
 	Write   []string // written as well
 	Network bool     // it may use the network
+	Reads   bool     // it makes nothing: it has no use for other modes of files
 }
 
 // Confined is what a worker found out about its own confinement, by trying.
