@@ -59,6 +59,8 @@ type Packed struct {
 type Problem struct {
 	Path  string // below the state folder
 	Newer bool   // written by a newer epcached
+	// no recipe, and not in the place of one: nothing reads it
+	Foreign bool
 	// the system did not give its bytes, which says nothing of them: Stands tries again
 	Unread bool
 	Detail string
@@ -114,7 +116,13 @@ func (s *Shelf) open() error {
 		if folder == incomingName {
 			continue
 		}
-		if err := s.openFolder(folder); err != nil {
+		err := s.openFolder(folder)
+		if errors.Is(err, syscall.ENOTDIR) {
+			s.problems = append(s.problems, Problem{Path: filepath.Join(recipesName, folder),
+				Foreign: true, Detail: "it is no folder of recipes; it is left alone"})
+			continue
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -63,6 +63,6 @@ func For(a About, kind, format string, args ...any) index.Event {
 func Reply(e *index.Event) *wire.Event {
 	return &wire.Event{AtMs: wire.Milliseconds(e.At), Kind: e.Kind,
 		RequestKey: wire.KeyText(e.RequestKey), Build: wire.KeyText(e.BuildKey),
-		Model: wire.Valid(e.ModelName), Text: wire.Valid(e.Text), Runtime: wire.Valid(e.Runtime),
+		Model: wire.Clip(e.ModelName), Text: wire.Valid(e.Text), Runtime: wire.Valid(e.Runtime),
 		Sequence: e.Sequence}
 }

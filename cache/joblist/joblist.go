@@ -248,7 +248,7 @@ func Reply(listed []jobs.Info, failed []failure.Failure) *wire.JobsReply {
 }
 
 func jobReply(j *jobs.Info) *wire.Job {
-	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: wire.Valid(j.ModelName),
+	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: wire.Clip(j.ModelName),
 		ModelDigest: wire.KeyText(j.ModelDigest),
 		RequestKey:  wire.KeyText(j.RequestKey), Build: wire.KeyText(j.Build), Ep: j.EP, Uid: j.UID,
 		Background: j.Background,
@@ -269,7 +269,7 @@ func jobReply(j *jobs.Info) *wire.Job {
 func failureReply(f *failure.Failure) *wire.Failure {
 	return &wire.Failure{
 		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(),
-		ModelName: wire.Valid(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
+		ModelName: wire.Clip(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
 		Reason: string(f.Reason), Text: wire.Valid(f.Text), Facts: validFacts(f.Facts),
 		Count: uint32(f.Count), FirstMs: wire.Milliseconds(f.First), LastMs: wire.Milliseconds(f.Last),
 		RetryMs: wire.Milliseconds(f.Retry), Scope: f.Scope,

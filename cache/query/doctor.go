@@ -268,6 +268,9 @@ func (d *Doctor) adviseIndex() []Advice {
 		if f.Kind == "newer" {
 			a.Hint = "a later epcached wrote it, and it is left alone: go back to that version, or remove it by hand"
 		}
+		if f.Kind == "foreign" {
+			a.Hint = "epcached did not write it, and does not read it: remove it by hand"
+		}
 		out = append(out, a)
 	}
 	if len(out) == 0 {

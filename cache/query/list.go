@@ -93,7 +93,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 	lastUsed, hits := q.index.Uses.Last(b.ID)
 	out := &wire.Build{
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
-		ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName, OrtVersion: b.ORTVersion,
+		ModelDigest: b.ModelDigest.String(), ModelName: wire.Clip(b.ModelName), OrtVersion: b.ORTVersion,
 		Scope: b.Scope, Graph: b.Graph, CreatedMs: wire.Milliseconds(b.Created),
 		CompileSeconds: b.CompileSeconds, State: cmp.Or(state.Name, index.Current),
 		Reason: state.Reason, LastUsedMs: wire.Milliseconds(lastUsed), Hits: hits,
@@ -129,7 +129,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 // MembersReply fills in the models of a group.
 func MembersReply(members []index.Member) (out []*wire.Member) {
 	for _, m := range members {
-		out = append(out, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(),
+		out = append(out, &wire.Member{Name: wire.Clip(m.ModelName), ModelDigest: m.ModelDigest.String(),
 			Graph: m.Graph, SessionOptions: m.SessionOptions})
 	}
 	return out
@@ -161,7 +161,7 @@ func (q *Queries) Show(ctx context.Context, p rights.Peer, name string) (*wire.S
 		if err != nil {
 			return nil, apierr.New(apierr.Internal, err, "show %q", name)
 		}
-		one.KeptText = wire.Valid(q.KeptText(b))
+		one.KeptText, one.ModelName = wire.Valid(q.KeptText(b)), wire.Valid(b.ModelName)
 		if !left.TakesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
 			reply.More = uint64(len(builds) - i)
 			break

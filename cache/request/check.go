@@ -93,6 +93,8 @@ func bad(format string, args ...any) *apierr.Error {
 const (
 	maxEPs     = 16
 	maxOptions = 1024
+
+	maxModelName = 4 << 10 // as long as a path may be
 )
 
 // check refuses what no request may have.
@@ -107,6 +109,12 @@ func (r *Request) check() error {
 		return bad("model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
 		return bad("model %q: more than %d options", r.Name, maxOptions)
+	}
+	for i := range r.Models() {
+		if n := len(r.ModelFiles(i).Name); n > maxModelName {
+			return bad("model %q: its name has %d bytes, more than %d",
+				identity.Shortened(r.ModelFiles(i).Name), n, maxModelName)
+		}
 	}
 	if err := r.checkGroup(); err != nil {
 		return err

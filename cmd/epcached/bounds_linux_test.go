@@ -199,3 +199,38 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 	require.Less(t, d.peak(), 200, "MiB")
 	require.Equal(t, database, inode(), "the database is the same")
 }
+
+// Long names of models are refused with their bound, and cut where many builds are listed.
+func TestNamesOfModelsAreBounded(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	c, model := d.dial(), writeModel(t, t.TempDir(), 1)
+	named := func(bytes int) func(*wire.Acquire) {
+		return func(r *wire.Acquire) { r.Model.Name = strings.Repeat("n", bytes) }
+	}
+	_, err := tryGet(t, c, model, named(4097))
+	require.ErrorIs(t, err, unixsock.ErrBadRequest)
+	require.ErrorContains(t, err, "its name has 4097 bytes, more than 4096")
+	require.Less(t, len(err.Error()), 1024)
+	build := get(t, c, model, named(4096)).Build
+	require.Len(t, d.list()[0].ModelName, 400)
+	show, err := unixsock.Ask[wire.ShowReply](limited(t), c, &wire.Show{Entry: build}, nil)
+	require.NoError(t, err)
+	require.Len(t, show.Builds[0].ModelName, 4096)
+}
+
+// A file that is no recipe stops no start, and stays.
+func TestAStrayFileAmongTheRecipesIsLeftAlone(t *testing.T) {
+	s := newSite(t, runtimeFolder(t, openVINO))
+	d := s.start(t)
+	d.stop()
+	stray := filepath.Join(s.state, "recipes", "notes.txt")
+	require.NoError(t, os.WriteFile(stray, []byte("mine"), 0o644))
+	d = s.start(t)
+	reply, err := unixsock.Ask[wire.CheckReply](limited(t), d.dial(), &wire.Check{}, nil)
+	require.NoError(t, err)
+	require.Len(t, reply.Findings, 1)
+	require.Equal(t, "foreign", reply.Findings[0].Kind)
+	require.Equal(t, "recipes/notes.txt", reply.Findings[0].Object)
+	require.FileExists(t, stray)
+	d.stop()
+}

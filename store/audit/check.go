@@ -372,6 +372,8 @@ func RecipeFinding(p dedupe.Problem) *wire.Finding {
 	switch {
 	case p.Newer:
 		return &wire.Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}
+	case p.Foreign:
+		return &wire.Finding{Kind: "foreign", Object: p.Path, Detail: p.Detail}
 	case p.Unread:
 		return &wire.Finding{Kind: "damaged", Object: p.Path,
 			Detail: "it cannot be read: " + p.Detail}

@@ -1590,7 +1590,7 @@ func (x *ExternalFile) GetFd() uint32 {
 type Model struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Fd            uint32                 `protobuf:"varint,1,opt,name=fd,proto3" json:"fd,omitempty"`            // the graph; a regular file opened for reading
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // for people, the base name; never part of identity
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // for people, the base name, of at most 4 KiB; never part of identity
 	External      []*ExternalFile        `protobuf:"bytes,3,rep,name=external,proto3" json:"external,omitempty"` // one for each location that the model refers to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
