@@ -75,11 +75,13 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 		return nil, err
 	}
 	var slow atomic.Bool
+	phase := at.Phase
 	at = at.WithRuntime(rt.Name, rc)
-	a, err := c.answer(ctx, at.WithPhase(func(name string) {
+	at.Phase = func(name string) { // the copy is this function's own
 		slow.Store(true)
-		at.Phase(name)
-	}))
+		phase(name)
+	}
+	a, err := c.answer(ctx, at)
 	if err == nil && at.VerifyOutput > 0 {
 		if err = c.trials.VerifyOutput(ctx, at, a); err != nil && a.View != nil {
 			err = errors.Join(err, a.View.Close())

@@ -82,15 +82,10 @@ func withFiles[M any](c *connection, r *request, message M, check func(M, []int)
 	if err := check(message, r.fds); err != nil {
 		return Answer{}, err
 	}
-	files := toFiles(r.fds)
-	r.fds = nil // the files own them now
-	defer func() {
-		closeFiles(files)
-		c.user.descriptors.Add(-int64(len(files)))
-	}()
+	r.files, r.fds = toFiles(r.fds), nil
 	reporter := c.reporter(r)
 	defer reporter.end()
-	return ask(r.ctx, c.peer, message, files, reporter.report)
+	return ask(r.ctx, c.peer, message, r.files, reporter.report)
 }
 
 func (c *connection) reporter(r *request) *reporter {
@@ -136,6 +131,8 @@ var errNotReading = errors.New("the client does not read its answers")
 func (c *connection) answer(r *request, reply proto.Message, view *os.File) error {
 	c.finish(r)
 	defer func() {
+		closeFiles(r.files) // the client has its answer, and need not wait for this
+		c.user.descriptors.Add(-int64(len(r.files)))
 		c.inFlight.Add(-1)
 		c.user.requestBytes.Add(-r.bytes)
 	}()

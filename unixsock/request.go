@@ -3,6 +3,7 @@ package unixsock
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -15,6 +16,7 @@ type request struct {
 	number  uint64
 	bytes   int64
 	fds     []int
+	files   []*os.File // of fds that a backend has, until the answer is sent
 	arrived time.Time
 	ctx     context.Context
 	cancel  context.CancelFunc
