@@ -9,8 +9,8 @@
 // point both ways. So are states and pins when Journal.Mark returns. Everything else (memos, views,
 // stamps, uses, counters, events) is kept in memory and written a few seconds later and at Close.
 //
-// All methods of an Index may be called at the same time. What Lookup, Get and Each give is shared:
-// callers never change it. One process has an index open at a time.
+// All methods of an Index may be called at the same time. The results of Lookup, Get and Each are
+// shared, so callers must not change them. One process has an index open at a time.
 //
 // Start with Open, Index.Stage, Index.Commit and Index.Lookup; the layout on disk is
 // described in doc/format.md.

@@ -64,7 +64,7 @@ type Index struct {
 	Sketches Table // what blobs with equal parts are found by, by digests
 	Shares   Table // what a blob was found to share, by digests; without one it has not been looked at
 
-	Reserve *reserve.Reserve // of the disk, for what must not fail when it is full
+	Reserve *reserve.Reserve // space for writes that must not fail on a full disk
 
 	db        *database
 	soft      *soft

@@ -30,7 +30,7 @@ type Journal struct {
 	dir  string // the state folder
 	path string
 
-	reserve *reserve.Reserve    // of the disk, for what must not be missing
+	reserve *reserve.Reserve    // space for records that must not be missing
 	now     func() time.Time    // this and the next two are set by the index
 	wake    func()              // asks for a flush some seconds from now
 	exists  func(BuildID) error // nil: the index has the build

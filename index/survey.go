@@ -46,9 +46,9 @@ type Survey struct {
 	At     map[cas.Digest]uint32 // where in Blobs those stand that were asked for, as far as builds need them
 }
 
-// Survey reads the whole store, page by page. It says of the blobs in at where
-// they stand; of the others it keeps no digest, for there may be millions. told is
-// called now and then, see Told; it may be nil.
+// Survey reads the whole store, page by page. It returns the builds that need each blob in at, and
+// keeps no digest of the others, because there may be millions. told is called now and then, see
+// Told; it may be nil.
 func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Told) (*Survey, error) {
 	if err := x.soft.flush(); err != nil {
 		x.Log.Warn("the latest uses are not in a survey", "store", x.dir, "error", err)

@@ -1,0 +1,75 @@
+package epcached
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+// plain are the packages whose comments are written in plain technical English. The others follow;
+// a package that is in this list stays in it. testdata/tools/prose counts all of them.
+var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/match", "index"}
+
+// narrow are those of them without lines of more than 100 columns.
+var narrow = []string{"cas", "cas/crashfs"}
+
+// banned are habits that readers have to decode, and what to write instead.
+var banned = []struct {
+	pattern *regexp.Regexp
+	instead string
+}{
+	{regexp.MustCompile(`(?:^|[.!?] )(Who|Whoever|Whose|What|Whatever) [^?]*?[.!]`),
+		"name the actor instead of a relative clause as the subject"},
+	{regexp.MustCompile(`(?i)\b(nobody|somebody|whoever)\b`), "name the process, user or caller"},
+	{regexp.MustCompile(`(?i)\b(anew|once more)\b`), "again"},
+	{regexp.MustCompile(`, for (?:it|they|there|who|what|nothing)\b`), "because"},
+}
+
+func TestCommentsNameTheActor(t *testing.T) {
+	for _, dir := range plain {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, dir)
+		for _, name := range files {
+			set := token.NewFileSet()
+			file, err := parser.ParseFile(set, name, nil, parser.ParseComments)
+			require.NoError(t, err)
+			if ast.IsGenerated(file) {
+				continue
+			}
+			for _, group := range file.Comments {
+				text := strings.Join(strings.Fields(group.Text()), " ")
+				for _, b := range banned {
+					if found := b.pattern.FindString(text); found != "" {
+						t.Errorf("%s: %q: %s", set.Position(group.Pos()), found, b.instead)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestLinesAreNarrow(t *testing.T) {
+	for _, dir := range narrow {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		require.NoError(t, err)
+		for _, name := range files {
+			source, err := os.ReadFile(name)
+			require.NoError(t, err)
+			for i, line := range strings.Split(string(source), "\n") {
+				columns := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    "))
+				if columns > 100 && !strings.Contains(line, "//nolint") {
+					t.Errorf("%s:%d: %d columns, at most 100", name, i+1, columns)
+				}
+			}
+		}
+	}
+}
