@@ -24,7 +24,7 @@ import (
 func (b *bench) explain(r *request.Request) *wire.Explanation {
 	b.Helper()
 	compiles, checks := b.compiler.Compiles.Load(), b.compiler.Checks.Load()
-	before, err := b.cache.Queries.Status(context.Background())
+	before, err := b.cache.Queries.Status(context.Background(), b.self())
 	require.NoError(b, err)
 	events := len(b.done())
 	r.OnMiss = request.Explain
@@ -32,7 +32,7 @@ func (b *bench) explain(r *request.Request) *wire.Explanation {
 	require.Equal(b, request.Explained, a.Outcome)
 	require.Nil(b, a.View)
 	require.Nil(b, a.Build)
-	after, err := b.cache.Queries.Status(context.Background())
+	after, err := b.cache.Queries.Status(context.Background(), b.self())
 	require.NoError(b, err)
 	require.Equal(b, counted(before), counted(after))
 	require.Equal(b, compiles, b.compiler.Compiles.Load())

@@ -206,7 +206,7 @@ func TestPendingSettingsAreReported(t *testing.T) {
 	b := newBench(t)
 	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
 	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})
-	status, err := b.cache.Queries.Status(context.Background())
+	status, err := b.cache.Queries.Status(context.Background(), b.self())
 	require.NoError(t, err)
 	require.Contains(t, status.Warnings[0], "rules.toml:3:1: no such verdict")
 	require.Contains(t, status.Warnings[1], "jobs")

@@ -156,7 +156,7 @@ func TestStatusCountsBuildsWithoutSource(t *testing.T) {
 	want := map[string]uint64{index.WhyPrivate: 1, query.WhyPut: 1}
 	requireSourceless := func(builds uint64) {
 		t.Helper()
-		s, err := b.cache.Queries.Status(context.Background())
+		s, err := b.cache.Queries.Status(context.Background(), b.self())
 		require.NoError(t, err)
 		require.Equal(t, []uint64{builds, 4}, []uint64{s.Sourceless.Builds, s.Sourceless.Looked})
 		why := make(map[string]uint64)

@@ -81,18 +81,26 @@ func Error(ctx context.Context, err error) error {
 
 var errStop = errors.New("enough") // ends a walk through the index early
 
-// Status returns counts, and the runtimes as they were last probed, without devices. The caller fills
-// in the fields of the process and the socket.
-func (q *Queries) Status(ctx context.Context) (*wire.StatusReply, error) {
-	space, err := q.Space()
-	if err != nil {
+// Status returns counts, and the runtimes as they were last probed, without devices. What counts
+// for all users is for administrators. The caller fills in the fields of the process and the socket,
+// and an ordinary user's jobs.
+func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply, error) {
+	s := &wire.StatusReply{UptimeSeconds: time.Since(q.options.Started).Seconds(),
+		StateDirectory: q.options.Dir, Sandbox: q.sandboxLines(ctx)}
+	var err error
+	if s.Space, err = q.spaceFor(ctx, p); err != nil {
 		return nil, err
 	}
-	n := q.index.Counters.All()
-	s := &wire.StatusReply{UptimeSeconds: time.Since(q.options.Started).Seconds(), StateDirectory: q.options.Dir,
-		Space: space, Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"],
-		Failures: n["failures"], CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000,
-		Jobs: uint32(q.options.Jobs()), Sandbox: q.sandboxLines(ctx)}
+	everything := q.rights.Administrator(p)
+	if everything {
+		n := q.index.Counters.All()
+		s.Hits, s.Misses, s.Compiles, s.Failures = n["hits"], n["misses"], n["compiles"], n["failures"]
+		s.CompileSecondsSaved = float64(n["saved_milliseconds"]) / 1000
+		s.Jobs = uint32(q.options.Jobs())
+		if s.Sourceless, err = q.sourceless(ctx); err != nil {
+			return nil, apierr.New(apierr.Internal, err, "builds")
+		}
+	}
 	configured := q.options.Configured()
 	for _, one := range configured.Refused {
 		s.Warnings = append(s.Warnings,
@@ -102,13 +110,13 @@ func (q *Queries) Status(ctx context.Context) (*wire.StatusReply, error) {
 		s.Warnings = append(s.Warnings,
 			"takes effect at the next start: "+strings.Join(configured.Waiting, ", "))
 	}
-	if s.Sourceless, err = q.sourceless(ctx); err != nil {
-		return nil, apierr.New(apierr.Internal, err, "builds")
-	}
 	if why := q.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
 	}
 	for _, f := range q.index.Problems() {
+		if !everything {
+			break
+		}
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
 	for _, rt := range q.options.Runtimes.All() {

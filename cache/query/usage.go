@@ -40,7 +40,7 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 		return nil, Error(ctx, err)
 	}
 	u := &wire.UsageReply{}
-	if u.Space, err = q.Space(); err != nil { // the first page says it for all, because it takes longer than a page
+	if u.Space, err = q.spaceFor(ctx, p); err != nil { // the first page says it for all, because it takes longer than a page
 		return nil, err
 	}
 	var wanted map[index.BuildID]bool
@@ -83,10 +83,13 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), bounds.User)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
 		err := q.forms.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
+			if !everything {
+				return errStop
+			}
 			u.PackableBytes += q.forms.Sharing.Saving(d)
 			return nil
 		})
-		if err != nil {
+		if err != nil && !errors.Is(err, errStop) {
 			return nil, Error(ctx, err)
 		}
 	}
@@ -310,6 +313,25 @@ func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool,
 	return slices.ContainsFunc(needs, func(n store.Need) bool {
 		return n.Build != b.ID && q.rights.MayKnow(p, n.Build)
 	}), err
+}
+
+// spaceFor returns the account of the whole store to administrators. Other users learn of the bounds,
+// and of the builds that they asked for.
+func (q *Queries) spaceFor(ctx context.Context, p rights.Peer) (*wire.Space, error) {
+	if q.rights.Administrator(p) {
+		return q.Space()
+	}
+	users, err := q.index.Users(ctx)
+	if err != nil {
+		return nil, Error(ctx, err)
+	}
+	b, err := q.store.Bounds()
+	if err != nil {
+		return nil, apierr.New(apierr.Internal, err, "space")
+	}
+	own := users[p.UID]
+	return &wire.Space{LogicalBytes: own.LogicalBytes, Builds: own.Builds, BudgetBytes: b.Budget,
+		FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries}, nil
 }
 
 // Space returns the account of the whole store.

@@ -259,7 +259,9 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 		p.Table(rows)
 	}
 	p.Line("%s", spaceLine(r.GetSpace()))
-	p.Line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
+	if !ofOneUser(r.GetSpace()) {
+		p.Line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
+	}
 }
 
 // packableLine says what packing would free, as far as that is known.
@@ -286,6 +288,13 @@ func packableLine(bytes int64, unknown uint64) string {
 const fewBytes = 4 << 10
 
 func spaceLine(s *wire.Space) string {
+	if ofOneUser(s) {
+		text := term.Counted(s.GetBuilds(), "build") + " of yours, " + term.Bytes(s.GetLogicalBytes())
+		if s.GetBudgetBytes() > 0 {
+			text += "; all users' may have " + term.Bytes(s.GetBudgetBytes())
+		}
+		return text
+	}
 	text := term.Bytes(usedBytes(s)) + " on disk"
 	if s.GetBudgetBytes() > 0 {
 		text += " of " + term.Bytes(s.GetBudgetBytes())
@@ -296,6 +305,9 @@ func spaceLine(s *wire.Space) string {
 	}
 	return text + ", " + term.Counted(s.GetEntries(), "entry") + ", " + term.Counted(s.GetBuilds(), "build")
 }
+
+// ofOneUser reports whether the account is of the caller's own builds: that of all is for administrators.
+func ofOneUser(s *wire.Space) bool { return usedBytes(s) == 0 && s.GetEntries() == 0 }
 
 func usedBytes(s *wire.Space) int64 {
 	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -77,13 +78,21 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 		{"state", term.OrDash(s.GetStateDirectory())},
 		{"socket", term.OrDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
 		{"you", you},
-		{"requests", strings.Join([]string{term.Counted(s.GetHits(), "hit"), term.Counted(s.GetMisses(), "miss"), term.Counted(s.GetCompiles(), "compile"), term.Counted(s.GetFailures(), "failure")}, ", ")},
-		{"saved", term.Seconds(s.GetCompileSecondsSaved()) + " of compiling"},
-		{"now", term.Counted(s.GetConnections(), "connection") + ", " + term.Counted(s.GetJobs(), "job")},
-		{"space", spaceLine(s.GetSpace())},
-		{"", spaceDetails(s.GetSpace())},
-		{"sandbox", sandboxSummary(s.GetSandbox())},
 	}
+	if slices.Contains(h.GetRights(), "administrator") {
+		rows = append(rows,
+			[]string{"requests", strings.Join([]string{term.Counted(s.GetHits(), "hit"),
+				term.Counted(s.GetMisses(), "miss"), term.Counted(s.GetCompiles(), "compile"),
+				term.Counted(s.GetFailures(), "failure")}, ", ")},
+			[]string{"saved", term.Seconds(s.GetCompileSecondsSaved()) + " of compiling"},
+			[]string{"now", term.Counted(s.GetConnections(), "connection") + ", " +
+				term.Counted(s.GetJobs(), "job")},
+			[]string{"space", spaceLine(s.GetSpace())}, []string{"", spaceDetails(s.GetSpace())})
+	} else {
+		rows = append(rows, []string{"now", term.Counted(s.GetJobs(), "job") + " of yours"},
+			[]string{"space", spaceLine(s.GetSpace())})
+	}
+	rows = append(rows, []string{"sandbox", sandboxSummary(s.GetSandbox())})
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
 		rows = append(rows, []string{"rebuilds", line})
 	}

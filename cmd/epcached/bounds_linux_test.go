@@ -234,3 +234,33 @@ func TestAStrayFileAmongTheRecipesIsLeftAlone(t *testing.T) {
 	require.FileExists(t, stray)
 	d.stop()
 }
+
+// A user learns of own builds and of the store's bounds, and administrators of all.
+func TestCountsOfAllUsersAreForAdministrators(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	dir := t.TempDir()
+	own := writeModel(t, dir, 2)
+	root, user := d.dial(), dialAs(t, d.socket, 65533)
+	get(t, root, writeModel(t, dir, 1))
+	get(t, user, own)
+	get(t, user, own)
+	status := func(c *unixsock.Client) *wire.StatusReply {
+		s, err := unixsock.Ask[wire.StatusReply](limited(t), c, &wire.Status{}, nil)
+		require.NoError(t, err)
+		usage, err := unixsock.Ask[wire.UsageReply](limited(t), c, &wire.Usage{}, nil)
+		require.NoError(t, err)
+		require.Equal(t, s.Space.Builds, usage.Space.Builds)
+		require.Equal(t, s.Space.LogicalBytes, usage.Space.LogicalBytes)
+		return s
+	}
+	all, mine := status(root), status(user)
+	require.EqualValues(t, []uint64{1, 2, 2}, []uint64{all.Hits, all.Compiles, all.Space.Builds})
+	require.Zero(t, mine.Hits+mine.Misses+mine.Compiles+mine.Failures)
+	require.Zero(t, mine.Connections)
+	require.Nil(t, mine.Sourceless)
+	require.EqualValues(t, 1, mine.Space.Builds)
+	require.Less(t, mine.Space.LogicalBytes, all.Space.LogicalBytes)
+	require.Zero(t, mine.Space.DiskBytes+mine.Space.UniqueBytes+mine.Space.ManifestBytes)
+	require.Equal(t, all.Space.BudgetBytes, mine.Space.BudgetBytes)
+	require.Len(t, mine.Runtimes, 1)
+}

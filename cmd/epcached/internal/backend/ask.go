@@ -63,7 +63,7 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		}
 		return l.Reply(), nil
 	case *wire.Status:
-		return b.status(ctx)
+		return b.status(ctx, q)
 	case *wire.Probe:
 		return c.Queries.Probe(ctx, q, request.RuntimeOf(w.Runtime, nil), w.Refresh)
 	case *wire.Check:
@@ -103,13 +103,21 @@ func badRequest(format string, args ...any) error {
 	return &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf(format, args...)}
 }
 
-func (b *Backend) status(ctx context.Context) (*wire.StatusReply, error) {
-	s, err := b.Cache.Queries.Status(ctx)
+func (b *Backend) status(ctx context.Context, p request.Peer) (*wire.StatusReply, error) {
+	s, err := b.Cache.Queries.Status(ctx, p)
 	if err != nil {
 		return nil, err
 	}
+	if b.Cache.Rights.Administrator(p) {
+		s.Connections = uint32(b.Server.Connections())
+	} else {
+		own, err := b.Cache.JobList.All(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		s.Jobs = uint32(len(own))
+	}
 	s.Version, s.Pid, s.Socket, s.StartedBy = b.Version, int64(os.Getpid()), b.Socket, b.StartedBy
-	s.Connections = uint32(b.Server.Connections())
 	return s, nil
 }
 
