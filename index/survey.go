@@ -46,7 +46,7 @@ type Survey struct {
 	At     map[cas.Digest]uint32 // where in Blobs those stand that were asked for, as far as builds need them
 }
 
-// Survey reads the whole store, page by page. It returns the builds that need each blob in at, and
+// Survey reads the whole store, page by page. It returns the positions of the blobs in at, and
 // keeps no digest of the others, because there may be millions. told is called now and then, see
 // Told; it may be nil.
 func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Told) (*Survey, error) {
