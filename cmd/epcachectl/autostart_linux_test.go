@@ -25,7 +25,7 @@ func emptyHome(t *testing.T, program string) (dir string) {
 	return dir
 }
 
-// What is asked for needs a daemon, and looking whether there is one does not make one.
+// Verbs that need a daemon start one; status and doctor do not.
 func TestDaemonIsStartedForVerbsThatNeedOne(t *testing.T) {
 	const tells = `echo "$@" >> "$HOME/told"; echo "epcached: the disk is full" >&2; exit 1` + "\n"
 	dir := emptyHome(t, tells)

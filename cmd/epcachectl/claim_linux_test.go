@@ -134,7 +134,7 @@ func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result,
 	return r, out
 }
 
-// What there is no room for is written to --out all the same.
+// A result without space in the store is written to --out all the same.
 func TestClaimWithoutRoomIsCopiedOut(t *testing.T) {
 	b := newStandIn(t)
 	refused := &unixsock.Error{Class: wire.ErrorClass_NO_SPACE,

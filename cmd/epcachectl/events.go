@@ -97,7 +97,8 @@ func eventLine(e *wire.Event) string {
 		term.After("  ", e.GetRuntime()) + term.After("  ", e.GetText())
 }
 
-// settle is how long after subscribing what has happened is asked for once more: a subscription has no answer that tells when it began.
+// settle is the time after subscribing at which past events are listed again, because a subscription
+// has no answer that says when it began.
 const settle = 200 * time.Millisecond
 
 // follower prints events as they happen, over restarts of the daemon.

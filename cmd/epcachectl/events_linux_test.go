@@ -119,7 +119,7 @@ func TestFollow(t *testing.T) {
 	require.Empty(t, errs.String())
 }
 
-// What was lost on the way shows as a gap in the numbers, and is looked up.
+// Events that were lost on the way show as a gap in the numbers, and are looked up.
 func TestFollowFillsGaps(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
@@ -136,7 +136,7 @@ func TestFollowFillsGaps(t *testing.T) {
 	require.Regexp(t, `(?s)^[^\n]*one\n[^\n]*two\n[^\n]*three\n$`, out.String())
 }
 
-// A daemon that is restarted numbers events anew, and those of before not at all.
+// A restarted daemon numbers new events from the start, and has no earlier ones.
 func TestFollowOverARestart(t *testing.T) {
 	b := newStandIn(t)
 	dir, err := os.MkdirTemp("", "ectl")

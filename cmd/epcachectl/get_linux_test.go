@@ -205,7 +205,7 @@ func TestGetExitCodes(t *testing.T) {
 	})
 }
 
-// What the hint says asks for the very thing that was missing: it has the same request key.
+// The command in the hint has the request key of the miss.
 func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
@@ -348,7 +348,7 @@ func TestGetOut(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// What the daemon hands out is held against its digest before it gets its name.
+// Copied files are compared with their digests before they get their names.
 func TestGetOutDamaged(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()

@@ -1,6 +1,6 @@
 // Command epcachectl asks the daemon for compiled models, and shows and changes what it keeps.
 //
-// Each verb has a file with its help, flags and code. What they share is in the packages below internal: cli (the
+// Each verb has a file with its help, flags and code. Common code is in the packages below internal: cli (the
 // flags of all verbs, and the connection), acquire (asking for models, for get and warm), exit (exit codes, errors
 // and hints), term and jsonout (what is printed), daemon (finding and starting the daemon) and modelfile (opening
 // models with the caller's own rights).
@@ -90,7 +90,7 @@ Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.F
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		wrong, is := errors.AsType[*pflag.InvalidValueError](err)
-		if is && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
+		if is && len(wrong.GetValue()) > 100 { // the value may be a whole file
 			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, term.Brief(wrong.GetValue()))
 		}
 		return exit.Usage(exit.Hint(err, cmd.CommandPath()+" --help"))
@@ -125,7 +125,7 @@ the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 	}
 }
 
-// addCompletion adds cobra's own verb, with examples: nobody remembers where each shell looks.
+// addCompletion adds cobra's own verb, with examples for each shell.
 func addCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd("bash") // any word that is no request of a shell's for completions
 	completion, _, err := root.Find([]string{"completion"})

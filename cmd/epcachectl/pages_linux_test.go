@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
-// What there is of a long result can be read before the daemon has told the rest.
+// The beginning of a long result is printed before the daemon has sent the rest.
 func TestALongResultIsPrintedAsItComes(t *testing.T) {
 	cases := map[string]struct {
 		args  []string
@@ -57,7 +57,7 @@ func TestALongResultIsPrintedAsItComes(t *testing.T) {
 	}
 }
 
-// Nobody takes a part of a list for the whole.
+// A list that breaks off is not taken for the whole.
 func TestAListThatCannotBeHadInFullIsNoList(t *testing.T) {
 	b := newStandIn(t)
 	b.second = func() error { return errors.New("the index is damaged") }

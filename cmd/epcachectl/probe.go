@@ -83,7 +83,7 @@ func probe(ctx context.Context, a *cli.Call, c *unixsock.Client, p *wire.Probe, 
 	return nil
 }
 
-// tomlString spells a path as people write it, and leaves the odd ones to those who know all rules.
+// tomlString quotes a path simply if possible, and otherwise by the TOML library.
 func tomlString(path string) (string, error) {
 	if term.Printable(path) == path && !strings.ContainsAny(path, `"\`) {
 		return `"` + path + `"`, nil

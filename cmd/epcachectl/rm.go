@@ -64,7 +64,7 @@ With -n it prints what would be removed, and how many bytes that frees.` + exit.
 // of all models that are called so, which is more than many think of.
 func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove, args []string) error {
 	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) {
-		return nil // nobody sits there who could answer
+		return nil // no terminal, so no answer
 	}
 	plan, err := unixsock.Ask[wire.ChangeReply](ctx, c, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true}, nil)
 	if err != nil {

@@ -149,7 +149,7 @@ func stateOf(b *wire.Build) string {
 	return text
 }
 
-// judgement says in one line what a build is good for, who says so, when, and for which runtime.
+// judgement prints a build's compatibility in one line: verdict, evidence, time and runtime.
 func judgement(b *wire.Build) string {
 	if b.GetCompatibility() == "" {
 		return "not judged yet"
@@ -286,7 +286,7 @@ func percent(part, all int64) string {
 	return fmt.Sprintf("%.1f%%", min(100*float64(part)/float64(all), 99.9))
 }
 
-// sharersText names the first few who have it too.
+// sharersText names the first few builds with the same bytes.
 func sharersText(f *wire.LaidFile, with []uint32) string {
 	var names []string
 	for _, at := range with[:min(len(with), 2)] {

@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// What lies on the disk is told beside what it is for: a packed store has not stored what it saves.
+// The line shows stored bytes beside logical ones, because a packed store takes less than its builds.
 func TestSpaceLineNamesItsBound(t *testing.T) {
 	s := wire.Space{DiskBytes: 95 << 20, ManifestBytes: 1 << 20, LogicalBytes: 485 << 20, UniqueBytes: 485 << 20,
 		Entries: 11, Builds: 1}

@@ -75,7 +75,7 @@ func TestStopStartsNoDaemon(t *testing.T) {
 	require.NoFileExists(t, dir+"/told")
 }
 
-// What listens on the socket may be another program: that is no mistake in the call.
+// Another program may listen on the socket: that is not a usage error.
 func TestStopOfAnotherProgramFindsNoDaemon(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ectl") // short, for a socket
 	require.NoError(t, err)

@@ -226,7 +226,7 @@ func TestWarmFollow(t *testing.T) {
 	}
 }
 
-// The daemon takes only so many compiles that nobody waits for: the others are asked for as soon as there is room.
+// The daemon bounds background jobs: warm requests the others when jobs have ended.
 func TestWarmWaitsForRoom(t *testing.T) {
 	b := newStandIn(t)
 	b.jobs = []*wire.Job{{Id: "one.onnx", State: "done"}, {Id: "two.onnx", State: "done"}, {Id: "three.onnx", State: "done"}}

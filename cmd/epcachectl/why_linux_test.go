@@ -215,7 +215,7 @@ func TestStatusWatch(t *testing.T) {
 	require.Equal(t, exit.BadUsage, call(t, "status", "--watch", "--every", "0s").code)
 }
 
-// What would be done must not look like what was done.
+// A dry run must not read like a result.
 func TestDryRunShows(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()

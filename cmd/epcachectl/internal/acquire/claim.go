@@ -133,14 +133,14 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	if err != nil {
 		return errors.Join(err, giveUp(ctx, c, claim, err))
 	}
-	// What is refused for what it is has ended the claim.
+	// The claim has ended if the daemon refused the files themselves.
 	r.reply, r.view, err = put(ctx, c, folder, made, claim, progress)
 	if !g.copies() || !errors.Is(err, unixsock.ErrNoSpace) {
 		return err
 	}
 	why := "not kept: " + err.Error()
 	_ = giveUp(ctx, c, claim, err) // the claim ends with the connection in any case
-	// What the daemon would have answered, without a view.
+	// The daemon's answer, without a view.
 	reply := &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: g.Request.EPs[0].GetName(),
 		Graph: filepath.ToSlash(made.Graph), ProviderOptions: claimed.GetProviderOptions(), SessionOptions: claimed.GetSessionOptions(),
 		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}

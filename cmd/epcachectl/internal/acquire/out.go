@@ -74,7 +74,7 @@ func (g *Get) planOut(ctx context.Context, r *got) ([]copied, error) {
 		if err != nil || !filepath.IsLocal(name) {
 			return nil, fmt.Errorf("the daemon names a file %q that is not beside the graph", f.GetName())
 		}
-		if f.GetDigest() == "" { // of what is not kept nobody made digests
+		if f.GetDigest() == "" { // unkept files have no digests
 			path, err := r.filePath(f.GetName())
 			if err != nil {
 				return nil, err

@@ -353,8 +353,8 @@ func (r *Request) flags() string {
 	return text
 }
 
-// OnlyEP takes the execution provider and device that this machine has, where the call names none and there is one that can
-// compile; it says so. Where there are several it lists them: which is meant nobody can guess.
+// OnlyEP returns the only execution provider and device that can compile on this machine, for a call
+// that names none, and prints it. If there are several it returns an error that lists them.
 func (r *Request) OnlyEP(ctx context.Context, c *unixsock.Client, p *term.Printer) error {
 	if len(r.EPs) > 0 {
 		return nil

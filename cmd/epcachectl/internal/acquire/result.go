@@ -248,7 +248,7 @@ func (r *got) name() string {
 	return "group of " + strings.Join(term.Printables(r.group), ", ")
 }
 
-// groupLines say which graph is whose, and how several are loaded in one process.
+// groupLines say which graph belongs to which model, and how several are loaded in one process.
 func (r *got) groupLines() []string {
 	members := r.reply.GetMembers()
 	if len(r.group) == 0 || len(members) == 0 || r.missing {

@@ -47,7 +47,7 @@ func (g *Get) openStore(ctx context.Context) (err error) {
 	return nil
 }
 
-// find asks the store, once more with the external data that the models turned out to refer to.
+// find looks into the store, and again with the external data to which the models refer.
 func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
 	progress func(*wire.Progress), out *got) error {
 	request, err := request.FromWire(request.Peer{}, w, files)

@@ -297,7 +297,7 @@ func (g *Get) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, resu
 		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 { // else it is not these that take the room
 			before := jobs[0]
 			jobs = jobs[1:]
-			// How it ends is looked at by who follows it; here it only has to.
+			// Followers report how it ends; here it only has to end.
 			_, _ = before.asked(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
 				func(p *wire.Progress) { show.Phase(before.path, p) })
 			show.Done(before.path)

@@ -62,8 +62,8 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 // starting guards the connection that the models of a call share, made by the first one that needs it.
 var starting sync.Mutex
 
-// OwnDaemon returns the connection to the user's own daemon, for what another user's does not do.
-// The daemon is started if need be. CloseOwn closes the connection.
+// OwnDaemon returns the connection to the user's own daemon, for requests that another user's does
+// not serve. It starts the daemon if necessary. CloseOwn closes the connection.
 func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	starting.Lock()
 	defer starting.Unlock()
@@ -156,8 +156,9 @@ func startAt(ctx context.Context, program, socket string, there func() bool) err
 
 const maxStartReason = 1024
 
-// startLocked returns why the start failed that went on since this process asked for one: a hundred of them are not to try it one after the
-// other. What failed before is tried again, for this is a person's command, who may just have mended it.
+// startLocked returns the error of a start that another process attempted since this one asked, so
+// that a hundred processes do not try one after the other. Earlier failures are retried, because the
+// user may have mended the cause.
 func startLocked(ctx context.Context, program, socket string, lock *os.File, asked time.Time) error {
 	reason := ""
 	if info, err := lock.Stat(); err == nil && !info.ModTime().Before(asked) {

@@ -51,7 +51,7 @@ func (f *Finder) Sockets() []string {
 func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 	paths := f.Sockets()
 	d := f.dialer()
-	// Without a sign that there is, or was, a daemon nobody wants to wait for it.
+	// Without a sign of a daemon, present or past, there is no point in waiting for it.
 	if f.WaitSet || len(paths) == 1 || slices.ContainsFunc(paths, exists) {
 		d.Wait = f.Wait
 	}
@@ -59,8 +59,8 @@ func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 	return c, f.howToStart(noDaemon(paths, err))
 }
 
-// Again asks once more after the connection broke: a daemon that is restarted in the middle of a call is no failure
-// of the call. Only for requests that may be asked twice.
+// Again repeats a request after the connection broke, because a restart of the daemon in the middle
+// of a call is no failure of the call. It is for idempotent requests only.
 func (f *Finder) Again(ctx context.Context, ask func(*unixsock.Client) error) error {
 	c, err := f.patient().Connect(ctx)
 	if err != nil {

@@ -44,7 +44,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	require.EqualError(t, noDaemon(path, err), "no daemon answers at "+path[0]+": the socket was left by one that ended")
 }
 
-// Who listens is known though it is stopped, and where its log is depends on whose it is.
+// A stopped daemon is named, with the place of its log, which depends on its user.
 func TestADaemonThatIsStoppedIsNamed(t *testing.T) {
 	dir, err := os.MkdirTemp("", "ectl") // short, for a socket
 	require.NoError(t, err)

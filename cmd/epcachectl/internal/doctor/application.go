@@ -242,7 +242,7 @@ type pluginFacts struct {
 	Error   string   `json:"error"`
 }
 
-// startPlugin starts an execution provider in a process of its own, for it may crash.
+// startPlugin starts an execution provider in a process of its own, because it may crash.
 func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*pluginFacts, error) {
 	info, _ := compilers.EPByName(ep.EP)
 	options, err := json.Marshal(info.Resolve(ep.Path, nil))

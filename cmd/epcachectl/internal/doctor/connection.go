@@ -36,7 +36,7 @@ const (
 // slow is how long an answer that takes no work may take before it is remarked on. Clients of Python give up after 50 ms.
 const slow = 50 * time.Millisecond
 
-// lookForDaemon finds the socket and connects. The client is nil where nobody answers, or not us.
+// lookForDaemon finds the socket and connects. The client is nil if no daemon answers this user.
 func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Finding) {
 	f := &findings{side: "client"}
 	paths := a.Sockets()
@@ -156,7 +156,7 @@ func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.St
 	}
 }
 
-// stopTells is how a daemon is restarted, whoever started it.
+// stopTells says how to restart a daemon, however it was started.
 const stopTells = "epcachectl stop ends it, and says what starts it again"
 
 // howFound says why it is this daemon that is asked, and whether a client started it.

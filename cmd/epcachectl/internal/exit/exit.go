@@ -139,7 +139,7 @@ type verbError struct {
 
 func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.said()) }
 
-// said is the cause in words that do not name the object once more: the daemon names the model, for other clients do not.
+// said is the cause without the name of the object, because the daemon names the model already.
 func (e verbError) said() string {
 	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
 	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
@@ -219,7 +219,7 @@ func (e interruption) Error() string {
 	return "interrupted"
 }
 
-// Is: whoever was interrupted was cancelled.
+// Is reports that an interrupted call is a cancelled one.
 func (e interruption) Is(target error) bool { return target == context.Canceled }
 
 // Interruptible gives a context that ends with the first SIGINT or SIGTERM, which is then its cause.

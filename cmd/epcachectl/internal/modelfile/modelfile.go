@@ -240,7 +240,7 @@ func (m *Model) Unchanged() error {
 	return nil
 }
 
-// OpenAll opens models in order. After an error none is open, and the path is told whose it is.
+// OpenAll opens models in order. After an error none is open, and it returns the path that failed.
 func OpenAll(paths []string) ([]*Model, string, error) {
 	var models []*Model
 	for _, path := range paths {

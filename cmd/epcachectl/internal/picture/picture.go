@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// The picture of what files share: a bar for each, as long as the file is large. What stands in one file only is grey; a colour stands in
-// all files that show it, and is that of the file that has the bytes.
+// The picture shows common parts of files: a bar for each file, in proportion to its size. Bytes of one
+// file only are grey. Common bytes have the colour of the file that stores them, in all files.
 
 // Sizes are in pixels.
 const (

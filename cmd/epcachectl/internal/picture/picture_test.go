@@ -65,7 +65,7 @@ func TestPictureShowsSharedParts(t *testing.T) {
 	require.Contains(t, string(svg), bar(x+width, 112+svgRow, svgAlone))
 }
 
-// What tells the builds of a model apart stands first, and what does not fit goes from the end.
+// The part of a label that differs comes first, and the end is cut if it does not fit.
 func TestPictureNamesVariantsByTheirDifference(t *testing.T) {
 	file := func(digest, shapes string) *wire.LaidFile {
 		return &wire.LaidFile{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx", Ep: "OpenVINOExecutionProvider",

@@ -21,7 +21,7 @@ type Status struct {
 // Run runs a program to its end, and passes the signals on to it that this process gets meanwhile.
 func Run(cmd *exec.Cmd) (Status, error) {
 	caught := make(chan os.Signal, 16)
-	// What was ignored when this process began stays so, in the program too: nohup means it.
+	// Signals that were ignored at the start stay ignored in the program too, as nohup intends.
 	signal.Notify(caught, slices.DeleteFunc([]os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT,
 		syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT, syscall.SIGWINCH},
 		signal.Ignored)...)
@@ -64,8 +64,8 @@ func sentToBoth(s os.Signal) bool {
 	return err == nil && foreground == unix.Getpgrp()
 }
 
-// Repeat ends this process by the signal that the program died by, so that whoever waits for it sees the same. It returns
-// where there was none.
+// Repeat ends this process by the signal that ended the program, so that the parent sees the same.
+// It returns if there was none.
 func (s Status) Repeat() {
 	// The program has left a core where one was wanted.
 	if s.signal == 0 || unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) != nil {

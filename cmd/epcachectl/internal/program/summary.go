@@ -20,7 +20,7 @@ type Summary struct {
 	Notes    []string       `json:"notes"`    // what was not reached, and why
 	Outcomes map[string]int `json:"outcomes"` // sessions by outcome
 	Pythons  int            `json:"pythons"`  // Python processes that were reached
-	// What the compiles of the hits took when they were made, less what the hits took.
+	// The compile times of the hits, less the times of the hits.
 	SavedSeconds float64 `json:"saved_seconds"`
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What was not served is told in a line, and that line says why.
+// Each session that was not served has a line that says why.
 func TestRunTellsTheReasonInALine(t *testing.T) {
 	const openVINO = `model "vad.onnx" does not compile: 11 EP_FAIL: Check 'false' failed at src/frontends/common_translators/src/unconverted_ops_report.cpp:151:
 FrontEnd API failed with OpConversionFailure:
@@ -30,7 +30,7 @@ Summary:
 	}
 }
 
-// A session that ONNX Runtime refuses is not one that nobody asked for.
+// A session that ONNX Runtime refuses is reported as refused, not as unrequested.
 func TestRunTellsOfASessionThatCouldNotBeMade(t *testing.T) {
 	python := Event{Kind: "python"}
 	imported := Event{Kind: "onnxruntime"}

@@ -81,10 +81,10 @@ func (p *Printer) Note(text string) {
 
 // Line prints a line of a result.
 func (p *Printer) Line(format string, args ...any) {
-	_ = p.Result(fmt.Appendf(nil, format+"\n", args...)) // a reader who went away wants no more
+	_ = p.Result(fmt.Appendf(nil, format+"\n", args...)) // the reader has closed the pipe
 }
 
-// Result writes a part of a result. What tells of progress goes before, and does not come in between.
+// Result writes a part of a result, after removing the progress display.
 func (p *Printer) Result(text []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,7 +169,7 @@ func Printable(name string) string {
 	return name
 }
 
-// Brief cuts what somebody else made long.
+// Brief shortens text of other programs.
 func Brief(text string) string {
 	const most = 80
 	if runes := []rune(text); len(runes) > most {
@@ -240,7 +240,7 @@ func Time(ms int64) string {
 	return time.UnixMilli(ms).Format("2006-01-02 15:04:05")
 }
 
-// Ask puts a question whose answer the caller reads.
+// Ask prints a question; the caller reads the answer.
 func (p *Printer) Ask(question string) {
 	p.Clear()
 	fmt.Fprintf(p.Err, "epcachectl: %s [y/N] ", question)
@@ -255,8 +255,8 @@ func Printables(names []string) []string {
 	return out
 }
 
-// A result of a hundred thousand lines is printed page by page as it comes: what reads it can begin, or has seen enough, and nobody
-// keeps all of it.
+// A result of a hundred thousand lines is printed page by page as it arrives, so that its reader can
+// begin or stop early, and no process keeps all of it.
 
 // Columns prints rows of equal length below each other, some at a time. Columns become wider and never narrower: those of a result of one page are as wide as
 // they have to be.
@@ -291,8 +291,8 @@ func (c *Columns) Print(rows [][]string) error {
 	return c.p.Result(text.Bytes())
 }
 
-// Array prints a list for scripts, some elements at a time. Where the rest of it cannot be had it is left without an end, so that nobody takes a part for
-// the whole.
+// Array prints a list for scripts, some elements at a time. If the rest cannot be read, the list stays
+// without its end, so that a script does not take a part for the whole.
 type Array struct {
 	p      *Printer
 	indent string // of the line that it begins on

@@ -175,5 +175,5 @@ func tookOf(p *wire.Progress, age time.Duration) string {
 	return Whole(took) + " of about " + Whole(usual)
 }
 
-// Whole spells a time for somebody who watches it pass.
+// Whole spells a duration in whole seconds.
 func Whole(d time.Duration) string { return (d + time.Second/2).Truncate(time.Second).String() }

@@ -31,7 +31,7 @@ func TestBar(t *testing.T) {
 	}
 }
 
-// What stands on the terminal is taken away before anything else is printed, line by line.
+// The progress display is erased before anything else is printed.
 func TestProgressOnATerminal(t *testing.T) {
 	var out, err bytes.Buffer
 	p := &Printer{Out: &out, Err: &err, Terminal: true, width: func() int { return 12 }}
