@@ -158,7 +158,7 @@ func (j *Job) tellFailed(reason failure.Reason, err error) error {
 		return err
 	}
 	j.bd.Store.Index().Counters.Add("failures", 1)
-	j.bd.Log.Info("compile failed", "model", j.Request.Name, "error", err)
+	j.bd.Log.Info("compile failed", "model", j.Request.Name, "error", err, "uid", j.Peer.UID)
 	if j.bd.Failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
 		about := event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name}
 		j.bd.Store.Happened(event.For(about, event.Failed, "%v", err))

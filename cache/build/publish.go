@@ -114,9 +114,9 @@ func (bd *Builder) unkept(b *index.Build, out string, why error) (*jobs.Result, 
 	result.Why = text
 	if request.StoreClass(why) == apierr.NoSpace {
 		bd.Store.Index().Counters.Add("unkept", 1)
-		bd.Log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
+		bd.Log.Warn("build not kept", "model", b.ModelName, "why", textOf(why), "uid", b.UID)
 	} else {
-		bd.Log.Error("build not stored", "model", b.ModelName, "error", why)
+		bd.Log.Error("build not stored", "model", b.ModelName, "error", why, "uid", b.UID)
 		bd.Store.LookAround()
 	}
 	happened := event.Of(b, event.Unkept, "%s", textOf(why))

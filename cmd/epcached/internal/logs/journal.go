@@ -11,12 +11,12 @@ import (
 	"github.com/coreos/go-systemd/v22/journal"
 )
 
-// New returns a logger of text lines. In systemd's journal each line has the priority of its level,
+// New returns a logger of text lines, of which each user causes few at a time. In systemd's journal each line has the priority of its level,
 // and no time because the journal has its own.
 func New(w io.Writer, level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if !isJournal(w) {
-		return slog.New(slog.NewTextHandler(w, options))
+		return slog.New(limit(slog.NewTextHandler(w, options)))
 	}
 	options.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) == 0 && a.Key == slog.TimeKey {
@@ -24,7 +24,7 @@ func New(w io.Writer, level slog.Leveler) *slog.Logger {
 		}
 		return a
 	}
-	return slog.New(slog.NewTextHandler(prioritized{w}, options))
+	return slog.New(limit(slog.NewTextHandler(prioritized{w}, options)))
 }
 
 func isJournal(w io.Writer) bool {

@@ -1,0 +1,84 @@
+package logs
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// What users do may cause lines. Of one kind and one user so many are written in so long; the others
+// are counted, and the count is a line.
+const (
+	mostLines = 20
+	perTime   = 10 * time.Second
+)
+
+// limited leaves out lines with the attribute uid, beyond the limit of their user and message.
+type limited struct {
+	slog.Handler
+	kinds *kinds
+}
+
+type kinds struct {
+	mu      sync.Mutex
+	written map[kind]int // lines of a kind since its first one; forgotten after perTime
+}
+
+type kind struct {
+	message string
+	uid     uint64
+}
+
+func limit(h slog.Handler) slog.Handler {
+	return limited{h, &kinds{written: make(map[kind]int)}}
+}
+
+// Handle writes the record, or counts it.
+func (l limited) Handle(ctx context.Context, r slog.Record) error {
+	of, user := kind{message: r.Message}, false
+	r.Attrs(func(a slog.Attr) bool {
+		if user = a.Key == "uid" && a.Value.Kind() == slog.KindUint64; user {
+			of.uid = a.Value.Uint64()
+		}
+		return !user
+	})
+	if user && !l.kinds.takes(of, func(more int) {
+		said := slog.NewRecord(time.Now(), r.Level, "lines left out", 0)
+		said.Add("uid", of.uid, "lines", more, "message", of.message)
+		_ = l.Handler.Handle(context.Background(), said) // there is nowhere else to tell it
+	}) {
+		return nil
+	}
+	return l.Handler.Handle(ctx, r)
+}
+
+// takes counts a line, and reports whether it is to be written. rest is called later with the lines
+// that were not.
+func (ks *kinds) takes(of kind, rest func(more int)) bool {
+	ks.mu.Lock()
+	defer ks.mu.Unlock()
+	ks.written[of]++
+	if ks.written[of] == 1 {
+		time.AfterFunc(perTime, func() {
+			ks.mu.Lock()
+			more := ks.written[of] - mostLines
+			delete(ks.written, of)
+			ks.mu.Unlock()
+			if more > 0 {
+				rest(more)
+			}
+		})
+	}
+	return ks.written[of] <= mostLines
+}
+
+// WithAttrs and WithGroup keep the limit.
+
+func (l limited) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return limited{l.Handler.WithAttrs(attrs), l.kinds}
+}
+
+func (l limited) WithGroup(name string) slog.Handler {
+	return limited{l.Handler.WithGroup(name), l.kinds}
+}
