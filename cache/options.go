@@ -55,6 +55,7 @@ type Options struct {
 	Space       store.SpaceOptions
 	Pack        string        // store.PackCold (default), store.PackAlways or store.PackOff
 	PackAfter   time.Duration // without use, also until an unpacked copy is dropped; 0: two hours
+	Verify      time.Duration // in which all stored bytes are read and compared once; 0: never
 	UnpackedDir string        // for copies of packed builds, perhaps in memory; "": the state directory
 	Remade      string        // why this process opens the state directory again; "": it does not
 	// Conditions are the configuration that compiles depend on, in any words: a model that failed
@@ -105,13 +106,14 @@ func newSettings(o *Options) (*settings, error) {
 	if s.store.Pack, err = o.packWhen(); err != nil {
 		return nil, err
 	}
+	s.store.Verify = o.Verify
 	s.rebuild, err = o.Rebuild.Limits()
 	return s, err
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
 // TrustedReporters, Publishers, Claims, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter,
-// Drivers and Runtimes. The other options are for Open alone and are not looked at. Where builds
+// Verify, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where builds
 // are judged otherwise by now, they are judged anew: at once when they are asked for, and all of
 // them in the background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {

@@ -165,14 +165,15 @@ type Need struct {
 	Build      BuildID
 }
 
-// EachNeed calls fn with every blob that is needed, in order of digests, once for each build that
-// needs it, and stops at fn's first error, which it returns. No transaction is open during fn.
-func (x *Index) EachNeed(ctx context.Context, fn func(Need) error) error {
-	return x.eachNeed(ctx, nil, fn)
+// EachNeed calls fn with every blob that is needed, in order of digests from this one on, once for
+// each build that needs it, and stops at fn's first error, which it returns. No transaction is open
+// during fn.
+func (x *Index) EachNeed(ctx context.Context, from cas.Digest, fn func(Need) error) error {
+	return x.eachNeed(ctx, nil, from[:], fn)
 }
 
-func (x *Index) eachNeed(ctx context.Context, prefix []byte, fn func(Need) error) error {
-	return x.db.rowsFrom(ctx, bucketBlobs, prefix, nil, func(key, value []byte) error {
+func (x *Index) eachNeed(ctx context.Context, prefix, after []byte, fn func(Need) error) error {
+	return x.db.rowsFrom(ctx, bucketBlobs, prefix, after, func(key, value []byte) error {
 		n, err := decodeNeed(key, value)
 		if err != nil || x.isGone(n.Build) {
 			return err
@@ -196,7 +197,7 @@ func decodeNeed(key, value []byte) (n Need, err error) {
 // accounted for each on the disk.
 func (x *Index) NeededIn(ctx context.Context, first byte) (map[cas.Digest]int64, error) {
 	out := make(map[cas.Digest]int64)
-	err := x.eachNeed(ctx, []byte{first}, func(n Need) error {
+	err := x.eachNeed(ctx, []byte{first}, nil, func(n Need) error {
 		out[n.Blob] = n.Disk
 		return nil
 	})

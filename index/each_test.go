@@ -48,7 +48,7 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 
 	needs := make(map[cas.Digest]int)
 	var last cas.Digest
-	require.NoError(t, x.EachNeed(ctx, func(n Need) error {
+	require.NoError(t, x.EachNeed(ctx, cas.Digest{}, func(n Need) error {
 		d, size, id := n.Blob, n.Size, n.Build
 		require.EqualValues(t, 4096, n.Disk)
 		require.NotEqual(t, gone, id)

@@ -590,6 +590,7 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 	if err != nil {
 		return err
 	}
+	h.store.Expect(b.ID, 0) // no request waits for it, so that it may be packed and evicted at once
 	for id := range h.doing {
 		h.facts[id].gone = true
 	}
@@ -630,24 +631,30 @@ func (h *history) there() (out []*fact) {
 	return out
 }
 
+// pack packs the first build, in random order, that something is gained with.
 func (h *history) pack(random *rand.Rand) error {
-	f := h.any(random)
-	if f == nil || f.state == index.Damaged {
-		return nil
+	return h.until(random, store.PackedNow, h.store.Packer().PackByHand(context.Background(), false))
+}
+
+// until changes the forms of builds in random order until one comes to that.
+func (h *history) until(random *rand.Rand, what string, change func(*index.Build) (string, int64, error)) error {
+	there := h.there()
+	for _, i := range random.Perm(len(there)) {
+		f := there[i]
+		if f.state == index.Damaged {
+			continue
+		}
+		did, _, err := change(&f.build)
+		if err != nil || did == what {
+			h.told(did)
+			return err
+		}
 	}
-	what, _, err := h.store.Packer().PackByHand(context.Background(), false)(&f.build)
-	h.told(what)
-	return err
+	return nil
 }
 
 func (h *history) unpack(random *rand.Rand) error {
-	f := h.any(random)
-	if f == nil || f.state == index.Damaged {
-		return nil
-	}
-	what, _, err := h.store.Packer().UnpackByHand(context.Background(), false)(&f.build)
-	h.told(what)
-	return err
+	return h.until(random, store.UnpackedNow, h.store.Packer().UnpackByHand(context.Background(), false))
 }
 
 func (h *history) compact(random *rand.Rand) error {

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
@@ -60,6 +62,8 @@ type Packer struct {
 	failed []cas.Digest // could not be looked at; guarded by mu
 	all    bool         // there may be others besides; guarded by mu
 	due    bool         // builds may be cold that were not; guarded by mu
+
+	slowly *rate.Limiter // of the scrub
 
 	pace sync.Mutex // one read at a time begins
 	last time.Time  // when the gate last opened; guarded by pace
@@ -216,6 +220,7 @@ func (s *Packer) run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		s.Sweep(ctx)
+		s.Scrub(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -308,7 +313,7 @@ func (s *Packer) look(ctx context.Context) (err error) {
 // first, because they are the bases of later ones.
 func (s *Packer) Unknown(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
-	err := s.st.index.EachNeed(ctx, func(n index.Need) error {
+	err := s.st.index.EachNeed(ctx, cas.Digest{}, func(n index.Need) error {
 		d := n.Blob
 		if n.Size < packing.Least || !s.st.cas.Has(d) || s.st.forms.Sharing.LookedAt(d) {
 			return nil

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
@@ -39,8 +41,9 @@ type Options struct {
 
 // Settings may change while the store is open.
 type Settings struct {
-	Space SpaceOptions
-	Pack  Packing
+	Space  SpaceOptions
+	Pack   Packing
+	Verify time.Duration // in which the scrub reads everything; 0: there is none
 }
 
 // Store is the one owner of a state directory. Make one with Open or OpenReadOnly. It may be used
@@ -81,7 +84,8 @@ func Open(dir string, o Options) (*Store, error) {
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
 		ledger: newLedger(), inHand: newInHand(), uprooted: make(chan string, 1)}
 	st.collector = &Collector{st: st}
-	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool)}
+	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool),
+		slowly: rate.NewLimiter(scrubRate, scrubPiece)}
 	st.settings.Store(&o.Settings)
 	if err := st.open(); err != nil {
 		return nil, errors.Join(err, st.Close())

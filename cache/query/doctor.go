@@ -302,6 +302,11 @@ func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 	if n := states[index.Withheld]; n > 0 {
 		out = append(out, warning("builds", "%d not served, because withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
+	if p := d.q.store.Scrubbed().Result(); p.Damaged > 0 {
+		out = append(out, warning("builds", "stored files read in turn: %s", p).hint("check the disk and its cables, and the memory: epcachectl events shows the builds"))
+	} else if !p.Began.IsZero() {
+		out = append(out, fine("builds", "stored files read in turn: %s", p))
+	}
 	return append(out, fine("builds", "%d may be served", served))
 }
 

@@ -100,6 +100,9 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 		if s.Sourceless, err = q.sourceless(ctx); err != nil {
 			return nil, apierr.New(apierr.Internal, err, "builds")
 		}
+		if p := q.store.Scrubbed().Result(); !p.Began.IsZero() {
+			s.Verified = p.String()
+		}
 	}
 	configured := q.options.Configured()
 	for _, one := range configured.Refused {

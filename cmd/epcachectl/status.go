@@ -96,6 +96,9 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
 		rows = append(rows, []string{"rebuilds", line})
 	}
+	if text := s.GetVerified(); text != "" {
+		rows = append(rows, []string{"verified", term.Printable(text)})
+	}
 	p.Table(rows)
 }
 

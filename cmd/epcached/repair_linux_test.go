@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -92,4 +93,28 @@ func TestRepairRebuildsTheIndex(t *testing.T) {
 	require.Equal(t, 0, code, out)
 	require.Equal(t, "hit", get(t, d.dial(), lost, onMissFail).Outcome)
 	require.FileExists(t, filepath.Join(d.state, "journal"))
+}
+
+// A daemon reads what is stored, though no request needs it, and shows what it has found.
+func TestDaemonVerifiesWhatIsStored(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, runtimeFolder(t, openVINO))
+	s.config += "[space]\nverify_every = \"\"\n"
+	d := s.start(t)
+	model := writeModel(t, t.TempDir(), 1)
+	path := get(t, d.dial(), model).object(t, s.state, false)
+	require.Empty(t, d.status().GetVerified())
+	d.stop()
+	damages["one bit of the binary"].do(t, path)
+
+	s.config = unmeasured + "[space]\nverify_every = \"1h\"\n"
+	d = s.start(t)
+	require.Eventually(t, func() bool {
+		out, code := d.epcachectl("status")
+		return code == 0 && strings.Contains(out, " 1 damaged")
+	}, patience, pollEvery, d.log)
+	require.NoFileExists(t, path)
+	out, _ := d.epcachectl("doctor")
+	require.Regexp(t, "warning.*read in turn: .*: 1 damaged", out)
+	require.Equal(t, "compiled", get(t, d.dial(), model).Outcome, "it is not served")
 }

@@ -186,7 +186,9 @@ type Space struct {
 
 	Pack string `toml:"pack" in:"cold,always,off"`
 	// Time without use after which a build is cold.
-	PackAfter   string `toml:"pack_after" is:"pause"`
+	PackAfter string `toml:"pack_after" is:"pause"`
+	// Time in which all stored bytes are read and compared with their digests once.
+	VerifyEvery string `toml:"verify_every" is:"age"`
 	UnpackedDir string `toml:"unpacked_dir" is:"path"` // "": in the state directory
 }
 
@@ -210,7 +212,7 @@ func Defaults() *Settings {
 		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
-		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h"},
+		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h", VerifyEvery: "30d"},
 	}
 }
 

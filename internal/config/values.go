@@ -149,6 +149,9 @@ func (x Space) Amounts() (budget, floor, user Amount) {
 // Unused is MaxUnused as a duration; 0: any time.
 func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
 
+// Verify is VerifyEvery; 0: never.
+func (x Space) Verify() time.Duration { return duration(x.VerifyEvery) }
+
 // leastBudget is less than any compiled model that is worth keeping: who asks for less has left out the unit.
 const leastBudget = 64 << 10
 

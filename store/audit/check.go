@@ -88,7 +88,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 		return nil
 	}
 	var last cas.Digest
-	err = a.index.EachNeed(ctx, func(n index.Need) error {
+	err = a.index.EachNeed(ctx, cas.Digest{}, func(n index.Need) error {
 		if n.Blob == last {
 			return nil
 		}

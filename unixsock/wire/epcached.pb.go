@@ -6207,6 +6207,7 @@ type StatusReply struct {
 	// connects), "service" (by systemd), "client" (by a program that needed it), or "".
 	StartedBy     string      `protobuf:"bytes,18,opt,name=started_by,json=startedBy,proto3" json:"started_by,omitempty"`
 	Sourceless    *Sourceless `protobuf:"bytes,17,opt,name=sourceless,proto3" json:"sourceless,omitempty"`
+	Verified      string      `protobuf:"bytes,19,opt,name=verified,proto3" json:"verified,omitempty"` // the result of reading all stored bytes, the last time; "": never done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6365,6 +6366,13 @@ func (x *StatusReply) GetSourceless() *Sourceless {
 		return x.Sourceless
 	}
 	return nil
+}
+
+func (x *StatusReply) GetVerified() string {
+	if x != nil {
+		return x.Verified
+	}
+	return ""
 }
 
 // Stop ends the daemon after the requests under way are answered, as SIGTERM does. It is for
@@ -8993,7 +9001,7 @@ const file_epcached_proto_rawDesc = "" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
 	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
-	"\x06Status\"\xde\x04\n" +
+	"\x06Status\"\xfa\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12%\n" +
@@ -9016,7 +9024,8 @@ const file_epcached_proto_rawDesc = "" +
 	"started_by\x18\x12 \x01(\tR\tstartedBy\x127\n" +
 	"\n" +
 	"sourceless\x18\x11 \x01(\v2\x17.epcached.v1.SourcelessR\n" +
-	"sourceless\"\x06\n" +
+	"sourceless\x12\x1a\n" +
+	"\bverified\x18\x13 \x01(\tR\bverified\"\x06\n" +
 	"\x04Stop\"\x1b\n" +
 	"\tStopReply\x12\x0e\n" +
 	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x9e\x01\n" +
