@@ -105,16 +105,13 @@ func (t *turns) passOn() (busy bool) {
 // overseer looks after the connections whose reader answers.
 type overseer struct {
 	start sync.Once
-	awake atomic.Bool
-	wake  chan struct{}
+	wake  chan struct{} // holds one token where an answer has begun since it woke last, or more
 }
 
 func (o *overseer) rouse() {
-	if !o.awake.Load() {
-		select {
-		case o.wake <- struct{}{}:
-		default: // it is being woken
-		}
+	select {
+	case o.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -126,28 +123,14 @@ func (s *Server) oversee() {
 			return
 		case <-s.overseer.wake:
 		}
-		s.overseer.awake.Store(true)
-		s.overlookUntilQuiet()
-		s.overseer.awake.Store(false)
-		// An answer that began just before saw the overseer awake.
-		if s.overlook() {
-			s.overseer.rouse()
+		tick := time.NewTicker(overlookEvery)
+		for quiet := 0; quiet < restAfter && s.base.Err() == nil; quiet++ {
+			<-tick.C
+			if s.overlook() {
+				quiet = 0
+			}
 		}
-	}
-}
-
-func (s *Server) overlookUntilQuiet() {
-	tick := time.NewTicker(overlookEvery)
-	defer tick.Stop()
-	for quiet := 0; quiet < restAfter; quiet++ {
-		select {
-		case <-s.base.Done():
-			return
-		case <-tick.C:
-		}
-		if s.overlook() {
-			quiet = 0
-		}
+		tick.Stop()
 	}
 }
 
