@@ -282,8 +282,8 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 			require.Equal(t, cas.Digest{}, a.Build.EPs[0].LibraryDigest)
 			run := func(a *request.Answer) []byte {
 				return b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: []compilers.EP{{Name: ep, Options: a.ProviderOptions[ep]}},
-					SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
-					Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
+					Session: compilers.Session{SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel},
+					Graph:   filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
 			}
 			require.Equal(t, run(compiled), run(a))
 			again := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))

@@ -79,7 +79,7 @@ func TestRealGroupsCompute(t *testing.T) {
 						Graph: asked.ModelFiles(i).Graph.Name()}
 					want = append(want, b.outputs(ort, source)...)
 				}
-				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), SessionOptions: loadOptions(a)}
+				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), Session: compilers.Session{SessionOptions: loadOptions(a)}}
 				for _, m := range a.Members[1:] {
 					together.Share = append(together.Share, filepath.Join(a.Path, m.Graph))
 				}
@@ -89,7 +89,7 @@ func TestRealGroupsCompute(t *testing.T) {
 					alone := b.acquire(oneOf(asked, i))
 					require.Equal(t, request.Hit, alone.Outcome)
 					require.Equal(t, i, alone.Member)
-					one := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(alone.Path, alone.Graph), SessionOptions: alone.SessionOptions}
+					one := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(alone.Path, alone.Graph), Session: compilers.Session{SessionOptions: alone.SessionOptions}}
 					apart = append(apart, b.outputs(ort, one)...)
 				}
 				require.Equal(t, want, apart)
@@ -173,7 +173,7 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 			Graph: asked.ModelFiles(i).Graph.Name()})...)
 	}
 	require.Equal(t, want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph),
-		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, SessionOptions: loadOptions(a)}))
+		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, Session: compilers.Session{SessionOptions: loadOptions(a)}}))
 
 	_, err := b.cache.Acquire(t.Context(), b.sharing(ep, 2, t.TempDir(), t.TempDir()), nil)
 	require.ErrorContains(t, err, `different files of theirs are called "weights.bin"`)

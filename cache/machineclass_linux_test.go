@@ -89,7 +89,7 @@ func (b *bench) requireRuns(ort *runCounter, a *request.Answer) {
 	rt := b.cache.runtimes.All()[0].Found().Spec
 	ep := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "CPU"}}}
 	job := compilers.CheckJob{Runtime: rt, EPs: []compilers.EP{ep}, Graph: filepath.Join(a.Path, a.Graph),
-		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel, Zeros: 1}
+		Session: compilers.Session{SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel}, Zeros: 1}
 	result, err := ort.ORT.Check(b.Context(), job) // which does not count
 	require.NoError(b, err)
 	require.Equal(b, compilers.Passed, result.Outcome, result.Text)
@@ -218,7 +218,7 @@ func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	rt := b.cache.runtimes.All()[0].Found().Spec
 	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Folder: folder,
 		EPs: []compilers.EP{{Name: openVINO}}, Output: claim.Claim.Output, Route: claim.Claim.Route,
-		GraphOptimizationLevel: "disable_all"}, nil)
+		Session: compilers.Session{GraphOptimizationLevel: "disable_all"}}, nil)
 	require.NoError(t, err)
 	taken, err := b.cache.Claims.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
 	require.NoError(t, err)

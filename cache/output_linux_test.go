@@ -149,7 +149,7 @@ func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	require.Len(t, source, 4*16*16)
 
 	graph := filepath.Join(a.Path, a.Graph)
-	check, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}}, Graph: graph, SessionOptions: a.SessionOptions})
+	check, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}}, Graph: graph, Session: compilers.Session{SessionOptions: a.SessionOptions}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 
@@ -245,7 +245,7 @@ func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
 	}
 	load := func(a *request.Answer) compilers.CheckResult {
 		checked, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
-			Graph: filepath.Join(a.View.Name(), a.Graph), SessionOptions: map[string]string{entry: "1"}})
+			Graph: filepath.Join(a.View.Name(), a.Graph), Session: compilers.Session{SessionOptions: map[string]string{entry: "1"}}})
 		require.NoError(t, err)
 		return checked
 	}

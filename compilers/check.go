@@ -90,10 +90,10 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	}
 	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
 		Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
-		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
+		Options: dialogue.Session(job.Session)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
-		req.Options.Entries = maps.Clone(req.Options.Entries)
-		req.Options.Entries[sourceOption] = source
+		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
+		req.Options.SessionOptions[sourceOption] = source
 	}
 	if job.Against != "" {
 		if !filepath.IsAbs(job.Against) || len(job.Share) > 0 {

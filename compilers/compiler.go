@@ -91,13 +91,10 @@ type Job struct {
 	Folder string // absolute path of the private folder that the output goes into; it exists
 	Output string // name of the graph to write, "<16 hex>_ctx.onnx"
 
-	SessionOptions             map[string]string // session config entries
-	FreeDimensions             map[string]int64  // by name
-	FreeDimensionsByDenotation map[string]int64
-	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
-	Embed                      bool   // context binary inside the graph instead of beside it
-	Route                      string // "": RouteCompileAPI, or RouteSessionOptions with Share
-	Initializers               Initializers
+	Session
+	Embed        bool   // context binary inside the graph instead of beside it
+	Route        string // "": RouteCompileAPI, or RouteSessionOptions with Share
+	Initializers Initializers
 
 	// Written, if not nil, is called from another goroutine once the graph is written, and not after Compile returned, with the bytes of all output: the
 	// worker then takes apart what it has in memory, and may still fail. It is not called where that cannot be seen. What is read of the output
@@ -117,6 +114,15 @@ type Pace struct {
 	Ready <-chan struct{}
 
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
+}
+
+// Session is what a session is made with, beside its execution providers. In JSON it is as request
+// records have it.
+type Session struct {
+	SessionOptions             map[string]string `json:"session_options"` // session config entries
+	FreeDimensions             map[string]int64  `json:"free_dimensions"` // by name
+	FreeDimensionsByDenotation map[string]int64  `json:"free_dimensions_by_denotation"`
+	GraphOptimizationLevel     string            `json:"graph_optimization_level"` // "", "disable_all", "basic", "extended", "layout", "all"
 }
 
 // Initializers says where those initializers go that stay outside of contexts: of nodes that no EP took, and, where an EP makes weightless contexts,
@@ -157,11 +163,7 @@ type CheckJob struct {
 	// are released in reverse. With ShareOptions among the SessionOptions it is how several members of a group are loaded.
 	Share []string
 
-	SessionOptions             map[string]string
-	FreeDimensions             map[string]int64
-	FreeDimensionsByDenotation map[string]int64
-	GraphOptimizationLevel     string
-
+	Session
 	Pace // of Graph and the files beside it
 
 	// Beside says that none of the EPs keeps a device for itself, so that they may be registered before Pace.Ready, beside the worker that

@@ -183,9 +183,7 @@ func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Res
 		return job, Result{}, fmt.Errorf("%w: %w", ErrNotTaken, first)
 	}
 	all.Model, all.ModelFile, all.Folder = own.Model, own.ModelFile, filepath.Join(folder, "own")
-	all.SessionOptions, all.FreeDimensions = own.SessionOptions, own.FreeDimensions
-	all.FreeDimensionsByDenotation = own.FreeDimensionsByDenotation
-	all.GraphOptimizationLevel = own.GraphOptimizationLevel
+	all.Session = own.Session
 	if err := os.Mkdir(all.Folder, 0o700); err != nil {
 		return all, Result{}, err
 	}
@@ -223,9 +221,8 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, folder string
 		if err != nil {
 			return CheckResult{}, fmt.Errorf("control of %s: %w", ep.Name, err)
 		}
-		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, done.Graph),
-			SessionOptions: job.SessionOptions, FreeDimensions: job.FreeDimensions,
-			FreeDimensionsByDenotation: job.FreeDimensionsByDenotation})
+		job.GraphOptimizationLevel = "" // the compile's alone
+		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, done.Graph), Session: job.Session})
 		if err != nil || result.Outcome != Passed {
 			return result, err
 		}

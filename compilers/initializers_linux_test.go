@@ -24,7 +24,7 @@ func apartJob(t *testing.T, r compilers.Runtime, ep compilers.EP, m tinymodel.Mo
 
 // requireAlone checks that a build loads and computes what the source does, from a folder that holds nothing else.
 func requireAlone(t *testing.T, c *compilers.ORT, job compilers.Job, result compilers.Result) *epmodel.Model {
-	want := compilertest.Outputs(t, compilers.CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: job.Model, SessionOptions: job.SessionOptions}, 7)
+	want := compilertest.Outputs(t, compilers.CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: job.Model, Session: compilers.Session{SessionOptions: job.SessionOptions}}, 7)
 	alone := t.TempDir()
 	sizes := map[string]int64{}
 	for _, name := range result.Files {
@@ -35,7 +35,7 @@ func requireAlone(t *testing.T, c *compilers.ORT, job compilers.Job, result comp
 		require.NoError(t, os.WriteFile(filepath.Join(alone, name), data, 0o600))
 	}
 	require.NoError(t, os.RemoveAll(filepath.Dir(job.Model)))
-	got := compilertest.Outputs(t, compilers.CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(alone, result.Graph), SessionOptions: job.SessionOptions}, 7)
+	got := compilertest.Outputs(t, compilers.CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(alone, result.Graph), Session: compilers.Session{SessionOptions: job.SessionOptions}}, 7)
 	require.Equal(t, want, got)
 	m := readModel(t, filepath.Join(alone, result.Graph))
 	require.NoError(t, epmodel.Validate(m, sizes))

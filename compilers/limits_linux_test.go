@@ -155,7 +155,7 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	r.EPs[0].Files = []string{r.EPs[0].Path}
 	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base), User: &compilers.Credential{UID: nobody, GID: nobody}, Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	job := compilers.Job{Runtime: r, EPs: []compilers.EP{testEP(nil)}, Folder: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx", SessionOptions: byReference}
+	job := compilers.Job{Runtime: r, EPs: []compilers.EP{testEP(nil)}, Folder: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx", Session: compilers.Session{SessionOptions: byReference}}
 	require.NoError(t, os.MkdirAll(job.Folder, 0o700))
 	source := filepath.Join(base, "staging", "job", "model")
 	require.NoError(t, os.MkdirAll(filepath.Join(source, "w", "deep"), 0o700))
@@ -174,7 +174,7 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	}
 	require.NoError(t, os.RemoveAll(source))
 	check := func(folder string) {
-		checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph), SessionOptions: byReference})
+		checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph), Session: compilers.Session{SessionOptions: byReference}})
 		require.NoError(t, err)
 		require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	}

@@ -215,14 +215,10 @@ func compileRequest(job Job) (dialogue.Request, error) {
 	}
 	req := dialogue.Request{
 		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Folder, job.Output),
-		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
+		Route: job.Route, Embed: job.Embed, Options: dialogue.Session(job.Session),
 		Readable: readable(job.Runtime, eps), Keep: job.Initializers,
 	}
 	return req, shareRequest(job, &req)
-}
-
-func session(entries map[string]string, byName, byDenotation map[string]int64, level string) dialogue.Session {
-	return dialogue.Session{Entries: entries, FreeDimensions: byName, FreeDimensionsByDenotation: byDenotation, GraphOptimizationLevel: level}
 }
 
 func requestEPs(r Runtime, eps []EP) ([]EP, error) {

@@ -41,9 +41,9 @@ func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, fu
 		return req, nil, fmt.Errorf("model for the worker: %w", err)
 	}
 	req.Model = filepath.Join(given, filepath.Base(req.Model))
-	if source, has := req.Options.Entries[sourceOption]; has {
-		req.Options.Entries = maps.Clone(req.Options.Entries)
-		req.Options.Entries[sourceOption] = filepath.Join(given, filepath.Base(source)) // it stands beside it, too
+	if source, has := req.Options.SessionOptions[sourceOption]; has {
+		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
+		req.Options.SessionOptions[sourceOption] = filepath.Join(given, filepath.Base(source)) // it stands beside it, too
 	}
 	req.Share = slices.Clone(req.Share)
 	for i, m := range req.Share { // they stand beside it

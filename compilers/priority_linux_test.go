@@ -136,7 +136,7 @@ func TestSourceLoads(t *testing.T) {
 	job := writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 64, 1))
 	idle := make(chan struct{})
 	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
-		Graph: job.Model, GraphOptimizationLevel: "all", Pace: compilers.Pace{Idle: idle}})
+		Graph: job.Model, Session: compilers.Session{GraphOptimizationLevel: "all"}, Pace: compilers.Pace{Idle: idle}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	require.Positive(t, checked.Seconds)
@@ -159,7 +159,7 @@ func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 		t.Cleanup(func() { _ = spin.Wait() })
 	}
 	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
-		Graph: filepath.Join(job.Folder, made.Graph), Against: job.Model, GraphOptimizationLevel: "all"})
+		Graph: filepath.Join(job.Folder, made.Graph), Against: job.Model, Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	require.Positive(t, checked.LoadCPU)

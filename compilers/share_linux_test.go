@@ -91,7 +91,7 @@ func TestGroupComputes(t *testing.T) {
 			job := groupJob(t, r, subject.ep, compilertest.Dense(3, 64, 1), compilertest.Dense(3, 64, 2), compilertest.Dense(3, 64, 4))
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
-			group := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: compilers.ShareOptions()}
+			group := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 			var want []byte
 			for i, source := range append([]compilers.ShareMember{{Model: job.Model}}, job.Share...) {
 				want = append(want, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs,
@@ -140,7 +140,7 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	require.NoError(t, os.Rename(folder, store))
 	require.NoError(t, os.Chmod(store, 0o700))
 	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(store, result.Graphs[0]),
-		Share: []string{filepath.Join(store, result.Graphs[1])}, SessionOptions: compilers.ShareOptions()})
+		Share: []string{filepath.Join(store, result.Graphs[1])}, Session: compilers.Session{SessionOptions: compilers.ShareOptions()}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 }

@@ -68,7 +68,7 @@ func (s subject) testGroup(t *testing.T) {
 
 // groupCheck loads all members of a group in one process.
 func groupCheck(s subject, job compilers.Job, result compilers.Result) compilers.CheckJob {
-	check := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: compilers.ShareOptions()}
+	check := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 	for _, graph := range result.Graphs[1:] {
 		check.Share = append(check.Share, filepath.Join(job.Folder, graph))
 	}

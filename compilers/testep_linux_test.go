@@ -126,7 +126,7 @@ func TestTestEPLoadsOtherReleases(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			r := compilertest.InstallTestEP(t, r.Directory, row.release)
-			check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: []compilers.EP{row.ep}, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: row.entries})
+			check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: []compilers.EP{row.ep}, Graph: filepath.Join(job.Folder, result.Graph), Session: compilers.Session{SessionOptions: row.entries}})
 			require.NoError(t, err)
 			require.Equal(t, row.outcome, check.Outcome, check.Text)
 			require.Contains(t, check.Text, row.says)

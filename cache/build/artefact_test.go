@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -26,7 +27,7 @@ func TestOutputsOfOthers(t *testing.T) {
 	require.ErrorContains(t, SuitsOutput(inFile, graph(2, "rest.bin", "other.bin")), `"other.bin"`)
 	require.NoError(t, SuitsOutput(&identity.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
 
-	wish := identity.Record{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
+	wish := identity.Record{Session: compilers.Session{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}}
 	require.NoError(t, CheckComplete(&wish, graph(1)))
 	require.ErrorContains(t, CheckComplete(&wish, graph(3)), "2 nodes")
 	require.NoError(t, CheckComplete(&identity.Record{}, graph(3)))

@@ -40,10 +40,9 @@ func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 	options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs, Graph: filepath.Join(out, result.Graph),
-		SessionOptions:         options, // and no dimensions: they are fixed in the graph
-		GraphOptimizationLevel: j.level(),
-		Pace:                   compilers.Pace{Ready: ready, Idle: j.urgent},
-		Beside:                 j.Plan.OnlyProcessors,
+		Session: compilers.Session{SessionOptions: options, GraphOptimizationLevel: j.level()},
+		Pace:    compilers.Pace{Ready: ready, Idle: j.urgent},
+		Beside:  j.Plan.OnlyProcessors,
 	}
 	for i := 1; i < j.Request.Models(); i++ {
 		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))

@@ -191,13 +191,10 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	spec := compilers.Job{
 		Runtime: j.Content.Spec, EPs: j.Plan.EPs,
 		Model: j.ModelPath(0), Folder: out, Output: j.MemberOutput(0), Embed: j.Embed,
-		SessionOptions: j.SessionOptions, FreeDimensions: j.FreeDimensions,
-		FreeDimensionsByDenotation: j.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     j.Plan.Canonical.GraphOptimizationLevel,
-		Route:                      j.Plan.Canonical.Route,
-		Initializers:               j.Plan.Canonical.Output.Initializers(),
-		Pace:                       compilers.Pace{Idle: j.urgent},
+		Session: j.Session, Route: j.Plan.Canonical.Route,
+		Initializers: j.Plan.Canonical.Output.Initializers(), Pace: compilers.Pace{Idle: j.urgent},
 	}
+	spec.GraphOptimizationLevel = j.Plan.Canonical.GraphOptimizationLevel
 	o := j.original(ctx, spec)
 	defer o.Close()
 	if o != nil {

@@ -21,18 +21,15 @@ import (
 
 // Record is a request in its one spelling: equal requests give equal records.
 type Record struct {
-	Version                    int               `json:"version"`
-	Model                      cas.Digest        `json:"model"`
-	EPs                        []RecordEP        `json:"eps"`
-	SessionOptions             map[string]string `json:"session_options"`
-	FreeDimensions             map[string]int64  `json:"free_dimensions"`
-	FreeDimensionsByDenotation map[string]int64  `json:"free_dimensions_by_denotation"`
-	GraphOptimizationLevel     string            `json:"graph_optimization_level"`
-	Embed                      bool              `json:"embed"`
-	Route                      string            `json:"route"`
-	Output                     *RecordOutput     `json:"output,omitempty"`
-	Group                      []cas.Digest      `json:"-"`                // further models of a group, in order
-	Member                     bool              `json:"member,omitempty"` // a key by which a group is found for one of its models
+	Version int        `json:"version"`
+	Model   cas.Digest `json:"model"`
+	EPs     []RecordEP `json:"eps"`
+	compilers.Session
+	Embed  bool          `json:"embed"`
+	Route  string        `json:"route"`
+	Output *RecordOutput `json:"output,omitempty"`
+	Group  []cas.Digest  `json:"-"`                // further models of a group, in order
+	Member bool          `json:"member,omitempty"` // a key by which a group is found for one of its models
 }
 
 // RecordEP is an execution provider in a record.
@@ -221,9 +218,9 @@ func Decode(record []byte) (Record, error) {
 	if m.Version != recordVersion {
 		return Record{}, fmt.Errorf("request record: version %d, not %d", m.Version, recordVersion)
 	}
-	r := Record{Version: recordVersion, Model: digestOf(m.Model), SessionOptions: notNil(m.SessionOptions),
-		FreeDimensions: notNil(m.FreeDimensions), FreeDimensionsByDenotation: notNil(m.FreeDimensionsByDenotation),
-		GraphOptimizationLevel: m.GraphOptimizationLevel, Embed: m.Embed, Route: m.Route, Member: m.Member}
+	r := Record{Version: recordVersion, Model: digestOf(m.Model), Embed: m.Embed, Route: m.Route, Member: m.Member,
+		Session: compilers.Session{SessionOptions: notNil(m.SessionOptions), FreeDimensions: notNil(m.FreeDimensions),
+			FreeDimensionsByDenotation: notNil(m.FreeDimensionsByDenotation), GraphOptimizationLevel: m.GraphOptimizationLevel}}
 	for _, ep := range m.Eps {
 		one := RecordEP{Name: ep.Name, Devices: []RecordDevice{}, Options: notNil(ep.Options), Files: notNil(ep.Files)}
 		for _, d := range ep.Devices {
@@ -264,8 +261,7 @@ func (r *Record) Terms() (Terms, error) {
 			return Terms{}, fmt.Errorf("option %q of %s names a file, and only its digest is kept", slices.Sorted(maps.Keys(ep.Files))[0], ep.Name)
 		}
 	}
-	return Terms{Model: r.Model, Group: r.Group, Member: r.Member, EPs: r.eps(), SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
-		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel,
+	return Terms{Model: r.Model, Group: r.Group, Member: r.Member, EPs: r.eps(), Session: r.Session,
 		Embed: r.Embed, Route: r.Route, Output: r.Output.output()}, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 )
 
 func anyRecord(t *rapid.T) Record {
@@ -15,8 +16,7 @@ func anyRecord(t *rapid.T) Record {
 	strings := func(name string) map[string]string { return rapid.MapOfN(text, text, 0, 3).Draw(t, name) }
 	numbers := func(name string) map[string]int64 { return rapid.MapOfN(text, rapid.Int64(), 0, 3).Draw(t, name) }
 	c := Record{Version: recordVersion, Embed: rapid.Bool().Draw(t, "embed"), Route: text.Draw(t, "route"),
-		GraphOptimizationLevel: text.Draw(t, "level"), SessionOptions: strings("session"),
-		FreeDimensions: numbers("dimensions"), FreeDimensionsByDenotation: numbers("denotations")}
+		Session: compilers.Session{GraphOptimizationLevel: text.Draw(t, "level"), SessionOptions: strings("session"), FreeDimensions: numbers("dimensions"), FreeDimensionsByDenotation: numbers("denotations")}}
 	copy(c.Model[:], rapid.SliceOfN(rapid.Byte(), len(cas.Digest{}), len(cas.Digest{})).Draw(t, "model"))
 	if rapid.Bool().Draw(t, "output") {
 		c.Output = &RecordOutput{text.Draw(t, "file"), rapid.Int64().Draw(t, "threshold"), rapid.Bool().Draw(t, "in the source")}
@@ -55,7 +55,7 @@ func FuzzRecord(f *testing.F) {
 }
 
 func TestRecordsOfOthersAreRefused(t *testing.T) {
-	c := Record{Version: recordVersion, SessionOptions: map[string]string{"a": "1", "b": "2"}}
+	c := Record{Version: recordVersion, Session: compilers.Session{SessionOptions: map[string]string{"a": "1", "b": "2"}}}
 	whole := c.Encode()
 	later := Record{Version: recordVersion + 1}
 	for name, record := range map[string][]byte{
@@ -79,8 +79,7 @@ func TestFilesOfOptionsAreNotKept(t *testing.T) {
 
 func TestCanonicalRecordIsFrozen(t *testing.T) {
 	c := Record{Version: 1, EPs: []RecordEP{{Name: "EP", Devices: []RecordDevice{{Type: "CPU", VendorID: 1, DeviceID: 2}},
-		Options: map[string]string{"b": "2", "a": "1"}}}, SessionOptions: map[string]string{"k": "v"},
-		FreeDimensions: map[string]int64{"n": 3}, GraphOptimizationLevel: "all", Embed: true, Route: "compile_api"}
+		Options: map[string]string{"b": "2", "a": "1"}}}, Session: compilers.Session{SessionOptions: map[string]string{"k": "v"}, FreeDimensions: map[string]int64{"n": 3}, GraphOptimizationLevel: "all"}, Embed: true, Route: "compile_api"}
 	// Worked out by hand from manifestpb.Request: a change here makes every stored build unreachable.
 	want := "0801" + "1220" + hex.EncodeToString(make([]byte, 32)) +
 		"1a1f" + "0a024550" + "12090a03435055" + "1001" + "1802" + "1a060a0161120131" + "1a060a0162120132" +

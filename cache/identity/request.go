@@ -42,20 +42,16 @@ type Terms struct {
 	Group  []cas.Digest // of further models that are compiled with it, in order
 	Member bool         // it is for a group that has the model among its members
 
-	EPs                        []EP
-	SessionOptions             map[string]string
-	FreeDimensions             map[string]int64
-	FreeDimensionsByDenotation map[string]int64
-	GraphOptimizationLevel     string
-	Embed                      bool
-	Route                      string
-	Output                     Output
+	EPs []EP
+	compilers.Session
+	Embed  bool
+	Route  string
+	Output Output
 }
 
 // Spelling digests the terms as they came. Those with files are not remembered.
 func (t *Terms) Spelling() ([32]byte, bool) {
-	raw := Record{Version: recordVersion, Model: t.Model, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
-		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
+	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session,
 		Embed: t.Embed, Route: t.Route, Output: t.Output.spelled(), Group: t.Group, Member: t.Member}
 	raw.EPs = make([]RecordEP, len(t.EPs))
 	for i, ep := range t.EPs {
@@ -71,7 +67,7 @@ func (t *Terms) Spelling() ([32]byte, bool) {
 // pass; devicesOf finds the devices that are meant, and its errors are given as they are.
 func (t *Terms) Record(ctx context.Context, allowed Allowed, devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
 	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group, Member: t.Member,
-		FreeDimensions: t.FreeDimensions}
+		Session: compilers.Session{FreeDimensions: t.FreeDimensions}}
 	if out.FreeDimensions == nil {
 		out.FreeDimensions = map[string]int64{}
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
 )
 
 var update = flag.Bool("update", false, "write clients/python/epcache/_session_keys.py")
@@ -121,7 +123,7 @@ func TestUnclassifiedEntriesAreFound(t *testing.T) {
 }
 
 func requestKey(t *testing.T, entries map[string]string) string {
-	terms := Terms{EPs: []EP{{Name: "QNNExecutionProvider"}}, SessionOptions: entries}
+	terms := Terms{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}
 	record, err := terms.Record(t.Context(), nil, StatedDevices)
 	require.NoError(t, err)
 	key, _ := record.Key()
@@ -147,7 +149,7 @@ func TestOnlyEntriesThatConcernTheCompileChangeTheKey(t *testing.T) {
 			require.NotEqual(t, plain, requestKey(t, entries), key)
 			require.Equal(t, entries, compile, key)
 		default:
-			terms := Terms{EPs: []EP{{Name: "QNNExecutionProvider"}}, SessionOptions: entries}
+			terms := Terms{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}
 			_, err := terms.Record(t.Context(), Allowed{"session/" + key}, StatedDevices)
 			require.ErrorContains(t, err, key, "refused, whatever an administrator allows")
 		}

@@ -171,9 +171,7 @@ func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Pl
 
 // OwnJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
 func OwnJob(r identity.Record, model string) *compilers.Job {
-	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions,
-		FreeDimensions: r.FreeDimensions, FreeDimensionsByDenotation: r.FreeDimensionsByDenotation,
-		GraphOptimizationLevel: r.GraphOptimizationLevel}
+	return &compilers.Job{Model: model, Session: r.Session}
 }
 
 // Notes are what is remembered of one runtime for as long as its libraries are what they are.

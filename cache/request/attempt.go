@@ -150,9 +150,7 @@ func (at *Attempt) Adopts() bool { return at.Adopt && at.TooLarge == "" }
 func (at *Attempt) Terms() *identity.Terms {
 	r := at.Request
 	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember, EPs: r.EPs,
-		SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
-		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     r.GraphOptimizationLevel, Embed: r.Embed, Route: r.Route, Output: r.Output}
+		Session: r.Session, Embed: r.Embed, Route: r.Route, Output: r.Output}
 }
 
 // Answer is an answer without a build.

@@ -130,7 +130,7 @@ func (a *Against) Target() *judge.Target {
 // CheckJob loads a graph as an application would that asked for what is judged.
 func (a *Against) CheckJob(graph, level string) compilers.CheckJob {
 	return compilers.CheckJob{Runtime: a.Content.Spec, EPs: a.EPs, Graph: graph,
-		SessionOptions: a.Canonical.SessionOptions, GraphOptimizationLevel: level}
+		Session: compilers.Session{SessionOptions: a.Canonical.SessionOptions, GraphOptimizationLevel: level}}
 }
 
 // Spelled is the request but for its model.

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
+	"github.com/epcached/epcached/compilers"
 )
 
 // Peer is the process that sends a request.
@@ -51,14 +52,11 @@ type Request struct {
 	// so that all share context binaries.
 	Group []identity.Files
 
-	EPs                        []identity.EP
-	SessionOptions             map[string]string
-	FreeDimensions             map[string]int64
-	FreeDimensionsByDenotation map[string]int64
-	GraphOptimizationLevel     string
-	Embed                      bool
-	Route                      string
-	Output                     identity.Output
+	EPs []identity.EP
+	compilers.Session
+	Embed  bool
+	Route  string
+	Output identity.Output
 
 	Runtime   runtimes.Ref
 	StrictORT bool
@@ -88,8 +86,7 @@ func (r *Request) Wanted() *runtimes.Wanted {
 
 // FromTerms is a request with these terms, without its models.
 func FromTerms(t *identity.Terms) *Request {
-	return &Request{EPs: t.EPs, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
-		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
+	return &Request{EPs: t.EPs, Session: t.Session,
 		Embed: t.Embed, Route: t.Route, Output: t.Output}
 }
 

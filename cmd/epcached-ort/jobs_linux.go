@@ -163,7 +163,7 @@ func (j *job) options() (*ort.SessionOptions, error) {
 	}
 	s, failed := j.req.Options, error(nil)
 	try := func(err error, format string, args ...any) { failed = cmp.Or(failed, step(err, format, args...)) }
-	for key, value := range entries(s.Entries) {
+	for key, value := range entries(s.SessionOptions) {
 		try(o.Set(key, value), "session option %s", key)
 	}
 	for name, value := range s.FreeDimensions {

@@ -134,7 +134,7 @@ func (j *job) compareOutputs() error {
 
 // original runs the source model without any of the EPs, and without the session options that are meant for them.
 func (j *job) original(inputs []ort.Tensor) ([]ort.Tensor, error) {
-	j.req.EPs, j.req.Options.Entries, j.req.Options.GraphOptimizationLevel = nil, nil, ""
+	j.req.EPs, j.req.Options.SessionOptions, j.req.Options.GraphOptimizationLevel = nil, nil, ""
 	o, err := j.options()
 	if err != nil {
 		return nil, err

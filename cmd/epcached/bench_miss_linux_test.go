@@ -67,7 +67,7 @@ func compileByHand(b *testing.B, ort *compilers.ORT, runtime compilers.Runtime, 
 	out := b.TempDir()
 	result, err := ort.Compile(b.Context(), compilers.Job{Runtime: runtime, EPs: eps, Model: model, Folder: out, Output: "0123456789abcdef_ctx.onnx"}, nil)
 	require.NoError(b, err)
-	checked, err := ort.Check(b.Context(), compilers.CheckJob{Runtime: runtime, EPs: eps, Graph: filepath.Join(out, result.Graph), GraphOptimizationLevel: "all"})
+	checked, err := ort.Check(b.Context(), compilers.CheckJob{Runtime: runtime, EPs: eps, Graph: filepath.Join(out, result.Graph), Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(b, err)
 	require.Equal(b, compilers.Passed, checked.Outcome, checked.Text)
 }

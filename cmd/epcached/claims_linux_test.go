@@ -114,7 +114,7 @@ func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	o.Helper()
 	folder := o.TempDir()
 	result, err := o.worker.Compile(limited(o), compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output, Route: claim.Claim.Route,
-		GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions, Embed: o.embed,
+		Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions}, Embed: o.embed,
 		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path, Options: claim.ProviderOptions[o.library.EP].GetEntries()}}}, nil)
 	require.NoError(o, err)
 	put := &wire.Put{Claim: claim.Claim.Id, CompileSeconds: result.Seconds, OrtVersion: result.ORTVersion}
@@ -167,7 +167,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	got.requireRight(t)
 	require.NotEmpty(t, got.SdkVersion)
 	checked, err := o.worker.Check(limited(t), compilers.CheckJob{Runtime: o.spec, Graph: filepath.Join(got.View, got.Graph),
-		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path}}, GraphOptimizationLevel: "all"})
+		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path}}, Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	waited := <-waiting

@@ -152,8 +152,8 @@ func (m *stressModel) compile(ctx context.Context, o stressUser, claim *wire.Acq
 		}
 		var result compilers.Result
 		result, err = o.worker.Compile(ctx, compilers.Job{Runtime: o.spec, Model: m.path, Folder: folder, Output: claim.Claim.Output, Route: claim.Claim.Route,
-			GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions,
-			EPs: []compilers.EP{{Name: o.owner.library.EP, Library: o.owner.library.Path, Options: claim.ProviderOptions[o.owner.library.EP].GetEntries()}}}, nil)
+			Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions},
+			EPs:     []compilers.EP{{Name: o.owner.library.EP, Library: o.owner.library.Path, Options: claim.ProviderOptions[o.owner.library.EP].GetEntries()}}}, nil)
 		if err != nil {
 			return
 		}

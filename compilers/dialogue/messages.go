@@ -138,7 +138,7 @@ type EP struct {
 
 // Session is what goes into ORT's session options.
 type Session struct {
-	Entries                    map[string]string
+	SessionOptions             map[string]string `json:"Entries"`
 	FreeDimensions             map[string]int64
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"

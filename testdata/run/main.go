@@ -90,7 +90,7 @@ func (o Order) open(env *ort.Env, graph string) (*ort.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	for key, value := range o.Session.Entries {
+	for key, value := range o.Session.SessionOptions {
 		if err := options.Set(key, value); err != nil {
 			return nil, err
 		}

@@ -202,8 +202,8 @@ func (cl *claimant) job(folder, model string, r *Request, claimed *wire.AcquireR
 	claim := claimed.GetClaim()
 	job := compilers.Job{
 		Runtime: cl.runtime, Model: model, Folder: folder, Output: claim.GetOutput(), Route: claim.GetRoute(), Embed: r.embed,
-		SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims, FreeDimensionsByDenotation: r.Denotations,
-		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(),
+		Session: compilers.Session{SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims,
+			FreeDimensionsByDenotation: r.Denotations, GraphOptimizationLevel: claimed.GetGraphOptimizationLevel()},
 		Initializers: compilers.Initializers{File: r.output.GetExternalInitializersFile(), Threshold: r.output.GetExternalInitializersThreshold(),
 			InSource: r.output.GetKeepInitializersInSource()},
 	}
