@@ -39,9 +39,19 @@ const (
 	askedUnit  = `[Unit]
 DefaultDependencies=no
 [Service]
-ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/worker; while [ ! -e /test/end ]; do sleep 0.05; done; systemctl show -P Result epcached.service epcached.socket epcached-worker.socket > /test/shown; systemctl list-units --all --plain --no-legend "epcached-worker@*" > /test/instances; systemctl kill -s KILL epcached.service; touch /test/done'
+ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/worker; while [ ! -e /test/end ]; do sleep 0.05; done; systemctl start look.service; systemctl show -P Result epcached.service epcached.socket epcached-worker.socket > /test/shown; systemctl list-units --all --plain --no-legend "epcached-worker@*" > /test/instances; systemctl kill -s KILL epcached.service; touch /test/done'
 `
 )
+
+// lookingWorker is in the place of the worker in its unit, and tells what it may do there.
+const lookingWorker = `
+[Unit]
+DefaultDependencies=no
+[Service]
+Type=oneshot
+StandardOutput=file:/test/look
+ExecStart=/bin/sh -c 'for f in objects manifests views index index.db lock staging; do [ -e /var/lib/epcached/$$f ] && echo $$f; done; for f in /var/lib/epcached /etc/epcached /usr/bin/epcached /run/epcached/worker.sock; do touch $$f 2> /dev/null && echo changed $$f; done; exit 0'
+`
 
 // container is a systemd with the shipped units.
 type container struct {
@@ -71,6 +81,10 @@ func startContainer(t *testing.T, config string) *container {
 		// What a whole system has started by then is not there.
 		put(filepath.Join(units, name+".d", "test.conf"), []byte("[Unit]\nDefaultDependencies=no\n"), 0o644)
 	}
+	worker, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached-worker@.service"))
+	require.NoError(t, err)
+	worker = regexp.MustCompile(`(?m)^(ExecStart|StandardInput|StandardOutput)=.*`).ReplaceAll(worker, nil)
+	put(filepath.Join(units, "look.service"), append(worker, lookingWorker...), 0o644)
 	put(filepath.Join(units, "epcached-test.target"), []byte(testTarget), 0o644)
 	put(filepath.Join(units, "asked.service"), []byte(askedUnit), 0o644)
 	users, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached.sysusers"))
@@ -151,6 +165,9 @@ func TestUnitsCompileUnderSystemd(t *testing.T) {
 	shown, err := os.ReadFile(filepath.Join(s.home, "shown"))
 	require.NoError(t, err)
 	require.Equal(t, "success\n\nsuccess\n\nsuccess\n", string(shown))
+	look, err := os.ReadFile(filepath.Join(s.home, "look"))
+	require.NoError(t, err)
+	require.Equal(t, "staging\n", string(look), "a worker sees the jobs' directories, and changes nothing else")
 	instances, err := os.ReadFile(filepath.Join(s.home, "instances"))
 	require.NoError(t, err)
 	require.Empty(t, string(instances))
