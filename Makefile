@@ -158,6 +158,7 @@ flood: build deps ## have one user flood the daemon with REQUESTS=1000000 of all
 matrix: build deps ## serve each pair of OpenVINO 1.4.0 to 1.8.1 and ONNX Runtime 1.24.4 to 1.32.0, switched under a running daemon
 	@testdata/fetch-runtimes $(DEPS)/runtimes openvino-{1.4.0,1.4.1,1.5.2,1.6.1,1.7.0,1.8.0,1.8.1} openvino-1.8.1-ort-{1.24.4,1.28.0,1.32.0}
 	EPCACHED_MATRIX=1 $(VENV) -m pytest -q -s clients/python/tests/real/test_matrix.py
+	$(GO) test -count 1 ./compilers -run TestRealEPsMakeKnownCallsOnly -args -compilers.all
 
 .PHONY: kills
 kills: build deps ## kill the daemon at each of its thousand system calls, and see what the next one finds; half an hour

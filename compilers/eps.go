@@ -31,6 +31,7 @@ type EPInfo struct {
 	FingerprintOptions []string `toml:"fingerprint_options"`
 	// Hardware takes the hardware architecture out of the compatibility string: its first group, or named groups joined by "/".
 	Hardware       *regexp.Regexp `toml:"hardware"`
+	KnownCalls     bool           `toml:"known_calls"`      // it makes the system calls only that workers know
 	Aliases        []string       `toml:"aliases"`          // other values of attribute "source" under which the EP takes EPContext nodes, in any case
 	DriverMetadata []string       `toml:"driver_metadata"`  // keys of device metadata that hold a driver version, besides os_driver_version
 	TargetAbsent   string         `toml:"target_absent_on"` // device type on which builds are made for a device that is elsewhere; load checks prove nothing there

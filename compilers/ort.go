@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -38,6 +39,7 @@ type ORT struct {
 	stacks   int64 // of address space that threads may reserve beside a bound that nobody chose: on a small machine it is most of it
 	host     *host // what of the system's means workers get
 	tried    tried
+	unknown  sync.Map        // by the paths of EPs: those that need more system calls than the known ones
 	tools    map[string]Tool // by EP: see AddTools
 }
 
@@ -243,6 +245,13 @@ func requestEPs(r Runtime, eps []EP) ([]EP, error) {
 		list = append(list, ep)
 	}
 	return list, nil
+}
+
+func librariesOf(eps []EP) (paths string) {
+	for _, ep := range eps {
+		paths += ep.Library + "\n"
+	}
+	return paths
 }
 
 func epNames(eps []EP) []string {

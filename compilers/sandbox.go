@@ -66,6 +66,11 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 		c.Read = append(c.Read, "/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve")
 	}
 	c.Read = append(c.Read, slices.Concat(s.Read, req.Read)...)
+	_, unknown := o.unknown.Load(librariesOf(req.EPs))
+	c.Known = !s.Network && !req.AnyCall && !unknown && req.Do != dialogue.Command && !slices.ContainsFunc(req.EPs, func(ep EP) bool {
+		info, _ := EPByName(ep.Name)
+		return !info.KnownCalls
+	})
 	model := req.Model
 	if req.ModelFile != nil { // the link there means something else in this process; the worker is let to the file by its descriptor
 		c.Read = append(c.Read, filepath.Dir(model))

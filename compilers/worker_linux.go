@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -49,7 +50,34 @@ type worker struct {
 	readers  sync.WaitGroup
 }
 
+// work has a worker do what a request says. One that fails, and was refused a system call that is not
+// known, gets a second try without that.
 func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
+	before, err := os.ReadDir(folder)
+	if err != nil {
+		return answer{}, fmt.Errorf("job's folder: %w", err)
+	}
+	first, err := o.workOnce(ctx, req, folder, pace, progress)
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) || !strings.Contains(first.log, dialogue.CallRefused) {
+		return first, err
+	}
+	o.opts.Log.Warn("a worker that was refused system calls failed, and is tried without that",
+		"ep", strings.Join(epNames(req.EPs), ", "), "error", err)
+	left, _ := os.ReadDir(folder) // what cannot be read cannot be removed
+	for _, e := range left {
+		if !slices.ContainsFunc(before, func(b os.DirEntry) bool { return b.Name() == e.Name() }) {
+			o.drop(filepath.Join(folder, e.Name()))
+		}
+	}
+	req.AnyCall = true
+	second, err := o.workOnce(ctx, req, folder, pace, progress)
+	if err == nil {
+		o.unknown.Store(librariesOf(req.EPs), true)
+	}
+	return second, err
+}
+
+func (o *ORT) workOnce(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
 		return answer{}, err

@@ -90,7 +90,7 @@ func confine(c *dialogue.Confinement, model int) error {
 	if err := landlock(c, model); err != nil {
 		return err
 	}
-	return filterCalls(c.Network, model != noModel || c.Reads)
+	return filterCalls(c, model != noModel || c.Reads)
 }
 
 // keptCapabilities let root's worker use files of other users, as far as Landlock lets it.

@@ -44,6 +44,9 @@ const (
 	ModelLink = "/proc/self/fd/5"
 )
 
+// CallRefused begins a line on standard error: a call that is not among the known ones was refused, whose number follows.
+const CallRefused = "epcached-ort: refused the unknown system call"
+
 // Limits of the dialogue, in bytes and records.
 const (
 	MaxRequest = 16 << 20
@@ -111,6 +114,8 @@ type Request struct {
 
 	// Not sent. ModelFile is the open file that the worker gets as ModelFD; nil: there is a file at Model.
 	ModelFile *os.File `json:"-"`
+
+	AnyCall bool `json:"-"` // not sent: it may make calls that are not known, too
 
 	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
 }
@@ -250,6 +255,7 @@ type Confinement struct {
 	Read    []string // read and executed
 	Write   []string // written as well
 	Network bool     // it may use the network
+	Known   bool     // it makes the known calls only
 	Reads   bool     // it makes nothing: it has no use for other modes of files
 }
 
