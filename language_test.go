@@ -19,7 +19,11 @@ import (
 var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/match", "index",
 	"cmd/epcachectl", "cmd/epcachectl/internal/acquire", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon",
 	"cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile",
-	"cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term"}
+	"cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term",
+	"internal/apierr", "internal/bytesize", "internal/config", "internal/flock", "internal/keyed",
+	"internal/memo", "internal/once", "internal/parallel", "internal/sparse", "internal/suggest",
+	"internal/tomlfile", "internal/watch", "internal/witness",
+}
 
 // narrow are those of them without lines of more than 100 columns.
 var narrow = []string{"cas", "cas/crashfs"}

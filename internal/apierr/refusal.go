@@ -1,8 +1,9 @@
-// Package apierr is what users are told when they do not get what they asked for: a class that says what they can do about it, a text, a hint, and
-// facts for programs.
+// Package apierr has the errors that clients get: a class that says what they can do, a text, a hint,
+// and facts for programs.
 //
-// An *Error is made where it is known what the user has to hear, and then names the object and its cause once. Class, text, hint and facts cross the
-// socket; the cause in it, for errors.Is and errors.As, does not. What nobody gave a class is Internal. Start reading at New.
+// An *Error is made where the object and the cause are known, and names each once. Class, text, hint
+// and facts cross the socket; the wrapped cause, for errors.Is and errors.As, does not. Errors without
+// a class are Internal. Start with New.
 package apierr
 
 import (
@@ -31,7 +32,7 @@ const (
 	Cancelled
 )
 
-// Error says why somebody does not get what was asked for.
+// Error says why a request failed.
 type Error struct {
 	Class Class
 	Text  string            // object and cause, for people
@@ -44,7 +45,7 @@ func (e *Error) Error() string { return e.Text }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// New makes an error whose text is the formatted one, with that of the cause behind it; the cause may be nil.
+// New returns an error with the formatted text, followed by the text of the cause, which may be nil.
 func New(class Class, cause error, format string, args ...any) *Error {
 	e := &Error{Class: class, Text: fmt.Sprintf(format, args...), Err: cause}
 	if cause != nil {
@@ -77,7 +78,7 @@ func ClassOf(err error) Class {
 	return Internal
 }
 
-// OfContext makes the error of a request whose context ended. The text says what it was for.
+// OfContext returns the error of a request after its context has ended. The text names the request.
 func OfContext(ctx context.Context, format string, args ...any) *Error {
 	class := Cancelled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

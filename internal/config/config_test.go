@@ -103,7 +103,7 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
-// Whoever mends a file wants to do it once.
+// All mistakes of a file are reported at once.
 func TestAllErrorsAtOnce(t *testing.T) {
 	_, file, err := load(t, "[rebuild]\njobs = 0\n[limits]\nmemory_bytes = -1\nspeed = 3\n[[driver]]\nmodule = \"../x\"\n")
 	require.Equal(t, strings.Join([]string{
@@ -255,7 +255,7 @@ pack_after = "5d"
 unpacked_dir = "/dev/shm"
 `
 
-// What is printed makes the same settings again, and leaves nothing out.
+// The printed configuration reads back as the same settings, and is complete.
 func TestPrintReadsBack(t *testing.T) {
 	s, _, err := load(t, everything)
 	require.NoError(t, err)
@@ -318,7 +318,7 @@ func TestParseDuration(t *testing.T) {
 	}
 }
 
-// Whatever stands in a file, it is refused or reads back.
+// Any file is refused, or reads back as the same settings.
 func FuzzLoad(f *testing.F) {
 	f.Add(everything)
 	f.Add("[[a.b]]\nc = {d = [{e = 1}, 2]}\n")

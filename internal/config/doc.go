@@ -1,8 +1,9 @@
 // Package config reads the daemon's configuration file.
 //
-// The file is TOML and reading is strict: a field that is not known is an error, for a misspelled limit is no limit. Every error has file, line
-// and column, and all of them are found at once. Load reads a file; Settings has the values with the defaults filled in, and Fields tells of each
-// where it is from. doc/configuration.md describes the fields for those who write the file.
+// The file is TOML and reading is strict: an unknown field is an error, because a misspelled limit is
+// no limit. All errors are found at once, with file, line and column. Load reads a file; Settings has
+// the values including defaults, and Fields returns the origin of each. doc/configuration.md describes
+// the fields.
 //
-// Nothing is opened or changed on behalf of a value: whether a runtime is there, or a rule file is sound, is for those who use it.
+// The package opens nothing that a value names: its users check runtimes and rule files.
 package config

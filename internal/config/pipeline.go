@@ -13,7 +13,7 @@ type Pipeline struct {
 }
 
 // PipelineRequest is a model, or the models of a weight-sharing group, with what the file says of
-// it. What it does not say itself, the top of the file says for all.
+// it. Values that it omits come from the top of the file.
 type PipelineRequest struct {
 	Models         []string // absolute paths; two or more: a group, in this order
 	EPs            []string // as --ep spells them; none: the file names none

@@ -142,7 +142,7 @@ type Field struct {
 	path []string
 }
 
-// field is a Field whose value is looked at when it is asked for: it may be set later, by a flag.
+// field is a Field that reads its value when it is printed, because a flag may set it later.
 type field struct {
 	path   []string
 	origin string

@@ -128,7 +128,7 @@ type Policy struct {
 	Unsupported         string `toml:"unsupported" in:"recompile,fail"`
 	// As ParseDuration reads it; "": no limit.
 	MaxAge string `toml:"max_age" is:"duration"`
-	// What compiles faster is not kept.
+	// Builds that compile faster are not stored.
 	MinCompileSeconds float64 `toml:"min_compile_seconds" range:"0 31536000"`
 	MeasureGain       bool    `toml:"measure_gain"`
 }
@@ -155,7 +155,7 @@ type Claims struct {
 	Open            uint64  `toml:"open" range:"1 1024"`  // of one user at the same time
 }
 
-// Rebuild bounds the compiles that nobody waits for.
+// Rebuild bounds background recompiles.
 type Rebuild struct {
 	Enabled  bool    `toml:"enabled"`
 	Jobs     uint64  `toml:"jobs" range:"1 4096"`
@@ -255,7 +255,7 @@ func (s *Settings) Level() slog.Level {
 	return level
 }
 
-// What is wrong in a file, and where: see package tomlfile.
+// The mistakes of a file and their places: see package tomlfile.
 type (
 	Position = tomlfile.Position
 	Error    = tomlfile.Error

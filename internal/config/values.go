@@ -152,7 +152,7 @@ func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
 // Verify is VerifyEvery; 0: never.
 func (x Space) Verify() time.Duration { return duration(x.VerifyEvery) }
 
-// leastBudget is less than any compiled model that is worth keeping: who asks for less has left out the unit.
+// leastBudget is less than any useful compiled model: a smaller budget lacks its unit.
 const leastBudget = 64 << 10
 
 func checkBudget(text string) error {

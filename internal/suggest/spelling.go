@@ -1,4 +1,4 @@
-// Package suggest finds the name that may have been meant by one that nobody knows.
+// Package suggest finds the known name that is closest to an unknown one.
 package suggest
 
 import "iter"

@@ -18,8 +18,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// Bounds of a file. What is larger is another file by mistake, and what has more mistakes is of
-// another kind: it would have one in every line.
+// Bounds of a file. A larger file is another one by mistake, and one with more mistakes is of another
+// kind.
 const (
 	MaxSize   = 1 << 20
 	maxValues = 20000

@@ -15,7 +15,7 @@ type locator struct {
 	last   map[string]int // by place of an array of tables: the index of the table that is open
 }
 
-// locate fills a document's places. What is no TOML it leaves to the decoder, which says more.
+// locate fills a document's places. It ignores text that is no TOML, because the decoder reports it better.
 func locate(d *Document, text []byte) *Error {
 	l := &locator{d, []int{0}, map[string]int{}}
 	for i, b := range text {
@@ -74,7 +74,7 @@ func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Pos
 		if at = l.position(it.Node()); len(path) > maxDepth {
 			return nil, at, l.tooDeep(at)
 		}
-		if _, again := l.places[place(path)]; !again { // else a table that is opened once more
+		if _, again := l.places[place(path)]; !again { // else a table that is opened again
 			l.places[place(path)] = at
 		}
 	}

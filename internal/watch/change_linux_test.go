@@ -11,14 +11,14 @@ import (
 
 // ways are the ways in which files change. Each begins with a folder that
 // before has filled; the subject is paths; afterwards the file end is written
-// once more, which must be noticed as well.
+// again, which must be noticed as well.
 var ways = []struct {
 	name   string
 	before func(r *rig)
 	paths  []string
 	change func(r *rig)
 	end    string
-	undone bool // in the end all is as it was: only who is told can know
+	undone bool // the final state is the first one: only events show the change
 }{
 	{"written in place", file, []string{"lib/ep.so"}, func(r *rig) { r.write("lib/ep.so", "two") }, "lib/ep.so", false},
 	{"appended to", file, []string{"lib/ep.so"}, func(r *rig) { r.write("lib/ep.so", "one and more") }, "lib/ep.so", false},

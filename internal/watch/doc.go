@@ -5,19 +5,18 @@
 // root down, each symbolic link and what it leads to. So a change is noticed however it is made:
 // written in place, replaced by rename, deleted, by a link that is switched or a parent that is
 // moved away. Of the entries of those folders only the ones on the way count; of a folder that a
-// path names itself, all its entries do, though not what lies in folders below it. What does not
-// exist is waited for.
+// path names itself, all its entries do, though not what lies in folders below it. Missing paths are
+// watched for.
 //
-// The promises. What changes after Set has returned is noticed: the watch is in place by then. The
-// first sign of a change is told as Changing; when there has been no sign for the quiet period, and
+// The promises. Changes after Set has returned are noticed, because the watch is in place by then. The
+// first sign of a change is reported as Changing; when there has been no sign for the quiet period, and
 // the files' stamps were twice the same meanwhile, Settled follows once. A change that never comes
-// to rest never settles. Between the two, a subject's files are nobody's version: a package manager
-// may be in the middle of them, or there may be none for a moment.
+// to rest never settles. Between the two, a subject's files are no consistent version, because a
+// package manager may be replacing them.
 //
-// Watching is a fast path and no proof. Some changes the kernel tells nobody:
-// stores through a mapping, writes through another hard link, what is mounted
-// over a folder. Stamps are compared every Backstop for these, as long as they
-// move a stamp at all. Who depends on a file compares its stamp itself.
+// Watching is a fast path and no proof. The kernel does not report stores through a mapping, writes
+// through another hard link, and mounts over a folder. For these, stamps are compared every Backstop,
+// as far as they move a stamp at all. Callers that depend on a file compare its stamp themselves.
 //
 // Folders that cannot be watched (limits reached, network file systems, /sys and /proc) are polled
 // by stamps, How says why, and watching is tried again with every poll. With nothing to poll the

@@ -72,7 +72,7 @@ func (r *rig) calmlyDeaf() {
 	}, patient, time.Millisecond)
 }
 
-// What was not told may have been the end of a watch.
+// The lost event may have been the end of a watch.
 func TestOverflowWatchesEverythingAgain(t *testing.T) {
 	r := newRig(t)
 	r.write("lib/ep.so", "one")
@@ -160,7 +160,7 @@ func TestFolderThatMayNotBeReadIsPolled(t *testing.T) {
 	r.notices("ep", func() { r.write("lib/ep.so", "two") })
 }
 
-// A process may name itself by a file in /proc, whose times and size tell nothing.
+// A process may name itself by a file in /proc, which has no meaningful times and size.
 func TestProcIsPolledByContent(t *testing.T) {
 	r := newRig(t)
 	comm := fmt.Sprintf("/proc/%d/comm", os.Getpid())
@@ -182,7 +182,7 @@ func TestSysIsPolled(t *testing.T) {
 	r.calm()
 }
 
-// What never rests never settles, and others are not kept from it.
+// A subject that never rests never settles, and does not delay others.
 func TestChangingFilesNeverSettle(t *testing.T) {
 	r := newRig(t)
 	r.set("clock", "/proc/uptime")
@@ -191,7 +191,8 @@ func TestChangingFilesNeverSettle(t *testing.T) {
 	r.calm()
 }
 
-// Stores through a mapping are told nobody. They move the file's times, where the file system keeps its word.
+// The kernel does not report stores through a mapping. They move the file's times on file systems that
+// are reliable.
 func TestStoresThroughAMappingAreFoundByTheBackstop(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Backstop = 20 * time.Millisecond })
 	if r.fs() == "tmpfs" {

@@ -71,15 +71,15 @@ func explain(err error) error {
 // folders are all that the kernel is asked to tell about: each folder once, for
 // all subjects that need something of it.
 //
-// Folders are watched, never files: a watch on a file dies with it, and nobody
-// hears of the next one of its name.
+// Folders are watched, never files, because a watch on a file dies with it and does not see the next
+// file of that name.
 type folders struct {
 	open func() (notifier, error)
 	tell func(news)
 	wg   *sync.WaitGroup // of the readers
 
 	// arm is held while the kernel is asked for something, and taken before mu.
-	// The readers and the loop never take it: who has it may wait for a file system.
+	// The readers and the loop never take it, because its holder may block on a file system.
 	arm    sync.Mutex
 	closed bool // guarded by arm
 
@@ -117,7 +117,7 @@ func (t *folders) hold(s *subject, needs map[int32]need, path, name string) erro
 		return errors.New("watching was interrupted")
 	}
 	users := inner(t.byWatch, watch)
-	// What the last look needed is heard of until this one ends.
+	// The folders of the last look stay watched until this one ends.
 	inner(users, s)[name], inner(needs, watch)[name] = true, true
 	return nil
 }

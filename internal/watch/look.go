@@ -67,7 +67,7 @@ func (k *walker) walk(path string, whole bool) {
 		case s.isLink():
 			k.note(p, s, kind)
 			if links++; links > maxLinks {
-				return // nobody gets through; a link that is switched is noticed
+				return // the path leads nowhere; a switched link is noticed
 			}
 			root, target := split(s.says)
 			if root != "" {

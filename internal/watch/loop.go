@@ -41,7 +41,7 @@ type result struct {
 	paths   []string
 }
 
-// loop is all that decides anything. It waits for nobody, and for no file system.
+// loop makes all decisions. It never blocks on subscribers or on file systems.
 func (w *Watcher) loop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -87,7 +87,7 @@ func (w *Watcher) set(name string, paths []string, placed chan struct{}) {
 	s.placed = append(s.placed, placed)
 }
 
-// place lets those go on who wait for paths to be watched.
+// place releases the callers that wait until their paths are watched.
 func (s *subject) place() {
 	for _, placed := range s.placed {
 		close(placed)

@@ -29,7 +29,7 @@ type rig struct {
 	dir string // without links
 	sys *faulty
 
-	passing bool // the last of what a test does leaves all as a look between may have found it: then nobody who polls can see it
+	passing bool // the last of what a test does leaves all as a look between may have found it: then polling cannot see it
 }
 
 // newRig never polls but where watching fails, so that what a test sees was told by the kernel.

@@ -54,7 +54,7 @@ func (s stamp) identity() stamp {
 }
 
 // timeless is the stamp of something in /sys or /proc: numbers and times there
-// are made up when somebody looks, and made up anew when memory was short.
+// are made up when a process looks, and again after memory was short.
 func (s stamp) timeless() stamp { return stamp{mode: s.mode, says: s.says, failed: s.failed} }
 
 // withContent adds what a small file says to its stamp.
@@ -137,7 +137,7 @@ var shared = map[uint32]string{
 	0x20030528: "OrangeFS", 0x19830326: "BeeGFS", 0x786f4256: "vboxsf", 0xbacbacbc: "vmhgfs",
 }
 
-// virtual are file systems whose files are made when they are read.
+// virtual are file systems that make their files when they are read.
 var virtual = map[uint32]string{
 	0x62656572: "sysfs", 0x9fa0: "proc", 0x64626720: "debugfs", 0x62656570: "configfs",
 	0x73636673: "securityfs", 0x63677270: "cgroup",

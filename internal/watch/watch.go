@@ -121,9 +121,9 @@ func absolute(path string) string {
 	return wd + string(filepath.Separator) + path
 }
 
-// Events delivers what happens: for each subject Changing, Settled, Changing and so on. Who is slow
-// holds nothing up: at most one Changing and one Settled wait for each subject, and a Settled that
-// is out of date is not delivered. The channel is closed by Close.
+// Events delivers events: for each subject Changing, Settled, Changing and so on. A slow receiver
+// blocks nothing: at most one Changing and one Settled are pending for each subject, and an outdated
+// Settled is not delivered. The channel is closed by Close.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
 // How says how a subject is watched: "inotify", or "polled: " and why; "" for a

@@ -94,7 +94,7 @@ func TestPathsAreReplacedBeforeTheyAreWatched(t *testing.T) {
 			once.Do(func() { close(reached) })
 			<-proceed
 		case r.path("b"):
-			time.Sleep(20 * time.Millisecond) // who does not wait is gone by then
+			time.Sleep(20 * time.Millisecond) // a caller that does not wait has returned by then
 			watched.Store(true)
 		}
 		return nil
@@ -115,7 +115,7 @@ func TestPathsAreReplacedBeforeTheyAreWatched(t *testing.T) {
 	r.notices("ep", func() { r.write("b/ep.so", "one") })
 }
 
-// A subject that changes stays so while its list is replaced: nobody takes it for settled.
+// A changing subject stays so while its list is replaced, and is not reported as settled.
 func TestPathsAreReplacedInTheMiddleOfAChange(t *testing.T) {
 	r := newRig(t)
 	r.write("a.so", "one")
@@ -156,7 +156,7 @@ func TestTenThousandEventsAreAFewValues(t *testing.T) {
 	})
 }
 
-// Nobody takes the events for a while: what waits is bounded, and not out of date.
+// With a slow receiver, pending events are bounded and not outdated.
 func TestSlowSubscriberBlocksNoOther(t *testing.T) {
 	r := newRig(t)
 	r.write("ep.so", "0")
@@ -187,7 +187,7 @@ func TestAHundredSubjects(t *testing.T) {
 	for i := range 100 {
 		r.write(fmt.Sprintf("lib%d/subject%d.so", i%7, i), "one")
 	}
-	for i := range 100 { // only when all is there: a folder that is made is a sign for who is watched already
+	for i := range 100 { // created before watching, because a new folder is a sign for watched subjects
 		name := fmt.Sprintf("subject%d", i)
 		names = append(names, name)
 		r.set(name, fmt.Sprintf("lib%d/%s.so", i%7, name), "common.so")
@@ -267,7 +267,7 @@ func TestClosedInTheMiddleOfAChange(t *testing.T) {
 	}
 }
 
-// Whatever was done to the folders and links: when it has settled, everything on the way as it is now is watched.
+// After any change of folders and links has settled, everything on the present way is watched.
 func TestAnythingMayHappenToTheTree(t *testing.T) {
 	for range 20 {
 		seed := rand.Uint64()
