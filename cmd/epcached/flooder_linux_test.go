@@ -76,6 +76,9 @@ var attacks = map[string]attack{
 	"come and go":  func(context.Context, *flooding, *hostile, *rand.Rand) error { return nil },
 	"large":        largeAttack,
 	"many tensors": manyTensorsAttack,
+
+	// Not the daemon's matter: what the processors' other work alone costs the neighbour.
+	"work": workAttack,
 }
 
 func flood(text string) int {
@@ -121,6 +124,7 @@ func (f *flooding) run(ctx context.Context) {
 	names := f.Attacks
 	if slices.Contains(names, "all") {
 		names = slices.Sorted(maps.Keys(attacks))
+		names = slices.DeleteFunc(names, func(name string) bool { return name == "work" })
 	}
 	for _, name := range names {
 		f.sent[name] = new(atomic.Int64)
@@ -284,6 +288,12 @@ func idleAttack(ctx context.Context, _ *flooding, c *hostile, _ *rand.Rand) erro
 	_, err := io.Copy(io.Discard, c.conn) // until the daemon ends it
 	<-ctx.Done()
 	return err
+}
+
+func workAttack(ctx context.Context, _ *flooding, _ *hostile, _ *rand.Rand) error {
+	for sum := 0; ctx.Err() == nil; sum++ {
+	}
+	return nil
 }
 
 // halfFrameAttack announces a large frame and sends a part of it.
