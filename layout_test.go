@@ -91,7 +91,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/program":        {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
 	"cmd/epcached":                           {"store", "cache", "cache/request", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/apierr", "internal/config", "unixsock", "unixsock/wire", "cache/claims"},
-	"cmd/epcached/internal/backend":          {"cache", "cache/joblist", "cache/request", "cache/identity", "cache/jobs", "cache/reports", "cache/rights", "epmodel", "internal/apierr", "internal/keyed", "store", "unixsock", "unixsock/wire", "cache/claims"},
+	"cmd/epcached/internal/backend":          {"cache", "cas", "cache/joblist", "cache/request", "cache/identity", "cache/jobs", "cache/reports", "cache/rights", "epmodel", "internal/apierr", "internal/keyed", "store", "unixsock", "unixsock/wire", "cache/claims"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},
 	"cmd/epcached/internal/reload":           {"cache", "cache/query", "cache/rules", "cmd/epcached/internal/systemd", "internal/config", "internal/watch"},

@@ -24,6 +24,17 @@ const (
 	pieceSize = 1 << 20
 )
 
+// Turns bounds the pieces of large inputs that are hashed at the same time. It blocks until the
+// caller may hash one, or ctx ends. leave ends that.
+type Turns func(ctx context.Context) (leave func(), err error)
+
+type turnsKey struct{}
+
+// WithTurns returns a context under which [Sum] takes a turn for each piece.
+func WithTurns(ctx context.Context, turns Turns) context.Context {
+	return context.WithValue(ctx, turnsKey{}, turns)
+}
+
 // pieces are shared by everything that hashes: a buffer a core is all that it needs.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
@@ -52,27 +63,41 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	nodes := make([][8]uint32, count) // chaining values of the pieces
 	var only guts.Node                // the piece, if there is one alone
 	var next atomic.Int64             // the piece that the next free worker takes
-	work := func() error {
-		buf := pieces.Get().(*[pieceSize]byte)
+	turns, _ := ctx.Value(turnsKey{}).(Turns)
+	one := func(i int64) error {
+		if turns != nil && count > 1 {
+			leave, err := turns(ctx)
+			if err != nil {
+				return err
+			}
+			defer leave()
+		}
+		buf := pieces.Get().(*[pieceSize]byte) // not before, because many may wait
 		defer pieces.Put(buf)
+		at := i * pieceSize
+		part := buf[:min(pieceSize, n-at)]
+		if k, err := r.ReadAt(part, off+at); k < len(part) {
+			if err == nil || err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("read at offset %d: %w", off+at+int64(k), err)
+		}
+		node := pieceNode(part, uint64(i))
+		if count == 1 {
+			only = node
+		}
+		nodes[i] = guts.ChainingValue(node)
+		return nil
+	}
+	work := func() error {
 		for i := next.Add(1) - 1; i < count; i = next.Add(1) - 1 {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			at := i * pieceSize
-			part := buf[:min(pieceSize, n-at)]
-			if k, err := r.ReadAt(part, off+at); k < len(part) {
+			if err := one(i); err != nil {
 				next.Store(count) // the other workers end as well
-				if err == nil || err == io.EOF {
-					err = io.ErrUnexpectedEOF
-				}
-				return fmt.Errorf("read at offset %d: %w", off+at+int64(k), err)
+				return err
 			}
-			node := pieceNode(part, uint64(i))
-			if count == 1 {
-				only = node
-			}
-			nodes[i] = guts.ChainingValue(node)
 		}
 		return nil
 	}

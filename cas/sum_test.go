@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -127,4 +129,29 @@ func BenchmarkSum(b *testing.B) {
 			}
 		}
 	})
+}
+
+// A turn is held while a piece is read and hashed, and no longer.
+func TestSumTakesATurnForEachPiece(t *testing.T) {
+	const count = 5
+	data := make([]byte, count*pieceSize-1)
+	var taken, held, most atomic.Int64
+	ctx := WithTurns(t.Context(), func(ctx context.Context) (func(), error) {
+		taken.Add(1)
+		now := held.Add(1)
+		for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
+		}
+		return func() { held.Add(-1) }, ctx.Err()
+	})
+	got, err := Sum(ctx, bytes.NewReader(data), 0, int64(len(data)))
+	require.NoError(t, err)
+	require.Equal(t, SumBytes(data), got)
+	require.EqualValues(t, count, taken.Load())
+	require.Zero(t, held.Load())
+	require.LessOrEqual(t, most.Load(), int64(runtime.GOMAXPROCS(0)))
+
+	failed := errors.New("no turn")
+	ctx = WithTurns(t.Context(), func(context.Context) (func(), error) { return nil, failed })
+	_, err = Sum(ctx, bytes.NewReader(data), 0, int64(len(data)))
+	require.ErrorIs(t, err, failed)
 }

@@ -30,10 +30,10 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 		t.Skip("SKIPPED: only root can connect as other users")
 	}
 	random := seeded(t)
-	requests := number(t, "EPCACHED_FLOOD_REQUESTS", 5000)
+	requests := number(t, "EPCACHED_FLOOD_REQUESTS", 3000)
 	s := newSite(t, runtimeFolder(t, openVINO))
 	d := s.start(t)
-	n := newNeighbour(t, d, number(t, "EPCACHED_FLOOD_HITS", 100))
+	n := newNeighbour(t, d, number(t, "EPCACHED_FLOOD_HITS", 60))
 	database := fileID(t, filepath.Join(s.state, "index.db"))
 	get(t, d.dial(), n.stored).view.Close()
 	calm := n.round("calm")
@@ -106,41 +106,50 @@ func (r *round) add(more round) {
 // round asks for hits, a tenth of them on a new connection, and for a miss or two.
 func (n *neighbour) round(when string) (r round) {
 	n.Helper()
-	ask := func(c *unixsock.Client, path, outcome string) time.Duration {
+	var c *unixsock.Client
+	connect := func() {
+		if c != nil {
+			c.Close()
+		}
+		began := time.Now()
+		var err error
+		c, err = n.tryConnect()
+		require.NoError(n, err, when)
+		r.connects = append(r.connects, time.Since(began))
+	}
+	ask := func(path string, outcomes ...string) time.Duration {
 		file, err := os.Open(path)
 		require.NoError(n, err)
 		defer file.Close()
-		began := time.Now()
 		request := forModel(path)
 		request.HoldsView = true
+		began := time.Now()
 		reply, view, err := c.Acquire(limited(n), request, []*os.File{file}, nil, nil)
+		if unixsock.WentAway(err) { // as all clients do: once, on another connection
+			connect()
+			reply, view, err = c.Acquire(limited(n), request, []*os.File{file}, nil, nil)
+		}
 		took := time.Since(began)
 		if view != nil {
 			view.Close()
 		}
-		if err != nil || reply.Outcome != outcome {
-			r.failed = append(r.failed,
-				fmt.Sprintf("%s: %s instead of %s: %v", when, reply.GetOutcome(), outcome, err))
+		if err != nil || !slices.Contains(outcomes, reply.Outcome) {
+			r.failed = append(r.failed, fmt.Sprintf("%s: %q instead of %q: %v", when,
+				reply.GetOutcome(), outcomes, err))
 		}
 		return took
 	}
-	var c *unixsock.Client
 	for i := range n.hits {
 		if i%10 == 0 {
-			if c != nil {
-				c.Close()
-			}
-			began := time.Now()
-			var err error
-			c, err = n.tryConnect()
-			r.connects = append(r.connects, time.Since(began))
-			require.NoError(n, err, when)
+			connect()
 		}
-		r.hits = append(r.hits, ask(c, n.stored, "hit"))
+		r.hits = append(r.hits, ask(n.stored, "hit"))
 	}
-	for range 2 {
+	for range 3 {
 		n.next++
-		r.misses = append(r.misses, ask(c, writeModel(n, n.TempDir(), n.next), "compiled"))
+		model := writeModel(n, n.TempDir(), n.next)
+		// The latter two after a repetition: the compile of the first request went on.
+		r.misses = append(r.misses, ask(model, "compiled", "waited", "hit"))
 	}
 	c.Close()
 	return r

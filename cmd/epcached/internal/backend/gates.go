@@ -2,7 +2,9 @@ package backend
 
 import (
 	"context"
+	"runtime"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/unixsock"
@@ -12,14 +14,21 @@ import (
 // take much memory. Requests wait there, and no longer than their contexts last.
 type gates struct {
 	small, large *keyed.Shares[uint32] // readings of models, of up to 256 KiB and up to 16 MiB
+	hashing      *keyed.Shares[uint32] // of large files, a piece at a time
 }
 
 func newGates() gates {
-	return gates{small: keyed.NewShares[uint32](64, 8), large: keyed.NewShares[uint32](6, 2)}
+	cores := runtime.GOMAXPROCS(0)
+	return gates{small: keyed.NewShares[uint32](64, 8), large: keyed.NewShares[uint32](6, 2),
+		hashing: keyed.NewShares[uint32](8*cores, cores)}
 }
 
-// reading returns the context of a request whose models are read for the peer.
+// reading returns the context of a request whose models are read for the peer. Hashing takes turns,
+// because hundreds of large files of one user would take the processors from requests of others.
 func (b *Backend) reading(ctx context.Context, p unixsock.Peer) context.Context {
+	ctx = cas.WithTurns(ctx, func(ctx context.Context) (leave func(), err error) {
+		return b.gates.hashing.Take(ctx, b.Owner(p.UID))
+	})
 	return epmodel.WithGate(ctx, func(ctx context.Context, large bool) (leave func(), err error) {
 		if large {
 			return b.gates.large.Take(ctx, b.Owner(p.UID))
