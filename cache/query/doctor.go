@@ -65,7 +65,7 @@ func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply,
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
 		[]Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(), d.adviseBuilds(ctx),
-		d.adviseSources(ctx), d.LatelyAdvice(p))
+		d.adviseSources(ctx, p), d.LatelyAdvice(p))
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
 	}

@@ -360,8 +360,8 @@ func (d *Doctor) adviseSandbox(ctx context.Context) []Advice {
 	return out
 }
 
-func (d *Doctor) adviseSources(ctx context.Context) []Advice {
-	s, err := d.q.sourceless(ctx)
+func (d *Doctor) adviseSources(ctx context.Context, p rights.Peer) []Advice {
+	s, err := d.q.sourceless(ctx, p)
 	if err != nil {
 		return []Advice{warning("rebuilds", "the builds cannot be looked at: %v", err)}
 	}

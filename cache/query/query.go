@@ -97,12 +97,12 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 		s.Hits, s.Misses, s.Compiles, s.Failures = n["hits"], n["misses"], n["compiles"], n["failures"]
 		s.CompileSecondsSaved = float64(n["saved_milliseconds"]) / 1000
 		s.Jobs = uint32(q.options.Jobs())
-		if s.Sourceless, err = q.sourceless(ctx); err != nil {
-			return nil, apierr.New(apierr.Internal, err, "builds")
-		}
 		if p := q.store.Scrubbed().Result(); !p.Began.IsZero() {
 			s.Verified = p.String()
 		}
+	}
+	if s.Sourceless, err = q.sourceless(ctx, p); err != nil {
+		return nil, apierr.New(apierr.Internal, err, "builds")
 	}
 	configured := q.options.Configured()
 	for _, one := range configured.Refused {
@@ -226,19 +226,23 @@ const (
 	sourcelessBatch = 256
 )
 
-// sourceless counts the builds whose source models the daemon does not have.
-func (q *Queries) sourceless(ctx context.Context) (*wire.Sourceless, error) {
+// sourceless counts the builds that the peer may see whose source models the daemon does not have.
+func (q *Queries) sourceless(ctx context.Context, p rights.Peer) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := q.options.Rebuilds()
 	until := time.Now().Add(sourcelessTime)
+	looked := 0
 	err := q.index.Each(ctx, func(b index.Build) error {
+		if looked++; looked%sourcelessBatch == 0 && time.Now().After(until) {
+			return errStop
+		}
+		if !q.rights.MaySee(p, b.ID, b.Scope) {
+			return nil
+		}
 		out.Looked++
 		if why := whySourceless(&b, missing[b.ID]); why != "" {
 			out.Builds++
 			reasons[why]++
-		}
-		if out.Looked%sourcelessBatch == 0 && time.Now().After(until) {
-			return errStop
 		}
 		return nil
 	})

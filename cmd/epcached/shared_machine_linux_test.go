@@ -140,7 +140,8 @@ func (m *machine) serve() {
 	require.NoError(m, err)
 	defer passed.Close()
 	start := strings.NewReplacer("/usr/bin/", "/opt/epcached/bin/", "/etc/epcached/",
-		"/opt/epcached/etc/").Replace(unit(m, "epcached.service", "ExecStart"))
+		"/opt/epcached/etc/", " --worker-socket /run/epcached/worker.sock", "").
+		Replace(unit(m, "epcached.service", "ExecStart"))
 	script := m.mounts(true) + "cd /; umask " + unit(m, "epcached.service", "UMask") +
 		"\nLISTEN_PID=$$ LISTEN_FDS=1 exec setpriv --no-new-privs --bounding-set -all " +
 		fmt.Sprintf("--reuid %d --regid %d --clear-groups %s", daemonUID, daemonUID, start)
