@@ -440,7 +440,7 @@ func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 }
 
 func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
-	r := &request.Request{EPs: []identity.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
+	r := &request.Request{Wish: identity.Wish{EPs: []identity.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}}
 	out := r.Sharing()
 	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"}, out.EPs[0].Options)
 	require.Empty(t, out.EPs[1].Options)

@@ -167,7 +167,7 @@ func (b *bench) openFile(path string) *os.File {
 }
 
 func (b *bench) request(graph *os.File) *request.Request {
-	return &request.Request{Peer: request.Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []identity.EP{{Name: standin.EP}}}
+	return &request.Request{Peer: request.Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, Wish: identity.Wish{EPs: []identity.EP{{Name: standin.EP}}}}
 }
 
 func (b *bench) acquire(r *request.Request) *request.Answer {

@@ -261,8 +261,8 @@ func (r *Record) Terms() (Terms, error) {
 			return Terms{}, fmt.Errorf("option %q of %s names a file, and only its digest is kept", slices.Sorted(maps.Keys(ep.Files))[0], ep.Name)
 		}
 	}
-	return Terms{Model: r.Model, Group: r.Group, Member: r.Member, EPs: r.eps(), Session: r.Session,
-		Embed: r.Embed, Route: r.Route, Output: r.Output.output()}, nil
+	return Terms{Model: r.Model, Group: r.Group, Member: r.Member,
+		Wish: Wish{EPs: r.eps(), Session: r.Session, Embed: r.Embed, Route: r.Route, Output: r.Output.output()}}, nil
 }
 
 func (r *Record) eps() []EP {

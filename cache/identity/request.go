@@ -41,7 +41,11 @@ type Terms struct {
 	Model  cas.Digest
 	Group  []cas.Digest // of further models that are compiled with it, in order
 	Member bool         // it is for a group that has the model among its members
+	Wish
+}
 
+// Wish is what a request says of how its models are compiled.
+type Wish struct {
 	EPs []EP
 	compilers.Session
 	Embed  bool

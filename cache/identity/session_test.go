@@ -123,7 +123,7 @@ func TestUnclassifiedEntriesAreFound(t *testing.T) {
 }
 
 func requestKey(t *testing.T, entries map[string]string) string {
-	terms := Terms{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}
+	terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}}
 	record, err := terms.Record(t.Context(), nil, StatedDevices)
 	require.NoError(t, err)
 	key, _ := record.Key()
@@ -149,7 +149,7 @@ func TestOnlyEntriesThatConcernTheCompileChangeTheKey(t *testing.T) {
 			require.NotEqual(t, plain, requestKey(t, entries), key)
 			require.Equal(t, entries, compile, key)
 		default:
-			terms := Terms{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}
+			terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}}
 			_, err := terms.Record(t.Context(), Allowed{"session/" + key}, StatedDevices)
 			require.ErrorContains(t, err, key, "refused, whatever an administrator allows")
 		}

@@ -148,9 +148,7 @@ func (at *Attempt) Adopts() bool { return at.Adopt && at.TooLarge == "" }
 
 // Terms are what decides what is compiled.
 func (at *Attempt) Terms() *identity.Terms {
-	r := at.Request
-	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember, EPs: r.EPs,
-		Session: r.Session, Embed: r.Embed, Route: r.Route, Output: r.Output}
+	return &identity.Terms{Model: at.Identity.Digest, Group: at.Identity.Group, Member: at.AsMember, Wish: at.Wish}
 }
 
 // Answer is an answer without a build.

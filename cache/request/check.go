@@ -189,15 +189,16 @@ func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	model := modelFiles([]*wire.Model{w.Model}, fds)[0]
 	r := &Request{
 		Peer: p, Name: model.Name, Graph: model.Graph, External: model.External, Group: modelFiles(w.Group, fds),
-		Session: compilers.Session{SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions,
-			FreeDimensionsByDenotation: w.FreeDimensionsByDenotation, GraphOptimizationLevel: w.GraphOptimizationLevel},
-		Embed: w.Embed, Route: w.Route,
-		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput,
-		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView, Adopt: w.Adopt,
-		Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(),
+		Wish: identity.Wish{Embed: w.Embed, Route: w.Route, Session: compilers.Session{
+			SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions,
+			FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
+			GraphOptimizationLevel:     w.GraphOptimizationLevel,
+		}, Output: identity.Output{InitializersFile: w.Output.GetExternalInitializersFile(),
 			InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource:  w.Output.GetKeepInitializersInSource(),
-			NodeNamePrefix:        w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
+			NodeNamePrefix:        w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()}},
+		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput,
+		OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView, Adopt: w.Adopt,
 	}
 	for _, ep := range w.Eps {
 		one := identity.EP{Name: ep.Name, Options: ep.Options}

@@ -14,7 +14,6 @@ import (
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/compilers"
 )
 
 // Peer is the process that sends a request.
@@ -52,11 +51,7 @@ type Request struct {
 	// so that all share context binaries.
 	Group []identity.Files
 
-	EPs []identity.EP
-	compilers.Session
-	Embed  bool
-	Route  string
-	Output identity.Output
+	identity.Wish
 
 	Runtime   runtimes.Ref
 	StrictORT bool
@@ -82,12 +77,6 @@ type Request struct {
 func (r *Request) Wanted() *runtimes.Wanted {
 	return &runtimes.Wanted{Ref: r.Runtime, EPs: r.EPs, UID: r.Peer.UID, StrictORT: r.StrictORT,
 		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
-}
-
-// FromTerms is a request with these terms, without its models.
-func FromTerms(t *identity.Terms) *Request {
-	return &Request{EPs: t.EPs, Session: t.Session,
-		Embed: t.Embed, Route: t.Route, Output: t.Output}
 }
 
 // Models counts the models that are asked for.

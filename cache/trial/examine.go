@@ -88,7 +88,7 @@ func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtime
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := ts.runtimeReported(ctx, b, &request.Request{Peer: p, EPs: again.EPs, Runtime: from})
+	rt, rc, err := ts.runtimeReported(ctx, b, &request.Request{Peer: p, Wish: identity.Wish{EPs: again.EPs}, Runtime: from})
 	if err != nil {
 		return nil, err
 	}

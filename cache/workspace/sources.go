@@ -162,8 +162,7 @@ func Attempt(uid uint32, name string, model cas.Digest, record []byte) (*request
 	if err != nil {
 		return nil, Gone("the request cannot be made again: %v", err)
 	}
-	r := request.FromTerms(&terms)
-	r.Peer, r.Name, r.OnMiss = request.Peer{UID: uid}, name, request.Refresh
+	r := &request.Request{Wish: terms.Wish, Peer: request.Peer{UID: uid}, Name: name, OnMiss: request.Refresh}
 	return &request.Attempt{Request: r, Identity: identity.Model{Digest: model, Group: terms.Group},
 		Unserved: new([]index.BuildID), Phase: func(string) {}}, nil
 }
