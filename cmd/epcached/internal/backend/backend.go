@@ -54,11 +54,6 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 // Acquire translates the request, and the answer back.
 func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
-	if w.DeadlineMs > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(w.DeadlineMs)*time.Millisecond)
-		defer cancel()
-	}
 	r, err := request.FromWire(peer(p), w, fds)
 	if err != nil {
 		return unixsock.Answer{}, err
