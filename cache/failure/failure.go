@@ -114,7 +114,7 @@ func (f *Failure) ended(exit *compilers.ExitError) {
 		f.Reason = WorkerDied
 		return
 	}
-	// Where no cgroup limits it, the kernel gives a process no more, and that gives up.
+	// The kernel gives a process no more than its limit, and that gives up.
 	f.Reason = cmp.Or(limitSaid(compilers.LastLine(exit.Stderr)), Crash)
 }
 

@@ -144,7 +144,8 @@ func (m *machine) serve() {
 		Replace(unit(m, "epcached.service", "ExecStart"))
 	script := m.mounts(true) + "cd /; umask " + unit(m, "epcached.service", "UMask") +
 		"\nLISTEN_PID=$$ LISTEN_FDS=1 exec setpriv --no-new-privs --bounding-set -all " +
-		fmt.Sprintf("--reuid %d --regid %d --clear-groups %s", daemonUID, daemonUID, start)
+		fmt.Sprintf("--reuid %d --regid %d --groups %d %s", daemonUID, daemonUID, workersUID, start)
+	m.serveWorkers()
 	d := &epcached{TB: m, site: &site{state: filepath.Join(m.base, "var/lib/epcached"),
 		socket: socket}, log: new(syncBuffer), done: make(chan struct{})}
 	d.cmd = exec.Command("unshare", "--mount", "sh", "-c", script)
@@ -155,6 +156,42 @@ func (m *machine) serve() {
 	d.run(m)
 	m.daemon = d
 	d.status() // it is started by now
+}
+
+// workersUID is the workers' user, whose group the daemon is in.
+const workersUID = daemonUID + 1
+
+// serveWorkers starts an instance of the workers' unit for each connection, as systemd does.
+func (m *machine) serveWorkers() {
+	require.Equal(m, "/run/epcached/worker.sock", unit(m, "epcached-worker.socket", "ListenStream"))
+	require.Equal(m, "0600", unit(m, "epcached-worker.socket", "SocketMode"))
+	socket := filepath.Join(m.base, "run/epcached/worker.sock")
+	_ = os.Remove(socket) // of an earlier start
+	l, err := net.Listen("unix", socket)
+	require.NoError(m, err)
+	m.Cleanup(func() { l.Close() })
+	require.NoError(m, os.Chown(socket, daemonUID, workersUID))
+	require.NoError(m, os.Chmod(socket, 0o600))
+	start := strings.ReplaceAll(unit(m, "epcached-worker@.service", "ExecStart"), "/usr/bin/", "/opt/epcached/bin/")
+	script := m.mounts(true) + fmt.Sprintf("exec setpriv --no-new-privs --bounding-set -all --reuid %d --regid %d --clear-groups %s", workersUID, workersUID, start)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return // the test ends
+			}
+			file, err := conn.(*net.UnixConn).File()
+			_ = conn.Close() // the instance has its own
+			if err != nil {
+				continue // the daemon sees the end of the connection
+			}
+			instance := exec.Command("unshare", "--mount", "sh", "-c", script)
+			instance.Stdin = file
+			_ = instance.Start() // likewise
+			_ = file.Close()     // likewise
+			go func() { _ = instance.Wait() }()
+		}
+	}()
 }
 
 // told is what an application says of its session.
