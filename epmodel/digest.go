@@ -44,10 +44,13 @@ func Digest(ctx context.Context, m *Model, graph Source, open func(location stri
 	if len(m.External)+len(m.Whole) == 0 {
 		return d, nil
 	}
-	err = admitted(ctx, m.Name, func(most int64) error {
+	err = admitted(ctx, m.Name, func(most int64, leave func()) error {
 		files, err := m.byLocation(ctx, graph, most)
 		if err != nil {
 			return err
+		}
+		if most == smallKept {
+			leave() // hashing may take long
 		}
 		rec := append([]byte(digestMagic), d[:]...)
 		rec = binary.LittleEndian.AppendUint64(rec, uint64(m.Size))

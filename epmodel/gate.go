@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 )
 
 // Gate bounds the memory of readings that run at the same time. It blocks until there is memory for
@@ -24,18 +25,20 @@ var errLarge = errors.New("more memory is needed")
 
 // admitted calls work with the memory that it may use: little first, because that is enough for nearly
 // every model, and then as much as any model may need. No walk waits for memory while it has some, so
-// that walks never wait for each other.
-func admitted(ctx context.Context, name string, work func(most int64) error) error {
+// that walks never wait for each other. Work that takes long may leave the gate with little memory.
+func admitted(ctx context.Context, name string, work func(most int64, leave func()) error) error {
 	gate, _ := ctx.Value(gateKey{}).(Gate)
 	once := func(most int64) error {
+		leave := func() {}
 		if gate != nil {
-			leave, err := gate(ctx, most > smallKept)
+			passed, err := gate(ctx, most > smallKept)
 			if err != nil {
 				return fmt.Errorf("%s: wait for memory: %w", name, err)
 			}
+			leave = sync.OnceFunc(passed)
 			defer leave()
 		}
-		return work(most)
+		return work(most, leave)
 	}
 	err := once(smallKept)
 	if errors.Is(err, errLarge) {

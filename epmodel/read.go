@@ -40,7 +40,7 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 // Tensors is Read that also calls each with every tensor, in file order: initializers of every graph and function, and
 // constants in node attributes. A large model is walked again from its start, so each may see a tensor twice.
 func Tensors(ctx context.Context, name string, src Source, each func(*Initializer)) (m *Model, err error) {
-	err = admitted(ctx, name, func(most int64) error {
+	err = admitted(ctx, name, func(most int64, _ func()) error {
 		m, err = walk(ctx, name, src, most, func(_ *walker, t *Initializer) { each(t) })
 		return err
 	})

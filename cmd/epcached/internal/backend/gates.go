@@ -19,7 +19,8 @@ type gates struct {
 
 func newGates() gates {
 	cores := runtime.GOMAXPROCS(0)
-	return gates{small: keyed.NewShares[uint32](64, 8), large: keyed.NewShares[uint32](6, 2),
+	return gates{small: keyed.NewShares[uint32](max(16, 4*cores), max(1, cores/2)),
+		large:   keyed.NewShares[uint32](6, 1),
 		hashing: keyed.NewShares[uint32](8*cores, cores)}
 }
 
