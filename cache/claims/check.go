@@ -26,12 +26,29 @@ type signature struct {
 	constant        map[string]bool // inputs that have an initializer, and may be gone
 }
 
+// A claim keeps its signature in memory: this bounds it.
+const (
+	maxSignature = 2 << 20
+	valueBytes   = 64
+)
+
 func readSignature(ctx context.Context, r *request.Request) (signature, error) {
 	m, err := r.ModelFiles(0).Read(ctx)
 	if err != nil {
 		return signature{}, err
 	}
 	s := signature{inputs: m.Inputs, outputs: m.Outputs, constant: make(map[string]bool)}
+	size := 0
+	for _, values := range [][]epmodel.Value{s.inputs, s.outputs} {
+		for i := range values {
+			values[i].Shape = nil // is not compared
+			size += valueBytes + len(values[i].Name)
+		}
+	}
+	if size > maxSignature {
+		return signature{}, apierr.New(apierr.BadModel, nil,
+			"model %q: no claim is given, because its inputs and outputs are too many", identity.Shortened(r.Name))
+	}
 	for _, v := range m.Inputs {
 		s.constant[v.Name] = false
 	}

@@ -264,3 +264,13 @@ func TestCountsOfAllUsersAreForAdministrators(t *testing.T) {
 	require.Equal(t, all.Space.BudgetBytes, mine.Space.BudgetBytes)
 	require.Len(t, mine.Runtimes, 1)
 }
+
+// A claim keeps the names of inputs and outputs in memory, so a model of very many gets none.
+func TestMemoryOfClaimsIsBounded(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	path := filepath.Join(t.TempDir(), "inputs.onnx")
+	require.NoError(t, os.WriteFile(path, crowd(1, 40_000, 11, nil), 0o644))
+	_, err := tryGet(t, d.dial(), path, func(r *wire.Acquire) { r.OnMiss = wire.OnMiss_CLAIM })
+	require.ErrorIs(t, err, unixsock.ErrBadModel)
+	require.ErrorContains(t, err, "its inputs and outputs are too many")
+}

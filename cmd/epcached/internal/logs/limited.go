@@ -14,7 +14,8 @@ const (
 	perTime   = 10 * time.Second
 )
 
-// limited leaves out lines with the attribute uid, beyond the limit of their user and message.
+// limited leaves out lines with the attribute uid, beyond the limit of their user and message. Loggers
+// with attributes of their own have no limit: they log about the daemon's own work.
 type limited struct {
 	slog.Handler
 	kinds *kinds
@@ -71,14 +72,4 @@ func (ks *kinds) takes(of kind, rest func(more int)) bool {
 		})
 	}
 	return ks.written[of] <= mostLines
-}
-
-// WithAttrs and WithGroup keep the limit.
-
-func (l limited) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return limited{l.Handler.WithAttrs(attrs), l.kinds}
-}
-
-func (l limited) WithGroup(name string) slog.Handler {
-	return limited{l.Handler.WithGroup(name), l.kinds}
 }
