@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -36,8 +37,10 @@ type ORTOptions struct {
 type ORT struct {
 	opts     ORTOptions
 	launcher *launcher
-	stacks   int64 // of address space that threads may reserve beside a bound that nobody chose: on a small machine it is most of it
-	host     *host // what of the system's means workers get
+	stacks   int64         // of address space that threads may reserve beside a bound that nobody chose: on a small machine it is most of it
+	host     *host         // what of the system's means workers get
+	left     []os.DirEntry // in Scratch, of an earlier process
+	leave    sync.Once     // removes them, which can only be done by the workers' unit
 	tried    tried
 	unknown  sync.Map        // by the paths of EPs: those that need more system calls than the known ones
 	tools    map[string]Tool // by EP: see AddTools
@@ -66,7 +69,11 @@ func NewORT(o ORTOptions) *ORT {
 		stacks = 4 * int64(runtime.NumCPU()) * cmp.Or(o.Limits.Stack, DefaultLimits.Stack)
 	}
 	o.Limits = o.Limits.orDefault()
-	return &ORT{opts: o, stacks: stacks, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
+	var left []os.DirEntry
+	if o.Socket != "" {
+		left, _ = os.ReadDir(o.Scratch) // none yet
+	}
+	return &ORT{left: left, opts: o, stacks: stacks, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
@@ -322,7 +329,13 @@ func (o *ORT) scratch() (string, error) {
 
 // drop removes a scratch folder. A failure costs space in a temporary folder, not correctness.
 func (o *ORT) drop(folder string) {
-	if err := os.RemoveAll(folder); err != nil {
+	err := os.RemoveAll(folder)
+	if errors.Is(err, fs.ErrPermission) && o.opts.Socket != "" { // directories of the workers' user
+		if err = o.tidy(folder); err == nil {
+			err = os.RemoveAll(folder)
+		}
+	}
+	if err != nil {
 		o.opts.Log.Warn("scratch folder stays", "folder", folder, "error", err)
 	}
 }

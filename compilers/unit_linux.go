@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -72,6 +73,24 @@ func (o *ORT) startUnit(l dialogue.Launch, files []*os.File) (_ *unit, err error
 		return nil, err
 	}
 	return u, conn.SetReadDeadline(time.Time{})
+}
+
+// tidy has an instance open to the daemon what workers left in a job's directory, where one was killed
+// before it could do so.
+func (o *ORT) tidy(folder string) error {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer null.Close() // nothing is read
+	launch := dialogue.Launch{Dir: filepath.Join(folder, privateFolder)}
+	u, err := o.startUnit(launch, []*os.File{null, null, null})
+	if err != nil {
+		return err
+	}
+	u.wait()
+	u.reap()
+	return u.err
 }
 
 func (u *unit) wait() { u.err = dialogue.Receive(u.in, &u.ended) }

@@ -53,6 +53,11 @@ type worker struct {
 // work has a worker do what a request says. One that fails, and was refused a system call that is not
 // known, gets a second try without that.
 func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
+	o.leave.Do(func() {
+		for _, e := range o.left { // what the store could remove when it was opened is gone
+			o.drop(filepath.Join(o.opts.Scratch, e.Name()))
+		}
+	})
 	before, err := os.ReadDir(folder)
 	if err != nil {
 		return answer{}, fmt.Errorf("job's folder: %w", err)

@@ -37,6 +37,10 @@ func serve() error {
 	if err := dialogue.Receive(in, &launch); err != nil {
 		return err
 	}
+	if launch.Prepare == "" {
+		tidy(launch.Dir)
+		return dialogue.Send(conn, dialogue.Ended{})
+	}
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ const (
 	askedUnit  = `[Unit]
 DefaultDependencies=no
 [Service]
-ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/worker; while [ ! -e /test/end ]; do sleep 0.05; done; systemctl start look.service; systemctl show -P Result epcached.service epcached.socket epcached-worker.socket > /test/shown; systemctl list-units --all --plain --no-legend "epcached-worker@*" > /test/instances; systemctl kill -s KILL epcached.service; touch /test/done'
+ExecStart=/bin/sh -c 'id -u epcached > /test/uid; id -u epcached-worker > /test/worker; while [ ! -e /test/end ]; do sleep 0.05; done; systemctl start look.service; systemctl show -P Result epcached.service epcached.socket epcached-worker.socket > /test/shown; while ! find /var/lib/epcached/staging -name private | grep -q .; do sleep 0.05; done; systemctl kill -s KILL "epcached-worker@*"; while [ ! -e /test/failed ]; do sleep 0.05; done; find /var/lib/epcached/staging -mindepth 1 > /test/left; while systemctl list-units --all --plain --no-legend "epcached-worker@*" | grep -q .; do sleep 0.05; done; systemctl kill -s KILL epcached.service; touch /test/done'
 `
 )
 
@@ -104,6 +104,8 @@ func startContainer(t *testing.T, config string) *container {
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // all in the namespaces end with it
 		<-c.done
+		require.Eventually(t, func() bool { return os.RemoveAll(c.home) == nil }, patience, pollEvery, "its processes end")
+		require.NoError(t, os.Mkdir(c.home, 0o755))
 		if t.Failed() {
 			t.Logf("the container's log:\n%s", c.log)
 		}
@@ -141,7 +143,13 @@ func TestUnitsCompileUnderSystemd(t *testing.T) {
 	if err := user.CanPass(filepath.Join(runtimeFolder(t, openVINO), "x")); err != nil {
 		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
 	}
-	s := startContainer(t, unmeasured+"[[runtime]]\ndirectory = \"/opt/runtime\"\n")
+	s := startContainer(t, unmeasured+"[[runtime]]\ndirectory = \"/opt/runtime\"\n"+`
+[[compiler]]
+ep = "QNNExecutionProvider"
+command = ["/bin/sh", "-c", '[ -n "$0" ] || exit 0; mkdir -m 700 private; : > private/file; sleep 600', "{model}", "{output}"]
+version = ["-c", "echo 1"]
+without_library = true
+`)
 	c, err := unixsock.Dialer{Name: "test", Wait: patience}.Dial(limited(t), s.socket)
 	require.NoError(t, err, s.log)
 	defer c.Close()
@@ -158,19 +166,22 @@ func TestUnitsCompileUnderSystemd(t *testing.T) {
 		t.Log(m)
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(s.home, "end"), nil, 0o644))
+	_, err = tryGet(t, c, path, with(&wire.ExecutionProvider{Name: "QNNExecutionProvider"}))
+	require.ErrorContains(t, err, "SIGKILL", "the instance is killed in the midst of a job")
+	require.NoError(t, os.WriteFile(filepath.Join(s.home, "failed"), nil, 0o644))
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(filepath.Join(s.home, "done"))
 		return err == nil
-	}, patience, pollEvery)
+	}, patience, pollEvery, "all instances have ended: %s", s.log)
 	shown, err := os.ReadFile(filepath.Join(s.home, "shown"))
 	require.NoError(t, err)
 	require.Equal(t, "success\n\nsuccess\n\nsuccess\n", string(shown))
 	look, err := os.ReadFile(filepath.Join(s.home, "look"))
 	require.NoError(t, err)
 	require.Equal(t, "staging\n", string(look), "a worker sees the jobs' directories, and changes nothing else")
-	instances, err := os.ReadFile(filepath.Join(s.home, "instances"))
+	left, err := os.ReadFile(filepath.Join(s.home, "left"))
 	require.NoError(t, err)
-	require.Empty(t, string(instances))
+	require.Empty(t, string(left), "directories of the workers' user are removed")
 }
 
 // The least that systemd may say of the units: what is wrong in them, and how exposed they are.

@@ -239,7 +239,7 @@ const (
 type Launch struct {
 	Dir     string // working directory, in the job's directory
 	Env     []string
-	Prepare string // the Preparation, as JSON
+	Prepare string // the Preparation, as JSON; "": only what workers left there is opened to the group
 }
 
 // Ended is the last that an instance says.
