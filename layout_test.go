@@ -42,7 +42,8 @@ var allowed = map[string][]string{
 	"compilers/ort":                          {"compilers/dialogue"},
 	"compilers/standin":                      {"compilers", "epmodel", "compilers/tinymodel"},
 	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
-	"unixsock":                               {"internal/keyed", "unixsock/wire"},
+	"unixsock":                               {"internal/keyed", "internal/slowfile", "unixsock/wire"},
+	"internal/slowfile":                      {},
 	"unixsock/wire":                          {},
 	"cache/rules":                            {"compilers", "internal/tomlfile"}, // compilers: for its verdicts
 	"internal/tomlfile":                      {"internal/suggest"},
@@ -70,7 +71,7 @@ var allowed = map[string][]string{
 	"store/audit":                            {"cas", "dedupe", "index", "internal/apierr", "internal/bytesize", "store", "store/packing", "store/views", "unixsock/wire"}, // it fills in what clients receive, as cache/query does
 	"cache/judge":                            {"cache/event", "cache/rules", "cache/runtimes", "compilers", "index", "internal/memo", "store", "unixsock/wire"},
 	"cache/plan":                             {"cache/failure", "cache/identity", "cache/judge", "cache/request", "cache/runtimes", "cache/workspace", "cas", "compilers", "index", "internal/apierr", "internal/memo"},
-	"cache/workspace":                        {"cache/identity", "cache/jobs", "cache/request", "cache/runtimes", "cas", "compilers", "epmodel", "index", "store/packing", "internal/apierr", "internal/keyed", "internal/sparse", "store"},
+	"cache/workspace":                        {"cache/identity", "cache/jobs", "cache/request", "cache/runtimes", "cas", "compilers", "epmodel", "index", "store/packing", "internal/apierr", "internal/keyed", "internal/slowfile", "internal/sparse", "store"},
 	"cache/build":                            {"cache/event", "cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/request", "cache/rights", "cache/runtimes", "cache/trial", "cache/workspace", "cas", "compilers", "epmodel", "index", "internal/apierr", "internal/bytesize", "internal/keyed", "internal/memo", "store"},
 	"cache/change":                           {"cache/query", "cache/request", "cache/rights", "index", "internal/apierr", "store", "store/audit", "store/evict", "store/packing", "unixsock/wire"},
 	"cache/request":                          {"cache/failure", "cache/identity", "cache/jobs", "cache/judge", "cache/rights", "cache/runtimes", "cas", "compilers", "epmodel", "index", "internal/apierr", "store", "store/views", "unixsock/wire"},
@@ -90,7 +91,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/picture":        {"cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/program":        {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
 	"cmd/epcachectl/internal/term":           {"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
-	"cmd/epcached":                           {"store", "cache", "cache/request", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/apierr", "internal/config", "unixsock", "unixsock/wire", "cache/claims"},
+	"cmd/epcached":                           {"store", "cache", "cache/request", "cache/failure", "cache/rules", "cache/runtimes", "cache/upkeep", "cmd/epcached/internal/backend", "cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload", "cmd/epcached/internal/systemd", "compilers", "internal/apierr", "internal/config", "internal/slowfile", "unixsock", "unixsock/wire", "cache/claims"},
 	"cmd/epcached/internal/backend":          {"cache", "cas", "cache/joblist", "cache/request", "cache/identity", "cache/jobs", "cache/reports", "cache/rights", "epmodel", "internal/apierr", "internal/keyed", "store", "unixsock", "unixsock/wire", "cache/claims"},
 	"cmd/epcached/internal/idle":             {"unixsock"},
 	"cmd/epcached/internal/logs":             {},

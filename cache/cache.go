@@ -91,7 +91,7 @@ type Cache struct {
 	judges     judge.Judge
 	trials     *trial.Trials
 	planner    *plan.Planner
-	workspaces *workspace.Maker
+	Workspaces *workspace.Maker
 	owners     rights.Owners
 	events     query.Stream
 	lookup     *lookup.Lookup
@@ -316,9 +316,9 @@ func (c *Cache) openPlanning() {
 			return c.reading.Lock(ctx, c.owners.Of(uid))
 		},
 	})
-	c.workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.Of,
-		Checks: jobs.NewQueue(o.Jobs, 0, c.now)}
-	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.workspaces,
+	c.Workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.Of,
+		Checks: jobs.NewQueue(o.Jobs, 0, c.now), Slow: keyed.NewShares[uint32](32, 8)}
+	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.Workspaces,
 		Allowed: func() (identity.Allowed, uint64) {
 			s := c.settings.Load()
 			return s.AllowOptions, s.planning
@@ -352,7 +352,7 @@ func (c *Cache) openJudging() {
 	}
 	c.facts = once.New(c.now, c.later)
 	c.trials = &trial.Trials{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: &c.judges, Facts: c.facts, Workspaces: c.workspaces, Policy: c.policyOf, Now: c.now,
+		Judges: &c.judges, Facts: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
 		Planner: c.planner}
 	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.Of, Now: c.now,
 		Log: c.log, Rebuild: rebuild,
@@ -389,7 +389,7 @@ func (c *Cache) openAnswering() {
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.later, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
-		Compiler: c.compiler, Kept: c.kept, Workspaces: c.workspaces,
+		Compiler: c.compiler, Kept: c.kept, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, Trials: c.trials, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
 		Owner: c.owners.Of, Later: c.later, Queued: c.backlog.Keep, Stored: c.gains.MeasureBuild,

@@ -15,6 +15,8 @@ type Peer struct {
 	UID, GID uint32 // effective, as seen from this process's user namespace
 	PID      int32  // for logs: the number may be another process's by now
 
+	Slow bool // of a request: one of its files is on a file system that may never answer
+
 	// Connection is the peer's connection: it ends when that does, whoever ended it, and is the same for all requests
 	// of one. What a peer holds as long as it stays, a claim, hangs on it by context.AfterFunc.
 	Connection context.Context

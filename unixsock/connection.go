@@ -81,6 +81,7 @@ func (c *connection) serve() {
 		_ = c.stream.conn.SetDeadline(time.Unix(1, 0))
 	})
 	defer wake()
+	c.stream.closing = c.closeAll
 	if err := c.hello(); err != nil {
 		c.endReading(c.farewell(err))
 	} else {
@@ -180,7 +181,7 @@ func (c *connection) hello() error {
 		return err
 	}
 	if len(fds) > 0 {
-		closeAll(fds)
+		c.closeAll(fds)
 		return violation("descriptors with the first frame")
 	}
 	hello := envelope.GetHello()

@@ -12,10 +12,11 @@ func refused(format string, args ...any) *Error {
 	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf(format, args...)}
 }
 
-// checkAcquire holds the descriptors of a request against what it says about them.
-func checkAcquire(a *wire.Acquire, fds []int) error {
+// checkAcquire holds the descriptors of a request against what it says about them. slow is as that
+// of checkFD, for any of them.
+func checkAcquire(a *wire.Acquire, fds []int) (slow bool, err error) {
 	if a.GetModel() == nil {
-		return refused("acquire: no model")
+		return false, refused("acquire: no model")
 	}
 	return checkDescriptors("acquire", fds, func(name namer) {
 		for _, m := range append([]*wire.Model{a.GetModel()}, a.GetGroup()...) {
@@ -40,12 +41,12 @@ func checkAcquire(a *wire.Acquire, fds []int) error {
 	})
 }
 
-func checkPut(p *wire.Put, fds []int) error {
+func checkPut(p *wire.Put, fds []int) (slow bool, err error) {
 	if len(p.GetFiles()) == 0 {
-		return refused("put: no files")
+		return false, refused("put: no files")
 	}
 	if int64(p.GetGraphs()) > int64(len(p.GetFiles())) {
-		return refused("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
+		return false, refused("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
 	}
 	return checkDescriptors("put", fds, func(name namer) {
 		for _, f := range p.GetFiles() {
@@ -60,8 +61,8 @@ type namer func(fd uint32, kind, name string)
 // checkDescriptors proves that every index that the request names has a descriptor, and looks at
 // what those are. One that is named twice is all right, and so is one that nothing names: a later
 // protocol may have a use for it.
-func checkDescriptors(request string, fds []int, names func(namer)) error {
-	what, wrong := make([]struct{ kind, name string }, len(fds)), error(nil)
+func checkDescriptors(request string, fds []int, names func(namer)) (slow bool, wrong error) {
+	what := make([]struct{ kind, name string }, len(fds))
 	names(func(fd uint32, kind, name string) {
 		switch {
 		case wrong != nil:
@@ -75,10 +76,12 @@ func checkDescriptors(request string, fds []int, names func(namer)) error {
 		if wrong != nil {
 			break
 		}
-		err, is := checkFD(fd), what[i]
+		one, err := checkFD(fd)
+		slow = slow || one
 		if err == nil {
 			continue
 		}
+		is := what[i]
 		e := &Error{Class: wire.ErrorClass_BAD_REQUEST, Err: err, Facts: map[string]string{"fd": strconv.Itoa(i)},
 			Text: fmt.Sprintf("%s: descriptor %d %v", request, i, err)}
 		if is.kind != "" {
@@ -86,9 +89,9 @@ func checkDescriptors(request string, fds []int, names func(namer)) error {
 			e.Text = fmt.Sprintf("%s: descriptor of %s %q %v", request, is.kind, is.name, err)
 			e.Hint = "send a regular file that was opened for reading"
 		}
-		return e
+		return slow, e
 	}
-	return wrong
+	return slow, wrong
 }
 
 func toFiles(fds []int) []*os.File {

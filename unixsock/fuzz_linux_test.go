@@ -115,8 +115,8 @@ func FuzzEnvelope(f *testing.F) {
 			require.ErrorIs(t, err, ErrBadRequest)
 			return
 		}
-		_ = checkAcquire(e.GetAcquire(), slices.Repeat([]int{-1}, int(e.GetDescriptors()))) // must not panic
-		_ = checkPut(e.GetPut(), make([]int, e.GetDescriptors()))
+		_, _ = checkAcquire(e.GetAcquire(), slices.Repeat([]int{-1}, int(e.GetDescriptors()))) // must not panic
+		_, _ = checkPut(e.GetPut(), make([]int, e.GetDescriptors()))
 		frame, err := encode(e)
 		if err != nil {
 			require.True(t, len(payload) == 0 || proto.Size(e) == 0 || errors.Is(err, errTooLarge), err)

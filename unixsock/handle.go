@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -77,15 +78,23 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	return answer.Reply, answer.View
 }
 
-func withFiles[M any](c *connection, r *request, message M, check func(M, []int) error,
+func withFiles[M any](c *connection, r *request, message M, check func(M, []int) (slow bool, err error),
 	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (Answer, error)) (Answer, error) {
-	if err := check(message, r.fds); err != nil {
+	slow, err := check(message, r.fds)
+	peer := c.peer
+	if peer.Slow = slow; slow {
+		c.countSlow(1)
+		defer c.countSlow(-1)
+		err = cmp.Or(err, c.tooSlow(1))
+	}
+	if err != nil {
 		return Answer{}, err
 	}
+	r.slow = slow
 	r.files, r.fds = toFiles(r.fds), nil
 	reporter := c.reporter(r)
 	defer reporter.end()
-	return ask(r.ctx, c.peer, message, r.files, reporter.report)
+	return ask(r.ctx, peer, message, r.files, reporter.report)
 }
 
 func (c *connection) reporter(r *request) *reporter {
@@ -131,8 +140,15 @@ var errNotReading = errors.New("the client does not read its answers")
 func (c *connection) answer(r *request, reply proto.Message, view *os.File) error {
 	c.finish(r)
 	defer func() {
-		closeFiles(r.files) // the client has its answer, and need not wait for this
-		c.user.descriptors.Add(-int64(len(r.files)))
+		end := func() {
+			closeFiles(r.files) // the client has its answer, and need not wait for this
+			c.user.descriptors.Add(-int64(len(r.files)))
+		}
+		if r.slow {
+			c.endSlow(end)
+		} else {
+			end()
+		}
 		c.inFlight.Add(-1)
 		c.user.requestBytes.Add(-r.bytes)
 	}()

@@ -8,6 +8,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/internal/slowfile"
 )
 
 // checkFD tells whether a descriptor that a client sent may be read: a regular file (a sealed or
@@ -15,32 +17,32 @@ import (
 // looks at them: a privileged daemon that reopened one would read what its sender may not. The error
 // matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as they become an
 // [os.File], and a file system of another user's may never answer that, which would stop the whole
-// process.
-func checkFD(fd int) error {
+// process. slow: it is on a file system that may never answer anything else.
+func checkFD(fd int) (slow bool, err error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
-		return refused("cannot be looked at: %v", err)
+		return slow, refused("cannot be looked at: %v", err)
 	}
 	if flags&unix.O_PATH != 0 {
-		return refused("was opened with O_PATH, not for reading")
+		return slow, refused("was opened with O_PATH, not for reading")
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return refused("cannot be looked at: %v", err)
+	st, slow, err := slowfile.Stat(fd)
+	if err != nil {
+		return slow, refused("cannot be looked at: %v", err)
 	}
-	if kind := kindOf(st.Mode); kind != "" {
-		return refused("is %s, not a regular file", kind)
+	if kind := kindOf(uint32(st.Mode)); kind != "" {
+		return slow, refused("is %s, not a regular file", kind)
 	}
 	if flags&unix.O_ACCMODE == unix.O_WRONLY {
-		return refused("was opened for writing only, not for reading")
+		return slow, refused("was opened for writing only, not for reading")
 	}
 	// means nothing for a regular file, but Go's runtime would try to poll it
 	if flags&unix.O_NONBLOCK != 0 {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_NONBLOCK); err != nil {
-			return refused("cannot be made blocking: %v", err)
+			return slow, refused("cannot be made blocking: %v", err)
 		}
 	}
-	return nil
+	return slow, nil
 }
 
 func kindOf(mode uint32) string {

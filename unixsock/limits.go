@@ -34,6 +34,8 @@ type limits struct {
 	FrameBytesPerUID    int // of buffers for frames that are arriving
 	RunningPerUID       int // requests of one user that have just begun; see turns.go
 	DescriptorsPerUID   int // received and held for requests
+	SlowPerUID          int // requests with files that may never answer
+	Slow                int // and of all users
 	Unread              int // answers with descriptors that a connection has not read yet
 	UnreadPerUID        int // and all of one user's connections
 	Subscriptions       int // of one connection
@@ -48,6 +50,6 @@ type limits struct {
 var defaultLimits = limits{
 	Connections: 4096, ConnectionsPerUID: 256, Requests: 64,
 	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20, RunningPerUID: 4 * runtime.GOMAXPROCS(0),
-	DescriptorsPerUID: 2 * MaxAttached, Unread: 8, UnreadPerUID: 256, Subscriptions: 8, SubscriptionsPerUID: 64,
+	DescriptorsPerUID: 2 * MaxAttached, SlowPerUID: 8, Slow: 128, Unread: 8, UnreadPerUID: 256, Subscriptions: 8, SubscriptionsPerUID: 64,
 	HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

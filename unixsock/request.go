@@ -17,6 +17,7 @@ type request struct {
 	bytes   int64
 	fds     []int
 	files   []*os.File // of fds that a backend has, until the answer is sent
+	slow    bool       // one of these may never answer
 	arrived time.Time
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -24,18 +25,21 @@ type request struct {
 
 // receive takes one frame. An error ends the connection. mine is false once another goroutine reads it.
 func (c *connection) receive() (mine bool, err error) {
+	if err := c.tooSlow(endAt); err != nil {
+		return true, err
+	}
 	envelope, fds, size, err := c.stream.envelope(c.server.limits.FrameTimeout)
 	if err != nil {
 		return true, err
 	}
 	number := envelope.GetRequest()
 	if number == 0 {
-		closeAll(fds)
+		c.closeAll(fds)
 		return true, violation("request number 0")
 	}
 	switch body := envelope.GetBody().(type) {
 	case *wire.Envelope_Cancel:
-		closeAll(fds)
+		c.closeAll(fds)
 		c.cancelRequest(number)
 		return true, nil
 	case *wire.Envelope_Attach:
@@ -45,7 +49,7 @@ func (c *connection) receive() (mine bool, err error) {
 	case *wire.Envelope_Put:
 		return c.begin(envelope, body.Put, fds, size)
 	default:
-		closeAll(fds)
+		c.closeAll(fds)
 		if len(fds) > 0 {
 			return true, violation("descriptors with a request that takes none")
 		}
@@ -84,22 +88,22 @@ func (c *connection) attach(number uint64, fds []int) error {
 	r := c.requests[number]
 	switch {
 	case r != nil && r.cancel != nil:
-		closeAll(fds)
+		c.closeAll(fds)
 		return violation("descriptors for request %d, which is being answered", number)
 	case r == nil && len(c.requests) >= c.server.limits.Requests:
-		closeAll(fds)
+		c.closeAll(fds)
 		return violation("descriptors for more than %d requests", c.server.limits.Requests)
 	case r == nil:
 		r = &request{number: number}
 		c.requests[number] = r
 	}
 	if len(r.fds)+len(fds) > MaxAttached {
-		closeAll(fds)
+		c.closeAll(fds)
 		return violation("more than %d descriptors for one request", MaxAttached)
 	}
 	if held := c.user.descriptors.Add(int64(len(fds))); held > int64(c.server.limits.DescriptorsPerUID) {
 		c.user.descriptors.Add(-int64(len(fds)))
-		closeAll(fds)
+		c.closeAll(fds)
 		return &Error{Class: wire.ErrorClass_BUSY, Text: "too many descriptors of one user"}
 	}
 	r.fds = append(r.fds, fds...)
@@ -113,7 +117,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	r := c.requests[number]
 	if r != nil && r.cancel != nil {
 		c.mu.Unlock()
-		closeAll(fds)
+		c.closeAll(fds)
 		return true, violation("request number %d is not answered yet and was used again", number)
 	}
 	if r == nil {
@@ -207,7 +211,7 @@ func (c *connection) finish(r *request) {
 
 // drop closes descriptors that nobody took, and gives back what the request was charged.
 func (c *connection) drop(r *request) {
-	closeAll(r.fds)
+	c.closeAll(r.fds)
 	c.user.descriptors.Add(-int64(len(r.fds)))
 	r.fds = nil
 }

@@ -40,6 +40,7 @@ type Server struct {
 
 	overseer overseer
 	gates    [2]gates              // of users, and of administrators
+	slow     atomic.Int64          // requests of all users with files that may never answer
 	refusal  atomic.Pointer[Error] // what every request is answered with; nil: the backend answers
 
 	mu        sync.Mutex // guards what follows; taken last
@@ -59,7 +60,7 @@ type account struct {
 
 type user struct {
 	account
-	requestBytes, frameBytes, descriptors, unread, subscriptions atomic.Int64
+	requestBytes, frameBytes, descriptors, unread, subscriptions, slow atomic.Int64
 
 	turns       *turns
 	connections map[*connection]struct{} // guarded by Server.mu
@@ -367,7 +368,7 @@ func (s *Server) unregister(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(c.user.connections, c)
-	if len(c.user.connections) == 0 {
+	if len(c.user.connections) == 0 && c.user.slow.Load() == 0 { // else those would be forgotten
 		delete(s.users, c.account)
 	}
 	s.release(c)

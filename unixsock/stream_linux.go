@@ -40,6 +40,7 @@ type stream struct {
 	soon       bool                  // fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
 	charge     func(bytes int) error // is called as large buffers grow and are given back; may be nil
 	paid       int                   // of these
+	closing    func([]int)           // closes descriptors that no frame names
 
 	writing chan struct{} // a lock that a context can give up on; holds the fields below
 	send    func(fd uintptr) bool
@@ -54,7 +55,7 @@ func newStream(conn *net.UnixConn) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{conn: conn, raw: raw, buf: make([]byte, firstBufferCapacity), writing: make(chan struct{}, 1)}
+	s := &stream{conn: conn, raw: raw, buf: make([]byte, firstBufferCapacity), writing: make(chan struct{}, 1), closing: closeAll}
 	s.recv, s.send = s.recvmsg, s.sendmsg
 	return s, nil
 }
@@ -248,7 +249,7 @@ func (s *stream) take(at int64, n int) ([]int, error) {
 
 func (s *stream) closeDescriptors() {
 	for _, b := range s.batches {
-		closeAll(b.fds)
+		s.closing(b.fds)
 	}
 	s.batches = nil
 }

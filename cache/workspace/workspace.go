@@ -27,6 +27,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/sparse"
 	"github.com/epcached/epcached/store"
 )
@@ -37,6 +38,7 @@ type Maker struct {
 	Runtimes *runtimes.Set // remember the results of Remember
 	Checks   *jobs.Queue   // bounds the load checks, comparisons and conversions that run at a time
 	Owner    func(uid uint32) uint32
+	Slow     *keyed.Shares[uint32] // bounds the copies of Fetch, by owner
 }
 
 // Slot waits for one of Checks for the request, which may be nil: for none.

@@ -23,6 +23,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/internal/slowfile"
 )
 
 // version is set by the linker for releases.
@@ -36,6 +37,9 @@ const (
 )
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == slowfile.Argument {
+		os.Exit(slowfile.Main(os.Args[2]))
+	}
 	keepHeapFloor()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)

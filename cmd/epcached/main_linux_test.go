@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	if order := os.Getenv(askerEnvironment); order != "" {
 		os.Exit(ask(order)) // this process is one of the applications of a test
 	}
+	if order := os.Getenv(fuseEnvironment); order != "" {
+		os.Exit(serveFUSE(order)) // this process is a file system of a test
+	}
 	if order := os.Getenv(flooderEnvironment); order != "" {
 		os.Exit(flood(order)) // this process floods the daemon of a test
 	}

@@ -54,6 +54,14 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 // Acquire translates the request, and the answer back.
 func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
+	if p.Slow {
+		fetched, remove, err := b.Cache.Workspaces.Fetch(ctx, p.UID, fds, read(w))
+		defer remove()
+		if err != nil {
+			return unixsock.Answer{}, err
+		}
+		fds = fetched
+	}
 	r, err := request.FromWire(peer(p), w, fds)
 	if err != nil {
 		return unixsock.Answer{}, err
@@ -68,10 +76,36 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
+// read returns the descriptors of a request whose files the daemon reads at once. Libraries are told
+// by their stamps, and few of a user's are read at a time.
+func read(w *wire.Acquire) func(fd int) bool {
+	named := make(map[uint32]bool)
+	for _, m := range append([]*wire.Model{w.GetModel()}, w.GetGroup()...) {
+		named[m.GetFd()] = true
+		for _, x := range m.GetExternal() {
+			named[x.GetFd()] = true
+		}
+	}
+	for _, ep := range w.GetEps() {
+		for _, fd := range ep.GetOptionFds() {
+			named[fd] = true
+		}
+	}
+	return func(fd int) bool { return named[uint32(fd)] }
+}
+
 // Put takes what the holder of a claim compiled. The socket has checked that every file has a descriptor.
 func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
+	if p.Slow {
+		fetched, remove, err := b.Cache.Workspaces.Fetch(ctx, p.UID, fds, func(int) bool { return true })
+		defer remove()
+		if err != nil {
+			return unixsock.Answer{}, err
+		}
+		fds = fetched
+	}
 	put := &claims.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds,
 		ORTVersion: w.OrtVersion}
 	for _, f := range w.Files {

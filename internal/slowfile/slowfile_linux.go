@@ -1,0 +1,80 @@
+// Package slowfile deals with files on file systems that may never answer, such as FUSE and NFS:
+// any call about such a file can block for ever, and cannot always be interrupted. Stat tells them
+// from others without asking their file systems. Copy copies one in a process of its own.
+//
+// The functions may be called by any number of goroutines.
+package slowfile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stat returns what the kernel knows of an open file, and whether its file system may never answer:
+// unless it has a block device, or the attributes that drivers of local file systems report (btrfs,
+// tmpfs, ZFS, and an overlay of such). FUSE and network file systems have neither.
+func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
+	const flags = unix.AT_EMPTY_PATH | unix.AT_STATX_DONT_SYNC
+	if err := unix.Statx(fd, "", flags, unix.STATX_BASIC_STATS, &st); err != nil {
+		return st, true, err
+	}
+	if st.Dev_major != 0 || st.Attributes_mask&(unix.STATX_ATTR_APPEND|unix.STATX_ATTR_IMMUTABLE) != 0 {
+		return st, false, nil
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0) // of memory, where the kernel is before 6.0
+	return st, err != nil, nil
+}
+
+// Argument is the first one of the process that copies, which runs the same program as this one.
+const Argument = "copy-slow-file"
+
+// Main is that process: it copies its standard input to its standard output, and returns its exit
+// status. limit is the number of bytes that it may copy.
+func Main(limit string) int {
+	most, err := strconv.ParseInt(limit, 10, 64)
+	if err == nil {
+		var n int64
+		// With pread: the client shares the offset.
+		n, err = io.Copy(os.Stdout, io.NewSectionReader(os.Stdin, 0, most+1))
+		if err == nil && n > most {
+			err = fmt.Errorf("it has more than %d bytes", most)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// Copy copies at most limit bytes of a file to another, from the beginning. When its context ends
+// it returns at once. done is called when the process has ended, which the kernel may delay for as
+// long as the file system does not answer; from then on nothing reads or writes the files.
+func Copy(ctx context.Context, from, to *os.File, limit int64, done func()) error {
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", Argument, strconv.FormatInt(limit, 10))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = from, to, &said
+	ended := make(chan error, 1)
+	go func() {
+		defer done()
+		err := cmd.Run()
+		if said.Len() > 0 {
+			err = errors.New(string(bytes.TrimSpace(said.Bytes())))
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,55 @@
+package unixsock
+
+import (
+	"fmt"
+
+	"github.com/epcached/epcached/internal/slowfile"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// A file on FUSE or a network file system may never answer, and each call about it, also its close,
+// holds a thread for as long. Go ends the process at 10,000 threads. So requests with such files,
+// and closes of them, count as slow until they end, and are bounded for each user and in all.
+
+// endAt is how many times SlowPerUID a user's connections end at: only closes come so far.
+const endAt = 4
+
+// tooSlow fails where the user has more slow requests and closes than so many times the limits.
+func (c *connection) tooSlow(times int64) error {
+	own, limits := c.user.slow.Load(), &c.server.limits
+	if own <= times*int64(limits.SlowPerUID) && (own <= 1 || c.server.slow.Load() <= times*int64(limits.Slow)) {
+		return nil
+	}
+	return &Error{Class: wire.ErrorClass_BUSY,
+		Text: fmt.Sprintf("%d requests of this user wait for file systems that do not answer", own),
+		Hint: "copy the models from FUSE or a network file system to a local one"}
+}
+
+func (c *connection) countSlow(n int64) {
+	c.user.slow.Add(n)
+	c.server.slow.Add(n)
+}
+
+// endSlow runs a function that closes slow files on a goroutine of its own.
+func (c *connection) endSlow(end func()) {
+	c.countSlow(1)
+	go func() {
+		defer c.countSlow(-1)
+		end()
+	}()
+}
+
+// closeAll closes descriptors that the user sent, and does not wait for those of slow files.
+func (c *connection) closeAll(fds []int) {
+	var slow []int
+	for _, fd := range fds {
+		if _, is, _ := slowfile.Stat(fd); is {
+			slow = append(slow, fd)
+		} else {
+			closeAll([]int{fd})
+		}
+	}
+	if len(slow) > 0 {
+		c.endSlow(func() { closeAll(slow) })
+	}
+}
