@@ -126,7 +126,7 @@ def restarted_while_it_compiles(place: Place) -> dict[str, Any]:
 
 def full_store(place: Place) -> dict[str, Any]:
     assert place.daemon.stop() == 0
-    with mounted("-t", "tmpfs", "-o", "size=8m", "none", place.daemon.state):
+    with mounted("-t", "tmpfs", "-o", "size=8m,mode=0700", "none", place.daemon.state):
         place.daemon.start()
         with contextlib.suppress(OSError), open(place.daemon.state / "filler", "wb", buffering=0) as filler:
             while True:
