@@ -281,6 +281,7 @@ func (c *Cache) openStore() (err error) {
 			c.rebuilds.Published(b)
 		},
 		Withheld: c.recompiler.Heal,
+		Bound:    func(uid uint32) bool { return !c.Rights.Publisher(request.Peer{UID: uid}) },
 	})
 	if err != nil {
 		return err

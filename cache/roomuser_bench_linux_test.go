@@ -47,7 +47,7 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 			}
 			r := m.cache.Store.Unreserved(c.uid)
 			for b.Loop() {
-				mayGo, _, err := m.cache.Store.Collector().EvictableFor(ctx, r, size)
+				mayGo, _, err := m.cache.Store.Collector().EvictableFor(ctx, r, size, size)
 				require.NoError(b, err)
 				require.Equal(b, c.inUse, mayGo == 0)
 			}

@@ -48,6 +48,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	}
 	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Hurry && c.st.settings.Load().Pack.When != PackOff}
 	if of.All {
+		to.Share = b.Share
 		if to.Bytes, to.Missing, err = c.Allowance(b, goal); err != nil {
 			return nil, apierr.New(apierr.Internal, err, "collect")
 		}
@@ -81,7 +82,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 
 // snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
 func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
-	s := &evict.Snapshot{At: c.st.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
+	s := &evict.Snapshot{At: c.st.now(), Bound: c.st.options.Bound, Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
 	for _, id := range c.st.index.Journal.NotServed() {
 		s.NotServed[id] = c.st.index.Journal.StateOf(id).Name
 	}

@@ -22,6 +22,7 @@ type SpaceOptions struct {
 	MaxUnused  time.Duration // builds that were not used for so long go; 0: any time
 	MaxEntries uint64        // request keys; 0: any number
 	UserBytes  Amount        // logical bytes of all builds that one user asked for
+	UserShare  Amount        // of the budget: what the builds of a bound user keep when space is short, and what its pins may take
 }
 
 // Amount is a number of bytes, or a part of what the state folder's file system holds. The zero Amount is no bound.
@@ -41,10 +42,16 @@ func (a Amount) of(size int64) int64 {
 // Bounds are SpaceOptions in bytes; 0 is no bound.
 type Bounds struct {
 	Budget, Floor, User int64
+	Share               int64 // of each user whom Options.Bound binds
 	Entries             uint64
 	unused              time.Duration
 	Free                int64 // bytes of the file system now
+
+	bound func(uid uint32) bool // has a share
 }
+
+// shares reports whether a share of the budget bounds the user.
+func (b *Bounds) shares(uid uint32) bool { return b.Share > 0 && b.bound(uid) }
 
 // Bounds returns the bounds that are in force, and what is free now.
 func (st *Store) Bounds() (Bounds, error) {
@@ -53,8 +60,12 @@ func (st *Store) Bounds() (Bounds, error) {
 	if err != nil {
 		return Bounds{}, err
 	}
-	return Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size), User: o.UserBytes.of(s.size), Entries: o.MaxEntries,
-		unused: o.MaxUnused, Free: s.free}, nil
+	b := Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size), User: o.UserBytes.of(s.size), Entries: o.MaxEntries,
+		unused: o.MaxUnused, Free: s.free}
+	if b.Budget > 0 && st.options.Bound != nil {
+		b.Share, b.bound = o.UserShare.of(b.Budget), st.options.Bound
+	}
+	return b, nil
 }
 
 // keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
@@ -126,6 +137,8 @@ type Reservation struct {
 	user  uint32
 	disk  int64 // bytes on disk that are set aside
 	bytes int64 // logical
+
+	passing int64 // of disk: the build that it is for counts by itself, or is about to
 
 	// written is how much of what it is for lies on the disk before it is stored, and only gets another name then: the files of a compile's
 	// result. The budget needs room for that, the floor has lost it already. counted is what of disk is that.
@@ -219,7 +232,7 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 		s.mu.Lock()
 		given := s.given
 		s.mu.Unlock()
-		mayGo, stays, err := r.st.collector.EvictableFor(ctx, r, bytes)
+		mayGo, stays, err := r.st.collector.EvictableFor(ctx, r, disk, bytes)
 		if err != nil {
 			return true, err
 		}
@@ -266,7 +279,7 @@ func (st *Store) roomNow(ctx context.Context) (now roomNow, err error) {
 	if now.Bounds, err = st.Bounds(); err != nil {
 		return now, err
 	}
-	if now.User > 0 {
+	if now.User > 0 || now.Share > 0 {
 		if now.users, err = st.index.Users(context.WithoutCancel(ctx)); err != nil {
 			return now, err
 		}
@@ -293,22 +306,29 @@ func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final b
 			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.now.Written-r.counted)), bytesize.Text(b.Floor)).
 			WithHint("make room on the disk, or lower free_floor in [space]")
 	}
-	return s.admitUser(now, r, bytes)
+	return s.admitUser(now, r, disk, bytes)
 }
 
 // admitUser is admit for the quota: what is above it goes in where so much of its user's may go for it. Else nothing goes.
-func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final bool, err error) {
-	b := &now.Bounds
-	if b.User == 0 || bytes == 0 { // copies are nobody's
-		return false, nil
-	}
+func (s *Ledger) admitUser(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	used := now.users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes
-	if bytes <= b.User && used+bytes-now.mayGo <= b.User {
+	most, share := s.mostOf(now, r, used, disk-bytes)
+	switch {
+	case bytes == 0 && share && used+disk > most: // a guess, for which builds of others might go in vain
+		return false, NoRoom("uid %d has its share", r.user)
+	case bytes == 0 || most == 0: // copies are nobody's
+		return false, nil
+	case bytes <= most && used+bytes-now.mayGo <= most:
 		return false, nil
 	}
-	e := NoRoom("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(b.User)).
+	e := NoRoom("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(most)).
 		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
-	if e.Err = errUserFull; bytes > b.User {
+	if share {
+		e.Text = fmt.Sprintf("it has %s, and uid %d has %s, more than its share of %s would be, which takes nothing from other users",
+			bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(now.Share))
+		e.Hint = "remove what you do not need any more: epcachectl rm; or raise user_share in [space]"
+	}
+	if e.Err = errUserFull; bytes > most {
 		return true, e
 	}
 	e.Text += fmt.Sprintf(", and would have %s with this build", bytesize.Text(used+bytes))
@@ -316,6 +336,25 @@ func (s *Ledger) admitUser(now *roomNow, r *Reservation, bytes int64) (final boo
 		e.Text += "; " + now.stays
 	}
 	return false, e
+}
+
+// mostOf returns how many logical bytes the user of a reservation may have, who has used so many; 0: any
+// number. share: it is the user's share of the budget, or more where that takes nothing from others. besides
+// are bytes on disk that the new build takes besides its logical ones. mu is held.
+func (s *Ledger) mostOf(now *roomNow, r *Reservation, used, besides int64) (most int64, share bool) {
+	b := &now.Bounds
+	if !b.shares(r.user) {
+		return b.User, false
+	}
+	left := b.Budget - now.Counted() - (s.now.Disk - r.disk + s.leaving)
+	if b.Floor > 0 {
+		left = min(left, b.Free-(s.now.Disk-s.now.Written)-b.Floor+(r.disk-r.counted)+r.Written)
+	}
+	most = max(b.Share, used+left-max(besides, 0))
+	if b.User > 0 && b.User < most {
+		return b.User, false
+	}
+	return most, true
 }
 
 // NoRoom returns the refusal of something that there is no space for. It is packing.ErrNoRoom.
@@ -338,6 +377,8 @@ func (r *Reservation) leaveQuota() {
 		delete(s.now.ByUser, r.user)
 	}
 	r.bytes = 0
+	s.now.Passing += r.disk - r.passing // it counts twice in a moment, for which nothing may be evicted
+	r.passing = r.disk
 }
 
 // Release gives the space back. It may be called more than once, and on nil.
@@ -353,7 +394,8 @@ func (r *Reservation) Release() {
 	}
 	s.now.Disk -= r.disk
 	s.now.Written -= r.counted
-	r.disk, r.counted = 0, 0
+	s.now.Passing -= r.passing
+	r.disk, r.counted, r.passing = 0, 0, 0
 	s.mu.Unlock()
 	s.Want()
 }

@@ -16,17 +16,17 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	s, r := newLedger(), &Reservation{user: 1}
 	s.now.ByUser[1] = 100 // what it stores just now
 	now := &roomNow{Bounds: Bounds{User: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
-	_, err := s.admitUser(now, r, 400)
+	_, err := s.admitUser(now, r, 400, 400)
 	require.NoError(t, err)
-	_, err = s.admitUser(now, &Reservation{user: 2}, 1000)
+	_, err = s.admitUser(now, &Reservation{user: 2}, 1000, 1000)
 	require.NoError(t, err, "somebody else's")
-	final, err := s.admitUser(now, r, 401)
+	final, err := s.admitUser(now, r, 401, 401)
 	require.ErrorContains(t, err, "it has 401 B, and uid 1 has 600 B of at most 1000 B, and would have 1001 B with this build")
 	require.False(t, final)
 	now.mayGo = 1
-	_, err = s.admitUser(now, r, 401)
+	_, err = s.admitUser(now, r, 401, 401)
 	require.NoError(t, err, "room is made")
-	final, err = s.admitUser(now, &Reservation{user: 2}, 1001)
+	final, err = s.admitUser(now, &Reservation{user: 2}, 1001, 1001)
 	require.Error(t, err)
 	require.True(t, final, "it never fits")
 }

@@ -100,8 +100,7 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 	}
 	for _, from := range pinned {
 		if pin, is := st.index.Journal.Pinned(from); is && from != b.ID {
-			err := st.committer.mark(context.Background(), &index.Mark{ID: b.ID, Pin: &pin}, &index.Mark{ID: from})
-			if err != nil {
+			if err := movePin(context.Background(), st, b.ID, &pin, from); err != nil {
 				st.log.Error("pin not moved to the build made anew", "from", from.String(), "to", b.ID.String(), "error", err)
 			}
 		}
@@ -121,10 +120,4 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 // SameDrivers reports whether two builds were made with the same versions of drivers.
 func SameDrivers(a, b []index.EPFacts) bool {
 	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
-}
-
-// Pin protects a build from eviction, or with nil takes that back, durably when it returns. It is no
-// error if the build was not pinned.
-func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) error {
-	return st.committer.mark(ctx, &index.Mark{ID: id, Pin: pin})
 }

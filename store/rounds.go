@@ -130,27 +130,31 @@ var errSeen = errors.New("seen")
 
 // EvictableFor finds out whether so much of a user's builds may go that a reservation of so many logical bytes is within the quota: before anything goes
 // for it, for what is not kept then would have cost the others as well. mayGo is as much as has to, where so much may; stays says why others may not.
-func (c *Collector) EvictableFor(ctx context.Context, r *Reservation, bytes int64) (mayGo int64, stays string, err error) {
+func (c *Collector) EvictableFor(
+	ctx context.Context, r *Reservation, disk, bytes int64,
+) (mayGo int64, stays string, err error) {
 	b, err := c.st.Bounds()
-	if err != nil || b.User == 0 || bytes == 0 || bytes > b.User {
+	if err != nil || bytes == 0 || b.User == 0 && !b.shares(r.user) {
 		return 0, "", err
 	}
 	ctx = context.WithoutCancel(ctx)
-	users, err := c.st.index.Users(ctx)
+	now, err := c.st.roomNow(ctx)
 	if err != nil {
 		return 0, "", err
 	}
 	s := c.st.ledger
 	s.mu.Lock()
-	above := users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes + bytes - b.User
+	used := now.users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes
+	most, _ := s.mostOf(&now, r, used, disk-bytes)
 	s.mu.Unlock()
-	if above <= 0 {
+	above := used + bytes - most
+	if most == 0 || bytes > most || above <= 0 {
 		return 0, "", nil
 	}
 	if why := c.nothingGoes(); why != "" {
 		return 0, why, nil
 	}
-	return c.lookAtRoom(ctx, r.user, users[r.user].Builds, above)
+	return c.lookAtRoom(ctx, r.user, now.users[r.user].Builds, above)
 }
 
 // lookAtRoom looks at a user's builds until enough may be evicted.

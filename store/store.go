@@ -37,6 +37,9 @@ type Options struct {
 	Published func(b *index.Build, uid uint32)
 	Withheld  func(b *index.Build) // is called when a build is withheld
 	Compiling func() bool          // reports whether something is compiled: background work waits then
+
+	// Bound reports whether UserShare bounds what a user's builds and pins keep; nil: it bounds none.
+	Bound func(uid uint32) bool
 }
 
 // Settings may change while the store is open.
@@ -68,6 +71,7 @@ type Store struct {
 	collector *Collector
 	packer    *Packer
 	uprooted  chan string
+	pinning   sync.Mutex     // one pin at a time: it is counted, and then made
 	work      sync.WaitGroup // the background work
 }
 

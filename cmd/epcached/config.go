@@ -120,7 +120,7 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 }
 
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
-	budget, floor, user := s.Space.Amounts()
+	budget, floor, user, share := s.Space.Amounts()
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
@@ -133,7 +133,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Policies: make(map[string]request.Policy, len(s.Policies)),
 		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), Verify: s.Space.Verify(), UnpackedDir: s.Space.UnpackedDir,
 		Space: store.SpaceOptions{Budget: store.Amount(budget), Floor: store.Amount(floor),
-			UserBytes: store.Amount(user), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
+			UserBytes: store.Amount(user), UserShare: store.Amount(share), MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
 		Failures: failure.Options{Off: !s.Failures.Remember, Crash: pause(s.Failures.Crash),
 			Limit: pause(s.Failures.Limit), Longest: pause(s.Failures.Longest), Refused: pause(s.Failures.Refused)},
 		Conditions: conditions(s),

@@ -83,6 +83,7 @@ free_floor = "5 GiB"
 max_unused = "240h"
 max_entries = 77
 user_bytes = "8 MiB"
+user_share = "10%"
 pack = "always"
 pack_after = "6h"
 unpacked_dir = "/unpacked"
@@ -100,7 +101,7 @@ unpacked_dir = "/unpacked"
 	require.Equal(t, cache.Options{
 		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
-		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30}, Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: store.Amount{Bytes: 8 << 20}},
+		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30}, Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: store.Amount{Bytes: 8 << 20}, UserShare: store.Amount{Percent: 10}},
 		Pack:  store.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",
 		Publishers: []uint32{9}, Claims: claims.Limits{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers:  []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},

@@ -183,6 +183,7 @@ type Space struct {
 	MaxUnused  string `toml:"max_unused" is:"age"`   // builds that were not used for so long go
 	MaxEntries uint64 `toml:"max_entries" range:"0"`
 	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user asked for
+	UserShare  string `toml:"user_share" is:"budget"` // of the budget: what an ordinary user's builds and pins keep
 
 	Pack string `toml:"pack" in:"cold,always,off"`
 	// Time without use after which a build is cold.
@@ -212,7 +213,7 @@ func Defaults() *Settings {
 		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
-		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h", VerifyEvery: "30d"},
+		Space:    Space{Budget: "20%", FreeFloor: "2%", UserShare: "25%", Pack: "cold", PackAfter: "2h", VerifyEvery: "30d"},
 	}
 }
 

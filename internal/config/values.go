@@ -141,9 +141,9 @@ func amount(text string) Amount {
 	return a
 }
 
-// Amounts are Budget, FreeFloor and UserBytes, read.
-func (x Space) Amounts() (budget, floor, user Amount) {
-	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserBytes)
+// Amounts are Budget, FreeFloor, UserBytes and UserShare, read.
+func (x Space) Amounts() (budget, floor, user, share Amount) {
+	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserBytes), amount(x.UserShare)
 }
 
 // Unused is MaxUnused as a duration; 0: any time.

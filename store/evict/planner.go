@@ -39,6 +39,7 @@ type candidate struct {
 	why   string     // it is spared
 	worth float64
 	fresh bool // it was just stored, and stays though its user has too much
+	above bool // it is not within its user's share: it goes before builds of other users
 	bears bool // it was chosen, and stays after all: others need what it has
 }
 
@@ -144,6 +145,44 @@ func (pl *planner) weigh() {
 	pl.sorted = make([]*candidate, len(order))
 	for i := range order {
 		pl.sorted[i] = &pl.all[order[i].at]
+	}
+	pl.aboveShare()
+}
+
+// aboveShare finds the builds that are not within the shares of their users, and sorts them before those of
+// other users. Within a share are what is being stored, what is pinned, and then what pays most.
+func (pl *planner) aboveShare() {
+	if pl.limits.Share == 0 {
+		return
+	}
+	has, bound, found := make(map[uint32]int64), make(map[uint32]bool), false
+	maps.Copy(has, pl.Storing)
+	count := func(b *index.Brief) (above bool) {
+		if _, known := bound[b.UID]; !known {
+			bound[b.UID] = pl.Bound(b.UID)
+		}
+		has[b.UID] += b.LogicalBytes
+		return bound[b.UID] && has[b.UID] > pl.limits.Share
+	}
+	for _, one := range pl.sorted {
+		if pl.Pinned[one.ID] {
+			count(one.Brief)
+		}
+	}
+	for _, one := range slices.Backward(pl.sorted) {
+		if !pl.Pinned[one.ID] {
+			one.above = count(one.Brief)
+			found = found || one.above
+		}
+	}
+	place := func(one *candidate) int8 {
+		if one.above {
+			return 2 * one.class
+		}
+		return 2*one.class + 1
+	}
+	if found {
+		slices.SortStableFunc(pl.sorted, func(a, b *candidate) int { return int(place(a) - place(b)) })
 	}
 }
 
@@ -254,7 +293,11 @@ func (pl *planner) forRoom(classes ...int8) {
 			return
 		}
 		if slices.Contains(classes, one.class) {
-			pl.take(one, false, becausePoorest, "")
+			limit := ""
+			if one.above {
+				limit = fmt.Sprintf("uid %d has more than its share of %s", one.UID, bytesize.Text(pl.limits.Share))
+			}
+			pl.take(one, false, becausePoorest, limit)
 		}
 	}
 }
@@ -546,7 +589,8 @@ type Snapshot struct {
 
 	NotServed map[index.BuildID]string // the states of those that are not
 	Pinned    map[index.BuildID]bool
-	Storing   map[uint32]int64 // logical bytes by user: what is being stored comes in place of what is there
+	Storing   map[uint32]int64      // logical bytes by user: what is being stored comes in place of what is there
+	Bound     func(uid uint32) bool // reports whether Limits.Share is for the user; nil: for none
 
 	// Spared says why a build may not go now, "" if it may. It is asked once at most for each that would, and not of those that nobody thinks of
 	// removing, for it may have to look at files.
@@ -559,6 +603,7 @@ type Limits struct {
 	Missing int64         // bytes on disk that have to go at least
 	Unused  time.Duration // builds that were not used for longer go; 0: any time
 	User    int64         // logical bytes of all builds that one user asked for; 0: any number
+	Share   int64         // logical bytes of a bound user that go after what others have above it; 0: any number
 	Entries uint64        // request keys, of a whole store; 0: any number
 	Packs   bool          // builds may be packed, which takes longer than to remove them
 

@@ -193,7 +193,7 @@ func (r *Reloader) refuse(err error) {
 // atOnce are the fields and tables that take effect while the daemon runs. All others wait for the next start.
 var atOnce = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
 	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
-	"space.max_unused", "space.max_entries", "space.user_bytes"}
+	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}
 
 // differences names the fields that have other values: those that may change at run time, and those that may not. What
 // belongs to an array of tables goes by the array's name.
