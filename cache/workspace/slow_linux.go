@@ -2,13 +2,14 @@ package workspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/slowfile"
@@ -47,50 +48,45 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 // fetch copies one file, with its mode. The copy has a name, as the file does, and not the one that
 // it is opened by: nobody finds it by that later.
 func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string) (*os.File, error) {
-	fail := func(err error) (*os.File, error) {
-		if ctx.Err() != nil {
-			return nil, apierr.New(apierr.Deadline, err, "a file of the request is on a file system that does not answer (%s)", f.Name()).
-				WithHint("copy the models from FUSE or a network file system to a local one")
-		}
-		return nil, apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
-	}
 	st, _, err := slowfile.Stat(int(f.Fd()))
 	if err != nil {
-		return fail(err)
+		return nil, unread(ctx, err, f)
 	}
 	free, err := cas.FreeBytes(filepath.Dir(path))
 	if err == nil {
-		err = store.Fits("a copy of the model", int64(st.Size), free/4)
+		err = store.Fits("a copy of the model", int64(st.Size), free/2) // others come at the same time
 	}
 	if err != nil {
-		return nil, err
+		return nil, request.StoreError(err, f.Name())
 	}
 	leave, err := in.Slow.Take(ctx, in.Owner(uid))
 	if err != nil {
-		return fail(fmt.Errorf("other files of the same user do not answer: %w", err))
+		return nil, unread(ctx, fmt.Errorf("other files of the same user do not answer: %w", err), f)
 	}
 	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		leave()
-		return nil, err
+		return nil, request.StoreError(err, f.Name())
 	}
-	done := sync.OnceFunc(func() { leave(); _ = to.Close() }) // nothing of it counts but what is read
-	if err := slowfile.Copy(ctx, f, to, free/4-store.Spare, done); err != nil {
-		return fail(err)
-	}
-	if err := os.Chmod(path, os.FileMode(st.Mode&0o777)|0o400); err != nil {
-		return nil, err
+	done := func() { leave(); _ = to.Close() } // nothing of it counts but what is read
+	if err := slowfile.Copy(ctx, f, to, free/2-store.Spare, done); err != nil {
+		return nil, unread(ctx, err, f)
 	}
 	own, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	if err = os.Link(path, path+".copy"); err == nil {
-		err = os.Remove(path)
+	if err == nil {
+		err = errors.Join(own.Chmod(os.FileMode(st.Mode&0o777)|0o400), os.Link(path, path+".copy"), os.Remove(path))
 	}
 	if err != nil {
-		_ = own.Close() // likewise
-		return nil, err
+		return nil, request.StoreError(errors.Join(err, own.Close()), f.Name())
 	}
 	return own, nil
+}
+
+// unread is the error for a file that was not copied.
+func unread(ctx context.Context, err error, f *os.File) error {
+	if ctx.Err() == nil {
+		return apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
+	}
+	return apierr.New(apierr.Deadline, err, "a file of the request is on a file system that does not answer (%s)", f.Name()).
+		WithHint("copy the models from FUSE or a network file system to a local one")
 }
