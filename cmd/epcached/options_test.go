@@ -86,6 +86,7 @@ user_bytes = "8 MiB"
 user_share = "10%"
 pack = "always"
 pack_after = "6h"
+verify_every = "12h"
 unpacked_dir = "/unpacked"
 `), 0o600))
 	s, err := config.Load(file)
@@ -102,7 +103,7 @@ unpacked_dir = "/unpacked"
 		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30}, Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: store.Amount{Bytes: 8 << 20}, UserShare: store.Amount{Percent: 10}},
-		Pack:  store.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",
+		Pack:  store.PackAlways, PackAfter: 6 * time.Hour, Verify: 12 * time.Hour, UnpackedDir: "/unpacked",
 		Publishers: []uint32{9}, Claims: claims.Limits{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers:  []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild:  upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
