@@ -17,7 +17,8 @@ const endAt = 4
 // tooSlow fails where the user has more slow requests and closes than so many times the limits.
 func (c *connection) tooSlow(times int64) error {
 	own, limits := c.user.slow.Load(), &c.server.limits
-	if own <= times*int64(limits.SlowPerUID) && (own <= 1 || c.server.slow.Load() <= times*int64(limits.Slow)) {
+	if own <= times*int64(limits.SlowPerUID) &&
+		(own <= 1 || c.server.slow.Load() <= times*int64(limits.Slow)) {
 		return nil
 	}
 	return &Error{Class: wire.ErrorClass_BUSY,

@@ -25,19 +25,20 @@ const (
 	OwnWish               // nobody asked: the daemon compiles it anew
 )
 
-// Queue decides which jobs run: the higher rank before the lower. Within a rank the users take turns: the next job is
-// of the user who has the fewest jobs running, and of two of them of the one whose job began or ended longest ago; each
-// user's jobs run in the order in which they came. A job of several users is counted for the one of them who is first.
-// None overtakes the next job, or one that needs much memory would never get it.
+// Queue decides which jobs run: the higher rank before the lower. Within a rank the users take
+// turns: the next job is of the user who has the fewest jobs running, and of two such users of the
+// one whose job began or ended longest ago. Each user's jobs run in the order in which they came. A
+// job of several users is counted for the one of them who is first. No job overtakes the next one,
+// because one that needs much memory would never get it otherwise.
 //
-// Jobs that requests wait for take a slot each; those that users go on without take what these leave, but no request
-// waits for such a slot; what the daemon itself wants takes none, for where it comes from bounds it. Where there are
-// several slots one user has all of them but one. The last one, where no other user needs it, is on loan: it counts as
-// free for others, so that one more job than slots may run for a while.
+// Jobs that requests wait for take a slot each. Those that users go on without take what these
+// leave, but no request waits for such a slot; the daemon's own take none. One user has all slots
+// but one, where there are several. The last one is on loan where no other user needs it: it counts
+// as free for others, so that one more job than slots may run for a while.
 //
-// All that run together stay within the memory, as far as it can be told beforehand. A job that needs more than there
-// is at all runs alone. Where jobs of lower ranks, or on loan to another user, are in the way of a request, the ones
-// that began last are stopped and queue again.
+// All that run together stay within the memory, as far as it can be told beforehand. A job that
+// needs more than there is runs alone. Where jobs of lower ranks, or on loan to another user, are
+// in the way of a request, the ones that began last are stopped and queue again.
 type Queue struct {
 	jobs   int
 	memory int64 // bytes; 0: no bound
@@ -47,7 +48,7 @@ type Queue struct {
 	waiting []*Turn           // sorted; guarded by mu
 	running []*Turn           // in the order in which they began; guarded by mu
 	moments uint64            // that were given out for latest; guarded by mu
-	latest  map[uint32]uint64 // moment at which a job of each user came first, began or ended; guarded by mu
+	latest  map[uint32]uint64 // when a job of each user came first, began or ended; guarded by mu
 }
 
 // Turn is a job's place in a queue. Its exported fields are set before it enters one, and stay.
@@ -96,8 +97,8 @@ func (q *Queue) Await(ctx context.Context, t *Turn) error {
 	}
 }
 
-// Take waits for a slot for a piece of work that is no job of Jobs, and that a request of the users waits for. leave
-// gives the slot back.
+// Take waits for a slot for work that is no job of Jobs, and that a request of the users waits for.
+// leave gives the slot back.
 func (q *Queue) Take(ctx context.Context, users ...uint32) (leave func(), err error) {
 	t := &Turn{}
 	q.Enter(t, WaitedFor, users...)
@@ -117,8 +118,8 @@ func (q *Queue) Leave(t *Turn) {
 	q.admit()
 }
 
-// Move gives a turn another rank and other users. One that runs can rise only, and is counted for whom it was. It tells
-// whether the turn runs.
+// Move gives a turn another rank and other users. One that runs can rise only, and is counted for
+// the same user. Move reports whether the turn runs.
 func (q *Queue) Move(t *Turn, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -181,7 +182,9 @@ func (q *Queue) sort() {
 		}
 	}
 	q.latest = latest
-	slices.SortStableFunc(q.waiting, func(a, b *Turn) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number)) })
+	slices.SortStableFunc(q.waiting, func(a, b *Turn) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.Number, b.Number))
+	})
 	for _, t := range q.waiting {
 		if len(t.users) == 0 {
 			continue
@@ -193,49 +196,59 @@ func (q *Queue) sort() {
 		ahead[t.user]++
 	}
 	slices.SortStableFunc(q.waiting, func(a, b *Turn) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.round, b.round), cmp.Compare(latest[a.user], latest[b.user]))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.round, b.round),
+			cmp.Compare(latest[a.user], latest[b.user]))
 	})
 }
 
-// share is how many slots one user has.
+// loans returns the turns of up to a rank that run beyond the shares of their users, and how many
+// run of each user: all slots but one are a share. The caller holds mu.
+func (q *Queue) loans(rank Rank) (loans []*Turn, held map[uint32]int) {
+	held = make(map[uint32]int)
+	for _, one := range q.running {
+		if one.rank > rank || len(one.users) == 0 {
+			continue
+		}
+		u := one.users[0]
+		if held[u]++; held[u] > q.share() {
+			loans = append(loans, one)
+		}
+	}
+	return loans, held
+}
+
 func (q *Queue) share() int { return max(1, q.jobs-1) }
 
-// makeRoom stops those of lower ranks, and on loan to others, that have the memory which the turn lacks, if that would
-// do. The caller holds mu.
+// makeRoom stops jobs of lower ranks, and on loan to others, that have the memory which the turn
+// lacks, if that would do. The caller holds mu.
 func (q *Queue) makeRoom(t *Turn) {
 	if !q.hasSlot(t) {
 		return // it is not the memory that is missing
 	}
 	used, kept := t.Memory, 0
-	var loans, lower []*Turn
-	held := make(map[uint32]int)
+	loans, _ := q.loans(WaitedFor)
+	loans = slices.DeleteFunc(loans, func(one *Turn) bool {
+		return one.yielded || one.users[0] == t.user
+	})
+	lower := loans
 	for _, one := range q.running {
-		loan := false
-		if one.rank == WaitedFor && len(one.users) > 0 {
-			u := one.users[0]
-			held[u]++
-			loan = held[u] > q.share() && u != t.user
-		}
 		switch {
 		case one.yielded: // its memory is as good as free
 			continue
-		case loan:
-			loans = append(loans, one)
-		case one.rank == WaitedFor:
-			kept++
-		default:
+		case one.rank > WaitedFor:
 			lower = append(lower, one)
+		case !slices.Contains(loans, one):
+			kept++
 		}
 		used += one.Memory
 	}
-	lower = append(loans, lower...)
 	var stop []*Turn
 	for len(lower) > 0 && used > q.memory {
 		last := lower[len(lower)-1]
 		lower, stop, used = lower[:len(lower)-1], append(stop, last), used-last.Memory
 	}
 	if used > q.memory && kept > 0 {
-		return // it has to wait for one that somebody waits for anyway
+		return // it has to wait for one that a request waits for anyway
 	}
 	for _, one := range stop {
 		one.yielded = true
@@ -260,21 +273,15 @@ func (q *Queue) hasSlot(t *Turn) bool {
 	if t.rank == OwnWish {
 		return true
 	}
-	taken, lent := 0, 0
-	held := make(map[uint32]int)
+	taken := 0
 	for _, one := range q.running {
-		if one.rank > t.rank {
-			continue
-		}
-		taken++
-		for _, u := range one.users {
-			if held[u]++; held[u] > q.share() {
-				lent++
-			}
+		if one.rank <= t.rank {
+			taken++
 		}
 	}
+	loans, held := q.loans(t.rank)
 	if len(t.users) > 0 && held[t.user] < q.share() {
-		taken -= lent
+		taken -= len(loans)
 	}
 	return taken < q.jobs
 }

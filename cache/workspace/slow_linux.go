@@ -74,7 +74,8 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string)
 	}
 	own, err := os.Open(path)
 	if err == nil {
-		err = errors.Join(own.Chmod(os.FileMode(st.Mode&0o777)|0o400), os.Link(path, path+".copy"), os.Remove(path))
+		err = errors.Join(own.Chmod(os.FileMode(st.Mode&0o777)|0o400),
+			os.Link(path, path+".copy"), os.Remove(path))
 	}
 	if err != nil {
 		return nil, request.StoreError(errors.Join(err, own.Close()), f.Name())
@@ -87,6 +88,7 @@ func unread(ctx context.Context, err error, f *os.File) error {
 	if ctx.Err() == nil {
 		return apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
 	}
-	return apierr.New(apierr.Deadline, err, "a file of the request is on a file system that does not answer (%s)", f.Name()).
+	return apierr.New(apierr.Deadline, err,
+		"a file of the request is on a file system that does not answer (%s)", f.Name()).
 		WithHint("copy the models from FUSE or a network file system to a local one")
 }

@@ -26,7 +26,8 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	if err := unix.Statx(fd, "", flags, unix.STATX_BASIC_STATS, &st); err != nil {
 		return st, true, err
 	}
-	if st.Dev_major != 0 || st.Attributes_mask&(unix.STATX_ATTR_APPEND|unix.STATX_ATTR_IMMUTABLE) != 0 {
+	const told = unix.STATX_ATTR_APPEND | unix.STATX_ATTR_IMMUTABLE
+	if st.Dev_major != 0 || st.Attributes_mask&told != 0 {
 		return st, false, nil
 	}
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0) // of memory, where the kernel is before 6.0
