@@ -92,11 +92,16 @@ race: build deps ## run the tests of what is concurrent under the race detector
 .PHONY: test-long
 test-long: test matrix stress flood kills explore fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
 	$(GO) test $(RACE) -timeout 60m ./...
+	$(MAKE) fuzz FUZZTIME=1000000x
 	$(MAKE) bench-million wheel-proof-arm64
 
 .PHONY: explore
 explore: ## a million states that crashes could leave a store in; hours
 	$(PLAIN) $(GO) test ./store -run NoCrashLoses -timeout 12h -args -explore.states=1000000 -explore.ops=20
+
+.PHONY: faults
+faults: ## fail each call of the store, in each place, with each error; half a minute
+	$(PLAIN) $(GO) test ./store -run RecoversWithoutARestart -args -faults.all
 
 .PHONY: test-short
 test-short: build ## run what needs no download
@@ -173,7 +178,7 @@ session-keys: ## write the Python client's table of session config entries from 
 	$(GO) test -count 1 -run TestPythonHasTheSameTable ./cache/identity -update
 
 .PHONY: fuzz
-fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s)
+fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s; 1000000x is a million executions)
 	@for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep ^Fuzz || true); do \
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-30s} $$pkg; done; done

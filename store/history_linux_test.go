@@ -223,6 +223,7 @@ type history struct {
 
 	repairing bool                     // the operation under way may take files away
 	paths     map[string]index.BuildID // of views
+	published int                      // builds, also those that were not stored
 
 	mu     sync.Mutex
 	off    bool // no state is looked at
@@ -555,7 +556,8 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 		return err
 	}
 	defer remove()
-	name := fmt.Sprintf("model %d", len(h.facts))
+	h.published++
+	name := fmt.Sprintf("model %d", h.published)
 	b := &index.Build{ModelName: name, Scope: "shared", UID: uint32(os.Getuid()), Created: h.now, Graph: "file0"}
 	for i := range b.RequestKey {
 		b.RequestKey[i], b.BuildKey[i] = byte(random.Uint32()), byte(random.Uint32())

@@ -138,7 +138,7 @@ func (c *crash) content(k key, from string) (content, error) {
 		defer f.Close() // only read from
 		return contentOf(f)
 	}
-	now, err := contentOf(file.hold)
+	now, err := file.content()
 	if err != nil {
 		return content{}, err
 	}

@@ -2,6 +2,7 @@ package crashfs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,7 +34,7 @@ type key struct {
 }
 
 type file struct {
-	hold   *os.File // keeps the inode from being used for another file; its offset is contentOf's
+	hold   *os.File // keeps the inode from being used for another file, and does not count as open
 	synced content
 	failed bool // a Sync failed: what was not synced then is lost, and no later Sync tells
 }
@@ -146,13 +147,29 @@ func (f *FS) file(open *os.File) (*file, error) {
 	}
 	k := key{s.Dev, s.Ino, false}
 	if f.files[k] == nil {
-		hold, err := os.Open(open.Name())
+		hold, err := os.OpenFile(throughFD(open), openPath, 0)
 		if err != nil {
 			return nil, err
 		}
 		f.files[k] = &file{hold: hold}
 	}
 	return f.files[k], nil
+}
+
+// openPath is Linux's O_PATH. The store asks the kernel whether a file is open before it removes
+// it.
+const openPath = 0x200000
+
+func throughFD(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// content returns what the file holds now.
+func (f *file) content() (content, error) {
+	open, err := os.Open(throughFD(f.hold))
+	if err != nil {
+		return content{}, err
+	}
+	defer open.Close() // only read from
+	return contentOf(open)
 }
 
 // rememberBytes takes the bytes of a file as they are.
@@ -164,7 +181,7 @@ func (f *FS) rememberBytes(open *os.File) error {
 	if file.failed {
 		return nil
 	}
-	file.synced, err = contentOf(file.hold)
+	file.synced, err = file.content()
 	return err
 }
 
