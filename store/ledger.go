@@ -228,7 +228,7 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
 	defer s.Want()
-	for looked := int64(-1); ; {
+	for {
 		s.mu.Lock()
 		given := s.given
 		s.mu.Unlock()
@@ -247,10 +247,9 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 			final, err = s.take(&now, r, disk, bytes)
 		}
 		s.mu.Unlock()
-		if same && (final || mayGo <= looked || !errors.Is(err, errUserFull)) {
-			return final, err
+		if same && (final || stays != "" || !errors.Is(err, errUserFull) || ctx.Err() != nil) {
+			return final, err // else others of the user's have reserved since, and more may go for them
 		}
-		looked = mayGo // others of the user's may have reserved since, for whom more may go
 	}
 }
 

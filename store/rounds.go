@@ -128,8 +128,8 @@ func (s *Ledger) giveUp(left string) {
 // errSeen ends a search.
 var errSeen = errors.New("seen")
 
-// EvictableFor finds out whether so much of a user's builds may go that a reservation of so many logical bytes is within the quota: before anything goes
-// for it, for what is not kept then would have cost the others as well. mayGo is as much as has to, where so much may; stays says why others may not.
+// EvictableFor finds out whether so much of a user's builds may go that a reservation is within the
+// quota, before anything goes for it. mayGo is as much as has to; where less may, stays says why.
 func (c *Collector) EvictableFor(
 	ctx context.Context, r *Reservation, disk, bytes int64,
 ) (mayGo int64, stays string, err error) {
@@ -180,7 +180,11 @@ func (c *Collector) lookAtRoom(
 	if err != nil && !errors.Is(err, errSeen) {
 		return 0, "", err
 	}
-	if held > 0 {
+	switch {
+	case mayGo >= enough:
+	case held == 0:
+		stays = "the rest is being stored"
+	default:
 		stays = fmt.Sprintf("%s of them are pinned, in use or given out lately", bytesize.Text(held))
 	}
 	return mayGo, stays, nil
