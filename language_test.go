@@ -23,6 +23,8 @@ var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/mat
 	"internal/apierr", "internal/bytesize", "internal/config", "internal/flock", "internal/keyed",
 	"internal/memo", "internal/once", "internal/parallel", "internal/sparse", "internal/suggest",
 	"internal/tomlfile", "internal/watch", "internal/witness",
+	"epmodel", "unixsock", "unixsock/wire", "clients/epcache", "clients/conformance",
+	"clients/conformance/drivers/epcachectl", "clients/conformance/drivers/go",
 }
 
 // narrow are those of them without lines of more than 100 columns.

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// What testdata/compare.py tells of a model, in the words of the onnx package.
+// The fields that testdata/compare.py prints of a model, named as in the onnx package.
 type (
 	modelFacts struct {
 		IR              int64             `json:"ir"`

@@ -279,7 +279,7 @@ type piece struct {
 
 const spliceBuffer = 1 << 20 // large enough that a copy costs the memory's speed and not the calls'
 
-// WriteTo writes the file. What ended before its time since the plan was made is an error, as is a cancelled ctx.
+// WriteTo writes the file. It fails if a source is shorter than planned, or if ctx is cancelled.
 func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 	buf := make([]byte, min(spliceBuffer, max(s.size, 1)))
 	for _, p := range s.pieces {

@@ -8,7 +8,8 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// What an artefact needs beside its graph, and whether it is whole.
+// This example lists the files that an artefact needs beside its graph, and checks that they are
+// complete.
 func Example() {
 	f, err := os.Open("testdata/artefacts/openvino_ctx.onnx")
 	if err != nil {

@@ -46,7 +46,7 @@ func (w *walker) value(f field, name string, to []Value) []Value {
 
 var valueKinds = map[protowire.Number]string{1: "tensor", 4: "sequence", 5: "map", 7: "opaque", 8: "sparse_tensor", 9: "optional"}
 
-// valueType reads one field of a TypeProto. What sequences, maps and optionals hold is left out.
+// valueType reads one field of a TypeProto, without the elements of sequences, maps and optionals.
 func (w *walker) valueType(f field, v *Value) {
 	kind, ok := valueKinds[f.num]
 	if !ok {

@@ -36,10 +36,10 @@ const maxNamed = 1 << 16 // bounds the ranges of one file. Large models have som
 
 const maxRangeName = 256
 
-// NamedRanges lists the ranges of a context binary, or of any other file beside a graph, that are known by name, in order of
-// their offsets; ranges within others stand behind them. OpenVINO's container and the compiled
-// model of its CPU device name partitions and tensors; of other binaries nothing is known, which is
-// no error. What is there and does not fit is a *FormatError.
+// NamedRanges lists the ranges of a context binary, or of any other file beside a graph, that are
+// known by name, ordered by offset; a range within another follows it. OpenVINO's container and the
+// compiled model of its CPU device name partitions and tensors; other binaries have no names, which
+// is no error. A range that does not fit is a *FormatError.
 func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) {
 	c, err := readContainer(name, bin)
 	if c == nil || err != nil {
@@ -95,7 +95,7 @@ func SortNamed(all []Named) {
 	slices.SortStableFunc(all, func(a, b Named) int { return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Length, a.Length)) })
 }
 
-// What OpenVINO exports for its CPU device, as of 2026.4. Numbers are little-endian:
+// The format that OpenVINO exports for its CPU device, as of 2026.4. Numbers are little-endian:
 //
 //	0   "RR_UPCVO"
 //	8   version, 4 bytes (1)

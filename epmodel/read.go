@@ -1,13 +1,13 @@
 // Package epmodel reads ONNX models, and the EPContext nodes in them, without loading either.
 //
 // [Read] walks the protocol buffer through an io.ReaderAt. Weights and context binaries are passed over, their bytes never
-// read, so a model of 10 GB costs a few hundred kilobytes and a few reads. What it finds is a [Model]: the files of external
-// data, the EPContext nodes with every attribute, metadata, opsets. Tensors are not kept: [Tensors] shows each. On that stand
-// [Digest], the identity of a model's content; [Model.Sidecars], every file that an artefact refers to; and [Validate], which
-// judges an artefact before it is stored or served.
+// read, so a model of 10 GB costs a few hundred kilobytes and a few reads. The result is a [Model]:
+// the files of external data, the EPContext nodes with every attribute, metadata, opsets. Tensors
+// are not kept: [Tensors] iterates over them. [Digest], the identity of a model's content,
+// [Model.Sidecars], every file that an artefact refers to, and [Validate] build on it.
 //
-// Input is taken as hostile. Whatever the bytes are, functions return, with bounded memory and bounded recursion, and damage is a
-// [*FormatError] that names file, offset and field. An error of the file itself (an I/O error) stays what it is, wrapped.
+// Input is hostile: on any bytes functions return, with bounded memory and bounded recursion, and
+// damage is a [*FormatError] that names file, offset and field. An I/O error is returned wrapped.
 //
 // Functions keep no state and may be called at the same time. A *Model is never changed after Read; callers treat it as
 // read-only.

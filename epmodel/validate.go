@@ -9,15 +9,15 @@ import (
 	"unicode/utf8"
 )
 
-// Validate judges an artefact before it is stored or served. files has the size of every file of it but the graph, under its name
-// in the artefact ("x.bin", "sub/x.bin"); further ones do no harm. It holds that
+// Validate judges an artefact before it is stored or served. files has the size of each of its files
+// but the graph, by name in the artefact ("x.bin", "sub/x.bin"), and may have more. It checks that
 //   - there is at least one EPContext node, of the domain com.microsoft, with embed_mode and main_context 0 or 1;
 //   - every node that holds a context names a file or has bytes; a node that holds none has a node of the same source that does;
 //   - every reference is a clean relative name of one of the files, so none leaves the artefact;
 //   - external data lies inside its file;
-//   - the graph is one that protobuf can take: else a *TooLargeError.
+//   - protobuf can read the graph: otherwise a *TooLargeError.
 //
-// What is inside context binaries is not looked at, with the exception of [BinaryReferences], which callers add for each.
+// It does not look into context binaries; callers add [BinaryReferences] for each.
 func Validate(m *Model, files map[string]int64) error {
 	if len(m.Contexts) == 0 {
 		return m.wrong(-1, "graph.node", "no EPContext node: "+m.NodeSummary(8))

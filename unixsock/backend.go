@@ -10,15 +10,15 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Peer is who sits at the other end of a connection, as the kernel tells it: as of when it connected.
+// Peer is the process at the other end of a connection, as the kernel reported it at connect.
 type Peer struct {
 	UID, GID uint32 // effective, as seen from this process's user namespace
 	PID      int32  // for logs: the number may be another process's by now
 
 	Slow bool // of a request: one of its files is on a file system that may never answer
 
-	// Connection is the peer's connection: it ends when that does, whoever ended it, and is the same for all requests
-	// of one. What a peer holds as long as it stays, a claim, hangs on it by context.AfterFunc.
+	// Connection is done when the peer's connection ends, whichever end closes it; all its requests
+	// share it. context.AfterFunc releases a claim, which lasts as long as its peer.
 	Connection context.Context
 }
 
@@ -63,7 +63,7 @@ type Answer struct {
 // NeedError is returned by Backend.Acquire for a model that refers to external data which did not come along.
 type NeedError struct {
 	Locations []string // as the model spells them
-	Members   []uint32 // of a group: whose each location is, 0 is Acquire.model, 1 the first of Acquire.group; nil: all are model's
+	Members   []uint32 // in a group, each location's model: 0 is Acquire.model; nil: all 0
 }
 
 // Error counts the locations and names the first.

@@ -113,8 +113,8 @@ func (c *Client) Stop(ctx context.Context) error {
 // was changed in between.
 const maxNeeds = 3
 
-// External opens external data by its location as the model spells it. Of a group, member says whose it is: 0 is
-// Acquire.model, 1 the first of Acquire.group; it is 0 for a model that is asked for alone.
+// External opens external data by its location as the model spells it. member is the model that
+// refers to it: 0 is Acquire.model (always without a group), 1 the first of Acquire.group.
 type External func(member int, location string) (*os.File, error)
 
 // Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the caller's. External data that the
@@ -218,7 +218,7 @@ func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 	return err
 }
 
-// openNeeded adds external data to a request. What it opened is in the result also when it fails.
+// openNeeded adds external data to a request. If it fails it still returns the files it opened.
 func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, external External) ([]*os.File, error) {
 	models := append([]*wire.Model{request.GetModel()}, request.GetGroup()...)
 	if n := len(need.GetMembers()); n != 0 && n != len(need.GetLocations()) {

@@ -58,7 +58,7 @@ type reply struct {
 	files    []*os.File
 }
 
-// Hello is what the daemon said about itself, and about who it takes this process for.
+// Hello is what the daemon reported about itself, and the user that it takes this process for.
 func (c *Client) Hello() *wire.HelloReply { return c.hello }
 
 // Close ends the connection, and with it the requests that wait. View descriptors that were handed out stay good.
@@ -96,7 +96,7 @@ func (c *Client) end(err error) {
 	if c.reason = lost(err); c.mute.Load() {
 		c.reason = fmt.Errorf("%w: it said nothing for %v, and does not answer another", ErrConnectionLost, silenceLimit)
 	}
-	// Only now nobody reads: the kernel tells the daemon, which then cancels what is still under way.
+	// Only after reading stopped: the daemon sees the close and cancels what is still running.
 	_ = c.stream.conn.Close()
 }
 

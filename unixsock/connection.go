@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// connection is the daemon's end of one connection. One goroutine at a time reads; see inline.go for who answers.
+// connection is the daemon's end of one connection. One goroutine at a time reads; see inline.go.
 type connection struct {
 	server   *Server
 	stream   *stream
@@ -157,7 +157,7 @@ func (c *connection) readOn() {
 	c.endReading(nil)
 }
 
-// endReading cancels what is under way: its answers could not be sent, or nobody would read them.
+// endReading cancels all requests, because their answers could not be sent or would not be read.
 func (c *connection) endReading(err error) {
 	c.cancel()
 	c.ended <- err

@@ -16,8 +16,9 @@ import (
 
 // Dialer says how to connect. The zero value does not wait for a daemon that is not there.
 type Dialer struct {
-	Name         string        // for the daemon's log: "epcachectl 0.1.0"
-	Wait         time.Duration // for a daemon that is just starting: nobody listens at the path yet, or nobody answers there any more
+	Name string // for the daemon's log: "epcachectl 0.1.0"
+	// for a daemon that is just starting: none listens yet, or the previous one stopped answering
+	Wait         time.Duration
 	HelloTimeout time.Duration // for the first answer; 0: 10 s. A restart under socket activation, and a stopped daemon, look like a slow answer
 }
 
@@ -35,8 +36,8 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	end := time.Now().Add(d.Wait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		client, err := d.dialOnce(ctx, paths)
-		// A daemon that was just killed may leave its socket to a child that is being started, and a connection that
-		// nobody accepts. It lasts for as long as that takes.
+		// A daemon that was just killed may leave its socket to a child that is being started, so
+		// that connections are never accepted until the child closes it.
 		if err == nil || !errors.Is(err, ErrNoDaemon) && !WentAway(err) || !time.Now().Before(end) {
 			return client, err
 		}
@@ -177,7 +178,7 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 	return reply, nil
 }
 
-// HelloLimit is the HelloTimeout for an application that goes on without a daemon: nobody notices it.
+// HelloLimit is the HelloTimeout where an application goes on without a daemon: too short to notice.
 const HelloLimit = 50 * time.Millisecond
 
 // WentAway tells a connection that ended, after which the same may be asked of another one, from one

@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// violation is a breach of the framing rules. The connection cannot go on after one: where the next frame begins,
-// or whose descriptors are whose, is no longer known.
+// violation is a breach of the framing rules. It ends the connection, because the start of the next
+// frame, and the frame that each descriptor belongs to, are then unknown.
 func violation(format string, args ...any) *Error {
 	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "protocol: " + fmt.Sprintf(format, args...), Err: ErrProtocol}
 }

@@ -17,7 +17,7 @@ type class wire.ErrorClass
 
 func (c class) Error() string { return classText[wire.ErrorClass(c)] }
 
-// The classes of errors. What each means stands in wire/epcached.proto.
+// The classes of errors; wire/epcached.proto says what each means.
 var (
 	ErrNotFound      error = class(wire.ErrorClass_NOT_FOUND)
 	ErrStale         error = class(wire.ErrorClass_STALE)

@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// What breaks the framing ends the connection with its reason, and nothing else: serve checks that no descriptor
-// is left, and each case ends with another client being served.
+// A breach of the framing ends the connection with its reason, and nothing else: serve checks that
+// no descriptor is left, and each case ends with another client being served.
 func TestBrokenFrames(t *testing.T) {
 	length := func(n uint32) []byte { return binary.LittleEndian.AppendUint32(nil, n) }
 	cases := map[string]struct {

@@ -33,7 +33,8 @@ func pair(t require.TestingT) [2]*net.UnixConn {
 	return ends
 }
 
-// What was sent arrives: the same envelopes in order, each with as many descriptors, and of the same files.
+// All frames that were sent arrive: the same envelopes in order, each with as many descriptors, and
+// of the same files.
 func TestRoundTripOfAnyFrames(t *testing.T) {
 	files := make([]*os.File, 3)
 	for i := range files {

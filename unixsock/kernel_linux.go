@@ -63,8 +63,8 @@ func kindOf(mode uint32) string {
 	return "something the kernel has no file type for" // epoll, timers and their like
 }
 
-// peerOf asks the kernel who is at the other end. The answer is of the moment of connect: a process that changed
-// its uid since keeps the one that it connected with.
+// peerOf asks the kernel for the process at the other end, as of connect: a process that has
+// changed its uid since keeps the one that it connected with.
 func peerOf(conn *net.UnixConn) (Peer, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

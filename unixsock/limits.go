@@ -7,7 +7,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// What the protocol itself fixes; wire/epcached.proto says the same.
+// The limits that the protocol itself fixes; wire/epcached.proto says the same.
 const (
 	Version             = 1 // of the protocol
 	MaxFrame            = wire.MaxFrame

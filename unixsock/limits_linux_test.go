@@ -87,7 +87,7 @@ func TestUnreadAnswersWithDescriptors(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // for a ninth to be sent, if it were
 	unread := s.unreadAnswers()
 	require.EqualValues(t, 8, unread)
-	for range 20 { // who reads gets all
+	for range 20 { // a client that reads gets all
 		e, fds := c.read()
 		require.NotNil(t, e.GetAcquireReply())
 		closeAll(fds)

@@ -28,8 +28,8 @@ func DefaultSocketMode() os.FileMode {
 	return 0o600
 }
 
-// Listen makes the socket at path with exactly that mode, and its folders where they are missing (0755 for root,
-// 0700 for a user). A socket file that is there already is replaced only if nobody answers behind it: ErrInUse.
+// Listen creates the socket at path with exactly that mode, and its missing directories (0755 for
+// root, 0700 for a user). It replaces a socket file only if no process answers behind it (ErrInUse).
 // Anything else at that path is an error, and stays. Closing the listener removes the socket file.
 func Listen(path string, mode os.FileMode) (net.Listener, error) {
 	l, err := listen(path, mode)
@@ -61,8 +61,8 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 	return bind(path, mode)
 }
 
-// lockSocket keeps two daemons that start at once from each removing the other's socket. The lock's file stays:
-// whoever removed it would let in a third.
+// lockSocket keeps two daemons that start at once from each removing the other's socket. The lock
+// file is never removed, because removing it would let a third daemon in.
 func lockSocket(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -143,9 +143,10 @@ func (l *listener) Close() error {
 	return errors.Join(l.UnixListener.Close(), removeErr)
 }
 
-// OwnFolder makes a folder for this user alone, with the folders above it, or refuses one that is there and that others may change: what a
-// client gets from a daemon's socket it loads, and who owns the folder may put another daemon there. Nothing is made inside of what
-// belongs to another user, as with sudo, which leaves HOME as it was.
+// OwnFolder creates a directory for this user alone, with its parents, or refuses an existing one
+// that other users may change: a client loads what the daemon behind the socket gives it, and the
+// directory's owner may put another daemon there. OwnFolder creates nothing inside another user's
+// directory, as it would with sudo, which keeps HOME.
 func OwnFolder(dir string) error {
 	switch info, err := os.Stat(dir); {
 	case err == nil:
@@ -169,7 +170,7 @@ func OwnFolder(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	info, err := os.Stat(dir) // somebody may have been faster
+	info, err := os.Stat(dir) // another process may have created it
 	if err != nil {
 		return err
 	}

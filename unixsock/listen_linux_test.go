@@ -125,7 +125,7 @@ func TestCloseRemovesOnlyItsOwnSocket(t *testing.T) {
 
 func TestDialWithoutDaemon(t *testing.T) {
 	dir := shortDir(t)
-	synctest.Test(t, func(t *testing.T) { // where time passes only for who waits
+	synctest.Test(t, func(t *testing.T) { // where time passes only while all goroutines wait
 		start := time.Now()
 		_, err := Dialer{}.Dial(t.Context(), filepath.Join(dir, "own"), filepath.Join(dir, "system"))
 		require.ErrorIs(t, err, ErrNoDaemon)
@@ -205,7 +205,7 @@ func TestDialWaitsForAStartingDaemon(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// What a killed daemon leaves of its socket takes connections, and drops them.
+// The socket that a killed daemon leaves behind takes connections, and drops them.
 func TestDialWaitsForADaemonThatWasKilled(t *testing.T) {
 	dropping := func(t *testing.T, times int) (path string, next chan net.Listener) {
 		path, next = filepath.Join(shortDir(t), "s"), make(chan net.Listener, 1)
@@ -242,7 +242,7 @@ func TestDialWaitsForADaemonThatWasKilled(t *testing.T) {
 
 func TestDialStoppedDaemon(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
-	l, err := Listen(path, 0o600) // which nobody serves
+	l, err := Listen(path, 0o600) // which no goroutine serves
 	require.NoError(t, err)
 	defer l.Close()
 	_, err = Dialer{HelloTimeout: 50 * time.Millisecond}.Dial(background(t), path)

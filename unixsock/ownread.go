@@ -15,7 +15,7 @@ import (
 // meanwhile, and is looked at afterwards.
 const ownReadLimit = 2 * time.Millisecond
 
-// takeReading reports whether nobody read the connection. From then on the caller does, until rest.
+// takeReading makes the caller the reader, until rest, unless there is one; it reports whether.
 func (c *Client) takeReading() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 // maxPendingPhases bounds what waits for a client that reads slowly; later phases then replace the last.
 const maxPendingPhases = 16
 
-// reporter sends the progress of one request: each change of phase, and else once a second. Reports never wait for
-// the client, so that one who does not read cannot hold up a compile that others wait for.
+// reporter sends the progress of one request: each change of phase, and otherwise once a second. It
+// never waits for the client, so that one that does not read cannot delay a shared compile.
 type reporter struct {
 	connection *connection
 	number     uint64
@@ -106,7 +106,7 @@ func (p *reporter) next() (m *wire.Progress, due <-chan time.Time, ended bool) {
 		}
 		p.pending = slices.Delete(p.pending, 0, 1)
 		if again && (wait > 0 || p.ended) {
-			continue // nobody needs to know how far an earlier phase got
+			continue // how far an earlier phase got is of no use now
 		}
 		p.phase, p.sent = m.Phase, time.Now()
 		return m, nil, false

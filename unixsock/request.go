@@ -209,7 +209,7 @@ func (c *connection) finish(r *request) {
 	c.drop(r)
 }
 
-// drop closes descriptors that nobody took, and gives back what the request was charged.
+// drop closes descriptors that no handler took, and gives back what the request was charged.
 func (c *connection) drop(r *request) {
 	c.closeAll(r.fds)
 	c.user.descriptors.Add(-int64(len(r.fds)))

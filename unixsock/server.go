@@ -113,7 +113,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	err := s.accept(l)
 	s.closeListeners()
 	if !s.draining() {
-		s.stop() // the listener failed: nobody would ever end the connections
+		s.stop() // the listener failed: nothing else would end the connections
 	}
 	s.running.Wait()
 	return err
@@ -228,8 +228,8 @@ func (s *Server) Accepted() uint64 {
 	return s.accepted
 }
 
-// Leave stops accepting if there is no client, and tells whether that is so; Serve returns then. A client that comes at this moment is sent away
-// without a word, as if it had come a moment later and found nobody.
+// Leave stops accepting if there is no client, and reports whether it did; Serve then returns. It
+// disconnects a client that connects at this moment, without an answer, as if it came too late.
 func (s *Server) Leave() bool {
 	s.init()
 	s.mu.Lock()

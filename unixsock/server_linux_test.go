@@ -545,7 +545,7 @@ func TestAnnouncedLengthTakesNoMemory(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
 }
 
-// An answer that crosses the Cancel brings a descriptor that nobody waits for any more.
+// An answer that crosses the Cancel brings a descriptor that no caller waits for any more.
 func TestLateAnswerIsClosed(t *testing.T) {
 	started, late := make(chan struct{}), make(chan struct{})
 	backend := &standIn{}
@@ -566,7 +566,8 @@ func TestLateAnswerIsClosed(t *testing.T) {
 	require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, time.Millisecond)
 }
 
-// A late answer that nobody reads would keep its descriptor, which is the lease, on its way to the client.
+// A late answer that is never read would keep its descriptor, which is the lease, on its way to the
+// client.
 func TestLateAnswerEndsItsLease(t *testing.T) {
 	started, late := make(chan struct{}), make(chan *os.File)
 	backend := &standIn{acquire: func(context.Context, Peer, *wire.Acquire, []*os.File, func(*wire.Progress)) (Answer, error) {

@@ -256,7 +256,7 @@ func (s *stream) closeDescriptors() {
 
 func closeAll(fds []int) {
 	for _, fd := range fds {
-		// What fails to close is gone all the same, and it was only read from.
+		// Close releases the descriptor even if it fails, and it was only read from.
 		_ = unix.Close(fd)
 	}
 }

@@ -15,10 +15,10 @@ const EventMissed = "missed"
 // maxPendingEvents bounds what waits in a client for its subscriber; the oldest then make room.
 const maxPendingEvents = 128
 
-// Subscribe calls fn with events as they happen, one at a time, on this goroutine. It ends without an error when the
-// context does, with fn's error when it has one, and with the daemon's or the connection's otherwise: ErrBusy when the
-// daemon stops. Who falls far behind misses events, the oldest first, and is told by one of the kind EventMissed; Events
-// has them. Other calls on this connection go on meanwhile.
+// Subscribe calls fn with events as they happen, one at a time, on this goroutine. It returns nil
+// when the context ends, otherwise fn's error, the daemon's (ErrBusy when it stops) or the
+// connection's. A subscriber that falls far behind misses events, the oldest first, and gets one of
+// the kind EventMissed instead; see Events. Other calls on this connection go on meanwhile.
 func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) error {
 	waiting := newCall(false)
 	waiting.events = make(chan *wire.Event, maxPendingEvents)
@@ -102,7 +102,7 @@ const (
 	maxEventName = 1 << 10
 )
 
-// errStopping ends subscriptions when the daemon stops: nobody else would ever end them.
+// errStopping ends subscriptions when the daemon stops, because they have no end of their own.
 var errStopping = &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping", Hint: "subscribe again when it is back"}
 
 var errEnded = errors.New("the subscription has ended")

@@ -144,7 +144,7 @@ func TestRequestsGoOnBesideASubscription(t *testing.T) {
 	go func() {
 		ended <- c.Subscribe(ctx, func(*wire.Event) error {
 			close(inside)
-			<-ctx.Done() // and holds up nobody
+			<-ctx.Done() // and delays no other request
 			return nil
 		})
 	}()
@@ -198,7 +198,7 @@ func TestSlowCallbackIsTold(t *testing.T) {
 	require.NotZero(t, missed)
 }
 
-// The one who reads the connection delivers events to everybody, and waits for nobody.
+// The connection's reader delivers events to all subscribers, and never waits for one of them.
 func TestDeliveryDoesNotWait(t *testing.T) {
 	waiting := newCall(false)
 	waiting.events = make(chan *wire.Event, 3)
@@ -218,7 +218,7 @@ func TestDeliveryDoesNotWait(t *testing.T) {
 	for _, newest := range []uint64{7, 8, 9} {
 		require.Equal(t, newest, (<-waiting.events).GetSequence())
 	}
-	c.deliver(2, envelopeOf(2, &wire.Event{}), nil) // nobody's
+	c.deliver(2, envelopeOf(2, &wire.Event{}), nil) // for no subscriber
 }
 
 func TestCancelledSubscription(t *testing.T) {
@@ -263,7 +263,7 @@ func TestSubscriberThatLeaves(t *testing.T) {
 	b.publish("nobody hears it")
 }
 
-// A subscriber that never reads costs its own connection, and holds up nobody.
+// A subscriber that never reads loses its own connection, and delays no other.
 func TestStalledSubscriber(t *testing.T) {
 	var b broadcaster
 	s := serve(t, &standIn{subscribe: b.subscribe}, limits{WriteTimeout: 300 * time.Millisecond})
@@ -281,7 +281,7 @@ func TestStalledSubscriber(t *testing.T) {
 	stalled.readEnd()
 }
 
-// What a subscriber cannot read now it gets later, as long as it reads in time.
+// A subscriber that reads late, but in time, gets every event.
 func TestSubscriberThatReadsLate(t *testing.T) {
 	var b broadcaster
 	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
@@ -381,7 +381,8 @@ func TestBackendThatCannotSubscribe(t *testing.T) {
 	require.ErrorIs(t, err, ErrCancelled, "an end that nobody asked for is told")
 }
 
-// What the backend sends after its Subscribe has returned must not reach a later request of the same number.
+// An event that the backend sends after its Subscribe has returned must not reach a later request
+// of the same number.
 func TestEventsAfterTheEnd(t *testing.T) {
 	kept := make(chan func(*wire.Event) error, 1)
 	s := serve(t, &standIn{subscribe: func(ctx context.Context, send func(*wire.Event) error) error {

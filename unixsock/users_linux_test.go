@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// serveUsers serves other users too, of whom root is an administrator.
+// serveUsers serves other users too; root is an administrator.
 func serveUsers(t *testing.T, backend *standIn, own limits, owner func(uint32) uint32) *served {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -30,7 +30,7 @@ func serveUsers(t *testing.T, backend *standIn, own limits, owner func(uint32) u
 	return s
 }
 
-// dialAs connects as a user: the kernel tells the daemon who the thread is that connects.
+// dialAs connects as a user: the kernel tells the daemon the uid of the connecting thread.
 func dialAs(t *testing.T, s *served, uid int) (c *Client, err error) {
 	done := make(chan struct{})
 	go func() {

@@ -23,7 +23,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// daemon plays one row. What it can do on a connection, as step.Do has it:
+// daemon plays one row. The steps of a connection are, by step.Do:
 //
 //	hello     read a Hello and answer it
 //	read      read any frame
@@ -90,7 +90,8 @@ func (d *daemon) listen() {
 	d.done.Go(d.accept)
 }
 
-// listenRaw makes a socket that nobody accepts at: one that a daemon left behind, or that of one that was stopped.
+// listenRaw makes a socket where connections are never accepted: one that a daemon left behind, or
+// that of one that was stopped.
 func (d *daemon) listenRaw(how string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(d.t, err)

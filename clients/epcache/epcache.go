@@ -106,10 +106,10 @@ type Request struct {
 	Progress func(*wire.Progress)
 }
 
-// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see RefusalOf), that
-// is reported, and if the daemon says so, load is tried once more with what it gives then. The lease
-// is the caller's to close. A build that was refused is a *RefusedError; other errors of load are
-// returned as they are, and nothing is reported.
+// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see RefusalOf),
+// Load reports that, and if the daemon says so, calls load again with the daemon's next answer. The
+// caller closes the lease. A refused build is a *RefusedError; other errors of load are returned as
+// they are, and not reported.
 func Load(ctx context.Context, c *unixsock.Client, r Request,
 	load func(*Lease) error) (*Lease, error) {
 	var refusals RefusedError
@@ -177,10 +177,10 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:end], "\uFFFD")
 }
 
-// Ask connects, calls ask, and closes the connection. Where that ends before there is an answer,
-// because the daemon went away, it waits up to back for another one and asks it the same, once: it may
-// be this very request that the daemon dies of. What the daemon said, and what is no protocol, is the
-// answer. A view that ask got stays good.
+// Ask connects, calls ask, and closes the connection. If the daemon ends before it has answered,
+// Ask waits up to back for another daemon and asks that, once only, because this very request may
+// be what ends the daemon. An error that the daemon returned, or a breach of the protocol, is the
+// answer. A view that ask got stays valid.
 func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration, ask func(*unixsock.Client) error,
 	paths ...string) error {
 	client, err := d.Dial(ctx, paths...)

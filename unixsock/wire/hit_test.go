@@ -138,7 +138,7 @@ func scalar(t *rapid.T, f protoreflect.FieldDescriptor) protoreflect.Value {
 	panic(f.FullName())
 }
 
-// What is malformed is for package proto to refuse.
+// Malformed messages are left to package proto, which refuses them.
 func TestMalformedHitsAreLeftToProto(t *testing.T) {
 	for _, e := range aHit() {
 		b, ok := AppendHit(nil, e)
