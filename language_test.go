@@ -25,6 +25,8 @@ var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/mat
 	"internal/tomlfile", "internal/watch", "internal/witness",
 	"epmodel", "unixsock", "unixsock/wire", "clients/epcache", "clients/conformance",
 	"clients/conformance/drivers/epcachectl", "clients/conformance/drivers/go",
+	"compilers", "compilers/compilertest", "compilers/dialogue", "compilers/ort", "compilers/standin",
+	"compilers/tinymodel", "cmd/epcached-ort",
 }
 
 // narrow are those of them without lines of more than 100 columns.

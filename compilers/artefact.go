@@ -20,11 +20,11 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Collect lists what a compiler left in folder, besides the names in inputs, and reads the graphs. It
-// trusts nothing: links, devices and files beyond the limits are ErrOutput; a graph without EPContext
-// nodes is a *NoNodesError with EPs still empty. Files have the graphs first, in order; names in
-// sub-folders use slashes. What is wrong with one of several graphs is a *MemberError. Beside a
-// *NoNodesError the models end with the one that it is about.
+// Collect lists what a compiler left in folder, besides the names in inputs, and reads the graphs.
+// It trusts nothing: links, devices and files beyond the limits are ErrOutput; a graph without
+// EPContext nodes is a *NoNodesError with EPs still empty. Files begin with the graphs, in order;
+// names in sub-folders use slashes. An error in one of several graphs is a *MemberError. Beside a
+// *NoNodesError, the last of models is the one without nodes.
 func Collect(ctx context.Context, folder string, graphs, inputs []string, limits Limits) (files []string, models []*epmodel.Model, err error) {
 	others, found, err := listOutput(folder, graphs, inputs, limits.orDefault())
 	if err != nil {

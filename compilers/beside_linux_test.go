@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A worker that waits for its graph has its EP registered only where that takes the device from nobody: this one says so by refusing.
+// A worker that waits for its graph registers its EP early only if that takes the device from no
+// other process. The EP here refuses to register, which shows that it was asked to.
 func TestRegisteredBesideAnother(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Fault: "fail@register"})

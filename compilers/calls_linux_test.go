@@ -17,7 +17,8 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// Workers of real EPs make the known system calls only. What fails for want of another gets it, and a warning says so.
+// Workers of real EPs make the known system calls only. A job that fails because of another call is
+// given it, and a warning says so.
 func TestCallsThatAreNotKnown(t *testing.T) {
 	requireInForce(t, "privileges")
 	compiler, err := exec.LookPath("cc")

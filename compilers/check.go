@@ -15,8 +15,9 @@ import (
 
 const disableAll = "disable_all"
 
-// Check implements Compiler. A graph that does not load is tried once more without graph optimisation, for graphs with nodes outside the EP often
-// load only so. Where the EP compiles for a device that is not here, a failure is NotCheckable.
+// Check implements Compiler. A graph that does not load is retried without graph optimisation,
+// because graphs with nodes outside the EP often load only so. A failure is NotCheckable if the EP
+// compiles for a device that is not here.
 func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	if why := o.unloadable(job.Runtime, job.EPs); why != "" {
 		return CheckResult{Outcome: NotCheckable, Text: why}, ctx.Err()

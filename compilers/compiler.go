@@ -1,24 +1,26 @@
 // Package compilers compiles ONNX models with an execution provider (EP) and judges what came out, without ever loading vendor code into the
 // calling process.
 //
-// A [Compiler] answers five questions: which devices a runtime has (Probe), which SDK and hardware a build made here is for (Fingerprint), what a
-// model compiles to (Compile), whether a compiled graph loads (Check), and what the EP says of a stored compatibility string (Compatibility).
+// A [Compiler] answers five questions: which devices a runtime has (Probe), which SDK and hardware
+// a build made here is for (Fingerprint), what a model compiles to (Compile), whether a compiled
+// graph loads (Check), and the EP's verdict on a stored compatibility string (Compatibility).
 // [ORT] is the real one: each call starts one worker process (cmd/epcached-ort), which loads the user's libonnxruntime and EP libraries and talks
 // through two descriptors (package dialogue). Package standin is an implementation for tests that needs no runtime at all.
 //
-// What callers may rely on:
+// Callers may rely on this:
 //
 //   - All methods may be called from several goroutines at once. Each call ends when its context ends, and by then the worker and every process
 //     of its group are gone.
-//   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout], [ErrCPU], [ErrMemory], [ErrOutput]. What ORT refuses is a
-//     [RefusedError] with ORT's own code and text.
+//   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout],
+//     [ErrCPU], [ErrMemory], [ErrOutput]. A refusal by ORT is a [RefusedError] with its code and text.
 //   - Compile reports only files that are complete: regular files in the job's folder, at least one EPContext node in the graph. A graph that
 //     holds no EPContext node is a [NoNodesError].
 //   - Workers have their working directory, home and temporary files in the job's folder, write nowhere else, read only what they need, have no
 //     network, and leave no process behind: as far as the kernel can keep them so, which [ORT.Sandbox] tells ([SandboxOptions] says more).
 //
-// [Find] reads a folder as pip, a virtual environment or an administrator leaves it, and gives the [Runtime] that every call needs; [EPByName] gives
-// what is known in advance about an EP (its options, its library's name). Start reading at [ORT.Compile].
+// [Find] reads a folder that pip, a virtual environment or an administrator made, and returns the
+// [Runtime] of every call; [EPByName] describes a known EP (its options, its library's name). Start
+// reading at [ORT.Compile].
 package compilers
 
 import (
@@ -84,8 +86,8 @@ type Job struct {
 	EPs     []EP   // at least one
 	Model   string // absolute path of a private copy; names in the output are of its Spelling
 
-	// ModelFile, if not nil, is what the compiler finds at Model, where nothing stands: a file that is open for reading and may be anybody's,
-	// so that no copy is needed. The caller sees to it that nobody changes it meanwhile. Only where [Opener] says so.
+	// ModelFile, if not nil, is the model, which is not at Model then: an open file of any owner, so
+	// that no copy is needed. The caller ensures that it does not change. Only if [Opener] allows it.
 	ModelFile *os.File
 
 	Folder string // absolute path of the private folder that the output goes into; it exists
@@ -96,9 +98,9 @@ type Job struct {
 	Route        string // "": RouteCompileAPI, or RouteSessionOptions with Share
 	Initializers Initializers
 
-	// Written, if not nil, is called from another goroutine once the graph is written, and not after Compile returned, with the bytes of all output: the
-	// worker then takes apart what it has in memory, and may still fail. It is not called where that cannot be seen. What is read of the output
-	// from then on is what Compile returns if Result.Settled says so.
+	// Written, if not nil, is called from another goroutine once the graph is written, where that is
+	// seen before Compile returns, with the bytes of all output: the worker then frees its memory,
+	// and may still fail. Output read from then on is final if Result.Settled says so.
 	Written func(size int64)
 
 	// Share are further models, compiled after Model and in this order, in the same worker and with the same options, so that all share one

@@ -37,7 +37,7 @@ type EPInfo struct {
 	TargetAbsent   string         `toml:"target_absent_on"` // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
 }
 
-// Policy tells who may set an option and how its value is understood.
+// Policy is which process may set an option, and how its value is understood.
 type Policy string
 
 // Policies of options.

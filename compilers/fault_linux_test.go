@@ -168,7 +168,7 @@ func TestWholeGroupIsKilled(t *testing.T) {
 	}
 }
 
-// gone tells whether a process has ended; where nobody reaps orphans it stays a zombie.
+// gone tells whether a process has ended; where no process reaps orphans it stays a zombie.
 func gone(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return true

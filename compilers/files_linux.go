@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// openPlain opens a file for reading without following a link, and without waiting for somebody to write into a FIFO.
+// openPlain opens a file for reading. It follows no link, and does not block on a FIFO.
 func openPlain(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }

@@ -179,8 +179,8 @@ func wellKnownFolders() []string {
 	return dirs
 }
 
-// environments lists the Python environments that whoever calls is likely to mean, though none was activated: the one that this program was
-// installed into, the one whose Python is the first in PATH, and those in the working folder.
+// environments lists the Python environments that are likely to be meant though not activated: that
+// of this program, that of the first Python in PATH, and those in the working folder.
 func environments() (dirs []string) {
 	for _, variable := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
 		if dir := os.Getenv(variable); filepath.IsAbs(dir) {

@@ -97,7 +97,7 @@ func TestIdentityOfALibrary(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotFound)
 }
 
-// Nobody has to activate an environment to have what is in it found.
+// FindAll finds the runtimes of an environment that is not activated.
 func TestFindAllLooksIntoEnvironmentsThatAreNotActive(t *testing.T) {
 	files := []string{"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1", "lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary}
 	t.Setenv("VIRTUAL_ENV", "")

@@ -249,7 +249,7 @@ func TestWorkerChangesNoTimes(t *testing.T) {
 	require.Equal(t, stat(before), stat(after), "%v", came)
 }
 
-// What the configuration adds may be used, and nothing beside it.
+// A worker may use what the configuration adds to its sandbox, and nothing beside it.
 func TestSandboxIsWidened(t *testing.T) {
 	requireInForce(t, "files")
 	outside := t.TempDir()
@@ -329,7 +329,7 @@ const staying = `
 	usleep(200000);
 	%s;`
 
-// Whatever a worker starts ends with it, by each of the means that systems have for that.
+// All processes that a worker starts end with it, by each of the means that systems have for that.
 func TestNothingStaysBehind(t *testing.T) {
 	means := map[string]struct {
 		options compilers.ORTOptions
@@ -400,7 +400,7 @@ func running(text string) []int {
 	return found
 }
 
-// What code takes without end is ended, and said by name.
+// A worker that takes a resource without end is ended, and the error names the resource.
 func TestWorkerThatTakesWithoutEnd(t *testing.T) {
 	limits := compilers.Limits{Wall: 60 * time.Second, Memory: 1 << 30, Output: 8 << 20, OpenFiles: 100}
 	for name, c := range map[string]struct {

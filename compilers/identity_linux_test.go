@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// What an application shows of its libraries tells whether they are a runtime's only if no run path
-// leads elsewhere.
+// The libraries that an application has loaded identify a runtime only if no run path leads
+// elsewhere.
 func TestRunPathsThatLeadElsewhere(t *testing.T) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {

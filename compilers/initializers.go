@@ -49,7 +49,7 @@ const sourceOption = "ep.context_source_model_path"
 func sourceOf(graph string) (string, bool) {
 	entries, err := os.ReadDir(filepath.Dir(graph))
 	if err != nil || !strings.HasSuffix(graph, "_ctx.onnx") {
-		return "", false // whoever loads the graph says why it cannot be read
+		return "", false // the load of the graph reports why it cannot be read
 	}
 	for _, e := range entries {
 		if name := e.Name(); strings.HasSuffix(name, ".onnx") && !strings.HasSuffix(name, "_ctx.onnx") {
@@ -67,7 +67,7 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	// What the worker left in the folder may be a link to anywhere.
+	// A file that the worker left in the folder may be a link to anywhere.
 	root, err := os.OpenRoot(job.Folder)
 	if err != nil {
 		return nil, err

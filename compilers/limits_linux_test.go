@@ -30,7 +30,8 @@ func TestLimitsStopARealCompile(t *testing.T) {
 	}
 }
 
-// A daemon that runs as root starts workers as somebody else, who sees what the job is about and nothing else of the daemon's.
+// A daemon that runs as root starts workers as another user, who can read the job's files and none
+// of the daemon's.
 func TestWorkerOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root can start processes of another user")
@@ -132,7 +133,7 @@ func TestProcessesAreLimited(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(ort, bytes, 0o755))
 	r.ORTLibrary = ort
-	const uid = 65533 // of nobody else
+	const uid = 65533 // of no other process
 	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: &compilers.Credential{UID: uid, GID: uid}, Scratch: base, Limits: compilers.Limits{Processes: 60}})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	facts, err := c.Probe(t.Context(), r)

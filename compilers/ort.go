@@ -37,13 +37,14 @@ type ORTOptions struct {
 type ORT struct {
 	opts     ORTOptions
 	launcher *launcher
-	stacks   int64         // of address space that threads may reserve beside a bound that nobody chose: on a small machine it is most of it
-	host     *host         // what of the system's means workers get
-	left     []os.DirEntry // in Scratch, of an earlier process
-	leave    sync.Once     // removes them, which can only be done by the workers' unit
-	tried    tried
-	unknown  sync.Map        // by the paths of EPs: those that need more system calls than the known ones
-	tools    map[string]Tool // by EP: see AddTools
+	// of address space that threads may reserve beside a default limit: most of a small machine's
+	stacks  int64
+	host    *host         // what of the system's means workers get
+	left    []os.DirEntry // in Scratch, of an earlier process
+	leave   sync.Once     // removes them, which can only be done by the workers' unit
+	tried   tried
+	unknown sync.Map        // by the paths of EPs: those that need more system calls than the known ones
+	tools   map[string]Tool // by EP: see AddTools
 }
 
 var (
@@ -274,7 +275,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if len(infos) == 0 {
 		return nil, nil
 	}
-	if !o.loadable(r, ep) { // nobody can say without a library
+	if !o.loadable(r, ep) { // only the library knows
 		return make([]Verdict, len(infos)), ctx.Err()
 	}
 	eps, err := requestEPs(r, []EP{ep})
@@ -369,8 +370,8 @@ func (o *ORT) chown(folder string, names []string, to *Credential) error {
 	return nil
 }
 
-// lend lets the workers' group write into a folder, and into those names in it; or nobody but the
-// daemon reach it. What workers leave stays their user's, which the store takes no file of: it copies.
+// lend lets the workers' group write into a folder, and into those names in it; without out, only
+// the daemon may reach it. Files that workers leave stay their user's; the store copies them.
 func (o *ORT) lend(folder string, names []string, out bool) error {
 	if !out {
 		return os.Chmod(folder, 0o700)

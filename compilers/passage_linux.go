@@ -216,7 +216,7 @@ func (c *Credential) CanPass(path string) error {
 	for _, folder := range above(path) {
 		info, err := os.Stat(folder)
 		if err != nil {
-			return nil // who needs it will say that it is not there
+			return nil // its user will report that it is missing
 		}
 		if !c.may(info, 1) {
 			return fmt.Errorf("uid %d cannot pass %q, which is above %q: chmod o+x %s", c.UID, folder, path, folder)

@@ -22,7 +22,8 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// What nobody waits for has the last place everywhere: as a process, at the disk, and as a session.
+// Work that no client waits for has the lowest priority everywhere: as a process, at the disk, and
+// as a session.
 func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 	pid := preparedWorker(t, 0, dialogue.Preparation{Nice: 19, Idle: true})
 	require.Equal(t, 19, niceness(t, pid))

@@ -30,8 +30,8 @@ type EPLibrary struct {
 	// folder, and those in package folders that its run path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
 	// Elsewhere: a run path leads, from $ORIGIN, to other folders than the library's own and the
-	// one that [Beside] names. What an application shows of its own library then does not tell
-	// whether it is this one.
+	// one that [Beside] names. An application's own library, as far as the daemon sees it, then
+	// does not tell whether it is this one.
 	Elsewhere bool
 	// Tool stands for what a vendor's own compiler is told that compiles in the library's place; its files are among Files. Empty: there is
 	// none.

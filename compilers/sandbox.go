@@ -114,7 +114,7 @@ func readable(r Runtime, eps []EP) []string {
 	return files
 }
 
-// patience is how long a worker may take that loads nothing. Others who ask wait as long.
+// patience is how long a worker that loads nothing may take; concurrent callers wait as long.
 const patience = 10 * time.Second
 
 type tried struct {

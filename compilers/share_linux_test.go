@@ -60,7 +60,7 @@ func TestGroupThatIsNone(t *testing.T) {
 	}
 }
 
-// What would crash the worker, and prove nothing, is not tried.
+// A load that would crash the worker, and prove nothing, is not tried.
 func TestSharedWeightsOfQNNAreNotLoadedWithoutANPU(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, "kill -SEGV $$")})
 	ep := compilers.EP{Name: qnn, Library: "/r/ep.so", Devices: []compilers.Device{{Type: "CPU"}}, Options: map[string]string{"enable_htp_weight_sharing": "1"}}

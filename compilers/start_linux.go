@@ -64,7 +64,7 @@ func (h *host) refuse(way isolation) bool {
 	return true
 }
 
-// forbidden tells whether an error may be about namespaces: none are left, or nobody may make them.
+// forbidden tells whether an error may be about namespaces: none are left, or they are not allowed.
 func forbidden(err error) bool {
 	about := []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES}
 	return slices.ContainsFunc(about, func(e error) bool { return errors.Is(err, e) })
@@ -158,7 +158,7 @@ func (c *child) raise(nice int) { raise(c.cmd.Process.Pid, nice) }
 // knows also those that left the group. It has not been reaped: it is this process, or a zombie.
 func (c *child) stop() { _ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGTERM) }
 
-func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // ESRCH: nobody is left
+func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // ESRCH: no process is left
 
 func (c *child) reap() dialogue.Ended {
 	_ = c.cmd.Wait() // the state says it all
@@ -312,8 +312,8 @@ func (o *ORT) raise(w *worker, idle <-chan struct{}) {
 	}
 }
 
-// raise gives a worker's process group the usual priority. The disk's and the session's can always be raised; niceness only by
-// root or with RLIMIT_NICE. What the system refuses stays low, which delays whoever came to wait, and harms nothing.
+// raise gives a worker's process group the usual priority. The disk's and the session's can always
+// be raised; niceness only by root or with RLIMIT_NICE. A failure only delays the waiting requests.
 func raise(pid, nice int) {
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte("0"), 0)
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0) // class none: that of the niceness

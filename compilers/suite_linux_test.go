@@ -145,7 +145,7 @@ func (s subject) testSidecar(t *testing.T) {
 	s.requireLoads(t, job, result)
 }
 
-// What a model comes from makes no difference to what is made of it.
+// The way in which a model is passed makes no difference to the artefact.
 func (s subject) testOpenFile(t *testing.T) {
 	opener, ok := s.Compiler.(compilers.Opener)
 	job := s.job(t, compilertest.Dense(1, 64, 1))

@@ -165,8 +165,9 @@ func copied(t *testing.T, from, folder string) string {
 	return path
 }
 
-// Artefacts load through the descriptor of their view: by its path in /proc, or from bytes with session options that name that path. For who cannot
-// reach the view's real path, initializers in files are the exception: ONNX Runtime wants to see where they really are, unless it is given them.
+// Artefacts load through the descriptor of their view: by its path in /proc, or from bytes with
+// session options that name that path. Initializers in files are the exception for an application
+// that cannot reach the view's real path: ONNX Runtime resolves that path, unless it is given them.
 func TestLoadingElsewhere(t *testing.T) {
 	ways := []string{"path", "path memory", "bytes", "bytes context", "bytes folder", "bytes context folder", "bytes context memory"}
 	for _, version := range []string{oldestORT, newestORT} {
@@ -218,7 +219,8 @@ func newElsewhere(t *testing.T, version string, ways []string) elsewhereTest {
 		hostOf(t, version)}
 }
 
-// refused compiles into a view whose parent only its owner may enter, and gives the ways by which the application does not get what was computed here.
+// refused compiles into a view whose parent only its owner may enter, and returns the ways by which
+// the application does not get the same result.
 func (e elsewhereTest) refused(t *testing.T, c ort.Compilation, who string) []string {
 	state, err := os.MkdirTemp(e.base, "state-")
 	require.NoError(t, err)

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever bytes a binary holds, the EP refuses them, or loads and computes something; this process goes on. Its checksum does not help it here.
+// A binary of arbitrary bytes is refused by the EP, or loads and computes something; this process
+// goes on. Its checksum does not help it here.
 func TestTestEPReadsForeignBinaries(t *testing.T) {
 	h := hostOf(t, newestORT)
 	folder, c := compiledAlone(t, h, nil)

@@ -120,7 +120,8 @@ func compiledAlone(t *testing.T, h host, session set) (folder string, c epmodel.
 	return folder, m.Contexts[0]
 }
 
-// nodeOf writes a node anew, with other values and, where edit says so, other attributes; "-" leaves one out.
+// nodeOf returns a node with other values and, where edit says so, other attributes; "-" leaves one
+// out.
 func nodeOf(c epmodel.Context, in, out string, edit set) tinymodel.Node {
 	attributes := map[string]any{"source": c.Source, "partition_name": c.PartitionName, "ep_cache_context": c.CacheContext, "main_context": c.MainContext, "embed_mode": c.EmbedMode}
 	for name, value := range edit {

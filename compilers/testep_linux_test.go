@@ -134,7 +134,8 @@ func TestTestEPLoadsOtherReleases(t *testing.T) {
 	}
 }
 
-// What comes out of a worker is what the source model means, by both routes, in both forms, in one partition or several.
+// A compiled model computes the same as its source model, by both routes, in both forms, in one
+// partition or several.
 func TestTestEPComputes(t *testing.T) {
 	source := layers(5, 3, true)
 	for _, row := range []struct {

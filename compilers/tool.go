@@ -27,8 +27,8 @@ import (
 //	{option:NAME}              a provider option; {session:NAME} a session config entry; {dim:NAME} a free dimension's size
 //	{options} {sessions} {dims} all of them: an argument NAME=VALUE for each, in the order of the names; the whole argument is this placeholder
 //
-// An argument with a placeholder that the request has no value for is left out as a whole. What a request asks for and no placeholder
-// takes is refused, for nothing that is asked for may be ignored. "{{" is a brace.
+// An argument with a placeholder that the request has no value for is left out as a whole. A value
+// without a placeholder is refused, because none may be ignored. "{{" is a brace.
 type Tool struct {
 	EP      string   // canonical name of the EP whose contexts it makes; it compiles all of that EP's models
 	Program string   // absolute path

@@ -87,7 +87,7 @@ func TestWorkersOfAUnitCompileAndLoad(t *testing.T) {
 	}
 }
 
-// What the vendor's code does to itself, and what is done to it, looks as for a worker that is a child.
+// The death of a worker in a unit, by its own code or from outside, is reported as that of a child.
 func TestWorkersOfAUnitThatDie(t *testing.T) {
 	u := startUnit(t)
 	c := u.compiler(t)

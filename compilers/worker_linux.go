@@ -21,7 +21,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// grace is how long a process that was killed, or a pipe that somebody else holds, may take to go away.
+// grace is how long a killed process, or a pipe that another process holds, may take to go away.
 const grace = 2 * time.Second
 
 // running is the process that looks after a worker.
@@ -262,7 +262,7 @@ func (w *worker) wait(ctx context.Context, raise func()) {
 	_ = w.printed.Close() // likewise
 }
 
-// awaitGroup waits until the rest of a killed group is gone, so that nobody writes into the job's folder any more.
+// awaitGroup waits until a killed group has ended, so that none of it writes into the job's folder.
 func awaitGroup(pid int) {
 	for range 100 {
 		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) || !groupRuns(pid) {
@@ -272,7 +272,7 @@ func awaitGroup(pid int) {
 	}
 }
 
-// groupRuns looks for members of a process group that are not zombies: where nobody reaps orphans, as in many containers, those stay for ever.
+// groupRuns looks for members of a process group that are not zombies, which many containers keep.
 func groupRuns(group int) bool {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

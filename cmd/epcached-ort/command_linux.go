@@ -79,10 +79,10 @@ func passOn(from *os.File) string {
 	buf := make([]byte, 4<<10)
 	for {
 		n, err := from.Read(buf)
-		_, _ = os.Stderr.Write(buf[:n]) // for people, and nobody may be there
+		_, _ = os.Stderr.Write(buf[:n]) // best effort: the output is for people
 		begin = append(begin, buf[:min(n, len(buf)-len(begin))]...)
 		if err != nil {
-			return strings.ToValidUTF8(string(begin), "\uFFFD") // at its end, or because nobody can read on
+			return strings.ToValidUTF8(string(begin), "\uFFFD") // at its end, or if reading fails
 		}
 	}
 }

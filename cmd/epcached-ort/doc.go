@@ -4,6 +4,7 @@
 // worker (Landlock, seccomp), and starts "epcached-ort work", which inherits all of it, reads one request from descriptor 3 and answers on
 // descriptor 4 (package dialogue). Then it waits, and ends what the worker left. It is of no use by hand, and keeps nothing between jobs.
 //
-// Vendor code runs in this process and may do anything to it. So the worker promises little: a result record means that the job was done, and
-// everything else is a failure. What it wrote is checked by the daemon. Standard output and standard error both go to standard error.
+// Vendor code runs in this process and may do anything to it. So the worker promises little: a
+// result record means that the job was done, and everything else is a failure. The daemon checks
+// its output. Standard output and standard error both go to standard error.
 package main

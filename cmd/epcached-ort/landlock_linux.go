@@ -18,7 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// What Landlock calls rights on files.
+// The rights on files, by their names in Landlock.
 const (
 	fileRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 	readRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
@@ -84,7 +84,7 @@ func landlock(c *dialogue.Confinement, model int) error {
 		}
 	}
 	if model != noModel {
-		// A file of no file system that is mounted, in memory, is out of Landlock's reach: whoever has it open may open it again.
+		// Landlock cannot restrict a file in memory, which is on no mounted file system.
 		if err := rules.allowOpen(model, "model", unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil && !errors.Is(err, unix.EBADFD) {
 			return err
 		}

@@ -70,8 +70,8 @@ func limit(p dialogue.Preparation) error {
 	return nil
 }
 
-// raiseNiceness sets the niceness of this thread unless what it inherited is as high: to lower it
-// takes a capability. What the system refuses is left as it is, because only the duration depends on it.
+// raiseNiceness sets the niceness of this thread unless its own is as high: to lower it takes a
+// capability. A refusal is ignored, because only the duration depends on it.
 func raiseNiceness(nice int) {
 	const kernels = 20 // the system call returns 20 less the niceness
 	if inherited, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err != nil || kernels-inherited < nice {
@@ -175,11 +175,12 @@ func preferToDie() {
 // patience is how long killed processes may take to go away.
 const patience = 2 * time.Second
 
-// supervise starts the worker from this thread, whose limits it gets, with its model as dialogue.ModelFD, if it has one open, waits until it has ended, and ends whatever it left. It gives the exit
-// status that tells how the worker ended.
+// supervise starts the worker from this thread, whose limits it inherits, with its model, if one is
+// open, as dialogue.ModelFD. It waits for the worker, ends the processes that it left, and returns
+// the exit status that tells how the worker ended.
 //
-// As the first process of a pid namespace it need only exit: the kernel kills the rest, and lets nobody see the exit before all are gone. Else
-// it adopts processes that lose their parent, also those with sessions of their own, and kills them one by one.
+// As the first process of a pid namespace it only exits: the kernel kills the rest before the exit
+// is seen. Otherwise it adopts orphans, also those with own sessions, and kills them one by one.
 func supervise(first bool, model int) (int, error) {
 	if !first {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

@@ -43,7 +43,7 @@ func work() int {
 
 // takeOver makes the process fit for vendor code, before any is loaded.
 func takeOver() error {
-	// Some EPs print to standard output; it is nobody's, and must not be the dialogue's either.
+	// Some EPs print to standard output, which must not be the dialogue's.
 	if err := unix.Dup3(2, 1, 0); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}
@@ -101,7 +101,7 @@ func refusal(doing string, err error) *dialogue.Refusal {
 	if errors.As(err, &at) {
 		r.Doing, r.Text = at.step, at.err.Error()
 	}
-	if status != nil { // whose code goes apart, and says more than the name of a function in C
+	if status != nil { // its code is sent apart, and says more than the name of a C function
 		r.Text = strings.Replace(r.Text, status.Error(), status.Text, 1)
 	}
 	return r

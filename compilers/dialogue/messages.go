@@ -44,7 +44,7 @@ const (
 	ModelLink = "/proc/self/fd/5"
 )
 
-// CallRefused begins a line on standard error: a call that is not among the known ones was refused, whose number follows.
+// CallRefused begins a line on standard error that says which unknown system call was refused.
 const CallRefused = "epcached-ort: refused the unknown system call"
 
 // Limits of the dialogue, in bytes and records.
@@ -60,7 +60,7 @@ const (
 	MaxErrorText = 1 << 10
 )
 
-// What a request asks for.
+// The jobs that a request asks for.
 const (
 	Probe         = "probe"
 	Compile       = "compile"
@@ -228,8 +228,8 @@ type Preparation struct {
 	Confine *Confinement // nil: it may do what its user may
 }
 
-// What the daemon sends to an instance of the workers' unit: Handle comes with the descriptors of
-// the worker from 2 on, and before its Launch. The end of the connection ends the worker.
+// Messages from the daemon to an instance of the workers' unit. Handle brings the descriptors of the
+// worker from 2 on, and precedes its Launch. The end of the connection ends the worker.
 const (
 	Handle = 'h'
 	Raise  = 'r' // gives the worker the usual priority
@@ -251,7 +251,7 @@ type Ended struct {
 
 // Confinement is what a worker may reach, as far as the kernel can keep it to that.
 type Confinement struct {
-	// Absolute paths of folders and files. What is not there is left out.
+	// Absolute paths of folders and files; missing ones are left out.
 	Read    []string // read and executed
 	Write   []string // written as well
 	Network bool     // it may use the network

@@ -208,8 +208,8 @@ func (o *SessionOptions) session(create function, args ...any) (*Session, error)
 	return s, nil
 }
 
-// OpenBytes creates a session from a model in memory, which ORT copies. What stands beside a model file is not found from there: the session options
-// session.model_external_initializers_file_folder_path and ep.context_file_path say where it is.
+// OpenBytes creates a session from a model in memory, which ORT copies. The session options
+// session.model_external_initializers_file_folder_path and ep.context_file_path locate its files.
 func (o *SessionOptions) OpenBytes(model []byte) (*Session, error) {
 	return o.session(fnCreateSessionFromArray, o.env.ptr, model, len(model))
 }

@@ -90,7 +90,7 @@ func load(ctx context.Context, path string, sdk SDK) error {
 	return sound(context, sdk)
 }
 
-// sound checks a context binary's own digest and whom it was made for. Real EPs check less.
+// sound checks a context binary's own digest and the target it was made for. Real EPs check less.
 func sound(context []byte, sdk SDK) error {
 	header, body, found := bytes.Cut(context, []byte("\n"))
 	if !found || string(header) != fmt.Sprintf("standin %x", sha256.Sum256(body)) {

@@ -62,7 +62,7 @@ func Library(dir, ort string, sdk SDK) (compilers.Runtime, error) {
 	return compilers.Find(dir)
 }
 
-// sdkOf reads the library file, as a real EP library would be loaded: anew in each job.
+// sdkOf reads the library file again in each job, as a real EP library would be loaded.
 func sdkOf(r compilers.Runtime, ep compilers.EP) (SDK, error) {
 	path := ep.Library
 	if path == "" {
