@@ -17,6 +17,10 @@ import (
 // plain are the packages whose comments are written in plain technical English. The others follow;
 // a package that is in this list stays in it. testdata/tools/prose counts all of them.
 var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/match", "index",
+	"cache/answer", "cache/build", "cache/change", "cache/claims", "cache/event", "cache/failure",
+	"cache/identity", "cache/joblist", "cache/jobs", "cache/judge", "cache/lookup", "cache/plan", "cache/query",
+	"cache/readonly", "cache/reports", "cache/request", "cache/rights", "cache/rules", "cache/runtimes",
+	"cache/trial", "cache/upkeep", "cache/workspace",
 	"cmd/epcachectl", "cmd/epcachectl/internal/acquire", "cmd/epcachectl/internal/cli", "cmd/epcachectl/internal/daemon",
 	"cmd/epcachectl/internal/doctor", "cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/modelfile",
 	"cmd/epcachectl/internal/picture", "cmd/epcachectl/internal/program", "cmd/epcachectl/internal/term",

@@ -45,9 +45,9 @@ type Options struct {
 
 	KeepSource       string   // how source models are kept: "reference" (default), "copy", "none"
 	TrustedReporters []uint32 // users whose reports count without others'
-	Publishers       []uint32 // users who may put builds that all share, besides administrators
-	// ReportQuorum is the number of distinct users whose reports withhold a build from all where it
-	// cannot be checked. 0: 3.
+	Publishers       []uint32 // users that may put shared builds, besides administrators
+	// ReportQuorum is the number of distinct users with reports that withhold a build from all if
+	// it cannot be checked. 0: 3.
 	ReportQuorum int
 	Claims       claims.Limits
 	Failures     failure.Options
@@ -113,9 +113,9 @@ func newSettings(o *Options) (*settings, error) {
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
 // TrustedReporters, Publishers, Claims, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter,
-// Verify, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where builds
-// are judged otherwise by now, they are judged anew: at once when they are asked for, and all of
-// them in the background. An error leaves everything as it was.
+// Verify, Drivers and Runtimes. The other options are for Open alone and are not looked at. Builds
+// with other verdicts now are judged again: on their next request, and all of them in the
+// background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {
 	next, err := newSettings(&o)
 	if err != nil {

@@ -97,7 +97,7 @@ func madeOf(nodes int, sources []string) string {
 }
 
 // TooLarge says that a request brings more than may be put, "" if it does not. Its files are not
-// read then, because hashing them would delay the application, whose model is passed through.
+// read then, because hashing them would delay the application, and its model is passed through.
 func TooLarge(most int64, r *request.Request) (why string, err error) {
 	if !r.Adopt || len(r.Group) > 0 {
 		return "", nil

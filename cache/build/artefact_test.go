@@ -10,7 +10,8 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// What applications put has its initializers where they were asked for, and nothing left to the CPU where that was the wish.
+// Artefacts of applications have their initializers where they were requested, and leave no node to
+// the CPU if the request forbids that.
 func TestOutputsOfOthers(t *testing.T) {
 	graph := func(nodes int, locations ...string) *epmodel.Model {
 		m := &epmodel.Model{Contexts: make([]epmodel.Context, 1), Nodes: nodes}

@@ -139,9 +139,9 @@ func (bd *Builder) serveCompiled(ctx context.Context, result *jobs.Result, phase
 	return a, err
 }
 
-// MadeMeanwhile looks once more for the build that a job in this scope would make: then there is
-// nothing left to do. It is nil if the build is still to be made. Jobs store their builds before
-// they are taken from those that can be joined, so under the lock of Jobs nothing is overlooked.
+// MadeMeanwhile looks again for the build that a job in this scope would make, and returns work
+// that returns it, or nil if the build is still to be made. A job stores its build before it can no
+// longer be joined, so under the lock of Jobs no build is overlooked.
 func (bd *Builder) MadeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 	if at.OnMiss == request.Refresh || at.OnMiss == request.Bypass || scope == "" {
 		return nil

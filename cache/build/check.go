@@ -111,8 +111,8 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result, wo
 	return b, j.checkAlone(ctx, out, result, b)
 }
 
-// checkTwice loads what was compiled, and once more if the process died, which may have been the
-// machine's doing.
+// checkTwice loads the compiled model, and retries once if the process died, because the machine
+// may have been the cause.
 func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
 	compilers.CheckResult, error) {
 	checked, err := j.bd.Compiler.Check(ctx, spec)

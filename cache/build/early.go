@@ -10,9 +10,9 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// early are the workers of a job, started before there is anything for them to do: one gets ready
-// while the model is copied, the other while it is compiled, and not before that has gone on for a
-// moment. Of a group, whose files are not known before, none is.
+// early are the workers of a job, started before there is anything for them to do: one starts while
+// the model is copied, the other while it is compiled, after a short delay. A group has none,
+// because its files are not known before.
 type early struct {
 	j         *Job
 	cancel    context.CancelFunc

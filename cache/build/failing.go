@@ -54,8 +54,8 @@ func (bd *Builder) begin(at *request.Attempt, scope string) func() (jobs.Work, e
 	}
 }
 
-// compileTwice compiles, and once more in a new worker if the first one died: that may have been
-// the machine's doing.
+// compileTwice compiles, and retries in a new worker if the first one died, because the machine may
+// have been the cause.
 func (j *Job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (
 	compilers.Result, error) {
 	result, err := j.bd.Compiler.Compile(ctx, spec, phase)
@@ -91,9 +91,9 @@ func emptied(folder string) error {
 	return err
 }
 
-// failed settles what a job's failure is. It counts against the model only where the smallest model
-// there is compiles and loads in the same kind of process; then it is remembered. What is said of a
-// machine that lets nothing load is not.
+// failed decides the cause of a job's failure. It counts against the model, and is remembered, only
+// if the control (the smallest model) compiles and loads in the same kind of process. The failure
+// of a machine that loads nothing is not.
 func (j *Job) failed(ctx context.Context, err error) error {
 	var e *apierr.Error
 	switch {
@@ -152,7 +152,7 @@ func (j *Job) control(ctx context.Context) (string, error) {
 }
 
 // tellFailed counts a failure and writes it into the history, unless the recompiler, or the user
-// who cancelled the job, does that.
+// that cancelled the job, does that.
 func (j *Job) tellFailed(reason failure.Reason, err error) error {
 	if j.again.Why != "" || reason == failure.Cancelled {
 		return err

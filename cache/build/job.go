@@ -36,7 +36,7 @@ type Job struct {
 	running *jobs.Job
 	urgent  <-chan struct{}    // closed as soon as a request waits for this job
 	copied  bool               // the model is copied, because compiling the original failed
-	died    bool               // a worker did, and its compile is tried once more
+	died    bool               // a worker did, and its compile is retried
 	cpu     atomic.Int64       // nanoseconds that workers took of all processors
 	memory  int64              // bytes that its workers took at most; 0: not measured
 	room    *store.Reservation // for what is compiled; nil: it is not kept

@@ -1,11 +1,10 @@
-// Package claims lets an application compile a missing build for all that wait for it, with
-// libraries of its own, and takes the result into the store.
+// Package claims lets an application compile a missing build for all waiting requests, with
+// libraries of its own, and stores the result.
 //
-// A request for a claim waits for a job whose work is done outside of the daemon. The job grants
-// the claim to one request after the other, in the order in which they came, until an artefact is
-// put. The artefact is copied, checked as the work of a stranger, and published. An adoption takes
-// in a model that a user compiled before, in the same way and without a grant. Start reading at
-// Claims.ClaimOrWait and Claims.Put.
+// A request for a claim waits for a job that works outside of the daemon. The job grants the claim
+// to one request after the other, in order of arrival, until an artefact is put. The artefact is
+// copied, checked as untrusted, and published. An adoption stores a model that a user compiled
+// earlier, in the same way and without a grant. Start reading at Claims.ClaimOrWait and Claims.Put.
 package claims
 
 import (
@@ -207,7 +206,7 @@ type claim struct {
 
 	mu     sync.Mutex // guards the rest
 	state  claimState
-	result *jobs.Result      // of a claim whose artefact was put
+	result *jobs.Result      // of a claim with an artefact
 	end    *request.ClaimEnd // of any other that is over
 	due    *request.ClaimEnd // ends it if its artefact, which is being stored, cannot be
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// Whatever a file is called, it is refused or stays below its folder.
+// A file with any name is refused or stays below its directory.
 func FuzzPutName(f *testing.F) {
 	for _, name := range []string{"x.bin", "a/b.bin", "../x", "/x", "a/../../x", "..", ".", "a//b", "a/.", `a\..\b`, "x\x00", "\xff", "..x", "a/b/c/d/e", "...", "~", "C:x"} {
 		f.Add(name)
@@ -35,7 +35,7 @@ func FuzzPutName(f *testing.F) {
 	})
 }
 
-// What has holes is staged with them; everything else is hashed on the way.
+// Sparse files keep their holes when they are staged; all others are hashed during the copy.
 func TestStagedPutsKeepTheirHoles(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "state"), 0o700))
@@ -93,7 +93,7 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 	cs.remove(cl)
 }
 
-// Who gives the job up at the moment at which it is given the claim is given none, and the claim is over.
+// A caller that cancels the job while it is granted the claim gets none, and the claim ends.
 func TestCancelCrossesTheGrant(t *testing.T) {
 	for name, cross := range map[string]func(*claim) error{
 		"the asker gave up":        func(*claim) error { return runtimes.ErrGivenUp },

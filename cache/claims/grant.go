@@ -106,8 +106,8 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 	return cs.Waited(ctx, at, result)
 }
 
-// key says which job the claim is for. What ordinary users put is their own, so that their claims
-// delay no other user; but where the daemon compiles for all already they wait for that.
+// key says which job the claim is for. Artefacts of ordinary users are private to them, so that
+// their claims delay no other user; but if a shared compile is under way they wait for that.
 func (cs *Claims) key(at *request.Attempt) (jobs.Key, error) {
 	if at.Scope == "" {
 		return jobs.Key{}, apierr.New(apierr.NotAllowed, nil,

@@ -1,9 +1,9 @@
-// Package failure says why compiles failed, in which words users hear of it, and for how long that is answered from memory instead of tried again.
+// Package failure classifies and words failed compiles, and is the negative cache of them.
 //
-// A Failure is made of what a worker or a compiler left (Of, OfLoad, OfOutput): its Reason decides what users are told to do, whether it may be the
-// model's doing, and how long it counts. Its texts name no file and no user, so whoever has the same model may be told of it. What cannot be the
-// model's doing is never remembered; whether it is, the caller finds out, for nothing is run here. Remembered may be used by any number of
-// goroutines. Start reading at Of.
+// A Failure is made of what a worker or a compiler left (Of, OfLoad, OfOutput): its Reason decides
+// the advice to users, whether the model may be the cause, and how long it is answered from memory.
+// Only failures that the model may cause are remembered. Remembered is safe for concurrent use.
+// Start reading at Of.
 package failure
 
 import (
@@ -43,7 +43,8 @@ const (
 	Sandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
 )
 
-// Failure is a compile that failed. Its text and facts name no file and no user: whoever has the model may be told.
+// Failure is a compile that failed. Its text and facts name no file and no user, so every user of
+// the model may see it.
 type Failure struct {
 	RequestKey  index.RequestKey
 	BuildKey    index.BuildKey
@@ -51,7 +52,7 @@ type Failure struct {
 	ModelDigest cas.Digest
 	EP          string
 	Scope       string
-	UID         uint32 // who asked first
+	UID         uint32 // the user of the first request
 
 	Reason Reason
 	Text   string            // ends with the compiler's own last words
@@ -138,7 +139,7 @@ func limitReason(err error) Reason {
 	return ""
 }
 
-// saidOfLimits are the words of who was refused memory, or room for what it writes: of C and C++, of Python and of the system.
+// saidOfLimits are messages of C, C++, Python and the system when memory or space is refused.
 var saidOfLimits = []struct {
 	reason Reason
 	words  []string
@@ -147,7 +148,7 @@ var saidOfLimits = []struct {
 	{OutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
 }
 
-// limitSaid recognises who came to one of the worker's limits by what that one said; "" says that it speaks of none.
+// limitSaid returns the limit of the worker that a program's message reports; "": none.
 func limitSaid(words string) Reason {
 	words = strings.ToLower(words)
 	for _, one := range saidOfLimits {
@@ -278,14 +279,14 @@ func OfMachine(text string) *Failure {
 	return &Failure{Reason: Sandbox, Text: ending(text), Facts: map[string]string{"reason": string(Sandbox)}}
 }
 
-// ItsModel stands in a failure's text where a compiler named the model that it was given. Others may call the same model
-// otherwise, and who is told reads the own name there.
+// ItsModel stands in a failure's text where a compiler named the model that it was given. As
+// replaces it by each user's own name.
 const ItsModel = "\uFFFC"
 
 // Words are the facts that are a compiler's own words, and may name the model.
 var Words = []string{"stderr", "logged"}
 
-// As returns the failure for a user who gives the model this name.
+// As returns the failure for a user that gives the model this name.
 func (f *Failure) As(name string) *Failure {
 	out := *f
 	out.ModelName = name

@@ -13,9 +13,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Remembered are the compiles that failed and are answered at once, and not tried with each request. What is
-// remembered holds for a build key and a scope, and for the ONNX Runtime, the drivers and the configuration of that time.
-// It lasts by what it says: a refusal of the execution provider until that is another, a crash for a minute at first.
+// Remembered is the negative cache of compiles: failures that are answered without a retry. An
+// entry holds for a build key and a scope, the ONNX Runtime, the drivers and the configuration. A
+// refusal lasts until the EP changes, a crash for a minute at first.
 type Remembered struct {
 	now   func() time.Time
 	index *index.Index
@@ -31,7 +31,7 @@ type Remembered struct {
 type Key struct {
 	Build index.BuildKey
 	Scope string
-	With  [16]byte // ONNX Runtime, drivers and devices: no part of the build key, for builds that exist do not depend on them
+	With  [16]byte // ONNX Runtime, drivers and devices: finished builds do not depend on them
 }
 
 type entry struct {
@@ -47,9 +47,9 @@ type toldFailure struct {
 
 const (
 	maxFailures     = 2048
-	failuresPerUser = 256            // of those that asked first
-	askersPerOne    = 64             // whose names for the model are known
-	keptAfter       = 24 * time.Hour // from when it may be tried again: so long a further failure counts as one in a row
+	failuresPerUser = 256            // counted for the user of the first request
+	askersPerOne    = 64             // users with known names for the model
+	keptAfter       = 24 * time.Hour // from the retry: a failure within it is one in a row
 	toldEvery       = 10 * time.Minute
 	maxToldFailures = 1 << 12
 )
@@ -58,7 +58,7 @@ const (
 type Options struct {
 	Off     bool
 	Crash   time.Duration // after the first crash; doubled with each further one. 0: a minute
-	Limit   time.Duration // after the first time that a limit was reached, likewise. 0: ten minutes
+	Limit   time.Duration // after a limit was reached first; doubled too. 0: ten minutes
 	Longest time.Duration // of what doubles. 0: a day
 	Refused time.Duration // a refusal, no node taken, output that is none or does not load. 0: a day
 }
@@ -91,14 +91,14 @@ func doubled(first time.Duration, times int, longest time.Duration) time.Duratio
 	return min(first, longest)
 }
 
-// NewRemembered reads what the index has of earlier failures. conditions are the configuration that compiles depend on, in any spelling: under another
-// one nothing counts that failed before. What cannot be read is forgotten.
+// NewRemembered reads what the index has of earlier failures. It drops those under other
+// conditions: the configuration that compiles depend on.
 func NewRemembered(now func() time.Time, x *index.Index, conditions string, log *slog.Logger) *Remembered {
 	fs := &Remembered{now: now, index: x, under: blake3.Sum256([]byte(conditions)), log: log,
 		known: make(map[Key]*entry), told: make(map[toldFailure]time.Time)}
 	rows, err := x.Failures.All()
 	if err != nil {
-		log.Warn("remembered failures not read", "error", err) // they are tried once more
+		log.Warn("remembered failures not read", "error", err) // they are retried
 	}
 	for row, raw := range rows {
 		key, f, ok := fs.decode(row, raw)
@@ -139,7 +139,7 @@ func (fs *Remembered) save(key Key, f *Failure) {
 		err = fs.index.Failures.Save(key.row(), raw)
 	}
 	if err != nil {
-		fs.log.Warn("failure not kept", "model", f.ModelName, "error", err) // it is tried once more after a restart
+		fs.log.Warn("failure not kept", "model", f.ModelName, "error", err) // lost by a restart
 	}
 }
 
@@ -171,7 +171,7 @@ func (fs *Remembered) Remember(key Key, f *Failure, o Options) {
 	fs.save(key, f)
 }
 
-// makeRoom forgets the oldest failure of a user who has too many, else the oldest of all. The caller holds mu.
+// makeRoom forgets a user's oldest failure above its bound, else the oldest. The caller holds mu.
 func (fs *Remembered) makeRoom(uid uint32) {
 	var own, any []Key
 	for key, f := range fs.known {
@@ -197,7 +197,7 @@ func (fs *Remembered) drop(key Key) {
 	fs.index.Failures.Drop(key.row())
 }
 
-// Forget drops what is known under the key: a compile succeeded, or who may asked for another.
+// Forget drops the failure under the key, after a compile succeeded or a retry was requested.
 func (fs *Remembered) Forget(key Key) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -211,7 +211,7 @@ func (fs *Remembered) Holds(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f, now := fs.known[key], fs.now()
-	if f == nil || !now.Before(f.Retry) || now.Before(f.Last.Add(-time.Minute)) { // the clock was set back: nobody knows how long ago it was
+	if f == nil || !now.Before(f.Retry) || now.Before(f.Last.Add(-time.Minute)) { // the clock was set back
 		return nil
 	}
 	if f.askers == nil {
@@ -223,7 +223,7 @@ func (fs *Remembered) Holds(key Key, uid uint32, name string) *Failure {
 	return f.As(name)
 }
 
-// Sweep forgets what may long be tried again and was not: of libraries that are gone, or of models that nobody wants.
+// Sweep forgets failures of libraries or models that have not been used for long.
 func (fs *Remembered) Sweep() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -256,14 +256,14 @@ func (fs *Remembered) News(request index.RequestKey, uid uint32, reason Reason) 
 	return true
 }
 
-// Audience is who hears of failures: of those that one asked for or that are in one's scope, or of all. Others' names for a model are theirs.
+// Audience selects the failures that a user may see: of its requests or its scope, or all.
 type Audience struct {
 	UID   uint32
 	Scope string
 	All   bool
 }
 
-// hears gives what of a failure the audience hears, nil for nothing.
+// hears returns the failure as the audience may see it, nil if it may not.
 func (to Audience) hears(r *entry) *Failure {
 	name, asked := r.askers[to.UID]
 	switch {
@@ -275,7 +275,8 @@ func (to Audience) hears(r *entry) *Failure {
 	return nil
 }
 
-// List gives the failures that somebody hears of, the newest first, and forgets those that forget, which may be nil, is true of.
+// List returns the failures that the audience may see, newest first. It forgets those that forget
+// selects.
 func (fs *Remembered) List(to Audience, forget func(*Failure) bool) []Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -28,7 +28,7 @@ type Files struct {
 // NeedFilesError answers a request whose model refers to external data that was not presented.
 type NeedFilesError struct {
 	Locations []string
-	Members   []int // of a group: whose each location is, 0 is the first model; nil: all are that one's
+	Members   []int // of a group: the model of each location, from 0; nil: all of the first
 }
 
 func (e *NeedFilesError) Error() string {

@@ -187,7 +187,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 		}
 		defer end()
 		if m, ok, err := ms.remembered(r, graphKey); ok || err != nil {
-			return m, err // by who had the turn before
+			return m, err // by the request that held the lock before
 		}
 	}
 	read, err := epmodel.Read(ctx, r.Name, src)

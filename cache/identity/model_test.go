@@ -68,7 +68,7 @@ func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
 	require.Equal(t, id, got)
 }
 
-// What is remembered of a model is for all who ask for it, at the same time too.
+// Remembered facts about a model serve all requests for it, concurrent ones too.
 func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 	ms := NewModels(remembers{}, time.Now)
 	names, models := [2]string{"batch", "untouched"}, []Files{graphFile(t, 1), graphFile(t, 2)}
@@ -85,7 +85,7 @@ func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 	require.Equal(t, "untouched", names[1])
 }
 
-// graphFile is a model in a file that nobody writes any more.
+// graphFile is a model in a file that is not written any more.
 func graphFile(t *testing.T, seed uint64) Files {
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, 8, 1), 0o644))

@@ -152,7 +152,7 @@ func (r *Record) ModelOf(i int) cas.Digest {
 	return r.Group[i-1]
 }
 
-// Alone is the key under which a group is found by one who asks for a single of its models, with the same options.
+// Alone is the key that finds a group by a request for one of its models with the same options.
 func (r *Record) Alone(member int) index.RequestKey {
 	one := *r
 	one.Model, one.Group, one.Member = r.ModelOf(member), nil, true

@@ -112,8 +112,8 @@ func (l *List) Follow(ctx context.Context, p request.Peer, id string,
 }
 
 // Cancel ends jobs, or all that the peer asked for, for administrators all there are, and returns
-// them as they are then. A user who is no administrator gives up its own part: the job goes on for
-// others who wait for it.
+// them as they are then. A user that is no administrator gives up its own part: the job continues
+// for other waiters.
 func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all bool) (
 	[]jobs.Info, error) {
 	if all == (len(ids) > 0) {

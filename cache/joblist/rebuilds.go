@@ -87,7 +87,7 @@ func (l *List) dropAnew(p request.Peer) []jobs.Info {
 }
 
 // Find returns the job that an id, or the beginning of one, names, if the peer may follow it. f may
-// have ended lately; anew is a rebuild that the daemon has not begun.
+// have ended lately; the second result is a rebuild that the daemon has not begun.
 func (l *List) Find(p request.Peer, name string) (f *jobs.Job, anew *jobs.Info, err error) {
 	found := make(map[string]bool)
 	for _, one := range l.Jobs.Known() {

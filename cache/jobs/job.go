@@ -21,7 +21,7 @@ const (
 	Cancelled = "cancelled"
 )
 
-// Info is what can be said of a job that waits, or runs, or has ended lately.
+// Info describes a job that waits, runs, or ended lately.
 type Info struct {
 	ID          string
 	State       string // one of those above
@@ -31,7 +31,7 @@ type Info struct {
 	RequestKey  index.RequestKey
 	Build       index.BuildKey
 	EP          string
-	UID         uint32 // the user who asked first; another one who asked too, and is no administrator, is told the own one
+	UID         uint32 // the user of the first request; For replaces it for other users
 	Background  bool   // no caller waits for it
 	Waiting     int    // requests that wait for it
 	Queued      time.Time
@@ -42,10 +42,10 @@ type Info struct {
 	Err         error         // of one that failed
 	Models      int           // of a group: how many; else 0
 
-	askers map[uint32]string // by uid, what those who asked call the model; its own
+	askers map[uint32]string // by uid, the users' names for the model; its own
 }
 
-// For hides from other users who asked first, and names the model as the user does.
+// For returns the info with the user's own name for the model and, for non-administrators, uid.
 func (i Info) For(uid uint32, administrator bool) Info {
 	if name := i.askers[uid]; name != "" {
 		i.ModelName = name
@@ -56,17 +56,17 @@ func (i Info) For(uid uint32, administrator bool) Info {
 	return i
 }
 
-// About is what a job is, as far as that does not change.
+// About is what does not change of a job.
 type About struct {
 	Info
 	EPs      []string
 	Size     int64         // bytes of the model
 	Files    int           // that it is in
 	Scope    string        // of the build; "" for one that is not kept
-	Replaces index.BuildID // the build that it is to replace; zero: a user asked for it
-	Claim    bool          // applications compile it, which may bring nothing
+	Replaces index.BuildID // the build that it replaces; zero: a user asked for it
+	Claim    bool          // applications compile it, and may put nothing
 
-	Keeps   bool // nothing is compiled: it keeps what was answered already
+	Keeps   bool // nothing is compiled: it stores what was answered already
 	Inquiry bool // nothing is compiled: it finds out what compiles need
 }
 
@@ -84,7 +84,7 @@ type Job struct {
 	jobs   *Jobs
 	about  About
 	number uint64
-	done   chan struct{} // closed when result and err are there: that lets all waiters go at once
+	done   chan struct{} // closed when result and err are set, which wakes all waiters
 	cancel context.CancelFunc
 	result *Result
 	err    error
@@ -93,21 +93,21 @@ type Job struct {
 	state    string
 	phase    string
 	waiters  map[*waiter]struct{} // each is told the phases
-	kept     map[uint32]uint32    // users who want it finished without waiting -> whose uid that is
-	askers   map[uint32]string    // users who asked, and so may hear of it, with what they call the model
-	heirs    map[Heir]int         // how many files are held open for whom it is begun again here, if it brings nothing that they may have
-	held     func()               // gives it up for the application that compiles it; nil: none does
+	kept     map[uint32]uint32    // users that do not wait for it but want it -> owner
+	askers   map[uint32]string    // users that may see it -> their names for the model
+	heirs    map[Heir]int         // users for a job of their own -> files held open
+	held     func()               // ends an application's claim; nil: no claim
 	holder   uint32               // the user of that application
 	turn     *Turn                // nil: it has no place in the queue
 	urgent   chan struct{}        // closed as soon as a request waits
 	started  time.Time            // zero: not yet
 	ended    time.Time
 	stopped  bool                 // cancelled
-	followed map[*waiter]struct{} // those who only look on
+	followed map[*waiter]struct{} // callers that only follow it
 }
 
-// Heir is a user for whom a job is done here after all, if what is under way does not do. Requests that are strict about
-// ONNX Runtime may need it where the same user's others do not.
+// Heir is a user that gets a job of its own if this one returns no build that the user may have.
+// Strict requests (about ONNX Runtime) may need that where the user's others do not.
 type Heir struct {
 	UID    uint32
 	Strict bool
@@ -116,7 +116,7 @@ type Heir struct {
 type waiter struct {
 	Caller
 	giveUp  context.CancelFunc // ends the wait; nil for a caller that only looks on
-	counted bool               // the build is kept from the collector until it has it; guarded by Job.mu
+	counted bool               // protects the build until it has it; guarded by Job.mu
 }
 
 const maxAskers = 1024
@@ -201,8 +201,8 @@ func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func
 	return j.wait(ctx, w)
 }
 
-// Inherit notes that the job is begun again for the heir, who keeps so many files open, if it brings nothing that the
-// heir may have. It returns false where that is noted already.
+// Inherit notes that the heir, with so many files held open, gets a job of its own if this one
+// returns no build that the heir may have. It returns false if that is noted already.
 func (j *Job) Inherit(h Heir, files int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -213,8 +213,8 @@ func (j *Job) Inherit(h Heir, files int) bool {
 	return true
 }
 
-// Hold keeps the job going for an application that compiles it and does not wait, unless the job is cancelled already.
-// end is called where the user, who is owner's, gives the job up.
+// Hold keeps the job going for an application that compiles it and does not wait, unless the job is
+// cancelled already. end is called if the user, or its owner, cancels the job.
 func (j *Job) Hold(uid, owner uint32, end func()) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -263,8 +263,8 @@ func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
 	return j.settle(left), held
 }
 
-// settle cancels a job that nobody wants any more, with so many waiters left, and reports whether it
-// did. The caller holds Jobs.mu and j.mu.
+// settle cancels the job if no waiter is left and no user keeps it, and reports whether it did. The
+// caller holds Jobs.mu and j.mu.
 func (j *Job) settle(left int) (ends bool) {
 	if left == 0 && len(j.kept) == 0 {
 		j.jobs.stop(j)
@@ -319,7 +319,7 @@ func (j *Job) giveUp(w *waiter) {
 	}
 }
 
-// leave takes a waiter out. The last one cancels, if nobody wants the result any more.
+// leave removes a waiter. The last one cancels the job unless a user keeps it.
 func (j *Job) leave(w *waiter) {
 	js := j.jobs
 	js.mu.Lock() // no caller may join between the count and the cancel
@@ -361,7 +361,7 @@ func (j *Job) rank() Rank {
 	return OwnWish
 }
 
-// owners are the users for whom the job has the rank. The caller holds j.mu.
+// owners returns the users that give the job its rank. The caller holds j.mu.
 func (j *Job) owners(rank Rank) (users []uint32) {
 	switch rank {
 	case WaitedFor:

@@ -1,14 +1,13 @@
-// Package jobs runs each piece of work once, however many callers want it: a compile, a claim, the taking-in of an
-// artefact, an inquiry about a runtime.
+// Package jobs is the single-flight of the daemon: it runs each piece of work once for all callers:
+// a compile, a claim, the adoption of an artefact, an inquiry about a runtime.
 //
-// A piece of work is a Work. Jobs finds the Job that does it or starts one; callers wait for it, or have it finished
-// without waiting. A job ends when nobody wants it any more. Work that runs in a process of the daemon's asks Begin
-// first: a Queue gives places by rank, and within a rank to one user after the other, within bounds on how many run and
-// on the memory that they take together. Costs remember how long jobs of one kind took, and how much memory,
-// so that a job can say what it will need.
+// A piece of work is a Work. Jobs finds the Job that does it or starts one; callers wait for it, or
+// have it finished without waiting. A job is cancelled when its last waiter has left and no user
+// keeps it. Work that runs in a worker calls Begin first: a Queue admits jobs by rank, and within a
+// rank in turn by user, within bounds on their number and on their memory. Costs remember how long
+// jobs of one kind took, and how much memory, so that a job can say what it will need.
 //
-// All of it may be used by any number of goroutines. Nothing here is durable but what Memos keep, and that may be
-// lost. Start reading at Jobs.Join.
+// All of it is safe for concurrent use. Only Costs are kept on disk. Start reading at Jobs.Join.
 package jobs
 
 import (
@@ -34,14 +33,14 @@ type Options struct {
 
 	GivenUp error // ends the wait of a caller whose job was cancelled
 
-	Expect func(id index.BuildID, takers int) // so many waited for the build, and have yet to take it
+	Expect func(id index.BuildID, takers int) // the waiters, which have yet to take the build
 	Taken  func(id index.BuildID)             // one of them has it, or will not take it
 
 	Began, Ended func() // a compile begins, with a lock held, and has ended
 }
 
-// Jobs are the jobs under way: one for each build key and scope, however many callers wait for it. They live as long as
-// a caller waits for them, or asked to have them finished.
+// Jobs are the jobs under way: one for each build key and scope, however many callers wait for it.
+// A job lives while a caller waits for it or a user keeps it.
 type Jobs struct {
 	Options
 	queue *Queue
@@ -69,7 +68,7 @@ type Key struct {
 
 // Work is what a job does.
 type Work interface {
-	// About says what the job is; what becomes of it the Job says.
+	// About says what the job is. Its progress is in the Job.
 	About() About
 
 	// Run brings the result. Work that runs in a process of the daemon's calls j.Begin first.
@@ -100,17 +99,18 @@ type Result struct {
 // Caller is how a request takes part in a job.
 type Caller struct {
 	UID   uint32
-	Owner uint32 // the user whose uid that is
+	Owner uint32 // the user that the uid belongs to
 	Name  string // of the model
 	Idle  bool   // the daemon's own: no request waits
 	Keep  bool   // to be finished even if no caller waits
-	GoOn  bool   // likewise, and it is none of the jobs of which a user may have so many
+	GoOn  bool   // as Keep, and exempt from the bound on a user's kept jobs
 	Since time.Time
 	Tell  func(Progress)
 }
 
-// Join enters the job for the key, starting it with the work that prepare returns if there is none, and waits for its
-// result. When the last caller leaves it is cancelled, unless it is to be kept. first says whether this call began it.
+// Join enters the job for the key, starting it with the work that prepare returns if there is none,
+// and waits for its result. When the last caller leaves the job is cancelled, unless a user keeps
+// it. first says whether this call started it.
 func (js *Jobs) Join(ctx context.Context, key Key, who Caller, prepare func() (Work, error)) (result *Result, first bool, err error) {
 	waiting, giveUp := context.WithCancel(ctx)
 	defer giveUp()
@@ -158,14 +158,14 @@ func (js *Jobs) find(key Key, who Caller, w *waiter, prepare func() (Work, error
 	return j, true, nil
 }
 
-// MaxKept and maxKeptFiles bound the jobs that a user may have finished without waiting for them, and the files that are
-// held open for that: each holds the model's, until it is its turn.
+// MaxKept and maxKeptFiles bound a user's jobs that no request waits for, and the files held open
+// for them: each holds the files of its model until it runs.
 const (
 	MaxKept      = 64
 	maxKeptFiles = 1024
 )
 
-// mayKeep bounds the jobs that are finished for nobody. j is nil for a new one. js.mu is held.
+// mayKeep bounds a user's jobs that no request waits for. j is nil for a new one. js.mu is held.
 func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 	if !who.Keep {
 		return nil
@@ -177,7 +177,7 @@ func (js *Jobs) mayKeep(j *Job, who *Caller) error {
 		for _, owner := range one.kept {
 			mine = mine || owner == who.Owner && !one.about.Inquiry
 		}
-		for h, n := range one.heirs { // until it is known whether their own are needed
+		for h, n := range one.heirs { // until it is known whether the heirs' own jobs are needed
 			if owner, keeps := one.kept[h.UID]; keeps && owner == who.Owner {
 				files += n
 			}
@@ -359,10 +359,10 @@ func (js *Jobs) Close() {
 // NewID returns an id that was never used before and cannot be guessed.
 func NewID() string { return views.NewID() }
 
-// Inquire runs find for the key, once however many ask at that time, to find out something before a request can be
-// planned: which devices execution providers list, or what they make of one node. The first time that may take long, so
-// users see it among the jobs, and may give it up. It goes on when those who asked have left, because the result serves
-// the next caller. ep is the execution provider that it is about.
+// Inquire runs find for the key, once for all concurrent callers, for facts that plans need: which
+// devices execution providers list, or what they make of one node. The first time may take long, so
+// users see it among the jobs, and may cancel it. It continues after its callers have left, because
+// the result serves the next caller. ep is the execution provider that it is about.
 func (js *Jobs) Inquire(ctx context.Context, key string, who Caller, ep string, find func(context.Context) (any, error)) (any, error) {
 	who.GoOn, who.Since = true, js.Now()
 	about := About{Inquiry: true, Info: Info{ModelName: who.Name, EP: ep, UID: who.UID,
@@ -400,7 +400,7 @@ type Telling struct {
 	over bool     // guarded by mu
 }
 
-// NewTelling returns nil where progress is nil, so that a hit pays for nothing. since is when the caller asked.
+// NewTelling returns nil for nil, so that a hit costs nothing. since is when the caller asked.
 func NewTelling(progress func(Progress), since time.Time) *Telling {
 	if progress == nil {
 		return nil

@@ -43,7 +43,7 @@ func TestPastJobsAreForgotten(t *testing.T) {
 	require.Empty(t, js.past)
 }
 
-// The files that are held open for an heir count to the bound of the user's queued jobs.
+// Files that are held open for an heir count towards the bound on the user's queued jobs.
 func TestFilesHeldOpenForAnHeirCount(t *testing.T) {
 	js := newTestJobs(t)
 	begin := func() (Work, error) { return blocks{About{Claim: true}}, nil }

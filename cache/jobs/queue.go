@@ -22,23 +22,23 @@ type Rank int
 const (
 	WaitedFor Rank = iota // a request waits for it
 	AskedFor              // a user wants it, and goes on without it
-	OwnWish               // nobody asked: the daemon compiles it anew
+	OwnWish               // no user asked: the daemon recompiles a build
 )
 
 // Queue decides which jobs run: the higher rank before the lower. Within a rank the users take
-// turns: the next job is of the user who has the fewest jobs running, and of two such users of the
-// one whose job began or ended longest ago. Each user's jobs run in the order in which they came. A
-// job of several users is counted for the one of them who is first. No job overtakes the next one,
-// because one that needs much memory would never get it otherwise.
+// turns: the next job is of the user with the fewest jobs running, and among these of the one for
+// which a job last began or ended longest ago. Each user's jobs run in the order in which they
+// came. A job of several users counts for the first of them. No job overtakes the next one, so that
+// one that needs much memory gets it.
 //
-// Jobs that requests wait for take a slot each. Those that users go on without take what these
-// leave, but no request waits for such a slot; the daemon's own take none. One user has all slots
-// but one, where there are several. The last one is on loan where no other user needs it: it counts
-// as free for others, so that one more job than slots may run for a while.
+// Jobs that requests wait for take a slot each. Jobs without a waiting request use the slots that
+// these leave, but never make a request wait for one; the daemon's own take none. Of several slots
+// one user may have all but one. The last one is on loan if no other user needs it: it counts as
+// free for others, so that one more job than slots may run for a while.
 //
-// All that run together stay within the memory, as far as it can be told beforehand. A job that
-// needs more than there is runs alone. Where jobs of lower ranks, or on loan to another user, are
-// in the way of a request, the ones that began last are stopped and queue again.
+// The estimates of all running jobs together stay within the memory. A job that needs more runs
+// alone. If jobs of lower ranks, or on loan to another user, block a request, the ones that began
+// last are stopped and queued again.
 type Queue struct {
 	jobs   int
 	memory int64 // bytes; 0: no bound
@@ -60,15 +60,15 @@ type Turn struct {
 
 	begun   chan struct{} // closed when it may run
 	rank    Rank          // guarded by Queue.mu, as those below
-	users   []uint32      // for whom it has its rank; of one that runs, who it is counted for
-	user    uint32        // of users, who is first; sort sets it, and round
+	users   []uint32      // that give it its rank; of a running one, the user that it counts for
+	user    uint32        // the first of users; sort sets it, and round
 	round   int           // how many jobs of that user run or come before
 	since   time.Time     // when it began to run
 	running bool
 	yielded bool // Yield was called
 }
 
-// ErrYielded says that a job was stopped for the sake of one that somebody waits for.
+// ErrYielded says that a job was stopped for one that a request waits for.
 var ErrYielded = errors.New("stopped for a request")
 
 // NewQueue makes a queue with so many slots for jobs that requests wait for, at least one, and so many bytes of memory for all that run together; 0
@@ -118,8 +118,8 @@ func (q *Queue) Leave(t *Turn) {
 	q.admit()
 }
 
-// Move gives a turn another rank and other users. One that runs can rise only, and is counted for
-// the same user. Move reports whether the turn runs.
+// Move changes a turn's rank and users, and reports whether it runs. A running one can only rise,
+// and counts for the same user.
 func (q *Queue) Move(t *Turn, to Rank, users ...uint32) (running bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -146,7 +146,7 @@ func (q *Queue) touch(users ...uint32) {
 	}
 }
 
-// admit lets those run who may. The caller holds mu.
+// admit starts the turns that may run. The caller holds mu.
 func (q *Queue) admit() {
 	q.sort()
 	for len(q.waiting) > 0 && q.fits(q.waiting[0]) {
@@ -165,7 +165,7 @@ func (q *Queue) admit() {
 	}
 }
 
-// sort orders those that wait, and forgets users who have no turn. The caller holds mu.
+// sort orders the waiting turns, and forgets users without a turn. The caller holds mu.
 func (q *Queue) sort() {
 	latest, ahead := make(map[uint32]uint64), make(map[uint32]int)
 	for _, t := range slices.Concat(q.running, q.waiting) {
@@ -219,8 +219,8 @@ func (q *Queue) loans(rank Rank) (loans []*Turn, held map[uint32]int) {
 
 func (q *Queue) share() int { return max(1, q.jobs-1) }
 
-// makeRoom stops jobs of lower ranks, and on loan to others, that have the memory which the turn
-// lacks, if that would do. The caller holds mu.
+// makeRoom stops jobs of lower ranks, and on loan to others, if that frees the memory which the
+// turn lacks. The caller holds mu.
 func (q *Queue) makeRoom(t *Turn) {
 	if !q.hasSlot(t) {
 		return // it is not the memory that is missing
@@ -248,7 +248,7 @@ func (q *Queue) makeRoom(t *Turn) {
 		lower, stop, used = lower[:len(lower)-1], append(stop, last), used-last.Memory
 	}
 	if used > q.memory && kept > 0 {
-		return // it has to wait for one that a request waits for anyway
+		return // it has to wait for a job of another request anyway
 	}
 	for _, one := range stop {
 		one.yielded = true
@@ -286,8 +286,8 @@ func (q *Queue) hasSlot(t *Turn) bool {
 	return taken < q.jobs
 }
 
-// Wait is how long it may take until the turn runs, from what is known of those before it: too little where nothing is
-// known of some.
+// Wait estimates how long it takes until the turn runs, from the lengths of the jobs before it. It
+// is too low if the length of some is unknown.
 func (q *Queue) Wait(t *Turn) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -310,7 +310,7 @@ func (q *Queue) Wait(t *Turn) time.Duration {
 	return before / time.Duration(q.jobs)
 }
 
-// places returns where those that wait are in the order in which they run.
+// places returns the queue positions of the waiting turns.
 func (q *Queue) places() map[*Turn]int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -321,12 +321,13 @@ func (q *Queue) places() map[*Turn]int {
 	return places
 }
 
-// Costs remember what compiles took, to say how long the next one will take and how much memory it needs. There is one
-// record for each list of execution providers and each power of two of the model's size, beside the index; it may be
-// lost. A new time counts for three tenths against those before, so that a machine's habits are followed and a single
-// bad day is not. Of memory the most counts, and is forgotten by a tenth with each job that needs less.
+// Costs remember what compiles took, to say how long the next one will take and how much memory it
+// needs. There is one record for each list of execution providers and each power of two of the
+// model's size, beside the index; it may be lost. Times are a moving average in which a new one
+// counts for three tenths, so that it follows the machine but not a single outlier. Of memory the
+// maximum counts, and decays by a tenth with each job that needs less.
 //
-// Where nothing is known of a size, the nearest one up to four powers of two away stands for it, in proportion.
+// An unknown size is estimated from the nearest known one, at most four powers of two away.
 type Costs struct {
 	memos memo.Book
 	log   *slog.Logger
@@ -357,7 +358,7 @@ const (
 	furthestClass  = 4
 	memoryPerModel = 4 // copies of the model that the workers of a job hold of which nothing is known
 
-	// What is beyond these is no measurement; sums of them do not overflow.
+	// Larger values are not measurements. Sums of values within these bounds do not overflow.
 	longestJob = 365 * 24 * time.Hour
 	largestJob = int64(1) << 50
 )
@@ -414,8 +415,8 @@ func (cs *Costs) Output(k Kind) int64 {
 	return min(one.Output, largestJob/max(k.Size>>10, 1)) * max(k.Size>>10, 1)
 }
 
-// Learn takes in what a job took. memory is 0 where nobody measured it. What ran at the lowest priority says how busy the
-// machine was, so that its time counts only where there is no other.
+// Learn records what a job took. memory is 0 if it was not measured. The time of a job at the
+// lowest priority depends on how busy the machine was, so it counts only if there is no other.
 func (cs *Costs) Learn(k Kind, took time.Duration, memory, output int64, idle bool) {
 	class := sizeClass(k.Size)
 	one, known := cs.load(k, class)

@@ -262,7 +262,7 @@ func TestEstimateCountsJobsAhead(t *testing.T) {
 	require.Equal(t, 3*time.Second, l.Wait(turns[4]))
 }
 
-// Whatever comes and goes: the bounds hold, and everything has its turn.
+// With any order of arrivals and departures the bounds hold and every job runs.
 func TestBoundsHoldAndAllRun(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

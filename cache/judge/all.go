@@ -143,9 +143,9 @@ func (x *Judge) judgeLot(ctx context.Context, rt *runtimes.Runtime, rc *runtimes
 		Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
 }
 
-// Verdicts remembers how other libraries' builds suit a runtime with certain contents. What was
-// judged by other rules or policies than those in force does not count: each call names the
-// generation that the caller works with. The zero value is ready for use.
+// Verdicts remembers how other libraries' builds suit a runtime with certain contents. Verdicts by
+// other rules or policies than those in force do not count: each call names the generation that the
+// caller works with. The zero value is ready for use.
 type Verdicts struct {
 	known memo.Table[memo.Under[index.BuildID], Judgement]
 	lots  atomic.Pointer[judgedLots] // nil: none were set yet

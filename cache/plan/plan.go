@@ -188,8 +188,7 @@ func inquirer(r *request.Request) runtimes.Asker {
 	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
 }
 
-// givenUp is the error of a request that left, or whose inquiry was cancelled; nil if that is not
-// what happened.
+// givenUp is the error of a request that left, or had its inquiry cancelled; nil for other errors.
 func givenUp(ctx context.Context, model string, err error) error {
 	if err != nil && (ctx.Err() != nil || errors.Is(err, runtimes.ErrGivenUp)) {
 		return request.JobError(ctx, model, err)

@@ -77,7 +77,7 @@ func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply,
 	return reply, nil
 }
 
-// DriverAdvice warns of configured drivers whose version cannot be read.
+// DriverAdvice warns of configured drivers without a readable version.
 func (d *Doctor) DriverAdvice() []Advice {
 	var out []Advice
 	for _, err := range d.q.options.Runtimes.Machine().Unreadable() {
@@ -179,7 +179,7 @@ func whyNoDevice(ep, vendor string) string {
 type cause struct {
 	err  error  // nil: there is none but the text
 	text string // part of the message
-	of   string // who says so, and a version that was seen to
+	of   string // the program that prints it, and a version that was seen to
 	hint string
 }
 

@@ -229,7 +229,7 @@ func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// SpaceAdvice warns of too small a budget, and of results not kept whose models the peer may see.
+// SpaceAdvice warns of too small a budget, and of unkept results for models that the peer may see.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
 	r, err := d.q.Space()
@@ -262,7 +262,7 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	return out
 }
 
-// adviseUnkept names models whose builds were not stored, those compiled most often first.
+// adviseUnkept names models with builds that were not stored, those compiled most often first.
 func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	type lost struct {
 		last  *index.Event

@@ -139,7 +139,7 @@ func TestDoctorOnPolling(t *testing.T) {
 	require.Contains(t, a.Hint, "fs.inotify.max_user_watches")
 }
 
-// The clients of a system's daemon are other users, who bring no runtime.
+// The clients of a system's daemon are other users, and may not bring a runtime.
 func TestAUsersDaemonNeedsNoRuntimeOfItsOwn(t *testing.T) {
 	require.Equal(t, SeverityOK, adviseNoRuntime(1000).Severity)
 	require.Equal(t, SeverityProblem, adviseNoRuntime(0).Severity)

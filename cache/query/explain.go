@@ -224,8 +224,8 @@ func (n *near) compare(other *near) int {
 }
 
 // addNeighbours adds the entries nearest to the request among those that the peer may see: of the
-// same model the ones whose requests differ in the fewest fields, then those of another model with
-// the same name, because the file that the application asks with may have been changed.
+// same model the ones with the fewest fields of the request different, then those of another model
+// with the same name, because the application's file may have been changed.
 func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation, of *Question) error {
 	asked, err := identity.ParseFields(of.Record)
 	if err != nil {

@@ -34,7 +34,7 @@ type LaidFile struct {
 	Build   index.Build
 	Told    *wire.LaidFile // as clients receive it, without pieces and tensors
 	Pieces  []Piece        // all of it, in order
-	Tensors []Placed       // the ranges whose names are known, in order; if they were requested
+	Tensors []Placed       // the ranges with known names, in order; if they were requested
 }
 
 // Piece is a range of a file, and where the bytes stand whole.
@@ -76,7 +76,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 				out.Files = append(out.Files, LaidFile{File: f, Build: *b})
 			}
 		}
-		if len(out.Files) >= 4*most { // now and then, for there may be millions
+		if len(out.Files) >= 4*most { // only now and then, because there may be millions
 			out.largest(most)
 		}
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// What overlaps is counted once, whatever order it comes in.
+// Overlapping ranges are counted once, in any order.
 func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 	h, other := cas.Digest{1}, cas.Digest{2}
 	has := rangesIn([]Piece{{Length: 60, Holder: h, From: 1030}, {Length: 60, Holder: h, From: 1000}, {Length: 5, Holder: h, From: 1140}, {Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
@@ -23,7 +23,8 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 	require.Equal(t, []int{0, 1, 1, 2}, []int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149), firstAt(pieces, 150)})
 }
 
-// What of a file stands in one and is taken by another counts once, and what a packed file has of its own is what show says.
+// Bytes that one file has and another takes count once, and the own bytes of a packed file are
+// those that show prints.
 func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 	d := func(n byte) cas.Digest { return cas.Digest{n} }
 	l := Layout{Files: []LaidFile{

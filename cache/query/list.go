@@ -379,7 +379,7 @@ func (q *Queries) WithHistory(p rights.Peer, key index.RequestKey,
 		}
 	}
 	slices.Reverse(out.History)
-	shorten(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // which the answer to a request has once more
+	shorten(out, wire.MaxReply-len(out.Record)-len(out.Reason)) // the answer repeats these
 	return out
 }
 

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Who gives less of a key than names something hears how much is needed, and nobody else does.
+// A prefix too short to name a key is answered with the length needed, and other names are not.
 func TestANameThatMeansNothingHasAHint(t *testing.T) {
 	require.Contains(t, hintOf("0123abc"), "at least 8 digits")
 	for _, name := range []string{"", "0123abcd", "model_0", "ABCDEF1"} {

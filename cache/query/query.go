@@ -81,8 +81,8 @@ func Error(ctx context.Context, err error) error {
 
 var errStop = errors.New("enough") // ends a walk through the index early
 
-// Status returns counts, and the runtimes as they were last probed, without devices. What counts
-// for all users is for administrators. The caller fills in the fields of the process and the socket,
+// Status returns counts, and the runtimes as they were last probed, without devices. Counts over
+// all users are for administrators. The caller fills in the fields of the process and the socket,
 // and an ordinary user's jobs.
 func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply, error) {
 	s := &wire.StatusReply{UptimeSeconds: time.Since(q.options.Started).Seconds(),
@@ -226,7 +226,7 @@ const (
 	sourcelessBatch = 256
 )
 
-// sourceless counts the builds that the peer may see whose source models the daemon does not have.
+// sourceless counts the builds that the peer may see and that have no source model here.
 func (q *Queries) sourceless(ctx context.Context, p rights.Peer) (*wire.Sourceless, error) {
 	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := q.options.Rebuilds()

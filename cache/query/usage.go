@@ -252,8 +252,8 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 	return nil
 }
 
-// OwnBytes returns what removing a build would free on the disk now. What the build shares with
-// builds that the peer may not see counts as freed, so that the sum does not disclose them.
+// OwnBytes returns what removing a build would free on the disk now. Bytes shared with builds that
+// the peer may not see count as freed, so that the sum does not disclose them.
 func (q *Queries) OwnBytes(p rights.Peer, b *index.Build) (sum int64, err error) {
 	for d := range q.store.PartsOf(b) {
 		others, err := q.othersNeed(p, b, d)
@@ -412,7 +412,7 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 
 // KeptText says how the large files of a build are kept on the disk.
 func (q *Queries) KeptText(b *index.Build) string {
-	said := make(map[string]int64) // with the bytes of whom it is said
+	said := make(map[string]int64) // text -> bytes of the files that it describes
 	for d, size := range b.DistinctBlobs() {
 		if size >= packing.Least {
 			said[q.formText(d)] += size

@@ -91,7 +91,7 @@ func (s *Store) Problems() (lines []string) {
 	return lines
 }
 
-// Find answers a request with the build that the store has for it, whose files it has hashed; its
+// Find answers a request with the build that the store has for it, after hashing its files; its
 // outcome is Hit, or PassThrough for a model that is compiled already. Runtime.Directory may say
 // what the model will be loaded with: builds that these libraries made are optimal, all others
 // unknown, because nothing is run to find out. build narrows to builds whose key begins so. A
@@ -100,8 +100,8 @@ func (s *Store) Problems() (lines []string) {
 // The device that a request means, and so its key, is not known unless its execution provider is
 // asked. So a build fits that was made for the same request and for a device such as the request
 // names. Where several different ones do, the error is NotFound and lists them. A build with damage
-// is passed over with a warning, and its damage is the error where there is no other. Whoever may
-// read a group's files may have one of its models: only a daemon knows who has had the whole group.
+// is passed over with a warning, and its damage is the error where there is no other. Reading a
+// group's files suffices for one of its models: only a daemon knows more.
 //
 // The answer's View is the caller's to close: it keeps a daemon that starts meanwhile from removing
 // the files. It is nil where the store has no sound view of the build, because a file of it is

@@ -33,8 +33,8 @@ func TestDoubtsAreBounded(t *testing.T) {
 	require.Empty(t, ds.known)
 }
 
-// A build that loads with one user's runtime may still not load with another's, who then keeps getting another; but what
-// was tried here is not for users to vote on.
+// A build that loads with one user's runtime may still not load with another's, so that user keeps
+// getting another build; but after a trial here users' reports no longer count towards the quorum.
 func TestAnAnswerToOneUserLeavesTheDoubtsOfOthers(t *testing.T) {
 	ds := newDoubts(time.Now)
 	b := &index.Build{ID: index.BuildID{1}}

@@ -53,7 +53,7 @@ type Options struct {
 	Store    *store.Store
 	Rules    func() *rules.Set
 	Settings func() Settings
-	Owner    func(uid uint32) uint32                                             // who is behind a uid
+	Owner    func(uid uint32) uint32                                             // the user of a uid
 	Find     func(context.Context, rights.Peer, []string) ([]index.Build, error) // builds that the peer may see
 	Rebuild  func(b *index.Build, runtime, why string)                           // wants it to be compiled again
 	Now      func() time.Time
@@ -179,7 +179,7 @@ func (rs *Reports) find(ctx context.Context, p rights.Peer, r *Report) (*index.B
 	return &b, nil
 }
 
-// isCopy tells whether the graph is in the build's present view. Who does not say is taken to mean that.
+// isCopy reports whether the graph, if the report names one, is in the build's present view.
 func (rs *Reports) isCopy(b *index.Build, graph string) bool {
 	id, _, _ := strings.Cut(graph, "/")
 	where, ok := rs.o.Store.Index().Views.Get(b.ID[:])
@@ -294,7 +294,7 @@ func (rs *Reports) refute(b *index.Build, x Examined) {
 // withholdFrom withholds from the reporter what could not be verified, and from all if enough say the same.
 func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire.ReportReply {
 	ds := rs.doubts
-	counts := x.Verdict == Unverified && b.Scope == "shared" // without the device at hand, nobody here can tell
+	counts := x.Verdict == Unverified && b.Scope == "shared" // towards the quorum
 	why := "you reported that it does not load; " + x.Text
 	ds.add(b, from.uid, from.owner, why, counts) // it is there already, so there is room
 	trusted := counts && slices.Contains(rs.o.Settings().Trusted, from.uid)
@@ -348,8 +348,8 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 	rs.o.Store.Happened(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
-// doubts are the builds that are withheld from single users, who reported that they do not load. They are kept in
-// memory only: after a restart such a build is served, and reported, once more.
+// doubts are the builds that are withheld from single users, who reported that they do not load.
+// They are kept in memory only: after a restart such a build is served, and reported, again.
 type doubts struct {
 	now   func() time.Time
 	any   atomic.Int64 // how many there are: a hit looks no further when there are none
@@ -433,8 +433,8 @@ func (ds *doubts) drop(id index.BuildID, uid uint32) {
 	ds.delete(func(k doubtKey, _ doubt) bool { return k == doubtKey{id, uid} })
 }
 
-// answer ends the doubt of a user whose runtime the build was tried with. Those of others stay theirs, for they may have
-// another runtime, but as it was tried at all they do not count towards the quorum any more.
+// answer ends the doubt of a user after the build was tried with that user's runtime. Others keep
+// theirs, because they may have another runtime, but they no longer count towards the quorum.
 func (ds *doubts) answer(id index.BuildID, uid uint32) {
 	ds.drop(id, uid)
 	ds.mu.Lock()
@@ -454,7 +454,7 @@ func (ds *doubts) settle(id index.BuildID) {
 	ds.delete(func(k doubtKey, _ doubt) bool { return k.build == id })
 }
 
-// owners counts the distinct owners whose doubts about the build count.
+// owners counts the distinct owners of doubts about the build that count.
 func (ds *doubts) owners(id index.BuildID) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()

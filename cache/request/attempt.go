@@ -111,8 +111,8 @@ func (at *Attempt) Untold() *Attempt {
 	return &out
 }
 
-// Apart is the attempt of a user who reported that the build which all share does not load: a new
-// build is that user's own, and the others keep theirs.
+// Apart is the attempt of a user that reported that the shared build does not load: a new build is
+// private to that user, and the others keep the shared one.
 func (at *Attempt) Apart() *Attempt {
 	own := *at.Request
 	if own.Store != "none" {
@@ -195,7 +195,7 @@ func (at *Attempt) JobKey() jobs.Key {
 	return jobs.Key{Build: at.Plan.BuildKey, Scope: at.Scope}
 }
 
-// Caller is how the request takes part in a job. owner returns whose a user's jobs are.
+// Caller is how the request takes part in a job. owner returns the user of a uid.
 func (at *Attempt) Caller(owner func(uid uint32) uint32) jobs.Caller {
 	keep := at.KeepGoing && at.OnMiss != Bypass && at.Store != "none" // else the build is for this caller alone
 	who := jobs.Caller{UID: at.Peer.UID, Owner: owner(at.Peer.UID), Name: at.Name, Keep: keep}

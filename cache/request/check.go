@@ -176,7 +176,7 @@ var onMiss = map[wire.OnMiss]OnMiss{
 	wire.OnMiss_BACKGROUND: Background, wire.OnMiss_CLAIM: ForClaim,
 }
 
-// FromWire translates a message of the protocol, whose indices are within the descriptors.
+// FromWire translates a message of the protocol. Its indices are within the descriptors.
 func FromWire(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {

@@ -66,7 +66,7 @@ func StoreClass(err error) apierr.Class {
 	return apierr.Internal
 }
 
-// ContextError is the error of a request whose caller left, or whose deadline passed.
+// ContextError is the error of a request after its caller left or its deadline passed.
 func ContextError(ctx context.Context, model string) error {
 	return apierr.OfContext(ctx, "model %q", model)
 }

@@ -38,7 +38,7 @@ func PutText(b *index.Build) string {
 	return fmt.Sprintf("%s, with %s, in %.2f s", PutBy(b), Makers(b), b.CompileSeconds)
 }
 
-// PutBy describes who made a build that the daemon did not make.
+// PutBy describes the maker of a build that the daemon did not make.
 func PutBy(b *index.Build) string {
 	if IsAdopted(b) {
 		return fmt.Sprintf("adopted: a compiled model of uid %d's", b.UID)

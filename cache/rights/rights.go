@@ -81,8 +81,8 @@ func (r *Rights) MaySee(p Peer, id index.BuildID, scope string) bool {
 	return ok
 }
 
-// MayKnow is MaySee for a build whose scope the caller has not read. It reports false for a build
-// that is not in the index.
+// MayKnow is MaySee for a caller that has not read the scope of the build. It reports false for a
+// build that is not in the index.
 func (r *Rights) MayKnow(p Peer, id index.BuildID) bool {
 	if r.Administrator(p) {
 		return true
@@ -131,7 +131,7 @@ type Limiter struct {
 	Now      func() time.Time
 
 	mu   sync.Mutex
-	left map[uint32]*rate.Limiter // by user; guarded by mu; a user who is not in it has the whole burst
+	left map[uint32]*rate.Limiter // by user; guarded by mu; others have the whole burst
 }
 
 // maxLimited bounds the users that are remembered at one time.
@@ -164,7 +164,7 @@ func (l *Limiter) Take(user uint32) (wait time.Duration, ok bool) {
 	return 0, true
 }
 
-// forget drops the users who have the whole burst again.
+// forget drops the users that have the whole burst again.
 func (l *Limiter) forget(now time.Time) {
 	for user, own := range l.left {
 		if own.TokensAt(now) >= float64(l.Burst) {

@@ -238,7 +238,7 @@ func (v version) part(i int) string {
 	return "" // zero, without its leading zero
 }
 
-// operators of comparisons; those of two characters come first, for they are looked for from left to right.
+// operators of comparisons; those of two characters come first, because the first match is taken.
 var operators = []string{"<=", ">=", "==", "!=", "<", ">"}
 
 // accepted are the results of version.compare for which an operator holds.

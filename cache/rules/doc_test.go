@@ -25,7 +25,7 @@ func TestExamplesOfTheDocumentParse(t *testing.T) {
 	}
 }
 
-// What the document leaves out, nobody finds.
+// The document names every fact and field, because users find no others.
 func TestTheDocumentNamesEverything(t *testing.T) {
 	text, err := os.ReadFile("../../doc/rules.md")
 	require.NoError(t, err)

@@ -36,7 +36,7 @@ var (
 	openVINO181 = openVINOFacts("1.8.1+95d534b.ci.79", "2026.4.1", avx512)
 )
 
-// earlier is a release whose strings say nothing to others.
+// earlier is a release with strings that say nothing to others.
 func earlier(version string) Facts {
 	return Facts{EP: "OpenVINOExecutionProvider", EPVersion: version}
 }
@@ -100,7 +100,7 @@ func TestOpenVINORulesAgreeWithTheEP(t *testing.T) {
 	}
 }
 
-// What the vendors' documentation and sources say, and nobody measured here.
+// Pairs from the vendors' documentation and sources, not measured here.
 func TestDocumentedPairs(t *testing.T) {
 	qnn := func(info string) Facts { return Facts{EP: "QNNExecutionProvider", CompatibilityString: info} }
 	trt := func(sdk, arch, driver string) Facts {

@@ -51,7 +51,7 @@ func Parse(name string, text []byte) (*Set, error) {
 	return set, nil
 }
 
-// Load reads files, and the *.toml of folders in the order of their names. What comes first counts first. The error tells of every file that is wrong.
+// Load reads files, and *.toml of folders by name; earlier rules win. The error has all bad files.
 func Load(paths ...string) (*Set, error) {
 	files, err := listFiles(paths)
 	if err != nil {
@@ -108,7 +108,7 @@ func listFiles(paths []string) ([]string, error) {
 }
 
 func readFile(path string) (*Set, error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // to open a pipe would wait for somebody to write
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // a pipe would block
 		return nil, fmt.Errorf("rules: %q is not a regular file", path)
 	}
 	f, err := os.Open(path)

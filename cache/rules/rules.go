@@ -1,18 +1,17 @@
-// Package rules holds judgements as data: which builds suit which runtimes where neither the execution provider (EP) nor a fingerprint nor a load
-// check can say it, and what ONNX Runtime's error codes mean for each EP.
+// Package rules holds judgements as data: which builds suit which runtimes if nothing else decides
+// it, and what ONNX Runtime's error codes mean for each execution provider (EP).
 //
-// [Shipped] is what epcached knows of the vendors' EPs; [Load] reads an administrator's TOML files, and [Set.Over] puts them in front. [Set.Judge]
-// compares what a build says of itself with what a runtime's probe says; [Set.Classify] tells whether an error that a client reports means a stale
-// build. The format, and what is shipped, is described in doc/rules.md; the files in shipped/ say where each fact is from.
+// [Shipped] has epcached's own rules for the vendors' EPs; [Load] reads an administrator's TOML
+// files, and [Set.Over] puts them in front. [Set.Judge] compares the facts of a build with those of
+// a runtime's probe; [Set.Classify] whether a reported error means a stale build. doc/rules.md has
+// the format, shipped/ the sources of facts.
 //
-// What callers may rely on:
+//   - A Set is immutable and safe for concurrent use. The nil Set judges every pair as unknown.
+//   - Parse and Load return a whole Set or an error that names file, line, column, field and reason
+//     of all mistakes. They never panic, and bound sizes: files, rules, regular expressions.
+//   - An unknown fact or invalid version never makes a condition hold, and the reason says so.
 //
-//   - A Set never changes, and may be used by several goroutines at once. The nil Set knows nothing: it judges all unknown.
-//   - Files are strict. Parse and Load give either a whole Set or an error that names file, line, column, field and reason, of all mistakes
-//     at once as far as TOML's syntax allows. They never panic, and sizes are bounded: files, rules, regular expressions.
-//   - A fact that is not known, or a version that is none, never makes a condition hold. The reason of the judgement says so.
-//
-// Start reading at [Set.Judge]; condition.go has what a rule can ask for.
+// Start reading at [Set.Judge]; condition.go has the conditions of rules.
 package rules
 
 import (
@@ -121,8 +120,8 @@ func (s *Set) sections(ep string) []section {
 	return slices.Concat(s.eps[ep].parts, s.eps[every].parts)
 }
 
-// Judge tells how a build suits a runtime. The first rule whose conditions all hold decides; if none does, the verdict is unknown, and the reason says
-// for the rules what was missing.
+// Judge reports how a build suits a runtime. The first rule with all conditions true decides; if
+// there is none, the verdict is unknown, and the reason names the conditions that failed.
 func (s *Set) Judge(build, runtime Facts) Judgement {
 	if build.EP != runtime.EP {
 		return Judgement{Reason: fmt.Sprintf("the build was made by %s, and the runtime's facts are %s's", shown(build.EP), shown(runtime.EP))}
@@ -142,7 +141,7 @@ func (s *Set) Judge(build, runtime Facts) Judgement {
 	return Judgement{Reason: noRule(build.EP, missed)}
 }
 
-// facts adds what the extracts find. Without rules, nobody asks.
+// facts adds the facts that the extracts find; nil without rules, because none are needed.
 func (p section) facts(f Facts) map[string]string {
 	if len(p.rules) == 0 {
 		return nil
@@ -221,7 +220,7 @@ func readShipped() (*Set, error) {
 
 // The classes of reports.
 const (
-	Stale    = "stale"     // the build does not suit the runtime, or is damaged: to be checked and made anew
+	Stale    = "stale"     // it does not suit the runtime, or is damaged: check and recompile
 	NotStale = "not stale" // the cause is elsewhere: the application's options, files or session
 	Unclear  = "unclear"   // only a check can tell
 )

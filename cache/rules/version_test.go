@@ -100,7 +100,7 @@ func TestVersionsAreTotallyOrdered(t *testing.T) {
 	})
 }
 
-// What cannot be compared with one version cannot be compared with any.
+// A text that cannot be compared with one version cannot be compared with any.
 func TestComparableIsAPropertyOfOneVersion(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[v]?[0-9a.+ -]{0,8}`).Draw(t, "text")

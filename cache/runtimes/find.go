@@ -155,7 +155,7 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 	return found, rc, nil
 }
 
-// mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
+// mayName: only the daemon's own user may bring libraries, because they are executed as that user.
 func (s *Set) mayName(w *Wanted) bool { return w.UID == s.options.UID }
 
 // FactInstead of an error lists what the client can do instead, the best first, after spaces.
@@ -230,8 +230,8 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 	return s.nameLibraries(ctx, w, progress)
 }
 
-// equalRuntime finds a runtime whose libraries have the content that the caller shows, one with the
-// caller's ONNX Runtime first; nil where there is none. A client of the daemon's own user names its
+// equalRuntime finds a runtime with libraries of the content that the caller shows, one with the
+// caller's ONNX Runtime first; nil if there is none. A client of the daemon's own user names its
 // libraries by path instead.
 func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	progress func(string)) (*Runtime, *Content, error) {
@@ -292,9 +292,9 @@ func (s *Set) carrying(ctx context.Context, rt *Runtime, w *Wanted, progress fun
 	return rc
 }
 
-// candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the
-// caller's own ONNX Runtime first, and the others: they were not looked at yet, or may be the caller's by
-// now. It looks at no file, because a hit needs only the first.
+// candidates lists the runtimes that had the caller's EP libraries when last looked at, those with
+// the caller's own ONNX Runtime first, and the others: these may have them by now. It looks at no
+// file, because a hit needs only the first.
 func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 	var own, other []*Runtime
 	for _, rt := range s.All() {
@@ -362,10 +362,11 @@ func (rc *Content) replacedUnder(w *Wanted) bool {
 	})
 }
 
-// ReplacedPath finds a library of a known runtime that the caller has open as it was before it was replaced. What was
-// compiled for it then is not served either: execution providers open most of their SDK only when a session is made,
-// and by path, so the caller would load the new one's (seen with QNN and OpenVINO: the load is refused). A
-// caller that has the earlier libraries in another place names that place.
+// ReplacedPath finds a library of a known runtime that the caller has open as it was before it was
+// replaced. Builds compiled for it are not served either, because execution providers open most of
+// their SDK only when a session is made, and by path, so the caller would load the new one's (seen
+// with QNN and OpenVINO: the load is refused). A caller can name a place where it has the earlier
+// ones.
 func (s *Set) ReplacedPath(w *Wanted) string {
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) || ref.File == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/internal/witness"
 )
 
-// TestKeptFilesNoticeEveryChange has the request itself notice what happens to a library whose file is
+// TestKeptFilesNoticeEveryChange has the request itself notice what happens to a library that is
 // kept open.
 func TestKeptFilesNoticeEveryChange(t *testing.T) {
 	write := func(path, text string) error { return os.WriteFile(path, []byte(text), 0o644) }

@@ -25,7 +25,7 @@ import (
 // nothing that we look at need tell of it.
 const FailureHolds = 30 * time.Second
 
-// maxFacts bounds memory, because clients choose options. What is for good is in the book too.
+// maxFacts bounds memory, because clients choose options. Permanent facts are in the book too.
 const maxFacts = 1 << 14
 
 // Question is a fact to find out about a runtime, once for all callers.
@@ -43,9 +43,9 @@ type Asker struct {
 	Model   string // its name
 }
 
-// Remember runs find, once for all callers of the key, and keeps the result: for good, or for FailureHolds
-// if lasts reports false. What is remembered holds for the libraries' digests and the machine, which are
-// in the key. It outlives the daemon.
+// Remember runs find, once for all callers of the key, and keeps the result: for good, or for
+// FailureHolds if lasts reports false. A result holds for the libraries' digests and the machine,
+// which are in the key. It outlives the daemon.
 func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool,
 	find func(context.Context) (T, error)) (T, error) {
 	var out T
@@ -74,7 +74,7 @@ func Remember[T any](ctx context.Context, s *Set, q Question, lasts func(T) bool
 	return fact.(T), nil // the key says what kind of fact it is
 }
 
-// Book is a memo.Book. What SaveNow saves a crash does not take back.
+// Book is a memo.Book. SaveNow is durable: a crash does not undo it.
 type Book interface {
 	memo.Book
 	SaveNow(key, value []byte) error
@@ -125,7 +125,7 @@ func (s *Set) Key(kind string, rc *Content, more []byte) string {
 
 // Devices lists the devices of the runtime's EPs. fresh: they are probed, whatever is remembered.
 func (s *Set) Devices(ctx context.Context, who Asker, rc *Content, fresh bool) (compilers.Facts, error) {
-	// What is wrong with a library may lie in the ONNX Runtime beside it, and the error names both.
+	// A library may fail because of the ONNX Runtime beside it, and the error names both.
 	q := Question{Key: s.Key("devices", rc, []byte(rc.Spec.ORTLibrary)), Asker: who, Fresh: fresh,
 		EP: strings.Join(slices.Sorted(maps.Keys(rc.Digests)), ", ")}
 	return Remember(ctx, s, q, allWork, func(ctx context.Context) (compilers.Facts, error) {
@@ -150,10 +150,10 @@ func Still[T any](rc *Content, run func() (T, error)) (T, error) {
 // ErrReplaced says that nothing can be run with the libraries that the caller has open: others are in their place.
 var ErrReplaced = errors.New("the libraries were replaced, perhaps by an update")
 
-// ErrGivenUp ends a request, or an inquiry, of a user who cancelled it.
+// ErrGivenUp ends a request, or an inquiry, that its user cancelled.
 var ErrGivenUp = errors.New("the job was cancelled")
 
-// Unsettled reports whether an error says nothing of the question: who asked left, or files moved.
+// Unsettled reports whether an error does not answer the question: the caller left, or files moved.
 func Unsettled(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || errors.Is(err, ErrMoving) || errors.Is(err, ErrReplaced) ||
 		errors.Is(err, ErrGivenUp))

@@ -10,8 +10,8 @@
 // Files are kept open where their folder's times and the kernel's reports of mounts show that names lead
 // to them; elsewhere names are looked up. So each request itself notices a rename or a mount over one.
 //
-// What the worker finds out (devices, fingerprints, verdicts) is remembered under keys that cover the
-// libraries' bytes and the machine: see Remember. Such facts outlive the daemon.
+// Findings of the worker (devices, fingerprints, verdicts) are remembered under keys that cover the
+// libraries' bytes and the machine: see Remember. They outlive the daemon.
 //
 // Start reading at Set.
 package runtimes
@@ -45,7 +45,7 @@ type Options struct {
 	Drivers  []DriverSource
 	Quiet    time.Duration // how long a runtime's files must be at rest after a change
 	Poll     time.Duration // how often files are looked at that cannot be watched
-	UID      uint32        // the daemon's own user, whose clients may bring libraries
+	UID      uint32        // the daemon's own user: its clients may bring libraries
 	Book     Book          // what is found out is kept there over restarts
 	Now      func() time.Time
 	Log      *slog.Logger

@@ -109,9 +109,9 @@ func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtime
 	return ts.Planner.Planned(ctx, again.WithRuntime(rt.Name, rc))
 }
 
-// runtimeReported is the runtime that the reporter named, as far as that is known here. Reports name
-// libraries by path, a path of another user's is not looked up, and they say nothing of what is part
-// of ONNX Runtime itself. So where the report says nothing, it is one whose libraries made the build.
+// runtimeReported is the runtime that the reporter named, if the daemon knows it. Reports name
+// libraries by path, paths of other users are not looked up, and reports do not name what is part
+// of ONNX Runtime itself. So without a name it is a runtime with the libraries that made the build.
 func (ts *Trials) runtimeReported(ctx context.Context, b *index.Build, req *request.Request) (
 	*runtimes.Runtime, *runtimes.Content, error) {
 	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
@@ -140,10 +140,10 @@ func (ts *Trials) disprove(a *request.Against, b *index.Build, text string) {
 	ts.Store.Happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
 }
 
-// JudgeOwn judges a compiled model that an application brings. What the model says of itself is not
+// JudgeOwn judges a compiled model that an application brings. The model's own metadata is not
 // enough, because the string may have been edited, or copied from the source model, and no
-// execution provider compares it with its bytes. Where the whole of it is here it is loaded in a
-// process of its own, and that counts.
+// execution provider compares it with its bytes. A complete model is loaded in a worker, and the
+// result of that counts.
 func (ts *Trials) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
 	judge.Judgement, error) {
 	a := at.Plan.Against(at.RuntimeName, at.Content)

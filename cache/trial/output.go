@@ -90,7 +90,7 @@ func (ts *Trials) compareOnce(ctx context.Context, at *request.Attempt, a *reque
 		}
 		return ts.compare(ctx, v, at.WithRequest(own), a.Build, graph)
 	}
-	// What could not be compared may be another time.
+	// An output that could not be compared may be comparable later.
 	lasts := func(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
 	return workspace.Remember(ctx, ts.Workspaces, at.Request, ts.Runtimes.Key("output", at.Content, what), lasts, compare)
 }

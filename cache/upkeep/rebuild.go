@@ -17,12 +17,12 @@ import (
 
 // Wish asks for a build to be compiled again, though no request waits for that.
 type Wish struct {
-	Build   *index.Build // whose request is compiled again, into the build's own scope
+	Build   *index.Build // its request is compiled again, into the build's own scope
 	Why     string       // for people and for the history: "the SDK is 1.8.1 now"
 	Runtime string       // name of the runtime that it is compiled for; "": Compile chooses
 	Compile Compile      // of the source that is kept with the build
 
-	// Asked is a request that the build answers, whose files are used if no source is kept; nil:
+	// Asked is a request that the build answers. Its files are used if no source is kept; nil:
 	// there is none. They stay the caller's to close.
 	Asked *request.Request
 
@@ -245,7 +245,7 @@ func (q *Rebuilds) List() []Rebuild {
 	return out
 }
 
-// Waiting returns the builds whose rebuilds wait for a request that brings the model.
+// Waiting returns the builds with rebuilds that wait for a request that brings the model.
 func (q *Rebuilds) Waiting() map[index.BuildID]bool {
 	out := make(map[index.BuildID]bool)
 	for _, r := range q.List() {

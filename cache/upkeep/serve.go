@@ -56,7 +56,7 @@ func (q *Rebuilds) Adjust() {
 	q.wakeLocked()
 }
 
-// Close waits for the work, whose context has ended, and closes the files that are held.
+// Close waits for the work to end, after its context has, and closes the files that are held.
 func (q *Rebuilds) Close() {
 	q.mu.Lock()
 	q.closed = true

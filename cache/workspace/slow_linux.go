@@ -46,7 +46,7 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 }
 
 // fetch copies one file, with its mode. The copy has a name, as the file does, and not the one that
-// it is opened by: nobody finds it by that later.
+// it is opened by, because that no longer leads to it later.
 func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string) (*os.File, error) {
 	st, _, err := slowfile.Stat(int(f.Fd()))
 	if err != nil {
