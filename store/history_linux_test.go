@@ -406,6 +406,12 @@ func (h *history) compare(st *store.Store) error {
 		case f != nil && f.build.ModelName != b.ModelName:
 			return fmt.Errorf("build %s is of %s, not of %s", b.ID, b.ModelName, f.build.ModelName)
 		}
+		for _, m := range b.Members[min(1, len(b.Members)):] {
+			found, err := st.Index().Lookup(m.AloneKey, b.Scope)
+			if is := func(f index.Build) bool { return f.ID == b.ID }; err != nil || !slices.ContainsFunc(found, is) {
+				return fmt.Errorf("group %s of %s is not found under its member: %w", b.ID, b.ModelName, err)
+			}
+		}
 		if h.mayLack(st, b.ID) {
 			return nil
 		}
@@ -563,6 +569,11 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 		b.RequestKey[i], b.BuildKey[i] = byte(random.Uint32()), byte(random.Uint32())
 	}
 	b.ModelDigest[0] = 1
+	if b.RequestKey[0]%3 == 0 { // a group, that is found under its second member too
+		b.Members = []index.Member{{ModelName: name, ModelDigest: b.ModelDigest, Graph: "file0"},
+			{ModelName: "second", ModelDigest: cas.Digest{2}, Graph: "file1", AloneKey: b.RequestKey}}
+		b.Members[1].AloneKey[0]++
+	}
 	if old != nil {
 		b.RequestKey, b.BuildKey = old.build.RequestKey, old.build.BuildKey
 		for id, f := range h.facts { // all earlier ones of the key
