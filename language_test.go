@@ -30,7 +30,9 @@ var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/mat
 	"epmodel", "unixsock", "unixsock/wire", "clients/epcache", "clients/conformance",
 	"clients/conformance/drivers/epcachectl", "clients/conformance/drivers/go",
 	"compilers", "compilers/compilertest", "compilers/dialogue", "compilers/ort", "compilers/standin",
-	"compilers/tinymodel", "cmd/epcached-ort",
+	"compilers/tinymodel", "cmd/epcached-ort", "cmd/epcached", "cmd/epcached/internal/backend",
+	"cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload",
+	"cmd/epcached/internal/systemd",
 }
 
 // narrow are those of them without lines of more than 100 columns.

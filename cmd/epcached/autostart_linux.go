@@ -116,7 +116,7 @@ func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
 	return fmt.Errorf("the daemon that was started ended at once: see %s", logs.Path(s.State))
 }
 
-// arguments are those of the process that stays. What they name is absolute: its folder is another one.
+// arguments are those of the process that stays. Paths are absolute: it runs in another directory.
 func (c *call) arguments(s *config.Settings) []string {
 	args := []string{"--autostart", "--detached", "--state", s.State, "--socket", s.Socket}
 	if c.config != "" {
@@ -156,7 +156,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 	var link string
 	p.ready = func() {
 		link = linkSocket(s)
-		_, _ = tell.WriteString(isReady) // who started it may have gone
+		_, _ = tell.WriteString(isReady) // best effort: the starter may have ended
 		_ = tell.Close()
 	}
 	p.anew = func() error {
@@ -167,7 +167,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 	}
 	err = p.serve(ctx, s, set)
 	if link != "" {
-		_ = os.Remove(link) // who finds it finds no socket behind it
+		_ = os.Remove(link) // best effort: without the socket it is of no use
 	}
 	if err != nil {
 		_, _ = tell.WriteString(err.Error()) // fails where it was ready before
@@ -237,7 +237,7 @@ func shedInherited() {
 	}
 }
 
-// starter gives the way to who started this process. Workers do not get it.
+// starter returns the pipe to the process that started this one. Workers do not inherit it.
 func starter() (*os.File, error) {
 	const number = 3
 	unix.CloseOnExec(number)

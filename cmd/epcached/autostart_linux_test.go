@@ -22,7 +22,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// home is a user's, with no daemon. What is started there leaves after a while by itself.
+// home is a user's home directory, with no daemon. A daemon that is started there leaves by itself
+// after a while.
 type home struct {
 	dir, state, socket string
 	program            []string // that is to start the daemon; nil: none
@@ -49,7 +50,8 @@ func (h *home) log(t *testing.T) string {
 	return string(text)
 }
 
-// The program returns when the daemon answers; that leaves when nobody uses it, and not while somebody does.
+// The program returns when the daemon answers. The daemon leaves when it has been idle, and not
+// while it is in use.
 func TestAutostartedDaemonComesAndLeaves(t *testing.T) {
 	h := newHome(t)
 	c := h.begin(t, "300ms")
@@ -201,7 +203,7 @@ func TestAutostartRefusals(t *testing.T) {
 	})
 }
 
-// A daemon whose socket is gone is of use to nobody.
+// A daemon whose socket was removed leaves, because no client can reach it.
 func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 	h := newHome(t)
 	status, errs := h.run(t, "--idle-exit", "20s") // far more than this process may be held up for; it looks every tenth of that
@@ -210,7 +212,8 @@ func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "is not there any more") }, patience, pollEvery)
 }
 
-// That holds too where the socket goes before the daemon first looks for it: who starts one may be quick.
+// That holds too if the socket is removed before the daemon first looks for it, right after its
+// start.
 func TestASocketThatIsRemovedAtOnceIsMissed(t *testing.T) {
 	in := serveInside(t, t.TempDir(), cache.Options{})
 	socket := filepath.Join(shortFolder(t), "s")

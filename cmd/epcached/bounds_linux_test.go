@@ -147,7 +147,7 @@ func multiply(t testing.TB, state string, builds int) {
 	require.NoError(t, os.Remove(filepath.Join(state, "index.db")))
 }
 
-// A user who asks for everything on many connections takes bounded memory; another user's requests
+// A user's requests of all kinds on many connections take bounded memory; another user's requests
 // are answered meanwhile, and the database stays.
 func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
@@ -180,7 +180,7 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 		c := dialAs(t, d.socket, 65534)
 		for j := range 30 {
 			group.Go(func() error {
-				// What is asked for decides whether it is allowed; here it counts that it is answered.
+				// The request may be refused or not; here it counts that it is answered.
 				_, err := unixsock.Ask[wire.ListReply](ctx, c, questions[(i+j)%len(questions)](), nil)
 				if errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrInternal) {
 					return err

@@ -315,8 +315,8 @@ func digestOf(t testing.TB, path string) string {
 	return digest
 }
 
-// A file that changes at once after each answer, often within one tick of the file system's clock. (Newer kernels have
-// a finer clock for files that somebody looks at; there this test shows less.)
+// A file that changes at once after each answer, often within one tick of the file system's clock.
+// (Newer kernels have a finer clock for files whose times were read; there this test shows less.)
 func TestChangedWithinOneTick(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	c := d.dial()

@@ -18,7 +18,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-const stranger = 4242 // a user who is nobody special
+const stranger = 4242 // a user without any privilege
 
 // owner is an application with libraries that the daemon does not know: it compiles with them in a worker of its own.
 type owner struct {
@@ -60,7 +60,8 @@ func (o *owner) connect() *unixsock.Client {
 	return c
 }
 
-// tryConnect dials as the application's user: the kernel tells the daemon who the thread is that connects.
+// tryConnect dials as the application's user: the kernel tells the daemon the uid of the connecting
+// thread.
 func (o *owner) tryConnect() (c *unixsock.Client, err error) {
 	if err := os.Chmod(filepath.Dir(o.socket), 0o711); err != nil {
 		return nil, err
@@ -204,7 +205,7 @@ func TestPutsOfEarlierClientsAreTaken(t *testing.T) {
 	require.Equal(t, "put", reply.Outcome)
 }
 
-// whenClaimed tells when a request waits for who holds the claim; what comes before is reading.
+// whenClaimed signals when a request waits for the claimant; the phases before that are of reading.
 func whenClaimed(queued chan<- struct{}) func(*wire.Progress) {
 	return func(p *wire.Progress) {
 		if p.GetPhase() == "claimed" {
@@ -213,7 +214,7 @@ func whenClaimed(queued chan<- struct{}) func(*wire.Progress) {
 	}
 }
 
-// A claim ends with its connection, whoever closes that, and the next gets it.
+// A claim ends with its connection, whichever end closes that, and the next request gets it.
 func TestAClaimEndsWithItsConnection(t *testing.T) {
 	d := newSite(t).start(t)
 	o := newOwner(t, d, stranger)

@@ -270,8 +270,9 @@ func childrenOf(parent int) []int {
 	return found
 }
 
-// freeze waits for the worker that has stopped itself in the middle of its compile, as that of a stoppingSite does, and gives what lets it go on.
-// Nobody could be sure to stop a small compile from outside before it is done.
+// freeze waits for a worker that has stopped itself in the middle of its compile, as that of a
+// stoppingSite does, and returns the function that lets it go on. A test could not reliably stop a
+// small compile from outside before it is done.
 func (d *epcached) freeze() (thaw func()) {
 	d.Helper()
 	var pid int

@@ -129,8 +129,9 @@ var realProviders = map[string]struct {
 }{"OpenVINO": {openVINO, openVINOProvider()}, "QNN": {qnn, qnnProvider()}}
 
 // TestDamage has each damage meet a running daemon with a live view, whose files are the stored ones, and a daemon
-// that is started after it. It is found before the next answer, and healed, for the model is at hand. When it is found is the daemon's doing and
-// not the execution provider's: builds of QNN, which have other files, are damaged one way or the other, in turn.
+// that is started after it. It is found before the next answer, and healed, because the model is at
+// hand. The daemon finds it, not the execution provider: builds of QNN, which have other files, are
+// damaged one way or the other, in turn.
 func TestDamage(t *testing.T) {
 	for ep, p := range realProviders {
 		t.Run(ep, func(t *testing.T) {
@@ -221,8 +222,8 @@ func (p *patient) suffer(t *testing.T, damage damage, stopped bool) {
 	require.Equal(t, "hit", p.ask(t, onMissFail).Outcome)
 }
 
-// Views are what applications open. Whatever becomes of one, what is given out next has the right bytes, at a path
-// that nobody has loaded other bytes from.
+// Applications open the files of views. After any damage to a view, the next answer has the right
+// bytes, at a path that no application has loaded other bytes from.
 func TestDamageToAView(t *testing.T) {
 	cases := map[string]func(t testing.TB, file string){
 		"file removed": func(t testing.TB, file string) { require.NoError(t, os.Remove(file)) },

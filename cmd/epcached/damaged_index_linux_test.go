@@ -20,8 +20,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A daemon whose database turns out to be damaged answers what is under way, says why, and ends.
-// The next one serves what there was.
+// A daemon whose database turns out to be damaged answers its current requests, says why, and ends.
+// The next daemon serves the builds that were stored.
 func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	dir := t.TempDir()

@@ -42,7 +42,8 @@ func (d *epcached) fails(t *testing.T, reason, path string, change ...func(*wire
 	return e
 }
 
-// failsFromMemory asks once more for a model that failed, and requires the same answer without a compile.
+// failsFromMemory requests a model again that failed, and requires the same answer without a
+// compile.
 func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path string, change ...func(*wire.Acquire)) {
 	t.Helper()
 	before := d.status().Failures
@@ -236,7 +237,8 @@ func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
 		"hog":   {"memory", ""},
 		"write": {"output limit", "these are its last words"},
 	}
-	// Who hangs is given little time, and who does something enough of it for that on a busy machine.
+	// A worker that hangs is given little time, and the others enough to misbehave on a busy
+	// machine.
 	for wall, whats := range map[int][]string{2: {"hang"}, 600: {"spin", "hog", "write"}} {
 		s := misbehavingSite(t, seconds, 600, 4)
 		d := s.start(t)
@@ -293,7 +295,7 @@ func processesOf(text string) (found []string) {
 	return found
 }
 
-// One death of a worker is made good; a second one all who wait are told of.
+// After a worker's first death the job is retried; the second is reported to all waiters.
 func TestWorkersDeath(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	for deaths, c := range []string{"compiled", "compiled", "worker died"} {

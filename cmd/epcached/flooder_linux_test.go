@@ -372,7 +372,7 @@ func descriptorAttack(ctx context.Context, f *flooding, c *hostile, random *rand
 	return nil
 }
 
-// missAttack waits for compiles of models that nobody had before.
+// missAttack waits for compiles of models that are not stored.
 func missAttack(ctx context.Context, f *flooding, c *hostile, _ *rand.Rand) error {
 	return f.newModels(ctx, c, func(file *os.File) error {
 		_, err := f.ask(c, acquireOf(file.Name(), wire.OnMiss_WAIT), file)

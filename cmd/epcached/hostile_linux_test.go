@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Vendor's code that goes for the daemon itself: its store, its socket, its process. The daemon, and what others have
-// stored, are as before, and who asked is told what the code said last.
+// Vendor code attacks the daemon: its store, its socket, its process. The daemon and the stored
+// builds are as before, and the client gets the last words of the code.
 func TestVendorCodeGoesForTheDaemon(t *testing.T) {
 	real := runtimeFolder(t, openVINO)
 	s := newSite(t, real)

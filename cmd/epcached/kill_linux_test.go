@@ -33,9 +33,9 @@ func seeded(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(uint64(seed), 0))
 }
 
-// TestKilledAtAnyMoment has five applications at work while the daemon is killed and started, again and again, for
-// EPCACHED_KILL_SECONDS. What was acknowledged is there, with the right bytes; what was not is gone or whole; and
-// who holds a view goes on with it.
+// TestKilledAtAnyMoment has five applications at work while the daemon is killed and started, again
+// and again, for EPCACHED_KILL_SECONDS. Acknowledged builds are there, with the right bytes; others
+// are absent or complete; and an application that holds a view goes on with it.
 func TestKilledAtAnyMoment(t *testing.T) {
 	t.Parallel() // it takes its time, whatever else goes on
 	random := seeded(t)

@@ -85,7 +85,7 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		return nil // whoever counts on it looks
+		return nil // callers that need it check
 	}
 	get := func(e *entry) error {
 		a, err := e.ask(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })

@@ -300,7 +300,7 @@ func TestUnderSystemd(t *testing.T) {
 	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	require.NoError(t, err)
 	defer told.Close()
-	words := make(chan string, 1000) // the kernel keeps ten, and whoever says more waits: systemd reads at once
+	words := make(chan string, 1000) // the kernel buffers ten, and a sender of more blocks: systemd reads at once
 	go func() {
 		for buffer := make([]byte, 4096); ; {
 			n, err := told.Read(buffer)
@@ -346,7 +346,7 @@ func TestUnderSystemd(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "activated"), "the socket is systemd's: the next start finds it")
 }
 
-// A wrong worker program is seen at the start, and not by the first one who wants a model.
+// A wrong worker program is reported at the start, not to the first client that requests a model.
 func TestWorkerThatIsNotThere(t *testing.T) {
 	s := newSite(t)
 	s.config = "worker = \"/no/such/epcached-ort\"\n"

@@ -1,8 +1,9 @@
 // Command epcached is the daemon that keeps compiled ONNX Runtime models.
 //
-// It only wires: flags and configuration (config.go), the cache behind the socket, signals and systemd (serve.go), and
-// the daemon that a client starts (autostart_linux.go). Below internal: backend translates between the socket and the cache, reload puts
-// a changed configuration into force, idle has the daemon leave when nobody needs it. The logic is in package cache.
+// It only wires: flags and configuration (config.go), the cache behind the socket, signals and
+// systemd (serve.go), and the daemon that a client starts (autostart_linux.go). Below internal,
+// backend translates between the socket and the cache, reload puts a changed configuration into
+// force, idle ends an unused daemon. The logic is in package cache.
 package main
 
 import (

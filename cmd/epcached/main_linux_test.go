@@ -15,8 +15,9 @@ import (
 // programs is the folder of the built epcached and epcached-ort: EPCACHED_BIN, or one that TestMain builds into.
 var programs string
 
-// The tests of this package start the built daemon, and so test what users run. What needs a compile needs a real
-// runtime: EPCACHED_RUNTIMES is the folder in which testdata/fetch-runtimes leaves them.
+// The tests of this package start the built daemon, and so test the program that users run. Tests
+// that compile need a real runtime: EPCACHED_RUNTIMES is the folder in which
+// testdata/fetch-runtimes leaves them.
 func TestMain(m *testing.M) {
 	if order := os.Getenv(askerEnvironment); order != "" {
 		os.Exit(ask(order)) // this process is one of the applications of a test
@@ -66,7 +67,7 @@ const (
 	qnn      = "qnn-2.7.0"
 	olderQNN = "qnn-2.5.0"
 
-	olderOpenVINO = "openvino-1.4.0" // writes no compatibility string, and reads nobody else's builds
+	olderOpenVINO = "openvino-1.4.0" // writes no compatibility string, and reads no other version's builds
 )
 
 // runtimeFolder gives a real runtime, and skips the test loudly where it is not there.

@@ -102,7 +102,7 @@ func writeLargeModel(t testing.TB, dir string) string {
 	return path
 }
 
-// When everybody who waited is gone, so is the worker: nobody wants its result.
+// When all waiting clients are gone, their worker is ended, because its result is of no use.
 func TestAllAskersKilled(t *testing.T) {
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// What an administrator writes reaches the cache, field by field.
+// The configuration reaches the cache, field by field.
 func TestOptionsOf(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "epcached.toml")
 	require.NoError(t, os.WriteFile(file, []byte(`

@@ -38,9 +38,10 @@ const stopGrace = 20 * time.Second
 type process struct {
 	read   reload.Reader
 	stderr io.Writer
-	idle   time.Duration // how long nobody may need it until it leaves; 0: it stays
+	idle   time.Duration // leave after being idle for so long; 0: stay
 	ready  func()        // is called when it answers; may be nil
-	anew   func() error  // makes what is needed besides the store, once more, when the state folder was removed; may be nil
+	// recreates the process's own files after the state directory was removed; may be nil
+	anew func() error
 
 	startedBy string         // as in wire.StatusReply
 	stop      func(*os.File) // as in backend
@@ -50,15 +51,15 @@ type process struct {
 	passed  *os.File    // the socket that systemd passed; nil: none, or not looked for yet
 	opening atomic.Bool // systemd was told how far the opening of a large store is
 
-	remade string // why the state folder is opened once more; "": it is the first time
+	remade string // why the state directory was opened again; "": it was not
 
 	broken func(error) // ends the process because the index is damaged
 
 	open func(dir string, o cache.Options) (*cache.Cache, error) // nil: cache.Open
 }
 
-// lastAnswers is how long a daemon whose index is damaged may take to answer the requests under way
-// and to end its workers. What blocks in the index would do so forever.
+// lastAnswers is how long a daemon whose index is damaged may take to answer its current requests
+// and to end its workers. A request that blocks in the index would do so forever.
 const lastAnswers = 2 * time.Second
 
 // damagedError is why a daemon ends that could run: its next start repairs the damage.
@@ -109,9 +110,9 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	}
 }
 
-// again runs the daemon, and opens the store again when the state directory was removed, because to
-// stop would leave those without a daemon who started it by hand, and to go on would have every
-// request compiled; or when the index is to be made again.
+// again runs the daemon, and opens the store again when the state directory was removed, because
+// stopping would leave applications without a daemon that was started by hand, and going on would
+// compile for every request. It does so too when the index is to be rebuilt.
 func (p *process) again(
 	ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal,
 ) error {
@@ -329,7 +330,7 @@ func (p *process) listen(path string) (net.Listener, error) {
 	return unixsock.Listen(path, unixsock.DefaultSocketMode())
 }
 
-// startedBy tells who started the daemon, as wire.StatusReply has it. A socket that systemd passed is seen later.
+// startedBy returns what started the daemon, as in wire.StatusReply, but for a socket from systemd.
 func (c *call) startedBy() string {
 	switch {
 	case c.detached:

@@ -112,8 +112,8 @@ func unit(t testing.TB, name, entry string) string {
 	return string(found[1])
 }
 
-// mounts begins a process of this machine's. What is protected from the service is protected from
-// it.
+// mounts begins a process of this machine's. The directories that are protected from the service
+// are protected from it.
 func (m *machine) mounts(service bool) string {
 	script := "set -e; mount --make-rprivate /\n"
 	for _, dir := range []string{"run", "home", "srv", "opt"} {
@@ -340,7 +340,7 @@ func TestServiceWithoutARuntimeStepsAside(t *testing.T) {
 	require.Zero(t, m.daemon.status().GetSpace().GetBuilds())
 }
 
-// What a claim is not for, such as a group, the user's own daemon does.
+// A group, which a claim cannot compile, is compiled by the user's own daemon.
 func TestGroupsWithOwnLibrariesAreForTheUsersOwnDaemon(t *testing.T) {
 	m := newMachine(t, openVINOBefore)
 	models := []string{m.model("one.onnx", 1), m.model("two.onnx", 2)}

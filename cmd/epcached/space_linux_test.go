@@ -84,7 +84,7 @@ func (a lease) short() (err error) {
 	return err
 }
 
-// requireNothingFound requires a sound store whose account is exact.
+// requireNothingFound requires a sound store whose accounting is exact.
 func requireNothingFound(t testing.TB, c *unixsock.Client) {
 	t.Helper()
 	check := func() string {

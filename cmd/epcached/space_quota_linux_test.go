@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// dialAs connects as another user: the kernel tells the daemon who the thread is that connects.
+// dialAs connects as another user: the kernel tells the daemon the uid of the connecting thread.
 func (in *inside) dialAs(t *testing.T, uid int) *unixsock.Client { return dialAs(t, in.socket, uid) }
 
 func dialAs(t testing.TB, socket string, uid int) *unixsock.Client {
@@ -46,8 +46,9 @@ func dialAs(t testing.TB, socket string, uid int) *unixsock.Client {
 	return c
 }
 
-// Each user has a quota of its own, counted by who the kernel says it is: one who has too much loses own builds, those that pay least, and another
-// user's stay; and one model that is larger than the quota is not kept, with the numbers.
+// Each user has an own quota, counted by the uid that the kernel reports. A user over quota loses
+// own builds, the least valuable ones, and another user's stay; a model that is larger than the
+// quota is not kept, and the answer says so with the numbers.
 func TestQuotasOfTwoUsers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as another user")

@@ -148,7 +148,7 @@ func (s *stopper) serve(listener int) {
 		}
 		var of notice
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&of))); errno != 0 {
-			continue // who called has gone meanwhile
+			continue // the calling thread has ended meanwhile
 		}
 		if s.ours(of.pid) {
 			if n++; s.kill(n, decisive[of.call]) {
@@ -157,7 +157,7 @@ func (s *stopper) serve(listener int) {
 			}
 		}
 		goOn := verdict{id: of.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-		// An error means that who called has gone meanwhile.
+		// An error means that the calling thread has ended meanwhile.
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&goOn)))
 	}
 }

@@ -132,7 +132,7 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m 
 	return false, s.hold(random, lease{reply, view})
 }
 
-// hold reads what is held, and once more before it is let go.
+// hold reads the files of a lease, and again before the lease is closed.
 func (s *stress) hold(random *rand.Rand, a lease) error {
 	s.kept.Store(a.Build, true)
 	before := a.wrong()

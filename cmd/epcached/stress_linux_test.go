@@ -24,8 +24,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// stress is a hundred applications of a few users at one daemon, whose budget is too small for what they bring. They compile by
-// themselves, with OpenVINO, and put what they made, so that nothing waits for a worker and the store gets all the load.
+// stress is a hundred applications of a few users at one daemon, whose budget is too small for
+// their builds. They compile by themselves, with OpenVINO, and put the results, so that no request
+// waits for a worker and the store gets all the load.
 type stress struct {
 	*epcached
 	users  []stressUser
@@ -34,7 +35,7 @@ type stress struct {
 	tally  tally
 }
 
-// stressUser is who applications run as.
+// stressUser is a user that applications run as.
 type stressUser struct {
 	*owner
 	library *os.File // its execution provider's, open
@@ -54,10 +55,12 @@ const (
 	stressModels  = 2 // of each user
 )
 
-// A hundred applications acquire, put, give up, die and let go at random, for EPCACHED_STRESS_SECONDS, under a budget for a third of what they bring,
-// while an administrator collects, and in a run of more than half a minute packs and unpacks. The budget is exceeded by one artefact at most; nobody who holds a view
-// loses a file; whatever was acknowledged is there or was evicted, and that is told; and when all is over nothing is found wrong, neither by this
-// daemon nor by the next one.
+// A hundred applications acquire, put, give up, die and release at random, for
+// EPCACHED_STRESS_SECONDS, under a budget for a third of their builds, while an administrator
+// collects, and in a run of more than half a minute packs and unpacks. The budget is exceeded by
+// one artefact at most. No application loses a file of a view that it holds. Each acknowledged
+// build is there, or its eviction is reported. At the end neither this daemon nor the next one
+// finds an inconsistency.
 func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as other users")

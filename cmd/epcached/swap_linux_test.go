@@ -143,9 +143,10 @@ func TestRuntimeIsReplaced(t *testing.T) {
 	}
 }
 
-// An application that has loaded an SDK goes on with it when another comes into its place: what is compiled for the
-// new one is not for it, however much the path is the same. What was compiled for the earlier one is not either, for
-// the rest of that SDK is loaded by path, when a session is made.
+// An application that has loaded an SDK goes on with it when another SDK replaces it on disk. A
+// build for the new SDK does not fit the application, although the path is the same. A build for
+// the earlier one does not either, because the rest of that SDK is loaded by path, when a session
+// is made.
 func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 	real := [2]string{runtimeFolder(t, qnn), runtimeFolder(t, olderQNN)}
 	s := &swap{T: t, place: filepath.Join(shortFolder(t), "runtime")}

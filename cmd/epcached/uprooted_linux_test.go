@@ -21,7 +21,8 @@ func (d *epcached) begunAgain(times int) {
 	require.True(d, d.running())
 }
 
-// Somebody removes the state folder of a running daemon, or puts another there: it goes on with what it makes anew, and says so.
+// The state folder of a running daemon is removed, or replaced by another: the daemon recreates it,
+// says so, and goes on.
 func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	model := writeModel(t, t.TempDir(), 1)

@@ -117,8 +117,8 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 	}
 }
 
-// The compiler crashes in the middle of a real compile, or is taken by the kernel when memory is short, and once more when
-// it is tried again.
+// The compiler crashes in the middle of a real compile, or is killed by the kernel when memory is
+// short, and again when it is retried.
 func TestCompilerCrash(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
@@ -175,7 +175,7 @@ func (d *epcached) strike(times int, signal syscall.Signal, ended <-chan struct{
 	}
 }
 
-// Somebody writes into the model, over and over, while the daemon reads it: whatever comes of that is refused.
+// A process writes into the model, over and over, while the daemon reads it: the result is refused.
 func TestModelChangedWhileBeingRead(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
 	path := filepath.Join(r.dir, "large.onnx")
@@ -217,7 +217,7 @@ func TestModelChangedWhileBeingRead(t *testing.T) {
 					require.Equal(t, before, storeOf(t, r.state), "the store is unchanged")
 					break
 				}
-				// The machine had no processor for who writes.
+				// The machine had no processor for the writing process.
 				require.Less(t, time.Since(began), patience, "nobody has noticed")
 			}
 			stop()

@@ -78,7 +78,7 @@ func startContainer(t *testing.T, config string) *container {
 		require.NoError(t, err)
 		shipped = regexp.MustCompile(`(?m)^ListenStream=/run/epcached/epcached.sock`).ReplaceAll(shipped, []byte("ListenStream=/test/s"))
 		put(filepath.Join(units, name), shipped, 0o644)
-		// What a whole system has started by then is not there.
+		// The default dependencies are left out, because only a whole system has started them.
 		put(filepath.Join(units, name+".d", "test.conf"), []byte("[Unit]\nDefaultDependencies=no\n"), 0o644)
 	}
 	worker, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached-worker@.service"))

@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// What would fail each compile later is told at the start, with the folder that is in the way.
+// A folder that would make each compile fail later is reported at the start.
 func TestWorkerUserThatCannotWork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can start processes of another user")

@@ -39,7 +39,7 @@ func New() *Backend { return &Backend{gates: newGates()} }
 
 func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 
-// Hello tells the client who it is here.
+// Hello tells the client which user it is here.
 func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
 	if b.Administrator(p) {

@@ -1,4 +1,4 @@
-// Package idle tells when nobody needs the daemon any more.
+// Package idle ends the daemon when it is not needed any more.
 package idle
 
 import (
@@ -14,10 +14,10 @@ import (
 // often is how often it is looked whether anybody needs the daemon, at most.
 const often = 5 * time.Second
 
-// Watch gives a channel that tells why the daemon leaves when nobody has needed it for so long, 0 for never: the
-// server accepts nobody any more by then, and may have ended before. After stop, which ends the looking, the reason
-// is there if there is one. places are as they were before anybody could know of the daemon: what is removed at once
-// is missed too. idle reports that there is no job and no lease.
+// Watch returns a channel with the reason why the daemon leaves after so long without use, 0 for
+// never. By then the server accepts no client, and may have ended before. stop ends the watching; a
+// reason, if any, is in the channel then. places are as before any client could know of the daemon,
+// so that an immediate removal is noticed too. idle reports that there is no job and no lease.
 func Watch(after time.Duration, places []Place, server *unixsock.Server,
 	idle func() bool) (left <-chan string, stop func()) {
 	told := make(chan string, 1)
@@ -52,7 +52,7 @@ type idler struct {
 	idle   func() bool // no job, and no lease
 	places []Place
 
-	since time.Time // nobody has been seen since
+	since time.Time // the last time a client was seen
 	last  uint64
 }
 
@@ -71,14 +71,14 @@ func (i *idler) look(now time.Time) string {
 	case now.Sub(i.since) < i.after:
 		return ""
 	case !i.idle():
-		i.since = now // what is under way, or held, will bring somebody
+		i.since = now // a client will come for the job or the lease
 		return ""
 	}
 	return fmt.Sprintf("idle for %v", i.after)
 }
 
-// Place is a file without which the daemon is of no use to those who come: its socket, and the program, which an upgrade or a
-// removal of the package takes away with the worker beside it.
+// Place is a file without which the daemon is of no use to clients: its socket, and the program,
+// which an upgrade or removal of the package removes together with the worker beside it.
 type Place struct {
 	path string
 	info os.FileInfo

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// What users do may cause lines. Of one kind and one user so many are written in so long; the others
-// are counted, and the count is a line.
+// The rate limit of log lines that users cause, by user and kind of line. Further lines are
+// counted, and the count is a line.
 const (
 	mostLines = 20
 	perTime   = 10 * time.Second

@@ -34,7 +34,7 @@ type File struct {
 	mu sync.Mutex // held while it is written and replaced
 }
 
-// Write appends a record. What cannot be written is lost: a full disk is no reason to stop.
+// Write appends a record. It drops a record that cannot be written: a full disk must not stop us.
 func (l *File) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

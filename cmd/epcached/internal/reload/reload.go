@@ -25,8 +25,8 @@ import (
 // are what is wrong.
 type Reader func() (*config.Settings, *rules.Set, error)
 
-// Reloader puts a changed configuration into force while the daemon runs. What is wrong with one file keeps all of it
-// out of force: nobody should have to find out which half of a change counts.
+// Reloader puts a changed configuration into force while the daemon runs. An error in one file
+// keeps all of it out of force, so that no half of a change is in force.
 type Reloader struct {
 	Read    Reader
 	Options func(*config.Settings, *rules.Set) cache.Options
@@ -79,7 +79,7 @@ func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 	})
 }
 
-// readAgain reads as at the start, but for what would wait for somebody to write.
+// readAgain reads as at the start, but never blocks on a FIFO.
 func (r *Reloader) readAgain() (*config.Settings, *rules.Set, error) {
 	file := r.Started.File
 	if info, err := os.Stat(file); !r.once && err == nil && !info.Mode().IsRegular() {
@@ -121,7 +121,7 @@ func (r *Reloader) reload(tell bool) {
 	}
 	s, set, err := r.readAgain()
 	for round := 0; round < maxRounds && r.watchFiles(s); round++ {
-		s, set, err = r.readAgain() // what changed before it was watched was noticed by nobody
+		s, set, err = r.readAgain() // a change before the watch was not noticed
 	}
 	if err == nil {
 		err = r.Cache.Reload(r.Options(s, set))
@@ -173,7 +173,7 @@ func accepted(changed, waiting []string) string {
 
 const maxRefused = 20
 
-// refuse tells what is wrong. What was in force stays in force.
+// refuse logs what is wrong. The configuration in force stays so.
 func (r *Reloader) refuse(err error) {
 	text := err.Error()
 	lines := strings.Split(text, "\n")
@@ -195,8 +195,8 @@ var atOnce = []string{"log_level", "administrators", "publishers", "allow_option
 	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
 	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}
 
-// differences names the fields that have other values: those that may change at run time, and those that may not. What
-// belongs to an array of tables goes by the array's name.
+// differences returns the fields that have other values: those that may change at run time, and
+// those that may not. Fields in an array of tables are represented by the array's name.
 func differences(before, now *config.Settings) (changed, waiting []string) {
 	old, fresh := values(before), values(now)
 	var names []string
