@@ -191,8 +191,9 @@ func TestImportsPointOneWay(t *testing.T) {
 }
 
 // maxProductionLines bounds the code that has to be read, tested and moved: the packages that the
-// programs consist of, without tests and generated code.
-const maxProductionLines = 70_000
+// programs consist of, without tests and generated code. It was 70,000 before limits for each user,
+// repair, the scrub and the workers' unit came, which took 2,000.
+const maxProductionLines = 72_000
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total := 0
