@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// What changed its form just before a crash is accounted for by the next start.
+// A blob that was packed or unpacked just before a crash is accounted for by the next start.
 func TestTheAccountIsMendedAfterACrash(t *testing.T) {
 	b := newBench(t)
 	d := large(b.use(1).Build)
@@ -34,8 +34,9 @@ func TestTheAccountIsMendedAfterACrash(t *testing.T) {
 	b.exact()
 }
 
-// A crash right after a build was evicted leaves its ghost, and no event: why tells it all the same.
-func TestATombstoneAloneTellsWhy(t *testing.T) {
+// A crash right after an eviction leaves the tombstone and no event: why reports the eviction
+// anyway.
+func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	b, builds := stored(t, 2)
 	gone := &builds[0]
 	id := gone.ID.String()
@@ -59,7 +60,7 @@ func TestATombstoneAloneTellsWhy(t *testing.T) {
 }
 
 // A blob that no build needs goes at the next start, whatever it stands beside.
-func TestALeftoverBlobGoesAtTheNextStart(t *testing.T) {
+func TestStartRemovesLeftoverBlobs(t *testing.T) {
 	b := newBench(t)
 	needed := large(b.use(1).Build)
 	left := needed
@@ -74,7 +75,8 @@ func TestALeftoverBlobGoesAtTheNextStart(t *testing.T) {
 	b.exact()
 }
 
-// What is accounted for and not there any more is noticed as well, wherever its digest stands among the others.
+// A blob that is accounted for but missing is noticed too, at any position of its digest in the
+// order.
 func TestAccountOfMissingBlobsIsRepaired(t *testing.T) {
 	b := newBench(t)
 	for i := range 6 {

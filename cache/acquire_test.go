@@ -67,7 +67,7 @@ func TestOnMiss(t *testing.T) {
 	require.False(t, first.Unkept)
 }
 
-func TestUnkeptGoesWithItsHolder(t *testing.T) {
+func TestUnkeptBuildIsRemovedWithItsHolder(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	r.Store = "none"
@@ -81,8 +81,9 @@ func TestUnkeptGoesWithItsHolder(t *testing.T) {
 	require.NoDirExists(t, a.Path)
 }
 
-// Who has but the path of what there was no room for has a minute: each request makes one more.
-func TestUnkeptGoesSoonAfterItsPathWasTold(t *testing.T) {
+// A client that has only the path of an unkept build has a minute to open it, because each request
+// makes another one.
+func TestUnkeptBuildIsRemovedAfterAMinute(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	r.Store, r.HoldsView = "none", false

@@ -155,8 +155,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// What is no sound artefact for the request is not adopted, but passed through as before, and the
-// answer has the reason.
+// A model that is no sound artefact for the request is not adopted but passed through as before,
+// and the answer has the reason.
 func TestAdoptionIsStrict(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(b *bench, s *shipped) *request.Request
@@ -196,7 +196,8 @@ func TestAdoptionIsStrict(t *testing.T) {
 	}
 }
 
-// What is adopted is its user's own, unless that is a publisher, and others never hear of it.
+// An adopted model is private to its user, unless that is a publisher, and other users never see
+// it.
 func TestAdoptedModelsAreTheirUsersOwn(t *testing.T) {
 	b, s := elsewhereCompiled(t, false)
 	r := b.adopts(s)

@@ -13,7 +13,8 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 )
 
-// outlasting is a compiler whose workers write their output and go on, until what they wrote has been loaded where loads says so.
+// outlasting is a compiler with workers that write their output and run on, until the output has
+// been loaded if loads is set.
 type outlasting struct {
 	*standin.Compiler
 	t       *testing.T
@@ -66,15 +67,16 @@ func (o *outlasting) Check(ctx context.Context, job compilers.CheckJob) (compile
 	return result, nil
 }
 
-// What is written is loaded while the worker that wrote it is there; that counts only where nothing can be wrong with it.
-// ahead is the largest artefact, in bytes, that is loaded before the worker that compiled it ends.
+// Output is loaded while the worker that wrote it still runs; the result counts only if the output
+// cannot change after that. ahead is the largest artefact, in bytes, that is loaded before the
+// worker that compiled it ends.
 const ahead = 128 << 20
 
 func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 	const beside, apart = compileTakes + loadTakes, compileTakes + readyTakes
 	for name, c := range map[string]struct {
 		edit   func(*outlasting)
-		later  bool // nobody waits
+		later  bool // no request waits
 		checks int64
 		memory int64
 	}{

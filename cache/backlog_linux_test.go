@@ -82,7 +82,7 @@ func testQueuedJobOutlivesTheDaemon(t *testing.T, uid func(*bench) uint32, mode 
 	require.Len(t, b.list(), 1)
 }
 
-// What was queued is noted before it is answered: a daemon that is killed has no time for it.
+// A queued job is recorded before the answer, because a daemon that is killed cannot do it later.
 func TestQueuedJobsAreNotedBeforeTheAnswer(t *testing.T) {
 	b, g := jobbing(t, 1)
 	later := b.later1(1, b.cache.uid)

@@ -97,7 +97,7 @@ func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
 	require.Equal(t, "7.0", b.acquire(r).Build.EPs[0].SDKVersion, "the daemon's own user may bring libraries")
 }
 
-// external is a model whose weights stand in a file beside it.
+// external is a model with its weights in a file beside it.
 func (b *bench) external(seed uint64, weights []byte) *request.Request {
 	dir := b.TempDir()
 	m := compilertest.DenseModel(seed, 8, 1)

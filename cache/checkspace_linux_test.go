@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Whatever lies below the state folder is in one line, and once: together they are what du says.
+// Every file below the state directory is counted in exactly one line; the sum is that of du.
 func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))

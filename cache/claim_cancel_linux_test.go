@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// Who holds the claim and cancels the job gives the claim up: the next who asked for it gets it, and waits for no deadline.
+// A claim holder that cancels the job gives the claim up: the next claimant gets it without waiting
+// for the deadline.
 func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Publishers = []uint32{stranger, stranger + 1} })
 	app := b.application(stranger, "7.1")

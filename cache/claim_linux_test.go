@@ -135,7 +135,8 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 }
 
-// What one application put is for those alone that have its very libraries, and are of its user.
+// An artefact that an application put is served only to its user's applications with the same
+// libraries.
 func TestPutIsServedToItsUserOnly(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
@@ -254,7 +255,7 @@ func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 	require.Equal(t, request.Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
 }
 
-// The next who asked for the claim gets it when it ends without a result, and hears why it ended.
+// The next claimant gets the claim when it ends without a result, and is told why it ended.
 func TestHandOver(t *testing.T) {
 	ends := map[string]struct {
 		end  func(b *bench, first *application, claim *request.Claim)
@@ -303,7 +304,7 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// Who only waits is told why there is nothing, where the daemon cannot compile it either.
+// A request that only waits is told why there is no build, if the daemon cannot compile it either.
 func TestClaimWithoutClaimantsTellsWaitersTheReason(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
@@ -320,7 +321,8 @@ func TestClaimWithoutClaimantsTellsWaitersTheReason(t *testing.T) {
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.Claims.GiveUp(r.Peer, claim.Claim.ID, "", 0)))
 }
 
-// The daemon compiles for those who wait when a claim for libraries that it has brings nothing.
+// The daemon compiles for the waiting requests when a claim for libraries that it has ends without
+// an artefact.
 func TestTheDaemonCompilesAfterAClaim(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))

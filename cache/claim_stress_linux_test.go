@@ -21,8 +21,9 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// Many applications ask for one model at once; those that get the claim put, give up, leave or say nothing until the
-// deadline, at random. At any time one holds it, and all who stay get the artefact of the first who put.
+// Many applications ask for one model at once; those that get the claim put, give up, leave or say
+// nothing until the deadline, at random. At any time one holds it, and all that stay get the
+// artefact of the first one that put.
 func TestManyApplicationsOneClaim(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -138,7 +139,8 @@ func TestPutBegunInTime(t *testing.T) {
 	require.Len(t, b.list(), 1)
 }
 
-// Who goes away while it puts has put nothing, and its connection's end hands the claim over.
+// An application that leaves during its put has put nothing, and the end of its connection hands
+// the claim over.
 func TestAnApplicationDiesInItsPut(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
@@ -164,7 +166,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	require.Empty(t, b.list())
 }
 
-// Who cancels the job ends the claim.
+// Cancelling the job ends the claim.
 func TestCancelledClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 )
 
-// stuck is a compiler whose fingerprints end with their context.
+// stuck is a compiler with fingerprints that end with their context.
 type stuck struct {
 	*standin.Compiler
 	begun chan struct{}
@@ -28,7 +28,7 @@ func (s *stuck) Fingerprint(ctx context.Context, r compilers.Runtime, eps []comp
 	return nil, ctx.Err()
 }
 
-// Who asked has left, and the worker would go on for as long as it may.
+// The caller has left, and the worker would run until its limit.
 func TestCloseEndsProbes(t *testing.T) {
 	b := newBench(t)
 	b.close()

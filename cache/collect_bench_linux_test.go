@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/store/evict"
 )
 
-// slowly is a file system on a disk whose syncs take their time, at the same time if they come so.
+// slowly is a file system on a disk with slow syncs, which may run concurrently.
 type slowly struct{ cas.OS }
 
 const slowSync = 5 * time.Millisecond
@@ -29,10 +29,12 @@ func (s slowly) Sync(f *os.File) error { time.Sleep(slowSync); return s.OS.Sync(
 
 func (s slowly) SyncDir(path string) error { time.Sleep(slowSync); return s.OS.SyncDir(path) }
 
-// BenchmarkEvict makes room for one large artefact by evicting 64 small builds, each of a graph and a context of 64 KiB: on this disk, and on one where
-// each sync but those of bbolt takes 5 ms more. "evictions/s" stands beside "syncs/s", which is how often a block is appended to a file and synced on
-// this disk, one after the other; "put-ms" is the longest time that somebody took who put one small build after the other meanwhile, and "alone-ms" the
-// same while nothing was evicted; "waited-ms" is the longest wait of one of them for who evicts, and "worked-ms" its processor time meanwhile.
+// BenchmarkEvict frees space for one large artefact by evicting 64 small builds, each of a graph
+// and a context of 64 KiB: on this disk, and on one where each sync but those of bbolt takes 5 ms
+// more. "evictions/s" stands beside "syncs/s", which is how often a block is appended to a file and
+// synced on this disk, one after the other; "put-ms" is the longest time of a caller that put one
+// small build after the other meanwhile, and "alone-ms" the same without evictions; "waited-ms" is
+// the longest wait of a put for the eviction, and "worked-ms" its processor time meanwhile.
 func BenchmarkEvict(b *testing.B) {
 	b.Run("here", func(b *testing.B) { benchmarkEvict(b, cas.OS{}) })
 	b.Run("slow", func(b *testing.B) { benchmarkEvict(b, slowly{}) })
@@ -69,7 +71,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"}, hold)
 		hold.Release()
 		require.NoError(b, err)
-		c.Store.Expect(build.ID, 0) // nobody waits for it
+		c.Store.Expect(build.ID, 0) // no request waits for it
 		require.NoError(b, os.RemoveAll(staged))
 	}
 	longest := func(until func() bool) (most time.Duration) {

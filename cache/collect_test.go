@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// stored is a bench with n builds that nobody holds any more, and whose paths are too old to be in use.
+// stored is a bench with n builds without leases, and with paths too old to be in use.
 func stored(t *testing.T, n uint64) (*bench, []index.Build) {
 	b := newBench(t)
 	var out []index.Build
@@ -106,7 +106,8 @@ func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 	require.Equal(t, map[index.BuildID]bool{builds[0].ID: true, builds[1].ID: true, builds[2].ID: true}, left)
 }
 
-// Where somebody waits for the room, what was used meanwhile goes as well, if nobody has it.
+// While a reservation waits, builds that were used meanwhile are evicted too, if they have no
+// lease.
 func TestReservationEvictsBuildsUsedMeanwhile(t *testing.T) {
 	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned", true: "removed"} {
 		b, builds := stored(t, 1)
@@ -134,7 +135,7 @@ func outcomes(plan *store.Collection, ids ...index.BuildID) (out []string) {
 	return out
 }
 
-func TestNoMoreGoesThanHasTo(t *testing.T) {
+func TestEvictionStopsAtTheGoal(t *testing.T) {
 	b, builds := stored(t, 3)
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
@@ -186,7 +187,7 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	}
 	b.later.Add(int64(time.Hour))
 	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
-	_, done := b.cache.Store.Ledger().Await(0, 0) // the collector leaves its rounds to who waits
+	_, done := b.cache.Store.Ledger().Await(0, 0) // the collector leaves its rounds to the waiter
 	defer done()
 	plan := func(quota int64) *store.Collection {
 		settings := b.cache.settings.Load().store

@@ -21,14 +21,15 @@ func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
 	b, _ := stored(t, 2)
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
-	plan.Goal = plan.Used - plan.Steps[0].Frees // as if somebody had made room since
+	plan.Goal = plan.Used - plan.Steps[0].Frees // as if space had been freed since
 	b.collect(plan)
 	require.Equal(t, []string{"removed", "kept: there is room by now"}, []string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
 	require.Zero(t, plan.Short)
 	require.Len(t, b.list(), 1)
 }
 
-// What a build of somebody else needs as well keeps its form: that one would pay for the room that another makes.
+// A blob that another user's build needs too is not packed, because that user would pay for the
+// space that this one frees.
 func TestUsersDoNotPackSharedBlobs(t *testing.T) {
 	b := newBench(t)
 	other := request.Peer{UID: b.cache.uid + 1}
@@ -58,7 +59,7 @@ func TestUsersDoNotPackSharedBlobs(t *testing.T) {
 	require.False(t, shrinks(other))
 }
 
-// watched calls a function whenever somebody asks whether it is over.
+// watched calls a function whenever the context is asked whether it is over.
 type watched struct {
 	context.Context //nolint:containedctx // it is one
 	asked           func()
@@ -67,7 +68,7 @@ type watched struct {
 func (w watched) Err() error { w.asked(); return w.Context.Err() }
 
 // A leftover that goes before the check is over was no finding; one that stays is.
-func TestALeftoverThatGoesMeanwhileIsNotFound(t *testing.T) {
+func TestLeftoverRemovedMeanwhileIsNotFound(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	var left []cas.Digest

@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// family is a bench with variants of one model, the first of them the container of the others;
-// nobody has asked for any of them for a day.
+// family is a bench with variants of one model, the first of them the base of the others; none was
+// requested for a day.
 func family(t *testing.T, n int) (b *bench, builds []*index.Build, files []map[string]string) {
 	b = newBench(t)
 	builds, files = b.similar(n)
@@ -102,7 +102,7 @@ func TestAVariantThatWasNeverPackedBecomesTheContainer(t *testing.T) {
 	}
 }
 
-// Who has the unpacked form open keeps it, and it goes when nobody has.
+// A client that has the unpacked copy open keeps it, and it is removed when none has.
 func TestCompactingLeavesViewsAlone(t *testing.T) {
 	b, builds, files := family(t, 2)
 	a := b.acquire(b.variant(2))
@@ -149,7 +149,7 @@ func TestCompactionSkips(t *testing.T) {
 	}
 }
 
-// What belongs to one user never becomes the container of what all have.
+// A private blob of one user never becomes the base of shared blobs.
 func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
 	b := newBench(t)
 	own := b.variant(2)
@@ -211,7 +211,7 @@ func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 }
 
-// What a crash has left whole, with a recipe, has none any more after the start.
+// A blob that a crash left both whole and with a recipe has no recipe after the start.
 func TestARecipeOfABlobThatIsWholeIsRemoved(t *testing.T) {
 	b, builds, files := family(t, 2)
 	d := large(builds[1])

@@ -44,8 +44,8 @@ func (b *bench) pass(d time.Duration) {
 	require.NoError(b, b.cache.Store.Packer().Pack(context.Background(), when))
 }
 
-// What a build has of its own is compressed when it is packed, where that gains, and served as any
-// other that is packed.
+// A build's own bytes are compressed when it is packed, if that saves space, and it is served as
+// any other packed build.
 func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2)})
@@ -102,7 +102,8 @@ func (b *bench) objectsOf(d cas.Digest) (all []cas.Digest) {
 	return all
 }
 
-// What shares nothing stays whole, however long it is not used: it is the base of what comes later.
+// A blob that shares nothing stays whole, however long it is unused, because it is the base of
+// later ones.
 func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.worded(512, 900, 1)})

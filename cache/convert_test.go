@@ -159,7 +159,7 @@ func TestConversionIsSingleFlight(t *testing.T) {
 	require.Len(t, b.list(), 2)
 }
 
-// who looked before an earlier conversion was done, and comes after it, gets what that made
+// a request that looked up before an earlier conversion ended, and comes after it, gets its result
 func TestConversionIsNotDoneAgain(t *testing.T) {
 	b := newBench(t)
 	made := b.acquire(b.form(false))
@@ -276,7 +276,7 @@ func TestWithheldContextsAreNotConverted(t *testing.T) {
 	}
 }
 
-// What is converted and cannot be stored is served, as what is compiled is.
+// A converted build that cannot be stored is served all the same, as a compiled one is.
 func TestConversionWithoutSpaceIsServed(t *testing.T) {
 	for name, embed := range map[string]bool{"embedded": true, "sidecar": false} {
 		t.Run(name, func(t *testing.T) {

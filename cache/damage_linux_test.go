@@ -13,7 +13,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// What stands in the place of a blob and is none is damage: it is noted, put aside, and made good.
+// A file in the place of a blob that is not regular is damage: it is noted, quarantined, and
+// repaired.
 func TestNonRegularBlobIsDamage(t *testing.T) {
 	cases := map[string]func(t *testing.T, path string){
 		"symbolic link to the same bytes": func(t *testing.T, path string) {

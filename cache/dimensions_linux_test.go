@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// dynamic asks for a model of one input whose first dimension is batch.
+// dynamic is a request for a model of one input with the first dimension batch.
 func (b *bench) dynamic(ep string, batch any) *request.Request {
 	path := filepath.Join(b.TempDir(), "dynamic.onnx")
 	require.NoError(b, os.WriteFile(path, compilertest.Dense(1, 16, batch), 0o644))
@@ -65,7 +65,8 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 	require.Contains(t, hint, `no input of the model has a free dimension "length"`)
 }
 
-// What is only taken in part says so, with the dimensions that may be the reason.
+// A build of a model that the EP takes only in part says so, with the dimensions that may be the
+// reason.
 func TestOpenDimensionsOfABuild(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	fixed := compilertest.DenseModel(1, 16, 2)

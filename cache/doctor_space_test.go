@@ -25,7 +25,8 @@ func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 	return query.Advice{}
 }
 
-// What is compiled for nothing, since it has no room, is named, with the numbers and the setting.
+// Models that are compiled in vain, because their builds exceed the budget, are named with the
+// numbers and the setting.
 func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 	for name, of := range map[string]struct {
 		space store.SpaceOptions

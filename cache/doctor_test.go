@@ -59,7 +59,7 @@ func TestDoctorFindsNothingWhereAllIsWell(t *testing.T) {
 	require.Equal(t, compiles, b.compiler.Compiles.Load(), "what was tried a moment ago is not tried again")
 }
 
-// What was found out when it was fingerprinted need not hold in this process.
+// The result of the fingerprint need not hold in this process.
 func TestDoctorTriesToLoad(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))

@@ -17,7 +17,8 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 )
 
-// driven is a cache whose rules have a verdict on builds of a later driver, and what sets the driver's version.
+// driven returns a cache with rules that have a verdict on builds of a later driver, and a function
+// that sets the driver's version.
 func driven(t *testing.T, verdict string) (*bench, func(version string)) {
 	set, err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"older driver\"\nwhen.driver_version = \"build > runtime\"\nverdict = \""+
 		verdict+"\"\nreason = \"{build.driver_version} is later\"\n"))
@@ -38,7 +39,8 @@ func driven(t *testing.T, verdict string) (*bench, func(version string)) {
 	return b, driver
 }
 
-// A driver is no part of the key. What was made with one is kept all the same when another one's is made.
+// The driver is not part of the key. A build made with one is kept when a build is made with
+// another.
 func TestBuildsOfTwoDriversSideBySide(t *testing.T) {
 	b, driver := driven(t, "unsupported")
 	later := b.acquire(b.request(b.model(1)))

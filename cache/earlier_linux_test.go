@@ -23,8 +23,8 @@ import (
 )
 
 // earlierStore unpacks the store that a version wrote which had more ways to keep blobs. Of its ten
-// builds, seven are packed: with a base whose place another one took, with that one, with literals
-// in the recipe's own file, with nothing but those, with literals that others take from, and with a
+// builds, seven are packed: with a base that another one replaced, with that one, with literals in
+// the recipe's own file, with nothing but those, with literals that others take from, and with a
 // base that is whole and has a recipe, since the daemon was killed while that one was exchanged.
 // Whole objects that are noise are not in the archive; they are made here.
 func earlierStore(t *testing.T, state string) {
@@ -111,7 +111,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 	}
 }
 
-// blobNamed is the blob whose digest begins so.
+// blobNamed is the blob with a digest that begins with prefix.
 func blobNamed(t *testing.T, prefix string, b *bench) cas.Digest {
 	found, err := filepath.Glob(filepath.Join(b.state, "objects", prefix[:2], prefix+"*"))
 	require.NoError(t, err)

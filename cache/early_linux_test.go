@@ -49,7 +49,8 @@ func TestLoadCheckBeginsBesideTheCompile(t *testing.T) {
 	require.Error(t, <-done)
 }
 
-// heavy is a compiler whose workers take memory: the one that loads waits beside the one that compiles.
+// heavy is a compiler with workers that take memory: the one that loads waits beside the one that
+// compiles.
 type heavy struct {
 	*standin.Compiler
 	compile, ready, load int64 // bytes

@@ -70,8 +70,8 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
 }
 
-// What is beside an EP library carries its SDK: a difference there is another runtime, and its
-// builds are not served.
+// The files beside an EP library are its SDK: a difference there makes another runtime, and the
+// builds of the first are not served.
 func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 	for name, change := range map[string]func(b *bench, app *application){
 		"another": func(b *bench, app *application) {
@@ -123,7 +123,7 @@ func factsOf(err error) map[string]string {
 	return e.Facts
 }
 
-// The daemon says what a client can do whose libraries it may not run.
+// The daemon advises a client with libraries that it may not run.
 func TestClientsAreToldToClaim(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
@@ -206,8 +206,8 @@ func (b *bench) linkElsewhere(library string) {
 	require.NoError(b, os.Link(library, filepath.Join(b.TempDir(), "another environment")))
 }
 
-// What is under way with a runtime's libraries goes on when one of them is linked elsewhere. It ends
-// when another file was in a library's place meanwhile, even if that is as it was by now.
+// A compile with a runtime's libraries goes on when one of them is linked elsewhere. It ends if
+// another file was in a library's place meanwhile, even if the first one is back by now.
 func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
 	b := newBench(t)
 	app := b.application(b.cache.uid, "1.0") // as the registered runtime

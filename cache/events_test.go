@@ -30,7 +30,7 @@ func (b *bench) events(p request.Peer) []*wire.Event {
 
 func (b *bench) self() request.Peer { return request.Peer{UID: b.cache.uid} }
 
-// others asks as another user, who has a descriptor of a file that all may read.
+// others is a request of another user, with a descriptor of a file that all may read.
 func (b *bench) others(uid uint32, seed uint64) *request.Request {
 	r := b.request(b.model(seed))
 	r.Peer = request.Peer{UID: uid}

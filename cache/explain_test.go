@@ -279,7 +279,7 @@ func TestWhyWithoutARuntime(t *testing.T) {
 	require.False(t, e.Candidates[0].Served)
 }
 
-func TestWhyAnEntryIsGone(t *testing.T) {
+func TestWhyAnEntryWasRemoved(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	_, err := b.cache.Remove(context.Background(), b.self(), nil, true, false)
@@ -296,7 +296,8 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 }
 
-// What was compiled and is gone was not "never compiled": whoever asks with the model is told what became of it, by why and with the next answer.
+// A removed build was not "never compiled": a client with the model is told the reason of the
+// removal, by why and with the next answer.
 func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(2))) // another model of that name

@@ -107,7 +107,7 @@ func TestCrashesAreTriedLaterAndLater(t *testing.T) {
 	require.Equal(t, 3, b.failures(b.self())[0].Count)
 }
 
-// All who wait for a compile whose worker died twice are told the same.
+// All waiters of a compile are told the same after its worker died twice.
 func TestAllWaitersHearOfTheFailure(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 200 * time.Millisecond
@@ -142,7 +142,7 @@ func TestFailuresOutliveTheDaemon(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-// Rows that nobody can read are dropped, and are no reason not to start.
+// Unreadable rows are dropped, and do not prevent the start.
 func TestDamagedFailuresAreDropped(t *testing.T) {
 	b := newBench(t)
 	b.refused(b.failing(1, standin.Refuse))
@@ -301,7 +301,8 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 	require.Equal(t, []string{event.Failed}, entryKinds(events.Events))
 }
 
-// What the execution provider refuses it refuses an application too; what reached the daemon's limits that may try.
+// A model that the execution provider refuses it refuses an application too; one that reached the
+// daemon's limits the application may try.
 func TestClaimAfterRememberedFailure(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond}

@@ -38,7 +38,7 @@ func (b *bench) forge(of cas.Digest, r *dedupe.Recipe) {
 	require.NoError(b, os.WriteFile(path, raw, 0o444))
 }
 
-// Recipes whose form and checksum are right, and which say what is not so.
+// Well-formed recipes with valid checksums and false contents.
 func TestForgedRecipesAreNeverServed(t *testing.T) {
 	const nowhere, loop = "a container that is nowhere", "a container that is made of the blob itself"
 	cases := map[string]func(b *bench, builds []*index.Build, r *dedupe.Recipe){
@@ -125,7 +125,8 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 	}
 }
 
-// requireFound sees to it that a check, which changes nothing, names what is wrong with a blob, and whose it is.
+// requireFound requires that a check, which changes nothing, names the damage of a blob and the
+// builds that need it.
 func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
 	b.Helper()
 	result, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: true}, nil)
@@ -157,8 +158,8 @@ func (b *bench) object(d cas.Digest) string {
 	return filepath.Join(b.state, "objects", d.String()[:2], d.String())
 }
 
-// Recipes whose form is wrong, with a checksum that is right: offsets are those of doc/format.md. Extents that overlap or leave a gap cannot be written: each begins where
-// the one before ends.
+// Malformed recipes with valid checksums: offsets are those of doc/format.md. Extents that overlap
+// or leave a gap cannot be written: each begins where the one before ends.
 func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 	const newer = "of a newer version"
 	number := func(at int, v uint64) func([]byte) []byte {
@@ -236,7 +237,8 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 	}
 }
 
-// requireNotFoundWithout requires that who reads the store without a daemon is not given the second variant, and gives what was said.
+// requireNotFoundWithout requires that a reader of the store without a daemon is not given the
+// second variant, and returns the error.
 func (b *bench) requireNotFoundWithout() error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), b.variant(2), "")
@@ -245,7 +247,8 @@ func (b *bench) requireNotFoundWithout() error {
 	return err
 }
 
-// requireMadeAnew requires that a check names the build of the second variant, and that who asks for it gets its files, compiled anew.
+// requireMadeAnew requires that a check names the build of the second variant, and that a request
+// for it gets its files, recompiled.
 func (b *bench) requireMadeAnew(build *index.Build, files map[string]string) {
 	b.Helper()
 	b.requireFound(large(build), build)

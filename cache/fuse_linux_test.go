@@ -22,8 +22,8 @@ const (
 	fuseInit    = 26
 )
 
-// unansweredFile is an open file of a file system whose server answers everything but reads. The
-// server is this process; it ends with the test.
+// unansweredFile is an open file of a file system with a server that answers everything but reads.
+// The server is this process; it ends with the test.
 func unansweredFile(t *testing.T, name string) *os.File {
 	if os.Getuid() != 0 {
 		t.Skip("NOT TESTED: only root can mount a file system that never answers")

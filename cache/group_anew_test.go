@@ -12,7 +12,8 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 )
 
-// Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
+// A request for one model of a group does not bring the others, so a build of it alone must not
+// replace the group's.
 func TestGroupIsNotRecompiledFromOneMember(t *testing.T) {
 	b := rebuilding(t, func(o *Options) {
 		o.KeepSource = build.KeepNone

@@ -99,7 +99,8 @@ func TestRealGroupsCompute(t *testing.T) {
 	}
 }
 
-// QNN shares the weights, and that cannot be tried here; that it would crash is nobody's failure.
+// QNN shares the weights, which cannot be tried here; that the trial would crash is not counted as
+// a failure.
 func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	ep := identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
@@ -135,7 +136,8 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	require.NotContains(t, kinds(b.events(b.self())), event.Failed)
 }
 
-// sharing asks for models as a group whose weights are in files of their own, each in the folder that is given for it.
+// sharing is a request for models as a group with weights in files of their own, each in the folder
+// given for it.
 func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *request.Request {
 	var r *request.Request
 	for i, folder := range folders {

@@ -114,7 +114,7 @@ func TestAnExplanationKnowsOfGroups(t *testing.T) {
 	require.Empty(t, e.Candidates, "who has not had the group does not hear of it")
 }
 
-// What somebody else calls a model is nobody's business.
+// Users never see other users' names for a model.
 func TestMembersHaveTheCallersNames(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.group(1, 2))
@@ -126,7 +126,7 @@ func TestMembersHaveTheCallersNames(t *testing.T) {
 	require.Equal(t, "also mine.onnx", a.Members[1].Name)
 }
 
-func TestABuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
+func TestSingleBuildIsPreferredToTheGroup(t *testing.T) {
 	b := newBench(t)
 	own := b.acquire(b.request(b.model(2)))
 	b.acquire(b.group(1, 2))
@@ -136,7 +136,8 @@ func TestABuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
 	require.Empty(t, alone.Members)
 }
 
-// Who brings one model has not shown that he has the others, and the group's files are of all.
+// A caller with one model has not proved that it has the others, and the group's files contain all
+// of them.
 func TestMemberAloneNeedsARequestForTheGroup(t *testing.T) {
 	b := newBench(t)
 	group := b.acquire(b.group(1, 2))
@@ -449,7 +450,8 @@ func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
 	require.Equal(t, "0", r.Sharing().EPs[0].Options["enable_htp_weight_sharing"])
 }
 
-// What others compiled is tried as applications will load it: together, in order, with the options that make it share.
+// A group that other libraries compiled is tried as applications load it: together, in order, with
+// the options for sharing.
 func TestAGroupOfOtherLibrariesIsTriedTogether(t *testing.T) {
 	b := newBench(t)
 	noted := &notesChecks{opinion: opinion{Compiler: b.compiler, load: compilers.Passed}}

@@ -35,7 +35,7 @@ func (b *bench) elsewhere(path string) (closed func()) {
 	return closed
 }
 
-// What a client has let go of and still has mapped is not free: it stays, and counts.
+// Files that a client released but still has mapped are not free: they stay, and count.
 func TestOpenFilesStayAndCount(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.held(1))
@@ -52,7 +52,8 @@ func TestOpenFilesStayAndCount(t *testing.T) {
 	require.NoDirExists(t, a.Path)
 }
 
-// What the daemon itself reads is in no use: it is planned to go, and goes when that is over. But where somebody else has it too it stays.
+// Blobs that only the daemon reads are not in use: they are planned for eviction, and evicted after
+// the read. If a client has them too they stay.
 func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	b, builds := stored(t, 2)
 	path := func(i int) string {

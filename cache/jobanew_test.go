@@ -35,7 +35,8 @@ func TestRebuildJobIsVisibleToUsersOfTheBuild(t *testing.T) {
 	require.Empty(t, b.settles(), "and it is not begun again")
 }
 
-// wantedByItself has the daemon want a build anew while it must not begin: a request waits.
+// wantedByItself has the daemon want to recompile a build while it must not begin, because a
+// request waits.
 func wantedByItself(t *testing.T) (b *bench, g *gate, waiting <-chan got, job jobs.Info) {
 	b, g = gated(t, nil)
 	r := b.request(b.model(1))

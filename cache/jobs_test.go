@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// jobbing is a bench whose compiles wait at a gate, with so many slots.
+// jobbing is a bench with compiles that wait at a gate, and so many slots.
 func jobbing(t testing.TB, slots int) (*bench, *gate) {
 	g := &gate{pass: make(chan struct{}), hold: true}
 	b := newBenchWith(t, func(o *Options) {
@@ -130,7 +130,7 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Regexp(t, `^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
 	require.Equal(t, a.Job, e.Facts["job"])
 	require.Contains(t, e.Hint, "wait for it: ask with on_miss wait, or epcachectl jobs follow "+a.Job)
-	impatient = b.laterRequest(1, somebodyElse) // who has not asked for the job may wait for it, and not follow it
+	impatient = b.laterRequest(1, somebodyElse) // a user that has not asked for the job may wait for it, but not follow it
 	impatient.OnMiss = request.Fail
 	e = b.refused(impatient)
 	require.Contains(t, e.Text, "it is being compiled")
@@ -219,7 +219,7 @@ func TestUsersSeeTheirOwnJobs(t *testing.T) {
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	_, err = b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebodyElse}, []string{a.Job}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	b.later1(1, somebodyElse) // who has the model may know that it is being compiled, but not for whom
+	b.later1(1, somebodyElse) // a user that has the model may see that it is compiled, but not which user asked
 	require.EqualValues(t, somebodyElse, b.jobs(somebodyElse)[0].UID)
 	require.EqualValues(t, somebody, b.jobs(0)[0].UID)
 	close(g.pass)
@@ -407,7 +407,7 @@ func TestFollowingKeepsNoJobAlive(t *testing.T) {
 	require.Zero(t, b.cache.jobs.Count())
 }
 
-// followers counts those who only look on.
+// followers counts the callers that only follow a job.
 func (b *bench) followers() int {
 	n := 0
 	for _, f := range b.cache.jobs.List() {

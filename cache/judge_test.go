@@ -25,7 +25,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// opinion is a compiler whose execution providers have a verdict of their own, and whose load checks end as told.
+// opinion is a compiler with execution providers that have a verdict, and with load checks that end
+// as told.
 type opinion struct {
 	*standin.Compiler
 	verdict compilers.Verdict
@@ -191,7 +192,7 @@ func (c *counting) Check(ctx context.Context, job compilers.CheckJob) (compilers
 	return c.Compiler.Check(ctx, job)
 }
 
-// What cannot be tried is no reason to answer nobody.
+// An earlier build that cannot be tried is served all the same.
 func TestEarlierBuildThatCannotBeTried(t *testing.T) {
 	t.Run("its load check does not end", func(t *testing.T) {
 		b := newOpinion(t, &opinion{load: "none"}, request.Policy{})
@@ -259,7 +260,7 @@ func TestBestBuildFirst(t *testing.T) {
 	require.Equal(t, "1.0", a.Build.EPs[0].SDKVersion, "among equals the newest")
 }
 
-// In the middle of a compile the SDK is another one: what was made belongs to nobody, and the caller gets the new one's.
+// The SDK changes during a compile: its result is dropped, and the caller gets the new SDK's.
 func TestChangeDuringACompile(t *testing.T) {
 	b := newBench(t)
 	b.close()
@@ -345,7 +346,7 @@ func (b *bench) assessed(when func(runtimes.Facts) bool) (f runtimes.Facts) {
 	return f
 }
 
-// Nobody asks: the change is noticed all the same.
+// A change is noticed without any request.
 func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
@@ -413,7 +414,7 @@ func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
 	require.Equal(t, first.Build.BuildKey.String(), c.Build.Build)
 	require.Equal(t, compilers.Unknown.String(), c.Build.Compatibility, c.Reason)
 	require.Contains(t, c.Reason, "nothing loads here")
-	b.reopen() // what could not be tried is looked at anew
+	b.reopen() // a build that could not be tried is judged again
 	o.broken.Store(false)
 	require.Equal(t, compilers.Unsupported.String(), explained().Build.Compatibility)
 }

@@ -61,14 +61,15 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	_, err := b.cache.Queries.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 
-	// Who shares something is told, if one may see it.
+	// Builds that share bytes are named, if the peer may see them.
 	l = b.layout(b.self(), 0, true, builds[2].ID.String())
 	require.Len(t, l.Files, 2)
 	require.True(t, l.Files[0].Told.Packed)
 	require.Len(t, l.Files[0].Told.Sharers, 2)
 }
 
-// What a packed container was left of is told as that container, wherever in its own literals it stands: a digest of literals tells nobody anything.
+// Literals of a packed base are reported under the base, wherever in its literals they are, because
+// a digest of literals means nothing to users.
 func TestALayoutNamesThePackedContainer(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(2), b.dense(300, 2)})

@@ -12,7 +12,7 @@ import (
 )
 
 // A listing is given in pages, in one order, and each page reads no more than it shows.
-func TestAListIsGivenInPages(t *testing.T) {
+func TestListHasPages(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	for seed := range uint64(5) {

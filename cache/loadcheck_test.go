@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// What is loaded before a build is served is loaded with what applications are told to load it with, and nothing else.
+// Load checks use exactly the options that the answer gives to applications.
 func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 	b := newBench(t)
 	var mu sync.Mutex
@@ -48,7 +48,8 @@ func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 	}
 }
 
-// What loads only without optimisation is served with that said, from its record, also after a restart and in its other form.
+// A build that loads only without optimisation is served with that in its answer, from its record,
+// also after a restart and in its other form.
 func TestLoadsOnlyWithoutOptimisation(t *testing.T) {
 	b := newBench(t)
 	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {

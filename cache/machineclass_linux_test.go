@@ -66,7 +66,7 @@ func collected(t *testing.T, name string) string {
 	return path
 }
 
-// inThrees is a model whose free dimension has to be a multiple of 3.
+// inThrees is a model with a free dimension that has to be a multiple of 3.
 func inThrees(t *testing.T) string {
 	m := tinymodel.Model{
 		Nodes: []tinymodel.Node{
@@ -209,7 +209,8 @@ func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 	require.Contains(t, e.Text, "the machine that it was made on is not known")
 }
 
-// What an application puts states no hardware either: it is run before others get it.
+// An artefact that an application puts states no hardware either, so it is run before others get
+// it.
 func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
 	b, ort := newOpenVINOBench(t, "openvino-1.4.0")
 	path := collected(t, "tiny-convolution")

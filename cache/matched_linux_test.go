@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/dedupe/match"
 )
 
-// Sketches of another version are made anew, of builds' blobs and of containers that only recipes need, and what was found out by them is too.
+// Sketches of another version are replaced, for builds' blobs and for bases that only recipes need,
+// and so are the matches that they led to.
 func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	build, container := large(b.acquire(b.variant(3)).Build), large(builds[0])

@@ -40,7 +40,8 @@ type multitude struct {
 // sharers is how many of the entries have a context binary in common.
 const sharers = 10
 
-// newMultitude makes a store below a folder, or takes the one that is there, and completes it if somebody was stopped while making it.
+// newMultitude makes a store below a folder, or takes the one that is there, and completes it if an
+// earlier run was stopped while making it.
 func newMultitude(t testing.TB, dir string, n, compiled int) *multitude {
 	template, written := filepath.Join(dir, "template"), filepath.Join(dir, "written")
 	b := &bench{TB: t, compiler: standin.New(), state: filepath.Join(dir, "state"), runtime: filepath.Join(dir, "runtime")}
@@ -245,7 +246,7 @@ func mostResident(t testing.TB) float64 {
 // figures are what is measured of one store.
 type figures struct {
 	first time.Duration // to open it, when its index has to take everything in
-	start time.Duration // to open it once more
+	start time.Duration // to open it again
 	hit   float64       // median, microseconds
 	plan  time.Duration
 	heap  float64 // MiB in use, at rest
@@ -311,7 +312,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	return f
 }
 
-// What goes through the whole store tells how far it is.
+// A check of the whole store reports its progress.
 func TestACheckTellsHowFarItIs(t *testing.T) {
 	m := newMultitude(t, memoryDir(t), 600, 2)
 	m.open()

@@ -13,8 +13,8 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// An EP whose own libraries are incomplete registers, takes no node of anything, and says why in
-// ONNX Runtime's log alone: everywhere that the failure is told the log's words are.
+// An EP with incomplete libraries of its own registers, takes no node, and says why only in ONNX
+// Runtime's log: the log's words are part of every report of the failure.
 func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	whole := compilertest.Runtime(t, "qnn-2.7.0")
 	folder := t.TempDir()

@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/runtimes"
 )
 
-// While a build's files are hashed the SDK becomes another one: the build is sound, and for nobody any more.
+// The SDK changes while a build's files are hashed: the build is sound, but stale for all.
 func TestChangeWhileAHitIsVerified(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))
@@ -35,7 +35,7 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 	require.Equal(t, request.Compiled, a.Outcome)
 }
 
-// Who came with the earlier libraries' contents begins again with those that are there now.
+// A request with the earlier libraries' contents starts again with the present ones.
 func TestContentsThatArePast(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
@@ -57,8 +57,9 @@ func TestContentsThatArePast(t *testing.T) {
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
 }
 
-// The libraries are written once more while they are probed, with the same bytes: what was found out is of files that moved, and is said of
-// none. They are assessed again when they are at rest, whether that is seen before or after the probe has failed.
+// The libraries are rewritten with the same bytes during their probe: its result is of files that
+// changed, so it is dropped. They are assessed again when they are at rest, whether that is seen
+// before or after the probe has failed.
 func TestMovedWhileAssessed(t *testing.T) {
 	for name, seenAt := range map[string]func(b *bench){
 		"seen before": func(b *bench) {

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What stands in the place of a recipe and is none is damage, for a daemon that runs, for one that starts, and for who reads the store without one.
+// A file in the place of a recipe that is not regular is damage, for a running daemon, a starting
+// one, and a reader of the store without a daemon.
 func TestNonRegularRecipeIsDamage(t *testing.T) {
 	cases := map[string]func(t *testing.T, path, others string){
 		"a symbolic link to the same bytes": func(t *testing.T, path, _ string) {

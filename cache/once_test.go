@@ -65,7 +65,7 @@ func (c *crowd) goes(i int) {
 	require.Equal(c, apierr.Cancelled, apierr.ClassOf((<-c.answers[i]).err))
 }
 
-// served requires that all who stayed got the same.
+// served requires that all callers that stayed got the same.
 func (c *crowd) served() (outcomes map[string]int) {
 	c.Helper()
 	outcomes = make(map[string]int)
@@ -161,9 +161,9 @@ func (r *reckoned) Sync(f *os.File) error {
 	return r.OS.Sync(f)
 }
 
-// Those who wait do nothing to the store that the first one alone would not do: what they wait for longer than the first is not a
-// matter of the model's size.
-func TestWaitersHaveNothingLeftToDo(t *testing.T) {
+// Waiters do nothing to the store that the first caller alone would not do, so their additional
+// wait does not depend on the model's size.
+func TestWaitersAddNoWorkToTheStore(t *testing.T) {
 	done := func(requests int) []int64 {
 		fs := &reckoned{}
 		g := &gate{pass: make(chan struct{}), hold: true}

@@ -46,11 +46,9 @@ type Options struct {
 	KeepSource       string   // how source models are kept: "reference" (default), "copy", "none"
 	TrustedReporters []uint32 // users whose reports count without others'
 	Publishers       []uint32 // users that may put shared builds, besides administrators
-	// ReportQuorum is the number of distinct users with reports that withhold a build from all if
-	// it cannot be checked. 0: 3.
-	ReportQuorum int
-	Claims       claims.Limits
-	Failures     failure.Options
+	ReportQuorum     int      // users with reports that withhold a build that cannot be checked; 0: 3
+	Claims           claims.Limits
+	Failures         failure.Options
 
 	Space       store.SpaceOptions
 	Pack        string        // store.PackCold (default), store.PackAlways or store.PackOff

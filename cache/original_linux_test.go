@@ -50,7 +50,8 @@ func (g *givenModels) Compile(ctx context.Context, job compilers.Job, progress f
 	return result, err
 }
 
-// newOriginals makes a bench whose models were left alone for an hour, so that they are not copied.
+// newOriginals makes a bench with models that did not change for an hour, so that they are not
+// copied.
 func newOriginals(t *testing.T) (*bench, *givenModels) {
 	if !onBelievableFS(t) {
 		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed")
@@ -196,7 +197,7 @@ func TestModelWrittenForTheTimeOfItsCompile(t *testing.T) {
 	require.Equal(t, []bool{true, false}, g.originals)
 }
 
-// What is written to a model that was copied makes no difference to its compile.
+// A write to a model after its copy does not change its compile.
 func TestCopiedModelWrittenDuringItsCompile(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(writes)) {
 		t.Run(name, func(t *testing.T) {
@@ -227,7 +228,7 @@ func TestModelOpenForWritingIsCompiledInPlace(t *testing.T) {
 }
 
 // The file that was sent counts, wherever its name leads by now. Its stamp does not show that only
-// its names changed, so it is compiled once more, from a copy.
+// its names changed, so it is compiled again, from a copy.
 func TestOriginalLosesItsName(t *testing.T) {
 	for name, lose := range map[string]func(path string) error{
 		"removed": os.Remove,

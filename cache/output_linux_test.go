@@ -51,7 +51,8 @@ func (b *bench) externalModel(name string) *request.Request {
 	return r
 }
 
-// respelledModel is a request for a model whose initializers name one file in as many ways as there are spellings.
+// respelledModel is a request for a model with initializers that name one file by each of the
+// spellings.
 func (b *bench) respelledModel(spellings ...string) *request.Request {
 	m, folder, raw := compilertest.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
 	relu := m.Nodes[1]

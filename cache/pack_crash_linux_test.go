@@ -25,7 +25,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// crashBench is a bench whose store may stop at any step of what is done to it. Builds of models with the same weights are in it.
+// crashBench is a bench with a store that may stop at any step of an operation. It has builds of
+// models with the same weights.
 type crashBench struct {
 	*bench
 	fs     *crashfs.FS

@@ -34,7 +34,8 @@ func (b *bench) dense(n, batch int) *request.Request {
 	return b.request(b.openFile(path))
 }
 
-// sharing makes builds of n variants that nobody holds, and looks at them; it gives them with what their files are.
+// similar makes unleased builds of n variants, and surveys them; it returns them with their files'
+// contents.
 func (b *bench) similar(n int) (builds []*index.Build, files []map[string]string) {
 	var asks []*request.Request
 	for i := range n {
@@ -160,7 +161,8 @@ func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
-// A view whose folder vanished, as it may with the unpacked copies, is in nobody's use: the build is served anew, packed and collected as any other.
+// A view with a vanished directory, as may happen to unpacked copies, is not in use: the build is
+// served again, packed and evicted as any other.
 func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 	b, builds, files := packedPair(t)
 	vanish := func() {
@@ -187,8 +189,8 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// What is held is neither packed nor dropped.
-func TestALeasedBuildIsLeftAlone(t *testing.T) {
+// A leased build is neither packed nor dropped.
+func TestLeasedBuildIsNotPacked(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
 	held := b.acquire(b.variant(2))
@@ -230,13 +232,14 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	require.Empty(t, recipes)
 }
 
-// What goes while the store is checked, with all that needed it, is not missing: a build's own files, and a container that is there for recipes only.
+// Blobs removed during a check, with all that needed them, are not missing: a build's own files,
+// and a base that only recipes need.
 func TestCheckIgnoresBuildsRemovedMeanwhile(t *testing.T) {
 	ctx := context.Background()
 	for name, at := range map[string]int{"the first file": 1, "the last, a container": 0} {
 		t.Run(name, func(t *testing.T) {
 			b, builds, _ := packedPair(t)
-			b.later.Add(int64(time.Hour)) // nobody was given them just now
+			b.later.Add(int64(time.Hour)) // no client was given them just now
 			err := b.remove(builds[0])
 			require.NoError(t, err)
 			check := func(each func(files int)) *wire.CheckReply {
@@ -373,7 +376,8 @@ func TestCheckKnowsPackedBuilds(t *testing.T) {
 	require.Equal(t, index.Damaged, b.stateOf(builds[1]))
 }
 
-// What one user has is no container for another's, nor for what all share; the other way round it may be.
+// A user's private blob is no base for another's, nor for shared ones; a shared blob may be the
+// base of a private one.
 func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	b := newBench(t)
 	ask := func(uid uint32, batch int) *index.Build {
@@ -468,7 +472,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 }
 
 // A build that goes while all are packed or unpacked is told as gone, and the others are gone through.
-func TestABuildGoesWhileAllArePacked(t *testing.T) {
+func TestBuildRemovedWhileAllArePacked(t *testing.T) {
 	b, builds := stored(t, 2)
 	own := request.Peer{UID: b.cache.uid}
 	names := []string{builds[0].BuildKey.String(), builds[1].BuildKey.String()}
@@ -502,7 +506,8 @@ func (f *onRemove) Remove(path string) error {
 	return f.OS.Remove(path)
 }
 
-// What is made whole keeps its file from being removed; when its build is removed just then, nothing of it stays.
+// A blob that is being made whole keeps its file from removal; if its build is removed meanwhile,
+// no file of it stays.
 func TestRemovalWhileBecomingWholeLeavesNothing(t *testing.T) {
 	f := &onRemove{}
 	b := newBenchWith(t, func(o *Options) { o.fs = f })
@@ -522,7 +527,7 @@ func TestRemovalWhileBecomingWholeLeavesNothing(t *testing.T) {
 	require.Empty(t, found.Findings)
 }
 
-// Who asks for a packed build that becomes whole just before its recipe is read gets it.
+// A request for a packed build that becomes whole just before its recipe is read is served.
 func TestBlobThatBecomesWholeWhileUnpackingIsServed(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
@@ -538,7 +543,8 @@ func TestBlobThatBecomesWholeWhileUnpackingIsServed(t *testing.T) {
 	require.NoError(t, a.View.Close())
 }
 
-// What unpacking takes is told as the account has it, before and afterwards: a copy that is there goes, and so do recipes and what they alone take from.
+// Unpack reports its bytes as the account has them, before and afterwards: an existing copy is
+// removed, and so are recipes and the bases that only they use.
 func TestUnpackReportsItsBytes(t *testing.T) {
 	for name, removed := range map[string]bool{"what it takes from is a build": false, "what it takes from is no build's any more": true} {
 		t.Run(name, func(t *testing.T) { unpackingTells(t, removed) })

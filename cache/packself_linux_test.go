@@ -22,7 +22,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// repeated asks for a model that has the weights of variants again and again, as a weight-sharing group has them whose execution provider puts each member's beside those of the others.
+// repeated is a request for a model that repeats the weights of variants, as the build of a
+// weight-sharing group does if the execution provider stores them once for each member.
 func (b *bench) repeated(times int) *request.Request {
 	model := compilertest.DenseModel(7, 512, 1)
 	for i := 1; i < times; i++ {
@@ -47,7 +48,8 @@ func (b *bench) requestOf(model tinymodel.Model) *request.Request {
 	return b.request(b.openFile(path))
 }
 
-// What stands in a blob several times is stored once when it is packed, whether there is another blob like it or not.
+// Bytes that a blob repeats are stored once when it is packed, whether there is another blob like
+// it or not.
 func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.stores([]*request.Request{b.repeated(3)})
@@ -72,7 +74,8 @@ func (b *bench) packable() int64 {
 	return u.PackableBytes
 }
 
-// What is written to pack a build is there beside it for a moment, and nothing goes for that: the store is as far above its budget as goes at the end.
+// The recipe is on the disk beside the blob for a moment, and no build is evicted for that: the
+// store exceeds its budget by as much as packing frees at the end.
 func TestPackingEvictsNothing(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.request(b.model(1))})
@@ -123,8 +126,8 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	}
 }
 
-// What has little twice is packed by hand only, and stands whole again as soon as it was used: else
-// it would stand there nearly twice.
+// A blob that repeats little is packed by hand only, and is whole again after its first use,
+// because it would be stored nearly twice otherwise.
 func TestSmallSavingsArePackedByHand(t *testing.T) {
 	b := newBench(t)
 	ask := func() *request.Request { return b.repeatedPart(640, 200) }
@@ -148,7 +151,7 @@ func TestSmallSavingsArePackedByHand(t *testing.T) {
 	b.requireSound()
 }
 
-// What was found out before, and is not true any more since something was packed meanwhile, is found out anew.
+// Matches that are outdated because a blob was packed meanwhile are compared again.
 func TestOutdatedMatchesAreComparedAgain(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.variant(1)})

@@ -40,7 +40,7 @@ func TestCompiledModelOfTheApplicationsOwn(t *testing.T) {
 	}
 }
 
-// What is said of a compiled model does not contradict itself.
+// The reasons for a compiled model do not contradict each other.
 func TestReasonsOfCompiledModels(t *testing.T) {
 	b := newBench(t)
 	own := b.own()

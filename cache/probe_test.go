@@ -16,7 +16,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// ailing is a compiler whose execution providers do not load for the time being: a driver's library is not there.
+// ailing is a compiler with execution providers that do not load for the time being, because a
+// driver's library is missing.
 type ailing struct {
 	*standin.Compiler
 	ill atomic.Bool

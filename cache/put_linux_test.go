@@ -93,7 +93,7 @@ func (c *claimed) memory(seals int) *os.File {
 	return f
 }
 
-// What a stranger puts is refused for what it is, leaves nothing behind, and ends the claim.
+// A hostile artefact is refused with its reason, leaves no file behind, and ends the claim.
 func TestHostilePuts(t *testing.T) {
 	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	cases := map[string]struct {
@@ -229,7 +229,7 @@ func grow(c *claimed) {
 	c.Cleanup(func() { close(done); <-stopped; f.Close() })
 }
 
-// embedSelf makes a graph whose context binary is the graph.
+// embedSelf makes a graph that names itself as its context binary.
 func embedSelf(c *claimed) {
 	binary := c.put.Files[1].Name
 	m := compilertest.DenseModel(1, 8, 1)
@@ -243,7 +243,8 @@ func embedSelf(c *claimed) {
 	c.content(0, m.Encode())
 }
 
-// Who keeps the descriptor of what it has put keeps it no longer than that: a store that is full of what was put makes room at once.
+// A put build is protected no longer than the client keeps its descriptor: a store full of put
+// builds frees space at once after that.
 func TestReleasedPutMayBeEvicted(t *testing.T) {
 	for _, holds := range []bool{true, false} {
 		b := newBench(t)
@@ -259,7 +260,7 @@ func TestReleasedPutMayBeEvicted(t *testing.T) {
 	}
 }
 
-// Who has put something gets it, though everything is collected at that very moment.
+// A client that has put an artefact gets it, even if all builds are collected at that moment.
 func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 	b := newBench(t)
 	b.cache.Claims.Limiter.Burst = 1 << 20 // each round may take a claim
@@ -287,7 +288,8 @@ func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 	}
 }
 
-// What those who waited for it have had, and let go of, may go: nobody else is expected.
+// A build that all its waiters have had and released may be evicted, because no other taker is
+// expected.
 func TestReleasedBuildMayBeEvictedAfterTheWait(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, func(r *request.Request) { r.HoldsView = true })
@@ -372,7 +374,7 @@ func TestConversionsOfPutsAreBoundedWithThem(t *testing.T) {
 	require.Len(t, b.list(), 2)
 }
 
-// What the client writes after it was asked to put is in nobody's artefact.
+// Writes of the client after its put are in no artefact.
 func TestPutStoresTheCopyItChecked(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
@@ -428,7 +430,7 @@ func TestPutUnderAnotherORT(t *testing.T) {
 	require.ErrorContains(t, err, `under ONNX Runtime "1.31.1"`)
 }
 
-// Publishers put for all who have the same libraries, whoever they are.
+// Publishers put for all users with the same libraries.
 func TestPublishersPutForAll(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Publishers = []uint32{stranger} })
 	c := newClaimed(b, nil)
@@ -456,7 +458,7 @@ func TestPutIsExplained(t *testing.T) {
 	require.Equal(t, query.Miss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
 }
 
-// What there is for libraries that are not run here is explained without running them.
+// Builds for libraries that are not run here are explained without running them.
 func TestOwnLibrariesAreExplained(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
@@ -478,8 +480,8 @@ func TestOwnLibrariesAreExplained(t *testing.T) {
 	require.Equal(t, "eps[0].library_digest", why.Candidates[0].Differences[0].Field)
 }
 
-// What an artefact says of itself is what its maker wrote. Where it would be served to an application with libraries that the daemon
-// has, it is loaded first.
+// An artefact's metadata is the claim of its maker. Before it is served to an application with
+// libraries that the daemon has, it is loaded.
 func TestPutIsLoadCheckedWhateverItStates(t *testing.T) {
 	for fault, hit := range map[standin.Fault]bool{standin.None: true, standin.Mutilate: false} {
 		b := newBench(t)

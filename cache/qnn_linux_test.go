@@ -124,7 +124,8 @@ func islands(count int) tinymodel.Model {
 	return m
 }
 
-// A model in many parts, with the CPU's nodes between them, is one build; who wants all of it compiled is told that it is not.
+// A model in many parts, with the CPU's nodes between them, is one build; a request that wants all
+// of it compiled is told that it is not.
 func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	const parts = 16

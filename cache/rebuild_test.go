@@ -23,7 +23,7 @@ import (
 // soon bounds what a test waits for.
 const soon = time.Minute
 
-// rebuilding is a bench whose cache builds anew in the background, of what it builds nothing at first.
+// rebuilding is a bench with a cache that rebuilds in the background, with no builds at first.
 func rebuilding(t testing.TB, change func(*Options)) *bench {
 	return newBenchWith(t, func(o *Options) {
 		o.Rebuild = upkeep.RebuildOptions{CPUShare: 1}
@@ -48,10 +48,10 @@ func (b *bench) want(build *index.Build, why string) {
 	b.cache.rebuilds.Want(b.cache.recompiler.Wish(build, b.cache.runtimes.All()[0], why, nil))
 }
 
-// age makes what is there so old that it may be made anew for the very same libraries.
+// age makes all builds so old that they may be recompiled for the very same libraries.
 func (b *bench) age() { b.later.Add(int64(upkeep.RefreshEvery + time.Hour)) }
 
-// refresh wants a build anew though it is the libraries' own.
+// refresh wants a build recompiled though the current libraries made it.
 func (b *bench) refresh(build *index.Build) {
 	b.refreshWith(build, nil)
 }
@@ -110,7 +110,7 @@ func TestDamagedBuildIsRecompiled(t *testing.T) {
 	require.Len(t, b.list(), 1, "the damaged build is gone")
 }
 
-// gate is a compiler whose compiles wait, and are noted.
+// gate is a compiler with compiles that wait, and are noted.
 type gate struct {
 	compilers.Compiler
 	mu    sync.Mutex
@@ -249,7 +249,8 @@ func TestRequestJoinsARebuildJob(t *testing.T) {
 	require.Zero(t, b.compiler.Idle.Load(), "whoever waits makes it urgent")
 }
 
-// What is wanted while it is being made, for the libraries changed in between, need not wait as what failed does.
+// A rebuild that is wanted during its compile, because the libraries changed in between, need not
+// wait as after a failure.
 func TestWantedAgainWhileBeingMade(t *testing.T) {
 	b, g := gated(t, nil)
 	first := b.acquire(b.request(b.model(1)))

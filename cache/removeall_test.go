@@ -15,7 +15,7 @@ import (
 // After everything was removed no file of a model is left, neither what a crash left nor what was put aside.
 func TestRemoveAllLeavesNothing(t *testing.T) {
 	b := newBench(t)
-	<-b.cache.tidied // a start removes what nobody needs, and this is to
+	<-b.cache.tidied // a start removes unneeded blobs, and the test is to
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	put := b.cache.cas.Hold()

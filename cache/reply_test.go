@@ -26,7 +26,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A digest that nobody made is none, and no zeros.
+// A digest that was not computed is absent, not zeros.
 func TestUnkeptFilesHaveNoDigest(t *testing.T) {
 	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}}, Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
 	b.Files[1].Digest[0] = 1
@@ -107,8 +107,9 @@ func unset(prefix string, m protoreflect.Message) (names []string) {
 	return names
 }
 
-// Whatever the cache knows is told: a field that is added to one side and not carried over fails here.
-func TestEverythingIsTold(t *testing.T) {
+// Replies have all that the cache knows: a field that is added to one side and not carried over
+// fails here.
+func TestRepliesHaveAllFields(t *testing.T) {
 	cases := map[string]struct {
 		reply proto.Message
 		empty []string // filled in elsewhere

@@ -32,7 +32,7 @@ const (
 	carol = 2003
 )
 
-// reporting is a bench whose load checks can be made to fail.
+// reporting is a bench with load checks that can be made to fail.
 type reporting struct {
 	*bench
 	refused  atomic.Bool // builds do not load
@@ -364,7 +364,7 @@ func TestAReportOfACopyThatWasReplaced(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.others(alice, 1)).Outcome)
 }
 
-// What the disk changes without a trace, only a report brings to light.
+// Damage by the disk that leaves the stamps as they were is found only through a report.
 func TestAReportOfADamageWithoutATrace(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, bob, alice)

@@ -255,7 +255,8 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 		}
 		return n
 	}
-	// What was answered without room may be kept only now, and another one goes for it then. A list that was begun before one went may still have it.
+	// A build that was answered without being stored may be kept only now, and another one is
+	// evicted for it. A list that began before the eviction may still have that.
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 && own() == 3 && len(b.list()) == 4 }, soon, time.Millisecond)
 	require.Len(t, b.list(), 4, "and the other user's")
 	ghosts := b.cache.index.Journal.Tombstones(nil)

@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// What blobs may take is the budget without what counts besides: manifests, removed builds that somebody has open, what is being stored, and what is waited for.
+// The goal for blobs is the budget less all else that counts: manifests, removed builds that a
+// client has open, builds being stored, and waiting reservations.
 func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))
@@ -43,7 +44,7 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	require.NoError(t, held.View.Close())
 }
 
-// What goes to keep some of the disk free says nothing of the budget.
+// Evictions for the free space of the disk do not count as evictions for the budget.
 func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	b := newBench(t)
 	b.use(1)

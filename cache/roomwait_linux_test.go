@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/store/evict"
 )
 
-// Where somebody waits for room builds are evicted and not packed, as many as are waited for.
+// While a reservation waits builds are evicted and not packed, as many as it needs.
 func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	b := newBench(t)
 	b.similarForRoom(3)
@@ -28,7 +28,7 @@ func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 2}, counts(3<<19, true))
 }
 
-// Packing that has begun ends when somebody begins to wait, if the plan is the daemon's own.
+// Packing that has begun ends when a reservation begins to wait, if the plan is the daemon's own.
 func TestPackingYieldsToReservations(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
@@ -44,7 +44,8 @@ func TestPackingYieldsToReservations(t *testing.T) {
 	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
 }
 
-// Who finds no room because nothing may go is told what stays, with numbers.
+// A reservation that fails because no build may be evicted is told which builds are protected, with
+// numbers.
 func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	b := newBench(t)
 	for seed := range uint64(2) {

@@ -127,7 +127,8 @@ func (b *bench) graphOf(a *request.Answer) *epmodel.Model {
 	return m
 }
 
-// A device that is not there is told from one that is, in the key and by who may load it; who does not know it says so.
+// A device that is absent differs from one that is present, in the key and in the load check; a
+// caller that does not know it says so.
 func TestDevicesThatAreNotThere(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	ask := func(d compilers.Device) *request.Request {

@@ -17,8 +17,9 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// A caller that has loaded a library gets nothing when another is at its path by now: not what that one made, and not
-// what its own made either, for it would load the rest of the SDK from the new one's folder.
+// A caller that has loaded a library gets no build when another library is at its path by now:
+// neither one of that library nor one of its own, because it would load the rest of the SDK from
+// the new library's directory.
 func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 	b := newBench(t)
 	refs := b.libraries(nil)
@@ -39,9 +40,10 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 	require.Equal(t, "2.0", b.acquire(r).Build.EPs[0].SDKVersion)
 }
 
-// The earlier SDK lies in an application's own folder: what was compiled with it is right for that application.
-// An application that was packed without libonnxruntime, as packers do that follow what is linked, runs: it is in the Python module
-// as well. What is said of it must not be that its user lacks a right.
+// The earlier SDK is in an application's own directory, so builds made with it are right for that
+// application. An application that was packaged without libonnxruntime, as packagers do that follow
+// linked libraries, runs, because the Python module contains it as well. The error must not say
+// that its user lacks a right.
 func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	b := newBench(t)
 	folder := t.TempDir()
@@ -73,8 +75,8 @@ func TestTheEarlierSDKInAnotherPlace(t *testing.T) {
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
-// What lies beside an EP library may be what it loads: one that is added makes another library of it, by its folder's
-// times alone.
+// An EP library may load the files beside it: one that is added makes it another library, which the
+// times of its directory alone reveal.
 func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))

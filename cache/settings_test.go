@@ -61,7 +61,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	require.Contains(t, e.Text, "we say so")
 }
 
-// What nobody asks for is judged anew as well, and it is told.
+// Builds that are not requested are judged again as well, with an event.
 func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b := newOpinion(t, &opinion{load: compilers.Passed}, request.Policy{})
 	b.acquire(b.request(b.model(1)))
@@ -147,7 +147,7 @@ func TestRuntimesFollow(t *testing.T) {
 	require.Equal(t, apierr.Unavailable, b.refused(b.request(b.model(1))).Class)
 }
 
-// What a client brought becomes the administrator's, and is not there twice.
+// A runtime that a client brought becomes the administrator's, and is not listed twice.
 func TestRuntimeOfAClientIsRegistered(t *testing.T) {
 	b := newBench(t)
 	other := filepath.Join(t.TempDir(), "other")
@@ -191,7 +191,7 @@ func TestWrongOptionsChangeNothing(t *testing.T) {
 	require.Same(t, before, b.cache.settings.Load())
 }
 
-// The same rules once more are no reason to judge anything again.
+// Reloading the same rules keeps all judgements.
 func TestSameRulesKeepJudgements(t *testing.T) {
 	b := newBench(t)
 	b.reload(func(o *Options) { o.Rules = ruling(t, "optimal") })

@@ -17,7 +17,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// What is published is looked at by itself, and packed as soon as it is cold; a restart goes on where the last run ended.
+// Published builds are surveyed in the background, and packed as soon as they are cold; a restart
+// continues where the last run ended.
 func TestBuildsArePackedByThemselves(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = store.PackCold, time.Hour })
 	var builds []*index.Build
@@ -57,7 +58,7 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 }
 
-// While somebody asks for something nothing is read for nobody.
+// During requests the background reads no blobs.
 func TestGateIsShutDuringRequests(t *testing.T) {
 	b := newBench(t)
 	done := b.cache.Store.Packer().Asking()
@@ -103,7 +104,7 @@ func TestUnusedUnpackedCopyIsRemoved(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
-// What a large variant shares is found whether its sketch is known or not.
+// The bytes that a large variant shares are found whether its sketch is known or not.
 func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -126,7 +127,7 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 	}
 }
 
-// quietSharing makes a cache whose sharing does nothing by itself any more, after it has looked at everything.
+// quietSharing makes a cache with no background packing any more, after all blobs were surveyed.
 func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = store.PackCold, time.Hour })
 	var out []*index.Build
@@ -140,7 +141,8 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 	return b, out
 }
 
-// Every ten minutes it is looked for what has changed, and not at all that there is. What was made whole again has changed.
+// The scan every ten minutes reads only changes, not the whole store. A blob that was made whole
+// again has changed.
 func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	b, builds := quietSharing(t, 2)
 	ctx, s := context.Background(), b.cache.Store.Packer()
@@ -166,7 +168,7 @@ func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	require.True(t, b.cache.forms.Sharing.LookedAt(packed) || b.cache.forms.OnlyPacked(packed), "looked at again")
 }
 
-// Who stores one build does not have all that can be packed looked through: that is done now and then.
+// Storing one build does not scan all blobs for packing; that is done periodically.
 func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
 	b, builds := quietSharing(t, 2)
 	b.later.Add(int64(2 * time.Hour))

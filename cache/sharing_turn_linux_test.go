@@ -12,8 +12,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// What is packed in the background is given up for a caller that waits for the turn, however much
-// is left of it, and is packed another time.
+// Background packing is aborted for a caller that waits for the lock, however much is left, and is
+// retried later.
 func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)

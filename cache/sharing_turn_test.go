@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is done for nobody stands back while somebody asks for something, and comes to an end where others need its turn for that: the collector,
-// for whom the request waits.
+// Background work pauses during a request, and ends if its lock is needed for that: by the
+// collector, which the request waits for.
 func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -301,7 +301,8 @@ func TestUnknownWaysToKeep(t *testing.T) {
 	require.ErrorContains(t, err, "carbon copy")
 }
 
-// What else a client sends beside the files that the graph refers to may have any name, and is not written anywhere.
+// Files that a client sends and the graph does not refer to may have any name, and are not written
+// anywhere.
 func TestOnlyReferencedFilesAreCopied(t *testing.T) {
 	b := newBench(t)
 	r := b.external(1, nil)

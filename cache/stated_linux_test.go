@@ -65,7 +65,7 @@ func TestBuildRecordsTheFactsOfItsArtefact(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.withVTCM(2, request.Fail)).Outcome)
 }
 
-// smallVTCM is a machine whose HTP has 4 MB of VTCM.
+// smallVTCM is a machine with an HTP with 4 MB of VTCM.
 type smallVTCM struct{ *compilers.ORT }
 
 func (s smallVTCM) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
@@ -78,7 +78,7 @@ func (s smallVTCM) Fingerprint(ctx context.Context, r compilers.Runtime, eps []c
 	return marks, err
 }
 
-// What a build needs is in its own string: a machine that has less does not get it.
+// A build's own string states its needs: a machine that has less does not get it.
 func TestBuildForMoreVTCMIsRefused(t *testing.T) {
 	b, ort, runtime := newQNNBench(t)
 	b.acquire(b.withVTCM(1, request.Wait))

@@ -88,7 +88,7 @@ func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 	}
 }
 
-func TestAStoredBuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
+func TestStoredSingleBuildIsPreferredToTheGroup(t *testing.T) {
 	b := newBench(t)
 	own := b.acquire(b.request(b.model(2)))
 	require.NoError(t, own.View.Close())
@@ -165,7 +165,7 @@ func TestAStoredGroupsExternalDataIsAskedForByModel(t *testing.T) {
 	require.Equal(t, []int{0, 1}, need.Members)
 }
 
-// stateless asks the store of a bench whose daemon has ended.
+// stateless asks the store of a bench after its daemon has ended.
 func (b *bench) stateless(r *request.Request) (*request.Answer, error) {
 	b.Helper()
 	b.close()

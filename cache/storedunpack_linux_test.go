@@ -194,7 +194,7 @@ func TestAFolderThatIsNotTheCallersAloneIsNotUnpackedInto(t *testing.T) {
 	}
 }
 
-// What is packed is proven as what is whole is: the recipe, each container, and what comes of them.
+// Packed blobs are verified as whole ones are: the recipe, each base, and the result.
 func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	b, build, _ := leftPacked(t)
 	recipe := filepath.Join(b.state, "recipes", large(build).String()[:2], large(build).String())
@@ -247,7 +247,8 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	require.True(t, packing.Lost(err), "%v", err)
 }
 
-// The unpacked form that a daemon left may be torn, for it was never synced; the recipe is what counts.
+// The unpacked copy that a daemon left may be torn, because it was never synced; only the recipe
+// counts.
 func TestAnUnpackedFormThatADaemonLeftIsNotBelieved(t *testing.T) {
 	b, _, files := packedPair(t)
 	a := b.acquire(b.variant(2))

@@ -35,8 +35,8 @@ func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *requ
 	return b, first, strict, claim, app.compile(first, claim.Claim)
 }
 
-// What an application puts that has another ONNX Runtime is not for who waited for the claim, and is strict about it: that one is given
-// the claim in its turn, or the daemon compiles.
+// A put from an application with another ONNX Runtime does not serve a waiting request that is
+// strict about it: that one is granted the claim next, or the daemon compiles.
 func TestStrictORTSkipsPutsOfAnotherORT(t *testing.T) {
 	for onMiss, outcome := range map[request.OnMiss]string{request.ForClaim: request.Claimed, request.Wait: request.Compiled} {
 		t.Run(outcome, func(t *testing.T) {
@@ -72,7 +72,8 @@ func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
 	}, soon, time.Millisecond)
 }
 
-// Who claims strictly puts what the runtime's own ONNX Runtime made: a look-up would not give back anything else.
+// A strict claimant puts an artefact of the runtime's own ONNX Runtime, because a look-up would not
+// return any other.
 func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	b, _, strict, claim, put := twoORT(t)
 	strict.OnMiss = request.ForClaim

@@ -12,7 +12,8 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 )
 
-// What two ONNX Runtimes make with equal libraries has one build key, and is for everybody but those who say otherwise.
+// Builds of two ONNX Runtimes with equal libraries have one build key, and are for all requests but
+// strict ones.
 func TestStrictORTSkipsJobsOfAnotherORT(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	_, err := standin.Library(other, "1.30.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})

@@ -99,7 +99,7 @@ func requireOneDevice(t *testing.T, a *request.Answer) {
 	}))
 }
 
-// A folder that is somebody else's, or none, is refused when the cache is opened.
+// A directory of another user, or a file that is no directory, is refused when the cache is opened.
 func TestUnpackedDirThatWillNotDo(t *testing.T) {
 	b := newBench(t)
 	b.close()
@@ -116,8 +116,8 @@ func TestUnpackedDirThatWillNotDo(t *testing.T) {
 	b.open()
 }
 
-// A small folder in memory holds what is in use: what nobody holds makes room.
-func TestUnpackedFormsMakeRoomForEachOther(t *testing.T) {
+// A small directory in memory keeps the copies in use: unused ones are removed for space.
+func TestUnusedUnpackedCopiesAreRemovedForSpace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: a small file system takes root")
 	}
@@ -148,7 +148,7 @@ func TestUnpackedFormsMakeRoomForEachOther(t *testing.T) {
 	b.close()
 }
 
-// Those who ask for the same packed build at the same time wait for one copy, and are told how far it is.
+// Concurrent requests for a packed build wait for one copy, and are told its progress.
 func TestUnpackedOnceForAll(t *testing.T) {
 	b, _, files := packedPair(t)
 	var wg sync.WaitGroup
@@ -182,7 +182,7 @@ func TestUnpackedOnceForAll(t *testing.T) {
 	require.Equal(t, 1, counted, "one writes, the others wait")
 }
 
-// What is packed while it is asked for, again and again, is served all the time.
+// A build that is packed again and again while it is requested is served every time.
 func TestPackedWhileItIsAskedFor(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(2)
@@ -228,8 +228,8 @@ func requireInUse(t *testing.T, err error) {
 	}
 }
 
-// A copy has its place within the budget while it is written. Where there is none copies that nobody uses go first. Where all are in
-// use, the request is refused, and told what is in use.
+// A copy is reserved within the budget while it is written. If space is short unused copies are
+// removed first. If all are in use, the request is refused, and told which are in use.
 func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(3)

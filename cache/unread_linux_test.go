@@ -35,8 +35,9 @@ func (f *noReads) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 	return f.OS.ReadAt(file, p, off)
 }
 
-// A recipe that the system did not give at the start is told as a problem, and nothing goes for room as long as nobody knows what it needs. It is tried
-// again when something is to go, and when its build is asked for; until it is there who asks has the model compiled, and the build is as good as before.
+// A recipe that could not be read at the start is reported as a problem, and no build is evicted
+// while its bases are unknown. The read is retried before an eviction, and when its build is
+// requested; until it succeeds a request compiles the model, and the build is intact afterwards.
 func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	ctx := context.Background()
 	fs := &noReads{}
@@ -76,7 +77,8 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	require.True(t, b.cache.forms.Recipes.Complete())
 }
 
-// A recipe that the disk never gives is put aside when somebody has the store repaired: its build is made anew, and builds go for room again.
+// A recipe that the disk never returns is quarantined when the store is repaired: its build is
+// recompiled, and builds are evicted again.
 func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		ctx := context.Background()
@@ -92,7 +94,7 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 		b.close()
 		fs.err.Store(new(syscall.EIO))
 		b.open()
-		if whole { // somebody was making it whole again when the daemon ended
+		if whole { // it was being made whole when the daemon ended
 			hold := b.cache.cas.Hold()
 			_, _, err := hold.Put(ctx, bytes.NewReader(content))
 			hold.Release()

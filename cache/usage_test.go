@@ -128,7 +128,8 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 }
 
-// What is evicted and soon compiled again says that the budget is too small, and which one would do.
+// Builds that are evicted and soon recompiled show that the budget is too small, and which one
+// would do.
 func TestThrashingIsSeen(t *testing.T) {
 	const budget = 2 * perBuild
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
@@ -160,7 +161,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	require.Equal(t, query.SeverityOK, b.cache.Queries.Doctor().SpaceAdvice(b.self())[0].Severity)
 }
 
-// What went because somebody asked for it, or for a user's quota, says nothing of the budget.
+// Removals by request or for a user's quota do not count as evictions for the budget.
 func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 100 * perBuild}}))
 	again := func() {

@@ -10,7 +10,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// What a removal would free is told before, of packed builds as well, and it is what then goes.
+// The bytes that a removal would free are reported before it, for packed builds too, and match what
+// it frees.
 func TestRemovalFreesTheOwnBytes(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -47,7 +48,8 @@ func TestRemovalFreesTheOwnBytes(t *testing.T) {
 	}
 }
 
-// What rm says that it frees is what the account says of those that go together, and what then goes.
+// The bytes that rm reports are those of the account for all removed builds together, and match
+// what it frees.
 func TestRemovalOfSeveralFreesTheirCommonBytes(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()

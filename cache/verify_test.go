@@ -54,7 +54,7 @@ func TestVerifyingIsNoPartOfTheKey(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-// a hit on a build that nobody compared is compared then, once for each tolerance
+// a hit on a build that was not compared is compared then, once for each tolerance
 func TestHitIsComparedOnce(t *testing.T) {
 	b := newBench(t)
 	made := b.acquire(b.request(b.model(1)))
@@ -135,7 +135,7 @@ func TestUnkeptOutputIsVerified(t *testing.T) {
 	require.Contains(t, b.refused(r).Text, "value 3")
 }
 
-// the other form is a build of its own, which nobody has compared
+// the other form is a build of its own, which was not compared
 func TestConvertedOutputIsCompared(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.verifying(0.01))

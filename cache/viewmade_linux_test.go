@@ -27,7 +27,8 @@ func (a *atManifest) Remove(path string) error {
 	return a.OS.Remove(path)
 }
 
-// A view that is made anew just when its build goes, since the former one was not intact, goes with that one, and counts as long as somebody has it.
+// A view that replaces a damaged one just while its build is removed is removed with it, and counts
+// as long as a client has it open.
 func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	at := &atManifest{}
 	b := newBenchWith(t, func(o *Options) { o.fs = at })
@@ -61,7 +62,8 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	b.exact()
 }
 
-// What removed builds have open of copies on another file system takes nothing of the store's, and does not count.
+// Open copies of removed builds on another file system take none of the store's space, and do not
+// count.
 func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
 	elsewhere := ""
 	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = elsewhere })
@@ -93,8 +95,9 @@ func TestTheAccountIsExactWithCopiesBesideTheStore(t *testing.T) {
 	b.exact()
 }
 
-// A view whose unpacked form has gone with an earlier boot is given to nobody again: what only it has goes soon after the start, or counts.
-func TestAViewWithoutItsUnpackedFormGoesAtTheStart(t *testing.T) {
+// A view that lost its unpacked copies with an earlier boot is not served again: files that only it
+// has are removed soon after the start, or count.
+func TestStartRemovesViewsWithoutUnpackedCopies(t *testing.T) {
 	b, builds, files := packedPair(t)
 	for _, held := range []bool{false, true} {
 		r := b.variant(2)

@@ -88,7 +88,7 @@ func (b *bench) open() {
 	b.cache = c
 }
 
-const stranger = 4242 // a user who is nobody special
+const stranger = 4242 // an ordinary user
 
 func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
@@ -113,7 +113,8 @@ func (b *bench) close() {
 	}
 }
 
-// copies closes the bench. What it returns makes another with what is in its store at each call, and does not open it: making what is in it takes longer.
+// copies closes the bench. The returned function makes another one with a copy of its store at each
+// call, and does not open it, because filling a store takes longer.
 func (b *bench) copies() func(t testing.TB) *bench {
 	b.Helper()
 	b.close()
@@ -252,7 +253,8 @@ func (b *bench) read(a *request.Answer) map[string]string {
 	return out
 }
 
-// waiters counts those who wait for compiles, and not for what has to be found out before, which the daemon does by itself at its start.
+// waiters counts the callers that wait for compiles, not for inquiries, which the daemon makes by
+// itself at its start.
 func (b *bench) waiters() int {
 	n := 0
 	for _, j := range b.cache.jobs.List() {
@@ -307,7 +309,7 @@ func (b *bench) views() {
 	}
 }
 
-// publish makes a build known whose files are blobs already.
+// publish adds a build to the index with files that are blobs already.
 func (b *bench) publish(build *index.Build) {
 	b.Helper()
 	c, err := b.cache.index.Stage(context.Background(), *build)

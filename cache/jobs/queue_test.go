@@ -62,7 +62,7 @@ func (l *lane) placesOf(turns ...*Turn) (out []int) {
 	return out
 }
 
-func TestSharedJobGoesByTheFirstOfItsUsers(t *testing.T) {
+func TestSharedJobCountsForTheFirstOfItsUsers(t *testing.T) {
 	l := newLane(t, 1, 0)
 	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
 	e0 := l.comes(WaitedFor, 0, eve)
