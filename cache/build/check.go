@@ -34,8 +34,8 @@ func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 
 	return j.VerifyOutput
 }
 
-// loadGraphs loads what was compiled as applications will: a group in order in one process, with
-// the options that make its members share.
+// loadGraphs loads the graphs as applications will: a group in order in one process, with the
+// options that make its members share.
 func (j *Job) loadGraphs(ctx context.Context, out string, result compilers.Result,
 	options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
@@ -125,7 +125,7 @@ func (j *Job) checkTwice(ctx context.Context, spec compilers.CheckJob) (
 	return checked, err
 }
 
-// loads tells whether a load check found nothing wrong at all.
+// loads reports whether a load check found nothing wrong at all.
 func (j *Job) loads(checked compilers.CheckResult) bool {
 	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == j.level()
 }

@@ -114,7 +114,7 @@ func (j *Job) placed(ctx context.Context, f *jobs.Job) (*jobs.Result, error) {
 	return result, err
 }
 
-// waits tells whether the channel is still open.
+// waits reports whether the channel is still open.
 func waits(urgent <-chan struct{}) bool {
 	select {
 	case <-urgent:

@@ -66,7 +66,7 @@ func (j *Job) setAside(ctx context.Context, about *jobs.About) {
 	_ = j.room.ResizeTo(ctx, false, disk, 0)
 }
 
-// settle makes the reservation as large as the result. It returns why there is no space for it.
+// settle resizes the reservation to the result, or returns why there is no space for it.
 func (j *Job) settle(ctx context.Context, b *index.Build, out string) (why error) {
 	var sizes []int64
 	j.output = 0
@@ -214,7 +214,7 @@ func whyNotKept(err error) string {
 	return index.WhyFailed
 }
 
-// keepAll tells whether all of the files are blobs that will stay.
+// keepAll reports whether all of the files are blobs that will stay.
 func keepAll(ctx context.Context, hold *cas.Hold, files []index.File) bool {
 	return !slices.ContainsFunc(files, func(f index.File) bool {
 		there, err := hold.Keep(ctx, f.Digest)
@@ -222,7 +222,7 @@ func keepAll(ctx context.Context, hold *cas.Hold, files []index.File) bool {
 	})
 }
 
-// copySource makes blobs of what was compiled.
+// copySource makes blobs of the source model.
 func (j *Job) copySource(ctx context.Context, member int, hold *cas.Hold) (index.Source, error) {
 	s := index.Source{Kind: index.SourceCopy}
 	add := func(location, path string, open func() (*os.File, error)) error {

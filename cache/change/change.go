@@ -191,7 +191,7 @@ func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun 
 			if d.Gone {
 				removed.gone(d.Build)
 			}
-			if !errors.Is(d.Err, index.ErrNotFound) { // else it has just gone
+			if !errors.Is(d.Err, index.ErrNotFound) { // else it was just removed
 				err = cmp.Or(err, d.Err)
 			}
 		}
@@ -372,7 +372,7 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 	for _, k := range plan.Kept {
 		kept := &wire.Kept{Reason: k.Reason, Builds: k.Builds, Bytes: k.Bytes}
 		for _, id := range k.First {
-			if b, err := c.index.Get(id); err == nil { // else it has gone
+			if b, err := c.index.Get(id); err == nil { // else it was removed
 				kept.Keys = append(kept.Keys, b.BuildKey.String())
 			}
 		}

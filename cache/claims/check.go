@@ -23,7 +23,7 @@ import (
 // signature is what a model takes and gives: compiling changes none of it.
 type signature struct {
 	inputs, outputs []epmodel.Value
-	constant        map[string]bool // inputs that have an initializer, and may be gone
+	constant        map[string]bool // inputs that have an initializer, and may be missing
 }
 
 // A claim keeps its signature in memory: this bounds it.
@@ -177,7 +177,7 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	return said, nil
 }
 
-// notThis refuses what was put for what it is.
+// notThis refuses the artefact that was put.
 func notThis(cl *claim, err error) error {
 	said := "what was put is not its artefact"
 	if cl.adopts {

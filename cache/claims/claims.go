@@ -168,13 +168,13 @@ func (cs *Claims) GiveUp(p request.Peer, id, text string, code int32) error {
 	return nil
 }
 
-// maxClaimText bounds what is passed on of a client's words.
+// maxClaimText bounds a client's text that is passed on.
 const maxClaimText = 4096
 
 // shownText makes what a client said fit to be shown.
 func shownText(text string) string { return cleanText(text[:min(len(text), maxClaimText)]) }
 
-// cleanText drops what is no text.
+// cleanText drops control characters, and replaces invalid UTF-8.
 func cleanText(text string) string {
 	text = strings.ToValidUTF8(text, "?")
 	return strings.TrimSpace(strings.Map(func(r rune) rune {

@@ -48,7 +48,7 @@ type PutFile struct {
 	File *os.File
 }
 
-// MadeBy is an execution provider as its library says what it is.
+// MadeBy is an execution provider as its library describes it.
 type MadeBy struct {
 	EP, Version string
 }
@@ -60,7 +60,7 @@ const (
 	maxPutDepth = 4
 )
 
-// Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and
+// Put stores the artefact that was compiled under a claim: it is copied, checked as untrusted, and
 // stored. When it returns the build is durable, and all requests that waited for the claim have it.
 // A refusal of the artefact ends the claim.
 func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,

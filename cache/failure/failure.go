@@ -57,14 +57,14 @@ type Failure struct {
 	Reason Reason
 	Text   string            // ends with the compiler's own last words
 	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr", "logged", "free_dimensions"
-	Hint   string            // what to do, where more is known than the reason tells
+	Hint   string            // what to do, if more is known than by the reason
 
 	Count       int // how often in a row
 	First, Last time.Time
 	Retry       time.Time // when a request may try again
 }
 
-// maxLastWords bounds what is kept of a compiler's standard error, and of a failure's text: many are remembered and listed.
+// maxLastWords bounds a compiler's standard error, and a failure's text, because many are kept.
 const maxLastWords = 4 << 10
 
 // Of gives a compile's error its reason; nil says that it is no failure of a compile's. log is what the worker printed.
@@ -192,7 +192,7 @@ func (f *failed) Error() string { return f.Text }
 
 func (f *failed) Unwrap() error { return f.cause }
 
-// In gives the compile's failure that an error tells of, nil where it tells of something else.
+// In returns the compile's failure that an error wraps, nil for other errors.
 func In(err error) *Failure {
 	var e *apierr.Error
 	if !errors.As(err, &e) {
@@ -204,7 +204,7 @@ func In(err error) *Failure {
 	return nil
 }
 
-// AddHint adds something to do, which may help as well as what is said already.
+// AddHint adds a hint to those that the failure has already.
 func (f *Failure) AddHint(hint string) {
 	if f.Hint != "" {
 		f.Hint += "; or "
@@ -251,10 +251,10 @@ const (
 	hintMachine = "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
 )
 
-// OfModel tells whether a failure may be the model's doing, and not the machine's or the asker's.
+// OfModel reports whether a failure may be the model's doing, and not the machine's or the asker's.
 func (r Reason) OfModel() bool { return !meanings[r].notOfModel }
 
-// OfProvider tells whether the execution provider fails so wherever it runs: an application that has the same one fares no
+// OfProvider reports whether the execution provider fails so wherever it runs: an application that has the same one fares no
 // better by compiling itself. Limits are the daemon's own.
 func (r Reason) OfProvider() bool { return meanings[r].ofProvider }
 
@@ -274,7 +274,7 @@ func OfOutput(err error) *Failure {
 		Facts: map[string]string{"reason": string(Invalid)}}
 }
 
-// OfMachine is what stands in the place of a failure that says nothing of a model.
+// OfMachine replaces a failure that is not the model's.
 func OfMachine(text string) *Failure {
 	return &Failure{Reason: Sandbox, Text: ending(text), Facts: map[string]string{"reason": string(Sandbox)}}
 }
@@ -345,7 +345,7 @@ func (f *Failure) story() string {
 	return fmt.Sprintf("%s, last at %s, not tried again before %s", times, f.Last.UTC().Format(time.RFC3339), f.Retry.UTC().Format(time.RFC3339))
 }
 
-// Means tells whether a name means the failure, as one means a build.
+// Means reports whether a name means the failure, as one means a build.
 func (f *Failure) Means(name string) bool {
 	if name == f.ModelName {
 		return true

@@ -63,7 +63,7 @@ type Options struct {
 	Refused time.Duration // a refusal, no node taken, output that is none or does not load. 0: a day
 }
 
-// OrDefault fills in what is 0.
+// OrDefault replaces zeros by the defaults.
 func (o Options) OrDefault() Options {
 	o.Crash, o.Limit = cmp.Or(o.Crash, time.Minute), cmp.Or(o.Limit, 10*time.Minute)
 	o.Longest, o.Refused = cmp.Or(o.Longest, 24*time.Hour), cmp.Or(o.Refused, 24*time.Hour)
@@ -113,7 +113,7 @@ func NewRemembered(now func() time.Time, x *index.Index, conditions string, log 
 }
 
 type keptFailure struct {
-	Under   [32]byte // the configuration's digest: a failure under another is no failure any more
+	Under   [32]byte // the configuration's digest: failures under another one do not count
 	Build   index.BuildKey
 	Scope   string
 	With    [16]byte
@@ -240,7 +240,7 @@ func (fs *Remembered) Sweep() {
 	}
 }
 
-// News tells whether the history is to have this failure: one that comes over and over must not wash away what else is
+// News reports whether the history is to have this failure: one that comes over and over must not wash away what else is
 // known.
 func (fs *Remembered) News(request index.RequestKey, uid uint32, reason Reason) bool {
 	fs.mu.Lock()

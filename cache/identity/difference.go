@@ -17,7 +17,7 @@ type Difference struct {
 	Field, Asked, Found string
 }
 
-// Bounds of what is told of one pair of records.
+// Bounds of the differences reported for one pair of records.
 const (
 	maxDifferences = 50
 	maxValue       = 200 // bytes

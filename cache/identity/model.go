@@ -51,7 +51,7 @@ type memoEntry struct {
 	kind string
 }
 
-// Bounds of what is remembered in memory: 64 MiB of models with few names, 16 MiB of those with many.
+// Bounds of the memo in memory: 64 MiB of models with few names, 16 MiB of those with many.
 const (
 	memoEntries  = 1 << 16
 	fewNames     = 1 << 10 // bytes
@@ -200,7 +200,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to
 		// be kept.
 		read.External, m.Locations = nil, nil
-		// Where a name is bad it cannot be adopted, which is told then.
+		// A model with a bad name cannot be adopted; the adoption reports it.
 		if files, err := read.ArtefactFiles(); r.asked.Adopt && err == nil {
 			read.Whole, m.Locations = files, files
 		}

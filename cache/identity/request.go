@@ -37,7 +37,7 @@ type EP struct {
 	Files   map[string]*os.File // options that name a file, by option
 }
 
-// Terms are what of a request decides what is compiled, in whatever spelling they came.
+// Terms are the part of a request that decides what is compiled, as the client spelled it.
 type Terms struct {
 	Model  cas.Digest
 	Group  []cas.Digest // of further models that are compiled with it, in order
@@ -211,7 +211,7 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 	return out, nil
 }
 
-// plainName tells whether a client may choose this name for a file. Names of graphs and binaries begin with the build key, and have these endings.
+// plainName reports whether a client may choose this name for a file. Names of graphs and binaries begin with the build key, and have these endings.
 func plainName(name string) bool {
 	return len(name) <= 100 && name == filepath.Base(name) && name[0] != '.' && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == ':' }) &&
 		!strings.HasSuffix(name, ".onnx")

@@ -39,7 +39,7 @@ func (l *List) toBeMade(p request.Peer, r *upkeep.Rebuild) *jobs.Info {
 	}
 	b, err := l.Store.Index().Get(r.Build)
 	if err != nil || !l.Rights.MaySee(p, b.ID, b.Scope) {
-		return nil // a build that is gone is not made again either
+		return nil // a removed build is not rebuilt either
 	}
 	j := &jobs.Info{ID: r.ID, State: jobs.Queued, Phase: "queued", ModelName: r.ModelName,
 		ModelDigest: b.ModelDigest, RequestKey: r.RequestKey, UID: b.UID, Background: true,

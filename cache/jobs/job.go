@@ -70,7 +70,7 @@ type About struct {
 	Inquiry bool // nothing is compiled: it finds out what compiles need
 }
 
-// Compiles tells whether something is compiled.
+// Compiles reports whether something is compiled.
 func (a *About) Compiles() bool { return !a.Inquiry && !a.Keeps }
 
 // Kind is for what Costs say of it.
@@ -143,14 +143,14 @@ func (j *Job) Ended() bool {
 // End returns what the job brought, after Done is closed.
 func (j *Job) End() (*Result, error) { return j.result, j.err }
 
-// Stopped tells whether the job was cancelled. It may go on until its worker is killed.
+// Stopped reports whether the job was cancelled. It may go on until its worker is killed.
 func (j *Job) Stopped() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stopped
 }
 
-// AskedBy tells whether the user asked for the job.
+// AskedBy reports whether the user asked for the job.
 func (j *Job) AskedBy(uid uint32) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -165,7 +165,7 @@ func (j *Job) Watchers() (waiting, following int) {
 	return len(j.waiters), len(j.followed)
 }
 
-// Info says how the job stands.
+// Info returns the job's state.
 func (j *Job) Info() Info {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -185,8 +185,8 @@ func (j *Job) Info() Info {
 	return i
 }
 
-// Follow waits until the job ends, and tells whether that came before the end of the context. tell is called at each
-// change of phase. A caller that only follows a job does not keep it going.
+// Follow waits until the job ends, and reports whether that came before the end of the context.
+// tell is called at each change of phase. A caller that only follows a job does not keep it going.
 func (j *Job) Follow(ctx context.Context, uid uint32, since time.Time, tell func(Progress)) bool {
 	w := &waiter{Caller: Caller{UID: uid, Since: since, Tell: tell}}
 	j.mu.Lock()
@@ -234,8 +234,8 @@ func (j *Job) Release(uid uint32) {
 	delete(j.kept, uid)
 }
 
-// GiveUp takes the user's requests out of the job, or everybody's, and tells whether that ends it. held ends the hold
-// that is given up with it, nil for none: the caller calls it.
+// GiveUp removes the user's requests from the job, or all users', and reports whether that ends it.
+// held, which the caller calls unless it is nil, ends the claim that is given up with it.
 func (j *Job) GiveUp(uid uint32, everybody bool) (ends bool, held func()) {
 	js := j.jobs
 	js.mu.Lock()
@@ -274,7 +274,7 @@ func (j *Job) settle(left int) (ends bool) {
 	return false
 }
 
-// wait waits for the job's end, and tells whether it came before that of the context.
+// wait waits for the job's end, and reports whether it came before that of the context.
 func (j *Job) wait(ctx context.Context, w *waiter) bool {
 	tick := time.NewTicker(ProgressEvery)
 	defer tick.Stop()
@@ -332,7 +332,7 @@ func (j *Job) leave(w *waiter) {
 	}
 }
 
-// over tells whether the work has ended. The caller holds j.mu.
+// over reports whether the work has ended. The caller holds j.mu.
 func (j *Job) over() bool { return !j.ended.IsZero() }
 
 func (j *Job) hidden() bool {
@@ -341,7 +341,7 @@ func (j *Job) hidden() bool {
 	return j.about.Inquiry && len(j.askers) == 0
 }
 
-// wanted tells whether a user wants a compile. An inquiry takes no place that a compile might have.
+// wanted tells whether a user wants a compile. An inquiry takes no slot from a compile.
 func (j *Job) wanted() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -384,7 +384,7 @@ func (j *Job) rerank() {
 	select {
 	case <-j.urgent:
 		if now != WaitedFor && !running {
-			j.urgent = make(chan struct{}) // no caller waits any more, and nothing has begun in haste
+			j.urgent = make(chan struct{}) // no request waits any more, and the job has not begun
 		}
 	default:
 		if now == WaitedFor {
@@ -471,7 +471,7 @@ func (j *Job) tellLocked(phase string) {
 	}
 }
 
-// report tells a waiter how things stand. The caller holds j.mu.
+// report sends the progress to a waiter. The caller holds j.mu.
 func (j *Job) report(w *waiter) {
 	if w.Tell == nil || j.phase == "" || j.over() {
 		return

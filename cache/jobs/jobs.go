@@ -340,7 +340,7 @@ func (js *Jobs) Count() (n int) {
 	return n
 }
 
-// Busy tells whether a user wants a compile.
+// Busy reports whether a user wants a compile.
 func (js *Jobs) Busy() bool { return slices.ContainsFunc(js.List(), (*Job).wanted) }
 
 // Close cancels what is under way and waits for it to end.

@@ -21,7 +21,7 @@ type Rank int
 // The ranks.
 const (
 	WaitedFor Rank = iota // a request waits for it
-	AskedFor              // a user wants it, and goes on without it
+	AskedFor              // a user wants it without waiting
 	OwnWish               // no user asked: the daemon recompiles a build
 )
 
@@ -86,7 +86,7 @@ func (q *Queue) Enter(t *Turn, rank Rank, users ...uint32) {
 	q.admit()
 }
 
-// Await waits until the turn may run. On an error it is out of the queue.
+// Await blocks until the turn may run. After an error it is not in the queue.
 func (q *Queue) Await(ctx context.Context, t *Turn) error {
 	select {
 	case <-t.begun:
@@ -105,7 +105,7 @@ func (q *Queue) Take(ctx context.Context, users ...uint32) (leave func(), err er
 	return func() { q.Leave(t) }, q.Await(ctx, t)
 }
 
-// Leave takes a turn out, whether it runs or waits.
+// Leave removes a turn, running or waiting.
 func (q *Queue) Leave(t *Turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -233,7 +233,7 @@ func (q *Queue) makeRoom(t *Turn) {
 	lower := loans
 	for _, one := range q.running {
 		switch {
-		case one.yielded: // its memory is as good as free
+		case one.yielded: // its memory will be free
 			continue
 		case one.rank > WaitedFor:
 			lower = append(lower, one)
@@ -256,7 +256,7 @@ func (q *Queue) makeRoom(t *Turn) {
 	}
 }
 
-// fits tells whether the turn may run beside those that do. The caller holds mu.
+// fits reports whether the turn may run beside those that do. The caller holds mu.
 func (q *Queue) fits(t *Turn) bool {
 	if len(q.running) == 0 {
 		return true
@@ -268,7 +268,7 @@ func (q *Queue) fits(t *Turn) bool {
 	return (q.memory <= 0 || used <= q.memory) && q.hasSlot(t)
 }
 
-// hasSlot tells whether there is a slot for the turn. The caller holds mu.
+// hasSlot reports whether there is a slot for the turn. The caller holds mu.
 func (q *Queue) hasSlot(t *Turn) bool {
 	if t.rank == OwnWish {
 		return true
@@ -333,10 +333,10 @@ type Costs struct {
 	log   *slog.Logger
 }
 
-// NewCosts gives what the memos know.
+// NewCosts returns the costs in the memos.
 func NewCosts(memos memo.Book, log *slog.Logger) Costs { return Costs{memos, log} }
 
-// Kind is what jobs are told apart by.
+// Kind is a class of jobs with costs in common.
 type Kind struct {
 	EPs  []string // execution providers, in order
 	Size int64    // bytes of the model
@@ -376,7 +376,7 @@ func (cs *Costs) load(k Kind, class int) (cost, bool) {
 	return one, ok
 }
 
-// near gives the cost of the nearest size of which something is known, in proportion.
+// near returns the cost of the nearest known size, in proportion.
 func (cs *Costs) near(k Kind) (cost, bool) {
 	class := sizeClass(k.Size)
 	for away := range furthestClass + 1 {

@@ -86,7 +86,7 @@ func (x *Judge) rebuildAffected(ctx context.Context, rt *runtimes.Runtime, why s
 			return
 		}
 		if err != nil || l == nil {
-			continue // it has just gone
+			continue // it was just removed
 		}
 		if i < maxTold {
 			x.Event(event.Of(&b, event.Judged, "%s for %s now: %s", l.judgement.Verdict, rt.Name,

@@ -35,7 +35,7 @@ type Report struct {
 	Code       int32  // ONNX Runtime's error code
 	Text       string
 	ORTVersion string
-	Graph      string // as the answer gave it: tells which copy was loaded
+	Graph      string // as in the answer: names the copy that was loaded
 }
 
 // The decisions on reports.
@@ -380,7 +380,7 @@ func newDoubts(now func() time.Time) *doubts {
 	return &doubts{now: now, known: make(map[doubtKey]doubt)}
 }
 
-// add withholds a build from a user; false says that there are too many doubts already.
+// add withholds a build from a user; false: there are too many doubts already.
 func (ds *doubts) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -396,7 +396,7 @@ func (ds *doubts) add(b *index.Build, uid, owner uint32, why string, counts bool
 	return true
 }
 
-// full tells whether there may be no other of an owner's. The caller holds mu.
+// full reports whether there may be no other of an owner's. The caller holds mu.
 func (ds *doubts) full(owner uint32) bool {
 	own := 0
 	for _, d := range ds.known {
@@ -447,7 +447,7 @@ func (ds *doubts) answer(id index.BuildID, uid uint32) {
 	}
 }
 
-// settle ends all doubts about a build: it was found out how it is.
+// settle ends all doubts about a build after a trial.
 func (ds *doubts) settle(id index.BuildID) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()

@@ -22,7 +22,7 @@ const maxRules = 1000
 
 const maxFiles = 100
 
-// Parse reads one file of rules. Its name is for errors and judgements. The error is a tomlfile.Errors where the content is what is wrong.
+// Parse reads one file of rules. Its name is for errors. Bad content is a tomlfile.Errors.
 func Parse(name string, text []byte) (*Set, error) {
 	d, err := tomlfile.Parse(name, text)
 	if err != nil {

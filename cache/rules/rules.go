@@ -42,7 +42,7 @@ type Set struct {
 	sum [sha256.Size]byte // of the files that it is from, in order
 }
 
-// Equal tells whether the sets are from files of the same names and texts, put together in the same way.
+// Equal reports whether the sets are from files of the same names and texts, put together in the same way.
 func (s *Set) Equal(o *Set) bool {
 	if s == nil || o == nil {
 		return s == o
@@ -55,7 +55,7 @@ func joined(a, b [sha256.Size]byte, how string) [sha256.Size]byte {
 }
 
 type provider struct {
-	replace bool      // what is said elsewhere of this EP does not count
+	replace bool      // other rules for this EP do not count
 	parts   []section // those that come first count first
 }
 
@@ -102,7 +102,7 @@ func (s *Set) Over(base *Set) *Set {
 	return &Set{eps: merged, sum: sum}
 }
 
-// EPs lists the EPs that the set says something of, sorted; "*" stands for all.
+// EPs lists the EPs with rules in the set, sorted; "*" stands for all.
 func (s *Set) EPs() []string {
 	if s == nil {
 		return nil
@@ -293,7 +293,7 @@ type Facts struct {
 	IRVersion            int64 // of the build's graph; runtimes have none
 }
 
-// maxFact bounds a fact: what is longer does not count as known. Real compatibility strings have a few hundred bytes.
+// maxFact bounds facts: longer ones are unknown. Compatibility strings have a few hundred bytes.
 const maxFact = 64 << 10
 
 const compatibilityString = "compatibility_string" // the fact that most others are taken out of

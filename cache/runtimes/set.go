@@ -207,8 +207,8 @@ func registeredRuntime(spec compilers.Runtime) *Runtime {
 	return rt
 }
 
-// register makes these the registered runtimes, in this order. Those that are registered already stay what they are. It
-// gives the new ones, and the subjects that are none any more.
+// register makes these the registered runtimes, in this order. Those that are registered already
+// stay what they are. It returns the new ones, and the removed subjects.
 func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []string) {
 	var dropped []*Runtime
 	defer func() {
@@ -283,7 +283,7 @@ func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) 
 	return rt, gone
 }
 
-// Runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
+// Runtime is one libonnxruntime with the EP libraries used with it, as it is on this machine.
 type Runtime struct {
 	Name       string            // the directory, or the path of libonnxruntime where it was named one by one
 	subject    string            // tells it from others of its name, which have other execution providers
@@ -320,7 +320,7 @@ func (rt *Runtime) Found() *Content { return rt.facts.Load() }
 // State returns "ready", "changing" or "unusable".
 func (rt *Runtime) State() string { return *rt.state.Load() }
 
-// close is called when the runtime is in the set no more. Requests that have it may go on with it.
+// close is called after the runtime's removal from the set. Requests that have it may go on.
 func (rt *Runtime) close() {
 	if rc := rt.Found(); rc != nil {
 		rc.folders.close()
