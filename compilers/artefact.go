@@ -197,7 +197,7 @@ func (w *writing) look(ctx context.Context) {
 	}
 }
 
-// end stops looking, and tells whether the graph and all beside it are what they were when it was told of them. The worker has ended.
+// end stops looking, after the worker's end, and reports whether no file changed since done's call.
 func (w *writing) end() (settled bool) {
 	if w == nil {
 		return false

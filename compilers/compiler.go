@@ -38,10 +38,11 @@ type Compiler interface {
 	// error result is for the runtime as a whole.
 	Probe(ctx context.Context, r Runtime) (Facts, error)
 
-	// Fingerprint compiles a tiny model with each of the EPs in turn, and tells what the result says of itself; one Fingerprint per EP, in
-	// their order. Builds that are made with the same EP, devices and options carry the same SDK version, and if the string does not depend
-	// on the model the same compatibility string. Where an EP takes none of the tiny models, own's model is compiled if own is not nil: of
-	// its fields the model and the session's options count.
+	// Fingerprint compiles a tiny model with each of the EPs in turn, and returns one Fingerprint
+	// per EP, in their order, from the compiled graphs. Builds made with the same EP, devices and
+	// options carry the same SDK version, and if the string does not depend on the model the same
+	// compatibility string. For an EP that takes none of the tiny models, own's model is compiled,
+	// with own's session options, unless own is nil.
 	Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error)
 
 	// Compile compiles one model into job.Folder. progress, if not nil, is called from another goroutine with each phase that begins, and never
@@ -146,7 +147,7 @@ type Result struct {
 	Settled    bool    // Job.Written was called, and no file of the output was written, made or removed since
 }
 
-// EPUsed tells what an EP of a job turned out to be, with the devices that were chosen.
+// EPUsed describes an EP of a job, with the devices that were chosen.
 type EPUsed = dialogue.EPResult
 
 // CheckJob asks whether a graph loads, and how long that takes.
@@ -267,7 +268,7 @@ type Limits struct {
 	StderrBytes int   // tail that is kept
 }
 
-// DefaultLimits are generous: they stop what has gone wrong, not what is large.
+// DefaultLimits are generous: they stop runaway jobs, not large ones.
 var DefaultLimits = Limits{
 	Wall:        30 * time.Minute,
 	Verify:      2 * time.Minute,

@@ -57,7 +57,7 @@ type EPOption struct {
 	Unless  string `toml:"unless"`  // another option, with which Fill is not passed
 	Share   string `toml:"share"`   // what weight-sharing groups are compiled with when the option is absent
 
-	// Unchecked: what is compiled with the option set ("1") is not loaded where the target is absent, for that takes the process down.
+	// Unchecked: a build with this option ("1") is not loaded without its target: it would crash.
 	Unchecked bool `toml:"unchecked"`
 }
 
@@ -102,7 +102,7 @@ func parseEPs(data []byte) (map[string]EPInfo, error) {
 	return file.EP, nil
 }
 
-// EPByName gives what is known of an EP under its canonical name.
+// EPByName returns the description of a known EP, by its canonical name.
 func EPByName(name string) (EPInfo, bool) {
 	epTable.RLock()
 	defer epTable.RUnlock()

@@ -91,7 +91,7 @@ func (e *RefusedError) Cause() string {
 // NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs took nothing, so caching brings nothing.
 type NoNodesError struct {
 	EPs     []string
-	Errors  []string       // what ONNX Runtime logged as errors meanwhile: where an EP does not work it takes nothing, and says why there alone
+	Errors  []string       // logged by ONNX Runtime: where an EP does not work, only they say why
 	OpTypes map[string]int // node types that were left, "domain::Op" ("::Op" or "Op" for the default domain), with their number
 	Log     string
 }
@@ -138,8 +138,8 @@ func CodeName(code int) string {
 	return fmt.Sprintf("code %d", code)
 }
 
-// Tail keeps the last bytes of what is written to it. It never fails and never blocks, so that a worker that floods its standard error gets neither
-// stuck nor our memory.
+// Tail keeps the last bytes that are written to it. It never fails and never blocks, so that a
+// flood on a worker's standard error neither blocks the worker nor takes our memory.
 type Tail struct {
 	Limit int // bytes that are kept
 
@@ -169,7 +169,7 @@ func (t *Tail) trim() {
 	}
 }
 
-// String is what was kept, with a mark where more was written.
+// String returns the kept bytes, with a mark where earlier ones were dropped.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

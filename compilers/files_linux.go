@@ -14,7 +14,7 @@ func openPlain(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }
 
-// openSource opens a file of what a worker left, or of a model, to be read by epmodel.
+// openSource opens an output file of a worker, or a model, for epmodel.
 func openSource(path string) (*os.File, epmodel.Source, error) {
 	f, err := openPlain(path)
 	if err != nil {

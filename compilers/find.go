@@ -278,7 +278,7 @@ func sharedObjects(folder string) []string {
 	return files
 }
 
-// reached lists what a library's run path leads to. A file that is no ELF reaches nothing.
+// reached lists the files and folders on a library's run path: none for a file that is no ELF.
 func reached(file string) (files, folders []string) {
 	f, err := elf.Open(file)
 	if err != nil {

@@ -79,7 +79,7 @@ var ProbeModels = sync.OnceValue(func() (models [][]byte) {
 	return models
 })
 
-// probeJob compiles in the folder what an EP is probed with, by options that fingerprints need.
+// probeJob is the job that compiles a probe model in the folder, with the options of fingerprints.
 func probeJob(r Runtime, ep EP, folder string) Job {
 	info, _ := EPByName(ep.Name)
 	ep.Options = info.ForFingerprint(ep.Options)

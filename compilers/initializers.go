@@ -59,9 +59,10 @@ func sourceOf(graph string) (string, bool) {
 	return "", false
 }
 
-// keepSources copies those files of the source beside the compiled graph that belong to it, for an artefact has to stand on its own: external data that
-// the graph refers to, and with weightless contexts, which only the EP can read, all external data and the source model itself.
-// before are the names in the folder that are not output; those that became part of it are taken out.
+// keepSources copies those files of the source beside the compiled graph that the artefact needs,
+// because it has to stand on its own: external data that the graph refers to, and with weightless
+// contexts, which only the EP can read, all external data and the source model itself. before are
+// the names in the folder that are not output; those that became part of it are taken out.
 func keepSources(ctx context.Context, job Job, before []string) ([]string, error) {
 	model, err := readGraph(ctx, filepath.Join(job.Folder, job.Output))
 	if err != nil {

@@ -126,7 +126,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	switch {
 	case err != nil:
 	case isTool:
-		job.Written = nil // tools may do what they like in any order
+		job.Written = nil // tools may write their files in any order
 		req, err = t.compileRequest(job)
 	default:
 		req, err = compileRequest(job)

@@ -18,9 +18,9 @@ import (
 // givenFolder is where a job's folder has the model, if that is where the workers' user does not come.
 const givenFolder = "given"
 
-// letPass lets the workers' user reach what a request is about: folders below Scratch are opened to its group, and so are the files beside a model
-// there; a model elsewhere, as in the store, is given its place in the job's folder. It returns the request as the worker is to get it, and what
-// closes the way again.
+// letPass lets the workers' user reach the files of a request: it opens folders below Scratch to its
+// group, and files beside a model there; a model elsewhere, as in the store, gets a place in the
+// job's folder. It returns the request for the worker, and a function that undoes the opening.
 func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, func(), error) {
 	if o.opts.User == nil {
 		return req, func() {}, nil
@@ -184,11 +184,11 @@ func copyForAll(from, to string) error {
 	return err
 }
 
-// TakesOpen implements Opener. A worker opens the file again, by its descriptor, so its user must be allowed to. Not where what the model refers to is
-// looked for beside it, or is made a part of the artefact afterwards.
+// TakesOpen implements Opener. A worker opens the file again, by its descriptor, so its user must be
+// allowed to. It is false if files beside the model are looked up, or go into the artefact.
 func (o *ORT) TakesOpen(job Job) bool {
 	if _, isTool, err := o.toolFor(job.EPs); isTool || err != nil {
-		return false // tools may do what they like with the path that they are given
+		return false // a tool may use the model's path in any way
 	}
 	if job.ModelFile == nil || len(job.Share) > 0 || job.Initializers.InSource || Weightless(job.SessionOptions) {
 		return false

@@ -33,8 +33,8 @@ type EPLibrary struct {
 	// one that [Beside] names. An application's own library, as far as the daemon sees it, then
 	// does not tell whether it is this one.
 	Elsewhere bool
-	// Tool stands for what a vendor's own compiler is told that compiles in the library's place; its files are among Files. Empty: there is
-	// none.
+	// Tool is the identity of the arguments of the vendor's compiler that replaces the library; its
+	// files are among Files. Empty: there is none.
 	Tool string
 	// Absent: the library is not here, and Path is the tool's program.
 	Absent bool
@@ -117,7 +117,7 @@ func MachineClass(ep EP, devices []DeviceFacts) string {
 
 var machineClass = regexp.MustCompile(`^(cpu|gpu|npu):[0-9a-f:]+(,|$)`)
 
-// IsMachineClass tells whether hardware is what MachineClass gives, and no EP states.
+// IsMachineClass reports whether hardware comes from MachineClass, and not from an EP.
 func IsMachineClass(hardware string) bool { return machineClass.MatchString(hardware) }
 
 // ProcessorClass is the MachineClass of an EP that uses the processor.

@@ -14,8 +14,9 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// SandboxOptions widen what workers may reach. As it is, a worker reads the system's libraries, its runtime, its model and the devices that compute,
-// writes only into its job's folder, has no network, and leaves no process behind, each as far as the kernel can keep it so.
+// SandboxOptions give workers more access. By default, a worker reads the system's libraries, its
+// runtime, its model and the devices that compute, writes only into its job's folder, has no
+// network, and leaves no process behind, each as far as the kernel can enforce it.
 type SandboxOptions struct {
 	Network      bool     // workers may use the network: a vendor's compiler may ask a licence server
 	Read         []string // absolute paths of folders and files that they may read as well
@@ -45,8 +46,8 @@ type Sandboxed interface {
 	Sandbox(ctx context.Context) ([]Measure, error)
 }
 
-// systemFiles is what programs need besides their own libraries: those of the system, what says where they are, and what tells of the machine.
-// Of /etc only what vendors' loaders read. The kernel shows in /proc what it shows to anybody; of other processes' memory it shows nothing.
+// systemFiles are the system's files that programs need besides their own libraries; of /etc, those
+// that vendors' loaders read. /proc has its public files, but no memory of other processes.
 var systemFiles = []string{
 	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/run/opengl-driver", "/run/current-system/sw",
 	"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives", "/etc/OpenCL", "/etc/vulkan",

@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// host is what workers get of the system, found by trying: containers forbid what kernels allow.
+// host is how workers are isolated here, found by trying: containers forbid what kernels allow.
 type host struct {
 	mu   sync.Mutex  // guards ways
 	ways []isolation // that were not refused, the best first

@@ -42,7 +42,7 @@ type Tool struct {
 
 var placeholder = regexp.MustCompile(`\{\{|\{([a-z]+)(?::([^{}]*))?\}|[{}]`)
 
-// named are the placeholders that name what they stand for, and plural those that stand for all of a kind.
+// named are the placeholders with a name in them, and plural those for all values of a kind.
 var (
 	plain  = []string{"model", "output", "folder", "ep", "embed", "level"}
 	named  = []string{"option", "session", "dim"}
@@ -96,7 +96,7 @@ func checkPlaceholder(arg string, m []string) error {
 	return fmt.Errorf("%q: there is no placeholder %q", arg, whole)
 }
 
-// identity stands for what the tool is told, which is as much a part of what it makes as its files are.
+// identity stands for the tool's arguments, on which its output depends as much as on its files.
 func (t Tool) identity() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", t.Args, t.Version)))
 }
@@ -190,13 +190,13 @@ func fill(arg string, fixed map[string]string, values map[string]map[string]stri
 	return filled, whole
 }
 
-// RouteCommand is the route of what a vendor's tool compiled.
+// RouteCommand is the route of builds that a vendor's tool compiled.
 const RouteCommand = "command"
 
 // Equipped is a Compiler with tools of its own.
 type Equipped interface {
-	// Equip gives a runtime as this compiler uses it: what it compiles with in place of an EP's library becomes a part of that library's
-	// identity, and so of build keys.
+	// Equip returns the runtime as this compiler uses it: a tool that replaces an EP's library
+	// becomes part of that library's identity, and so of build keys.
 	Equip(r Runtime) Runtime
 }
 
@@ -280,9 +280,9 @@ func (o *ORT) loadable(r Runtime, ep EP) bool {
 	return path != "" && path != t.Program
 }
 
-// unloadable says why what is compiled for the EPs does not load on this machine, "" where it may:
-// an EP of a tool has no library here, or builds with one of the options do not even fail in an
-// orderly way where their device is absent.
+// unloadable says why builds for the EPs do not load on this machine, "" where they may: an EP of a
+// tool has no library here, or builds with one of the options crash the process where their device
+// is absent.
 func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	for _, ep := range eps {
 		if !o.loadable(r, ep) {

@@ -75,8 +75,8 @@ func (o *ORT) startUnit(l dialogue.Launch, files []*os.File) (_ *unit, err error
 	return u, conn.SetReadDeadline(time.Time{})
 }
 
-// tidy has an instance open to the daemon what workers left in a job's directory, where one was killed
-// before it could do so.
+// tidy has an instance open the leftovers in a job's directory to the daemon, after a worker was
+// killed before it could do so.
 func (o *ORT) tidy(folder string) error {
 	null, err := os.Open(os.DevNull)
 	if err != nil {

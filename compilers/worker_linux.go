@@ -50,11 +50,11 @@ type worker struct {
 	readers  sync.WaitGroup
 }
 
-// work has a worker do what a request says. One that fails, and was refused a system call that is not
-// known, gets a second try without that.
+// work has a worker do the request. If the worker fails after it was refused a system call that is
+// not known, work retries without that refusal.
 func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	o.leave.Do(func() {
-		for _, e := range o.left { // what the store could remove when it was opened is gone
+		for _, e := range o.left { // those that the store could remove are gone
 			o.drop(filepath.Join(o.opts.Scratch, e.Name()))
 		}
 	})
@@ -68,7 +68,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	}
 	o.opts.Log.Warn("a worker that was refused system calls failed, and is tried without that",
 		"ep", strings.Join(epNames(req.EPs), ", "), "error", err)
-	left, _ := os.ReadDir(folder) // what cannot be read cannot be removed
+	left, _ := os.ReadDir(folder) // an unreadable folder cannot be cleaned
 	for _, e := range left {
 		if !slices.ContainsFunc(before, func(b os.DirEntry) bool { return b.Name() == e.Name() }) {
 			o.drop(filepath.Join(folder, e.Name()))
@@ -180,9 +180,10 @@ func environment(private string) []string {
 	return append(fixed, InstructionLimits()...)
 }
 
-// tunables have glibc's malloc take memory in huge pages where the kernel gives them on request, and keep what is freed for what comes next: a
-// compile allocates and frees buffers of megabytes all the time, and each new page is a fault. Half as many, and some 10 % of the processor time, of a
-// compile of 10 MB with OpenVINO. A worker's life is short, so nothing is kept for long. Other C libraries do not look at it.
+// tunables have glibc's malloc use huge pages where the kernel gives them on request, and keep
+// freed memory, because a compile allocates and frees buffers of megabytes all the time, and each
+// new page is a fault. They halve the faults and save some 10 % of the processor time of a compile
+// of 10 MB with OpenVINO. A worker's life is short, and so memory is not kept for long.
 const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=536870912"
 
 // converse sends the request, and tells a worker that waits to go on when ready is closed, and reads
@@ -352,7 +353,7 @@ func watchOutput(ctx context.Context, folder string, limit int64, cancel context
 	}
 }
 
-// folderSize counts what is allocated, not what sparse files pretend to hold. Files come and go meanwhile; those are not counted.
+// folderSize counts allocated bytes, not the size of sparse files, nor files that vanish meanwhile.
 func folderSize(folder string) int64 {
 	var total int64
 	_ = filepath.WalkDir(folder, func(_ string, entry fs.DirEntry, err error) error {

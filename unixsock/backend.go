@@ -36,7 +36,7 @@ type Backend interface {
 	// duplicates of its own. Progress never blocks, may be called from any goroutine, and does nothing after Acquire returned.
 	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
 
-	// Put takes what the holder of a claim compiled. Files and progress are as for Acquire, and so is the answer.
+	// Put stores what the holder of a claim compiled. Files, progress and answer are as for Acquire.
 	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
 
 	// Ask answers every other request with its reply, which has to fit into a frame; nil is for a message that
@@ -48,13 +48,13 @@ type Backend interface {
 	// Stop begins to end the daemon, and returns the read end of a pipe that ends with the process.
 	Stop(context.Context, Peer) (*os.File, error)
 
-	// Subscribe calls send with each event that the peer may see, until the context ends or send fails. Send waits
-	// for a subscriber that does not read, and keeps nothing of the event: what a backend keeps for it meanwhile it
-	// has to bound, and tells with an event of the kind EventMissed what it dropped.
+	// Subscribe calls send with each event that the peer may see, until the context ends or send
+	// fails. Send blocks while the subscriber does not read, and does not keep the event: the
+	// backend bounds its queue, and reports dropped events by one of the kind EventMissed.
 	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe, send func(*wire.Event) error) error
 }
 
-// Answer is what Backend.Acquire found, or Backend.Put made of what was put.
+// Answer is the build of Backend.Acquire or Backend.Put.
 type Answer struct {
 	Reply *wire.AcquireReply // without the descriptor's index, which the server fills in
 	View  *os.File           // the view's folder: sent as descriptor 0, then closed by the server; nil if there is none

@@ -143,8 +143,8 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 	return nil, nil, violation("the daemon keeps asking for external data; is the model being changed?")
 }
 
-// Put brings what the caller compiled under a claim, which has to be of this connection. The files' fields "fd" are
-// indices into fds, which stay the caller's: the daemon has copied them when it answers. The file is as Acquire's.
+// Put sends files that were compiled under a claim of this connection. Their fields "fd" are indices
+// into fds, which the caller closes: the daemon copies them first. The file is as Acquire's.
 func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	answer, err := c.askWith(ctx, "put", request, fds, progress)
 	if err != nil {
@@ -185,7 +185,7 @@ func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
 
 var withBuild = []string{"hit", "compiled", "waited", "put"}
 
-// checkBuild looks whether an answer has what it says, and leads nowhere but into the view: a graph is loaded by its name.
+// checkBuild fails if the answer lacks a view or names a graph outside it: graphs load by name.
 func checkBuild(r *wire.AcquireReply, files []*os.File) error {
 	if r.Fd == nil && r.GetView() == "" {
 		if slices.Contains(withBuild, r.GetOutcome()) {
@@ -245,7 +245,7 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 	return files, nil
 }
 
-// mayNeed refuses what no model may refer to, whatever the daemon, or the model, asks for.
+// mayNeed refuses locations that no model may refer to, even if the daemon asks for them.
 func mayNeed(model *wire.Model, location string, external External, files int) error {
 	bad := func(format string) error {
 		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf(format, location), Facts: map[string]string{"file": location}}

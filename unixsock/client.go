@@ -65,7 +65,7 @@ func (c *Client) Hello() *wire.HelloReply { return c.hello }
 func (c *Client) Close() error {
 	c.closed.Store(true)
 	err := c.stream.conn.Close()
-	c.readOn() // what ends the connection
+	c.readOn() // reads on until the end of the connection
 	<-c.done
 	if errors.Is(err, net.ErrClosed) {
 		return nil // the daemon was first
@@ -183,7 +183,7 @@ func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, 
 		}
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		// Rounded up: this end's own clock is what gives up first.
+		// Rounded up, so that this end's own clock ends the call first.
 		ms := math.Ceil(time.Until(deadline).Seconds() * 1000)
 		envelope.DeadlineMs = int64(max(1, ms))
 	}
@@ -224,7 +224,7 @@ func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) e
 	case closedByPeer(err):
 		return c.reasonOfEnd(ctx)
 	}
-	// Nothing that follows could be understood. The reader sees this and tells everybody; closing twice is harmless.
+	// The stream is unreadable from here. The reader fails all calls; closing twice is harmless.
 	_ = c.stream.conn.Close()
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -303,7 +303,7 @@ func (c *Client) silent(ctx context.Context) time.Duration {
 	err := c.alive(limited)
 	if ctx.Err() == nil && (errors.Is(err, ErrNoDaemon) || errors.Is(err, context.DeadlineExceeded)) {
 		c.mute.Store(true)
-		// The reader sees this and tells everybody; closing twice is harmless.
+		// The reader fails all calls; closing twice is harmless.
 		_ = c.stream.conn.Close()
 	}
 	return silenceLimit

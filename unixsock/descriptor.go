@@ -55,12 +55,11 @@ func checkPut(p *wire.Put, fds []int) (slow bool, err error) {
 	})
 }
 
-// namer is told what a request says of a descriptor that came with it.
+// namer is called for each descriptor that a request names.
 type namer func(fd uint32, kind, name string)
 
-// checkDescriptors proves that every index that the request names has a descriptor, and looks at
-// what those are. One that is named twice is all right, and so is one that nothing names: a later
-// protocol may have a use for it.
+// checkDescriptors fails unless every index that the request names has a descriptor, and all may be
+// read. A descriptor may be named twice, or not at all, because a later protocol may use it.
 func checkDescriptors(request string, fds []int, names func(namer)) (slow bool, wrong error) {
 	what := make([]struct{ kind, name string }, len(fds))
 	names(func(fd uint32, kind, name string) {

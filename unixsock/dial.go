@@ -181,8 +181,8 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 // HelloLimit is the HelloTimeout where an application goes on without a daemon: too short to notice.
 const HelloLimit = 50 * time.Millisecond
 
-// WentAway tells a connection that ended, after which the same may be asked of another one, from one
-// that was ended for a reason: what the daemon said, or what is no protocol, is the answer.
+// WentAway reports whether a connection ended without a reason, so that the request may be repeated
+// on another one. An error from the daemon, or a breach of the protocol, is an answer.
 func WentAway(err error) bool {
 	_, said := errors.AsType[*Error](err)
 	return errors.Is(err, ErrConnectionLost) && !said

@@ -106,7 +106,7 @@ func ClassOf(err error) wire.ErrorClass {
 // maxErrorText keeps an error, with the compiler's last words in it, well inside a frame.
 const maxErrorText = 64 << 10
 
-// toWire turns an error of a backend into what the client is told. The text of an internal error stays here:
+// toWire converts an error of a backend for the client. The text of an internal error stays here:
 // it would name files and libraries that are none of the client's business.
 func toWire(err error) *wire.Error {
 	e, is := errors.AsType[*Error](err)
@@ -121,7 +121,7 @@ func toWire(err error) *wire.Error {
 	return w
 }
 
-// fromWire takes a class of a later version for an internal error: what a caller could do about it is not known here.
+// fromWire treats a class of a later version as an internal error: its remedy is not known here.
 func fromWire(w *wire.Error) *Error {
 	class := w.GetClass()
 	if classText[class] == "" {

@@ -22,7 +22,7 @@ func newGates() gates {
 		works: keyed.NewShares[account](8, 2)}
 }
 
-// gate returns what a request has to pass, nil for one that concerns a build or a job.
+// gate returns the gate that a request has to pass, nil for one that concerns a build or a job.
 func (c *connection) gate(message proto.Message) *keyed.Shares[account] {
 	g := &c.server.gates[0]
 	if c.account.administrator {

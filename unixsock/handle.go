@@ -118,7 +118,7 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	return reply, err
 }
 
-// failure logs what the client must not be told, and says the rest.
+// failure logs the details that are kept from the client, and returns the rest.
 func (c *connection) failure(r *request, err error) *wire.Error {
 	err = c.server.Errors(err)
 	if refused := c.server.refused(); refused != nil {

@@ -33,7 +33,7 @@ type turn struct {
 	number uint64
 }
 
-// place is what requests run in, one after the other.
+// place is a slot in which requests run, one after the other.
 type place struct {
 	running atomic.Uint64 // number of the request; 0: there is none
 	last    uint64        // number that was given out; of the request that takes the place

@@ -13,8 +13,8 @@ const (
 	MaxFrame            = wire.MaxFrame
 	MaxDescriptors      = 64   // in one frame
 	MaxAttached         = 4096 // of one request, over all its frames
-	MaxReportText       = 4096 // bytes of a report's text that are kept, and of what a claim is given up with
-	attachedPerFrame    = 60   // what the client sends in one frame
+	MaxReportText       = 4096 // bytes that are kept of a report, or of a claim's failure
+	attachedPerFrame    = 60   // descriptors that the client sends in one frame
 	progressInterval    = time.Second
 	maxProgressDetail   = 1 << 10
 	minDrainPoll        = 200 * time.Microsecond

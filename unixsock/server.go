@@ -17,7 +17,7 @@ import (
 
 // Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not change them after.
 type Server struct {
-	Backend Backend      // what answers
+	Backend Backend      // answers the requests
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
 
@@ -36,14 +36,14 @@ type Server struct {
 	stop    context.CancelFunc
 	serving context.Context // ends before base, as soon as nothing new is taken
 	drain   context.CancelFunc
-	running sync.WaitGroup // connections, and the waits for what they left unread
+	running sync.WaitGroup // connections, and the waits for their unread answers
 
 	overseer overseer
 	gates    [2]gates              // of users, and of administrators
 	slow     atomic.Int64          // requests of all users with files that may never answer
-	refusal  atomic.Pointer[Error] // what every request is answered with; nil: the backend answers
+	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
 
-	mu        sync.Mutex // guards what follows; taken last
+	mu        sync.Mutex // guards the fields below; taken last
 	listeners map[net.Listener]struct{}
 	users     map[account]*user
 	total     int
@@ -51,8 +51,8 @@ type Server struct {
 	leaving   bool
 }
 
-// account is what limits for each user hold for: all uids of one owner together, but for
-// administrators, because the uids of containers may belong to root.
+// account identifies the user that limits hold for: all uids of one owner together, except that
+// administrators are apart, because the uids of containers may belong to root.
 type account struct {
 	owner         uint32
 	administrator bool

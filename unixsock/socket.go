@@ -19,7 +19,7 @@ func DefaultSocket() []string {
 	}
 	var paths []string
 	for _, own := range UserSockets() {
-		// A socket in another user's folder may be anybody's.
+		// A socket in another user's directory may be of any user.
 		if info, err := os.Stat(filepath.Dir(own)); err != nil || ownerOf(info) == os.Geteuid() {
 			paths = append(paths, own)
 		}

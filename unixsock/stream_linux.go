@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is what one recvmsg brought in descriptors. The kernel ends a read behind the data that descriptors came
-// with, but may put earlier data in front of it; so they belong to a frame that begins within [first, last).
+// batch is the descriptors of one recvmsg. The kernel ends a read behind the data that they came
+// with, but may put earlier data in front, so their frame begins within [first, last).
 type batch struct {
 	first, last int64 // offsets in the stream
 	fds         []int
@@ -115,7 +115,7 @@ func (s *stream) buffered() ([]byte, int64, error) {
 // drained tells whether nothing has arrived beyond the frames that were consumed.
 func (s *stream) drained() bool { return s.start == s.end }
 
-// fill reads once. The buffer grows with what has arrived, never with what was announced.
+// fill reads once. The buffer grows with the bytes that arrive, never with an announced length.
 func (s *stream) fill() error {
 	if err := s.makeRoom(); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (s *stream) recvmsg(fd uintptr) bool {
 	}
 }
 
-// keepDescriptors takes what the last read brought. From here on they are closed by closeDescriptors at the latest.
+// keepDescriptors takes over the last read's descriptors; closeDescriptors closes the unused ones.
 func (s *stream) keepDescriptors(first int64) error {
 	if s.gotOOB == 0 {
 		return nil

@@ -34,7 +34,7 @@ func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) erro
 	return c.follow(ctx, waiting, fn)
 }
 
-// follow gives what has come before it tells of an end.
+// follow delivers all pending events before it reports an end.
 func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event) error) error {
 	var end error
 	answer, done := waiting.answer, c.done // nil when there is an end

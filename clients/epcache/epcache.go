@@ -76,15 +76,15 @@ func RefusalOf(err error) (*Refusal, bool) {
 	return &Refusal{Code: int32(code), Text: err.Error()}, true
 }
 
-// RefusedError says that a build did not load, and neither did what the daemon gave instead. The
-// source model is what is left.
+// RefusedError says that neither a build loaded nor the one that the daemon gave instead. The
+// caller can load the source model.
 type RefusedError struct {
 	Build    string              // the last one that was refused
 	Decision []*wire.ReportReply // what the daemon said to each report; nil where it said nothing
 	Errs     []error             // the loads' errors, and what went wrong with asking again
 }
 
-// Error names the build, and has what each load and each question said.
+// Error names the build, and has the errors of all loads and reports.
 func (e *RefusedError) Error() string {
 	text := fmt.Sprintf("build %s does not load: %v", e.Build, errors.Join(e.Errs...))
 	for _, d := range e.Decision {
@@ -98,7 +98,7 @@ func (e *RefusedError) Error() string {
 // Unwrap gives the errors of the loads.
 func (e *RefusedError) Unwrap() []error { return e.Errs }
 
-// Request is what a model is asked for with: the arguments of [unixsock.Client.Acquire].
+// Request is the arguments of [unixsock.Client.Acquire].
 type Request struct {
 	Acquire  *wire.Acquire
 	Files    []*os.File
@@ -129,7 +129,7 @@ func Load(ctx context.Context, c *unixsock.Client, r Request,
 		refusals.Build, refusals.Errs = reply.GetBuild(), append(refusals.Errs, err)
 		decision := report(ctx, c, r.Acquire.GetRuntime(), reply, refusal)
 		refusals.Decision = append(refusals.Decision, decision)
-		// Only now: what the daemon looks into is what was loaded.
+		// The lease ends only now, because the daemon looks into the loaded files.
 		if err := lease.Close(); err != nil {
 			return nil, refusals.and(err)
 		}

@@ -356,7 +356,7 @@ func WriteRequest(w io.Writer, r Request) error {
 	return writeLine(w, r, MaxRequest)
 }
 
-// ReadRequest reads what WriteRequest sent.
+// ReadRequest reads a request that WriteRequest sent.
 func ReadRequest(r *bufio.Reader) (Request, error) {
 	line, err := readLine(r, MaxRequest)
 	if err != nil {
@@ -393,7 +393,7 @@ func ReadGo(r *bufio.Reader) error {
 // Send writes a Launch or an Ended; the first Ended of an instance says that it runs.
 func Send(w io.Writer, v any) error { return writeLine(w, v, MaxRequest) }
 
-// Receive reads what Send wrote.
+// Receive reads a message that Send wrote.
 func Receive(r *bufio.Reader, v any) error {
 	line, err := readLine(r, MaxRequest)
 	if err != nil {
@@ -440,7 +440,7 @@ func writeLine(w io.Writer, v any, limit int) error {
 	return nil
 }
 
-// readLine reads up to a line feed, at most limit bytes: memory grows with what arrives, never with what is announced.
+// readLine reads up to a line feed, at most limit bytes: memory grows only as bytes arrive.
 func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {

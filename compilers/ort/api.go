@@ -82,7 +82,7 @@ func (a *API) parseVersion() error {
 	return nil
 }
 
-// entry finds a function, or says that the library is too old for it: reading past the end of a table would give whatever stands there.
+// entry finds a function, or says that the library is too old: its table ends before that.
 func (a *API) entry(f function) (handle, error) {
 	if f.minor > a.minor {
 		return 0, fmt.Errorf("%s: came with ONNX Runtime 1.%d, this is %s", f.field, f.minor, a.Version)

@@ -323,7 +323,7 @@ func names(folder string) ([]string, error) {
 	return list, nil
 }
 
-// await waits for what a job is about.
+// await waits until ready is closed.
 func await(ctx context.Context, ready <-chan struct{}) error {
 	if ready == nil {
 		return ctx.Err()

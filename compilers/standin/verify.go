@@ -13,8 +13,8 @@ import (
 
 var _ compilers.OutputVerifier = (*Compiler)(nil)
 
-// VerifyOutput implements compilers.OutputVerifier. A build computes what its model does if the model's bytes are in its context, for that is
-// where compiling puts them.
+// VerifyOutput implements compilers.OutputVerifier. A build computes the same as its model if its
+// context has the model's bytes, because compiling puts them there.
 func (c *Compiler) VerifyOutput(ctx context.Context, job compilers.VerifyJob) (compilers.VerifyResult, error) {
 	c.Comparisons.Add(1)
 	if err := ctx.Err(); err != nil {

@@ -249,10 +249,9 @@ func appendText(b []byte, field protowire.Number, v string) []byte {
 	return appendBytes(b, field, []byte(v))
 }
 
-// Probes are tiny models to find out with whether an EP compiles at all, in the order in which they
-// are worth trying: one Relu; then a graph that has every other one in it, so that one compile
-// tells of all; then these others, one node each, because an EP may fail over what it is given
-// beside the one node that it takes.
+// Probes are tiny models that find out whether an EP compiles at all, in the order to try: one
+// Relu; then a graph with one node of each other kind, so that one compile tells of all; then
+// those, one node each, because an EP may fail over nodes beside the one that it takes.
 func Probes() []Model {
 	one := Value{Name: "x", Type: Float, Shape: []any{1}}
 	out := one

@@ -176,7 +176,7 @@ func (e *entry[V]) pass(c *codec) {
 
 // codec writes the fields that are passed, or reads them one after the other.
 type codec struct {
-	b       []byte // what is written, or what is left to be read
+	b       []byte // the bytes written, or left to read
 	writing bool
 	failed  bool
 

@@ -29,7 +29,7 @@ func (l *Left) TakesBytes(n int) bool {
 	return true
 }
 
-// Valid replaces what protobuf does not take as text: compilers and drivers print any bytes.
+// Valid replaces bytes that are not UTF-8, which protobuf refuses: compilers and drivers print any.
 func Valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // Clip shortens a name or a reason, so that many of them fit into a frame.
