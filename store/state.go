@@ -72,6 +72,7 @@ func trustFile(path string, info fs.FileInfo) error {
 		e.Text += "is a symbolic link, which root does not follow"
 	case info.Mode().Perm()&0o022 != 0:
 		e.Text += fmt.Sprintf("may be written by other users (mode %04o)", info.Mode().Perm())
+		e.Hint = "chmod go-w " + path + ", if no other user has written there"
 	default:
 		return nil
 	}
