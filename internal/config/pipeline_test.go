@@ -67,9 +67,9 @@ func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 		"path of a group":    {"[[group]]\npath = \"a\"\n", `:1:3: field "group[1]": no models`},
 		"one of a group":     {"[[group]]\nmodels = [\"a\"]\n", `:2:1: field "group[1].models": a group has two models or more`},
 		"size of nothing":    {"[[model]]\npath = \"a\"\ndims = { batch = 0 }\n", `:3:10: field "model[1].dims.batch": 0 is not 1`},
-		"size in words":      {"[[model]]\npath = \"a\"\n[model.dims]\nbatch = \"one\"\n", `:4:1: field "model[1].dims.batch": it is a text, not a whole number`},
+		"size in words":      {"[[model]]\npath = \"a\"\n[model.dims]\nbatch = \"one\"\n", `:4:1: field "model[1].dims.batch": it is a text and must be a whole number`},
 		"option of a list":   {"[[model]]\npath = \"a\"\noptions = { a = [1] }\n", `:3:13: field "model[1].options.a": it is an array`},
-		"ep as a text":       {"[[model]]\npath = \"a\"\nep = \"A\"\n", `:3:1: field "model[1].ep": it is a text, not an array in brackets`},
+		"ep as a text":       {"[[model]]\npath = \"a\"\nep = \"A\"\n", `:3:1: field "model[1].ep": it is a text and must be an array in brackets`},
 		"level":              {"[[model]]\npath = \"a\"\noptimization_level = \"most\"\n", `:3:1: field "model[1].optimization_level"`},
 		"embedded group":     {"embed = true\n[[group]]\nmodels = [\"a\", \"b\"]\n", `:1:1: field "embed": it is not for groups`},
 

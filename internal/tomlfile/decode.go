@@ -113,13 +113,13 @@ func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 		if truth, ok := v.Raw.(bool); ok {
 			to.SetBool(truth)
 		} else {
-			v.Wrong("it is %s, not true or false", Kind(v.Raw))
+			v.Wrong("it is %s and must be true or false", Kind(v.Raw))
 		}
 	case reflect.Uint64, reflect.Uint32, reflect.Int64, reflect.Float64:
 		v.number(to, tag)
 	case reflect.Slice:
 		if _, ok := v.Raw.([]any); !ok {
-			v.Wrong("it is %s, not an array in brackets", Kind(v.Raw))
+			v.Wrong("it is %s and must be an array in brackets", Kind(v.Raw))
 		}
 		elements := v.Elements()
 		to.SetZero() // an empty array is like one that is not there
@@ -136,7 +136,7 @@ func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 // entries adds a table to a copy of the map.
 func (v Value) entries(to reflect.Value, tag reflect.StructTag) {
 	if _, ok := v.Raw.(map[string]any); !ok {
-		v.Wrong("it is %s, not a table", Kind(v.Raw))
+		v.Wrong("it is %s and must be a table", Kind(v.Raw))
 	}
 	all := reflect.MakeMap(to.Type())
 	for _, key := range to.MapKeys() {
@@ -152,7 +152,7 @@ func (v Value) entries(to reflect.Value, tag reflect.StructTag) {
 
 func (v Value) table(to reflect.Value) {
 	if _, ok := v.Raw.(map[string]any); v.Raw != nil && !ok {
-		v.Wrong("it is %s, not a table", Kind(v.Raw))
+		v.Wrong("it is %s and must be a table", Kind(v.Raw))
 		return
 	}
 	known := make(map[string]bool)
@@ -247,7 +247,7 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 	}
 	text, ok := v.Raw.(string)
 	if !ok {
-		said := fmt.Sprintf("it is %s, not a text in quotes", Kind(v.Raw))
+		said := fmt.Sprintf("it is %s and must be a text in quotes", Kind(v.Raw))
 		if tag.Get("loose") != "" {
 			said += ", a whole number, true or false"
 		}
@@ -291,7 +291,7 @@ func (v Value) number(to reflect.Value, tag reflect.StructTag) {
 	least, most, _ := strings.Cut(tag.Get("range"), " ")
 	switch {
 	case !ok:
-		v.Wrong("it is %s, not %s", Kind(v.Raw), kind)
+		v.Wrong("it is %s and must be %s", Kind(v.Raw), kind)
 	case math.IsNaN(n), n < bound(least, 0), n > bound(most, math.Inf(1)):
 		said := least + " or more"
 		if most != "" {
