@@ -59,7 +59,7 @@ func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "somebody else's")
 }
 
-// A blob that no build needs goes at the next start, whatever it stands beside.
+// The next start removes a blob that no build needs, whatever files are beside it.
 func TestStartRemovesLeftoverBlobs(t *testing.T) {
 	b := newBench(t)
 	needed := large(b.use(1).Build)

@@ -177,7 +177,7 @@ func TestCancelledClaim(t *testing.T) {
 	require.ErrorContains(t, err, "cancelled")
 }
 
-// A store that is full keeps the claim: there may be room again.
+// A put that fails because the store is full keeps the claim, because space may be freed.
 func TestPutWithoutRoom(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Claims.UserBytes = 10 })
 	c := newClaimed(b, nil)

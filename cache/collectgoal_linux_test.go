@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Nothing goes when there is just as much room as was wished for.
+// No build is evicted if exactly the requested space is free.
 func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
 	b, _ := stored(t, 2)
 	plan := b.plan(0)
@@ -67,7 +67,7 @@ type watched struct {
 
 func (w watched) Err() error { w.asked(); return w.Context.Err() }
 
-// A leftover that goes before the check is over was no finding; one that stays is.
+// A leftover that is removed before the check ends is not reported; one that stays is.
 func TestLeftoverRemovedMeanwhileIsNotFound(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()

@@ -100,7 +100,7 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 }
 
-// A build that recipes take from frees nothing when it goes, so it is not evicted for room.
+// Evicting a build that recipes take from frees no space, so it is not evicted.
 func TestEvictionSkipsBuildsThatFreeNothing(t *testing.T) {
 	b := newBench(t)
 	ask := func(batch int) *request.Request { // all that there is of such a build is one file
@@ -165,7 +165,7 @@ func TestPackingCanBeSwitchedOff(t *testing.T) {
 	require.Len(t, builds, 2)
 }
 
-// noRoomFor is a file system that has no room for new blobs while it has an error for that.
+// noRoomFor is a file system that refuses new blobs with its error, if it has one.
 type noRoomFor struct {
 	cas.OS
 	err atomic.Pointer[syscall.Errno]
@@ -178,7 +178,8 @@ func (f *noRoomFor) Create(path string) (*os.File, error) {
 	return f.OS.Create(path)
 }
 
-// Where the disk has no room for what a build does not share, or the file system's quota of the daemon's user, it stays as it is, and is none to be looked into.
+// If the disk is full, or the file system's quota of the daemon's user, a build stays unpacked, and
+// the error is not an internal one.
 func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
 	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
 		t.Run(full.Error(), func(t *testing.T) {

@@ -53,7 +53,7 @@ func (b *bench) objects() int64 {
 	return n
 }
 
-// The variant that is used becomes the container of the one that is not.
+// The variant that is used becomes the base of the unused one.
 func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	b, builds, files := family(t, 3)
 	before := b.objects()
@@ -87,7 +87,7 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	}
 }
 
-// One that was never packed, since it is used all the time, takes the container's place as well.
+// A variant that was never packed, because it is used all the time, replaces the base as well.
 func TestAVariantThatWasNeverPackedBecomesTheContainer(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(3)

@@ -180,7 +180,7 @@ func (m *multitude) hits(rounds int) float64 {
 	return took[rounds/2]
 }
 
-// heap is what is in use after everything that is not is gone, in MiB.
+// heap is the live heap after a garbage collection, in MiB.
 func heap() float64 {
 	debug.FreeOSMemory()
 	var m goruntime.MemStats
@@ -341,7 +341,8 @@ func (m *multitude) measureCheck() {
 	m.Logf("check of the space: %v", time.Since(began))
 }
 
-// phasesSeen are the phases that were told of, in their order. Within one nothing goes backwards or beyond the end.
+// phasesSeen are the reported phases, in order. Within one the progress never decreases or passes
+// the end.
 type phasesSeen struct {
 	names []string
 	last  *wire.Progress
@@ -360,9 +361,10 @@ func (s *phasesSeen) hear(p *wire.Progress) {
 	s.last = p
 }
 
-// A store of many entries plans what goes within seconds, and answers hits as a small one does. `make bench-million` takes a million, set by
-// EPCACHED_ENTRIES, in a folder that is kept, EPCACHED_ENTRIES_AT, and requires the figures: of a machine that does nothing else. Elsewhere what is
-// required is ten times what was seen there.
+// A store of many entries plans evictions within seconds, and answers hits as a small one does.
+// `make bench-million` takes a million, set by EPCACHED_ENTRIES, in a folder that is kept,
+// EPCACHED_ENTRIES_AT, and requires the figures: of a machine that does nothing else. Elsewhere
+// what is required is ten times what was seen there.
 func TestManyEntries(t *testing.T) {
 	at := os.Getenv("EPCACHED_ENTRIES_AT")
 	if at == "" {

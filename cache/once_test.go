@@ -58,7 +58,7 @@ func (b *bench) gather(g *gate, path string, n int) *crowd {
 	return c
 }
 
-// goes has one leave.
+// goes makes one caller leave.
 func (c *crowd) goes(i int) {
 	c.leave[i]()
 	c.gone[i] = true

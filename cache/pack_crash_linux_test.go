@@ -128,7 +128,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 	}
 }
 
-// requireHeld requires, while the store is open, that each build that is there can be served.
+// requireHeld requires, while the store is open, that each listed build can be served.
 func (b *crashBench) requireHeld() {
 	b.Helper()
 	for _, build := range b.builds {

@@ -471,7 +471,8 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.Equal(t, request.Hit, b.acquire(b.variant(2)).Outcome)
 }
 
-// A build that goes while all are packed or unpacked is told as gone, and the others are gone through.
+// A build that is removed while all are packed or unpacked is reported as gone, and the others are
+// processed.
 func TestBuildRemovedWhileAllArePacked(t *testing.T) {
 	b, builds := stored(t, 2)
 	own := request.Peer{UID: b.cache.uid}
@@ -487,7 +488,7 @@ func TestBuildRemovedWhileAllArePacked(t *testing.T) {
 	}
 }
 
-// onRemove is a file system that does something before a file goes, once.
+// onRemove is a file system that calls a function once before a file is removed.
 type onRemove struct {
 	cas.OS
 	mu     sync.Mutex

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// After everything was removed no file of a model is left, neither what a crash left nor what was put aside.
+// After everything was removed no file of a model is left, neither leftovers of a crash nor the
+// quarantine.
 func TestRemoveAllLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	<-b.cache.tidied // a start removes unneeded blobs, and the test is to

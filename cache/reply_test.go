@@ -161,7 +161,7 @@ func TestUnknownJudgement(t *testing.T) {
 	require.Equal(t, "unknown", build.Compatibility)
 }
 
-// Text of compilers and drivers goes into answers: an answer that cannot be encoded would be none.
+// Answers contain texts of compilers and drivers, and must be encodable with any of them.
 func TestTextThatIsNone(t *testing.T) {
 	bad := "not \xff text"
 	build := &wire.Build{}

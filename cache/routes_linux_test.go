@@ -37,7 +37,8 @@ func threeParts() tinymodel.Model {
 	return m
 }
 
-// Every form that ONNX Runtime's design knows goes through the whole cache as it is: keyed, compiled, validated, loaded, stored and served again.
+// Every form that ONNX Runtime's design knows passes through the whole cache unchanged: keyed,
+// compiled, validated, loaded, stored and served again.
 func TestFormsOfContexts(t *testing.T) {
 	for name, row := range map[string]struct {
 		change func(*request.Request)

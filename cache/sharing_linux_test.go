@@ -83,7 +83,7 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "pinned")
 }
 
-// A copy that was made for a request goes when its build is cold again.
+// A copy that was made for a request is removed when its build is cold again.
 func TestUnusedUnpackedCopyIsRemoved(t *testing.T) {
 	b, builds, files := packedPair(t)
 	s, ctx := b.cache.Store.Packer(), context.Background()

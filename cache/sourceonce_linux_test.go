@@ -27,7 +27,8 @@ func (c *countsBlobs) Create(path string) (*os.File, error) {
 	return c.OS.Create(path)
 }
 
-// A file of weights that several models of a group share is written into the store once, for that is what room is set aside for.
+// A file of weights that several models of a group share is written into the store once, because
+// space is reserved for one copy.
 func TestSharedFilesOfAGroupAreWrittenOnce(t *testing.T) {
 	group := func(b *bench) *request.Request {
 		r := b.layered("a", "a", "a")

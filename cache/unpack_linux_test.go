@@ -283,7 +283,8 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	require.Equal(t, cas.OnDisk(size), copies(), "the one that was in use is gone")
 }
 
-// While a request is being given a build, neither its copy nor its whole form goes: the view that is just made would have the bytes alone, in no account.
+// While a request is answered with a build, neither its copy nor its whole file is removed, because
+// only the new view would have the bytes then, in no account.
 func TestBlobsBeingServedKeepTheirRepresentation(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(3)

@@ -62,7 +62,8 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 	}
 }
 
-// A journal that is deleted under a running daemon is there again, and a build that is withheld stays that.
+// A journal that is deleted under a running daemon is restored, and a withheld build stays
+// withheld.
 func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))

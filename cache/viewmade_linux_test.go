@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// atManifest does something once, right before the manifest of a build goes.
+// atManifest calls a function once, right before the manifest of a build is removed.
 type atManifest struct {
 	cas.OS
 	do func()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// lane is a queue with a clock of its own, told as a diary.
+// lane is a queue with a clock of its own.
 type lane struct {
 	testing.TB
 	*Queue
