@@ -22,6 +22,7 @@ const (
 	firstBufferCapacity = 4 << 10
 	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
 	reservedShare       = 64
+	maxRefusals         = 1 << 10 // connections that wait for their refusal; others are refused at once
 	freeShare           = 8       // one user may have as many connections as this part of those that are free
 	requestBytes        = 8 << 10 // that a request in flight takes besides its frame
 )
@@ -41,6 +42,7 @@ type limits struct {
 	Subscriptions       int // of one connection
 	SubscriptionsPerUID int // and of one user's
 
+	RefusalDelay time.Duration // until a user who has too many connections is told so
 	HelloTimeout time.Duration // from the connection to the end of its Hello
 	FrameTimeout time.Duration // from the first byte of a frame to its last
 	WriteTimeout time.Duration // for which a client may leave an answer unread that does not fit
@@ -49,7 +51,7 @@ type limits struct {
 // defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never gets near it.
 var defaultLimits = limits{
 	Connections: 4096, ConnectionsPerUID: 256, Requests: 64,
-	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20, RunningPerUID: 4 * runtime.GOMAXPROCS(0),
+	RequestBytesPerUID: 16 << 20, FrameBytesPerUID: 32 << 20, RunningPerUID: 2 * runtime.GOMAXPROCS(0),
 	DescriptorsPerUID: 2 * MaxAttached, SlowPerUID: 8, Slow: 128, Unread: 8, UnreadPerUID: 256, Subscriptions: 8, SubscriptionsPerUID: 64,
-	HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
+	RefusalDelay: 500 * time.Millisecond, HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

@@ -41,6 +41,7 @@ type Server struct {
 	overseer overseer
 	gates    [2]gates              // of users, and of administrators
 	slow     atomic.Int64          // requests of all users with files that may never answer
+	refusals atomic.Int64          // connections that wait for theirs
 	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
 
 	mu        sync.Mutex // guards the fields below; taken last
@@ -263,7 +264,7 @@ func (s *Server) admit(accepted net.Conn) {
 		if s.refused() == nil { // else all are
 			s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 		}
-		c.refuse(err)
+		s.refuse(c, err)
 		return
 	}
 	go func() {
@@ -272,6 +273,24 @@ func (s *Server) admit(accepted net.Conn) {
 		c.linger()
 		s.unregister(c)
 	}()
+}
+
+// refuse lets a client wait for its refusal, because one that connects again and again would take
+// the daemon's time from clients of others.
+func (s *Server) refuse(c *connection, err error) {
+	if s.draining() || !errors.Is(err, ErrBusy) || s.refusals.Load() >= maxRefusals {
+		c.refuse(err)
+		return
+	}
+	s.refusals.Add(1)
+	s.running.Go(func() {
+		defer s.refusals.Add(-1)
+		select {
+		case <-time.After(s.limits.RefusalDelay):
+		case <-s.serving.Done():
+		}
+		c.refuse(err)
+	})
 }
 
 var errLeaving = errors.New("the daemon leaves")

@@ -81,7 +81,7 @@ func alive(t *testing.T, c *Client) bool {
 }
 
 func TestNoUsersTakeAllConnections(t *testing.T) {
-	s := serveUsers(t, &standIn{acquire: waitForEnd}, limits{Connections: 64, ConnectionsPerUID: 16}, nil)
+	s := serveUsers(t, &standIn{acquire: waitForEnd}, limits{Connections: 64, ConnectionsPerUID: 16, RefusalDelay: time.Millisecond}, nil)
 	for uid := 5001; uid < 5017; uid++ {
 		all := connectAll(t, s, uid)
 		require.NotEmpty(t, all, "a user who comes later has some too")
@@ -110,7 +110,7 @@ func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
 		}
 		return waitForEnd(ctx, Peer{}, a, nil, nil)
 	}
-	s := serveUsers(t, backend, limits{Connections: 48}, nil)
+	s := serveUsers(t, backend, limits{Connections: 48, RefusalDelay: time.Millisecond}, nil)
 	many := connectAll(t, s, 5001)
 	require.Len(t, many, 6)
 	subscriber, claimant, waiter, first, second, third := many[0], many[1], many[2], many[4], many[3], many[5]
@@ -134,7 +134,7 @@ func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
 }
 
 func TestUidsOfOneOwnerShareLimits(t *testing.T) {
-	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 2}, func(uid uint32) uint32 {
+	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 2, RefusalDelay: time.Millisecond}, func(uid uint32) uint32 {
 		if uid >= 100_000 {
 			return 5001
 		}
@@ -150,6 +150,25 @@ func TestUidsOfOneOwnerShareLimits(t *testing.T) {
 	require.Len(t, connectAll(t, s, 5002), 2)
 	_, err = dialAs(t, s, 0)
 	require.NoError(t, err)
+}
+
+// A client that has too many connections is told so late, and holds up no one meanwhile.
+func TestRefusalsWait(t *testing.T) {
+	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 1, RefusalDelay: time.Hour}, nil)
+	_, err := dialAs(t, s, 5001)
+	require.NoError(t, err)
+	refused := make(chan error, 1)
+	go func() {
+		_, err := dialAs(t, s, 5001)
+		refused <- err
+	}()
+	require.Eventually(t, func() bool { return s.refusals.Load() == 1 }, patience, time.Millisecond)
+	_, err = dialAs(t, s, 5002)
+	require.NoError(t, err)
+	require.Empty(t, refused)
+	s.stop()
+	require.ErrorIs(t, <-refused, ErrBusy)
+	require.Zero(t, s.refusals.Load())
 }
 
 func TestUnfinishedFramesOfOneUser(t *testing.T) {
