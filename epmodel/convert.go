@@ -16,7 +16,7 @@ import (
 // MaxGraph is protobuf's limit on a message, and so ONNX's on a graph file: 2 GiB less one byte.
 const MaxGraph = 1<<31 - 1
 
-// TooLargeError says that a graph, with what stands inside it, is larger than a graph may be.
+// TooLargeError says that a graph, with the contexts inside it, is larger than a graph may be.
 type TooLargeError struct {
 	File        string
 	Size, Limit int64 // bytes
@@ -68,8 +68,9 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 	return out, err
 }
 
-// Detach plans the form with files beside the graph: each context that stands in a node becomes a file, and equal ones become
-// one. output is the name that the graph is to have; the files are named after it, as their EPs would. The rest is as with Embed.
+// Detach plans the form with files beside the graph: each context inside a node becomes a file, and
+// equal ones become one. output is the name of the new graph; the files are named after it, as
+// their EPs would. The rest is as with Embed.
 func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice, []DetachedContext, error) {
 	s := newForm(ctx, m, graph)
 	files := detached{output: output, graph: graph, sum: sum, taken: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
@@ -306,7 +307,7 @@ func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// keep appends n bytes of the file that is rewritten; what goes on where the last piece ended becomes one with it.
+// keep appends n bytes of the rewritten file, and joins them to the last piece if they follow it.
 func (s *Splice) keep(off, n int64) {
 	s.size += n
 	if last := len(s.pieces) - 1; last >= 0 && s.pieces[last].src == nil && s.pieces[last].off+s.pieces[last].n == off {

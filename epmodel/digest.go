@@ -152,7 +152,7 @@ func (m *Model) appendFile(ctx context.Context, rec []byte, file spansOf,
 	return rec, nil
 }
 
-// joined gives the ranges in a file of the given size, in order, what overlaps or touches made one.
+// joined returns a file's ranges in order, joined where they overlap or touch; size is the file's.
 func (m *Model) joined(all []span, size int64) ([]span, error) {
 	slices.SortFunc(all, func(a, b span) int { return cmp.Compare(a.off, b.off) })
 	out := all[:0]

@@ -296,7 +296,7 @@ func (w *walker) inFile(t *Initializer) {
 	}
 }
 
-// alone returns what of the tensor its check needs.
+// alone returns the part of the tensor that its check needs.
 func (t *Initializer) alone(location string) Initializer {
 	return Initializer{Name: t.Name, Location: location, Type: t.Type, Shape: t.Shape, Sparse: t.Sparse,
 		Offset: t.Offset, Length: t.Length, At: t.At}

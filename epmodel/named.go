@@ -59,7 +59,7 @@ func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) 
 	return out, nil
 }
 
-// NamedTensors reads a model, and lists the tensors that stand in the graph's own file, and the contexts that stand in
+// NamedTensors reads a model, and lists the tensors in the graph's own file, and the contexts in
 // its nodes.
 func NamedTensors(ctx context.Context, name string, graph Source) (m *Model, out []Named, err error) {
 	err = admitted(ctx, name, func(most int64, _ func()) error {
@@ -90,7 +90,7 @@ func (t *Initializer) named(r Range) Named {
 		Shape: shapeText(t.Shape), Range: r}
 }
 
-// SortNamed orders ranges by their offsets; those within others stand behind them.
+// SortNamed orders ranges by their offsets; a range within another follows it.
 func SortNamed(all []Named) {
 	slices.SortStableFunc(all, func(a, b Named) int { return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Length, a.Length)) })
 }

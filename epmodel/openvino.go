@@ -26,10 +26,11 @@ const (
 	maxBSONDepth   = 16
 )
 
-// BinaryReferences gives the files that a context binary itself refers to, and checks that its own ranges lie inside it. name
-// stands for it in errors and as the references' Node. Only OpenVINO's container is known to refer to anything: shared contexts of
-// a model with external data need the source model's weights beside them. Other binaries give nothing, and no error.
-// Offsets are in bin.
+// BinaryReferences returns the files that a context binary itself refers to, and checks that its
+// own ranges lie inside it. name stands for it in errors and as the references' Node. Only
+// OpenVINO's container refers to files: shared contexts of a model with external data need the
+// source model's weights beside them. For other binaries it returns nothing, and no error. Offsets
+// are in bin.
 func BinaryReferences(name string, bin Source) ([]Reference, error) {
 	b, err := readContainer(name, bin)
 	if b == nil || err != nil {

@@ -37,7 +37,7 @@ type field struct {
 }
 
 // reader walks messages through a window over the file. It never holds more than the window. After
-// the first error, which it keeps, it walks no further, and what it returns means nothing.
+// the first error, which it keeps, it stops, and its results are invalid.
 type reader struct {
 	ctx    context.Context
 	src    Source

@@ -134,7 +134,7 @@ func (w *walker) opset(f field) {
 	w.keep(f.at, 32)
 }
 
-// metadata reads an entry of metadata_props. Of a key that stands twice the last value counts, as in ORT.
+// metadata reads an entry of metadata_props. Of a repeated key the last value counts, as in ORT.
 func (w *walker) metadata(f field) {
 	k, v := w.pair(f, "metadata_props")
 	key := w.text(k, "metadata_props.key")
@@ -211,8 +211,8 @@ var likenesses = []struct {
 
 const likenessBytes = 64
 
-// unlike says of a file in which no graph was found that it is no ONNX model, and what it looks like. It is asked after the
-// walk only, for a model may begin with any of these bytes.
+// unlike says of a file without a graph that it is no ONNX model, and which format it resembles. It
+// is called after the walk only, because a model may begin with any of these bytes.
 func (r *reader) unlike(began bool) {
 	var format *FormatError
 	head := r.peek(0, int(min(r.size, likenessBytes)))

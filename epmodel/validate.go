@@ -136,7 +136,7 @@ func (t Initializer) fits(graph string, size int64) error {
 	return &FormatError{graph, t.At, "external_data", fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
 }
 
-// filled checks that the range is enough for the tensor's type and shape. More may stand in it.
+// filled checks that the range is enough for the tensor's type and shape. It may be larger.
 func (t Initializer) filled(graph string, size int64) error {
 	have := t.Length
 	if have <= 0 {
@@ -171,7 +171,7 @@ func (t Initializer) Bytes() (size int64, known bool) {
 	return bits/8 + min(bits%8, 1), true
 }
 
-// compatibilityPrefix starts the metadata keys under which ORT keeps what an EP says of an artefact.
+// compatibilityPrefix starts the metadata keys of ORT for what EPs state about an artefact.
 const compatibilityPrefix = "ep_compatibility_info."
 
 // Locations are the external data files of the model, sorted, each once, as spelled in the model,
@@ -258,8 +258,8 @@ func (m *Model) CompatibilityInfo() map[string]string {
 
 const maxPath = 4096 // PATH_MAX: nothing longer can be opened
 
-// memoryTag is what ORT writes as location for tensors that live in its own memory; offset is then an address. In a file it is an
-// attempt to make ORT read arbitrary memory.
+// memoryTag is the location that ORT writes for tensors in its own memory; offset is then an
+// address. In a file it is an attempt to make ORT read arbitrary memory.
 const memoryTag = "_ORT_MEM_ADDR_"
 
 // badLocation returns what is wrong with an external data location, "" if nothing is. Every spelling of a file below the

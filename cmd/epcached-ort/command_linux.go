@@ -73,7 +73,7 @@ func (j *job) command() error {
 	return nil
 }
 
-// passOn copies what a tool prints to where all output goes, and gives the beginning of it.
+// passOn copies a tool's output to standard error, and returns the beginning of it.
 func passOn(from *os.File) string {
 	var begin []byte
 	buf := make([]byte, 4<<10)

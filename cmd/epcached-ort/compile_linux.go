@@ -15,8 +15,8 @@ func (j *job) models() []dialogue.Member {
 }
 
 // compile compiles the models; several share one context binary, which EPs keep in memory until the
-// last session writes it. All sessions stay until the process ends: OpenVINO forgets what it would
-// share when the first one goes.
+// last session writes it. All sessions stay until the process ends, because OpenVINO forgets the
+// shared data when the first one ends.
 func (j *job) compile() error {
 	start := time.Now()
 	members := j.models()
@@ -69,8 +69,8 @@ func (j *job) compileModel(m dialogue.Member, entries [][2]string) error {
 }
 
 // compilation is from file to file: both are in private folders, and a model in memory gives the
-// same. That nothing was compiled is no error here, because what ONNX Runtime writes then tells which
-// nodes were left.
+// same. A model without compiled nodes is no error here, because ONNX Runtime's output then tells
+// which nodes were left.
 func (j *job) compilation(m dialogue.Member) ort.Compilation {
 	c := ort.Compilation{ModelPath: m.Model, OutputPath: m.Output, Embed: j.req.Embed,
 		Level: j.req.Options.GraphOptimizationLevel, Flags: ort.ErrorIfOutputFileExists}

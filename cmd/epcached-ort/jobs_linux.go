@@ -28,8 +28,8 @@ type job struct {
 	errors []string // that ONNX Runtime logged; guarded by mu
 }
 
-// failed keeps what ONNX Runtime logs as an error: where an EP takes no node, nothing else says why. Callers up the stack log what those below
-// logged with words around it, which adds nothing.
+// failed keeps the errors that ONNX Runtime logs, because only they say why an EP takes no node.
+// Functions up the stack log an error again with words around it, which adds nothing.
 func (j *job) failed(text string) {
 	text = strings.ToValidUTF8(strings.Join(strings.Fields(text[:min(len(text), dialogue.MaxErrorText)]), " "), "")
 	j.mu.Lock()
@@ -106,7 +106,7 @@ func (j *job) open() error {
 	return step(err, "start ONNX Runtime %s", api.Version)
 }
 
-// probe registers each EP, and lists what it offers. One that fails does not spoil the others.
+// probe registers each EP, and lists its devices. It goes on after an EP that fails.
 func (j *job) probe() error {
 	for _, ep := range j.req.EPs {
 		err := j.env.Register(ep.Name, ep.Library)
@@ -183,8 +183,9 @@ func (j *job) options() (*ort.SessionOptions, error) {
 
 const spinning = "session.intra_op.allow_spinning"
 
-// entries gives a session's config entries with what a worker does otherwise than an application: ONNX Runtime's own threads do not wait for
-// work in a loop while the execution provider compiles on all cores, which changes nothing in the result. On two cores that is a twentieth of a compile.
+// entries returns a session's config entries, with the worker's own: ONNX Runtime's threads do not
+// spin while the EP compiles on all cores. The result is the same. On two cores that saves a
+// twentieth of a compile.
 func entries(asked map[string]string) map[string]string {
 	all := map[string]string{spinning: "0"}
 	maps.Copy(all, asked)

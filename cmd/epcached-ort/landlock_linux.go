@@ -122,7 +122,7 @@ type ruleset struct {
 	handled uint64
 }
 
-// allow permits what of the rights can be forbidden for a file, or for all that is below a folder.
+// allow permits those of the rights that Landlock knows, for a file or for all below a folder.
 func (r ruleset) allow(path string, rights uint64) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -132,7 +132,7 @@ func (r ruleset) allow(path string, rights uint64) error {
 	return r.allowOpen(fd, path, rights)
 }
 
-// allowOpen is allow for what a descriptor is open for; name stands in errors.
+// allowOpen is allow for the file of a descriptor; name stands for it in errors.
 func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -148,7 +148,7 @@ func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 	return nil
 }
 
-// try tries what a worker should be kept from.
+// try tries the accesses that a worker should be kept from.
 func (j *job) try() error {
 	c := dialogue.Confined{Landlock: landlockABI(), UID: uint32(os.Getuid())}
 	defer func() { j.result.Confined = &c }()

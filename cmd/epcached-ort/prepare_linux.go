@@ -35,8 +35,9 @@ func prepare(preparation string) (status int, err error) {
 	return status, err
 }
 
-// prepareThread prepares the thread that it is called on. Niceness and what a thread is kept from belong to the thread; what it starts inherits
-// them. It must not be the main thread, for that stands for the process: in the same Landlock domain as the worker it could be killed by it.
+// prepareThread prepares the thread that it is called on. Niceness and confinement belong to the
+// thread; processes that it starts inherit them. It must not be the main thread, because that
+// stands for the process: a worker in the same Landlock domain could kill it.
 func prepareThread(p dialogue.Preparation) (int, error) {
 	model := noModel
 	if p.Model {
@@ -82,7 +83,7 @@ func raiseNiceness(nice int) {
 // noModel stands for the descriptor of a worker's model where it has none.
 const noModel = -1
 
-// confine keeps this thread, and all that it starts, from what a worker has no use for. It may read what is open as model.
+// confine restricts this thread, and all that it starts, to a worker's needs. It may read model.
 func confine(c *dialogue.Confinement, model int) error {
 	if err := dropCapabilities(); err != nil {
 		return err
@@ -143,8 +144,8 @@ func setLimits(p dialogue.Preparation) error {
 	return nil
 }
 
-// lower sets a limit for good, but not above what was inherited. syscall's function is used, not x/sys's: only it tells the Go runtime to leave
-// the number of open files alone at exec.
+// lower sets a limit for good, but not above the inherited one. It uses syscall's function, not
+// x/sys's, because only that tells the Go runtime to leave the number of open files alone at exec.
 func lower(resource int, value uint64) error {
 	var old syscall.Rlimit
 	if err := syscall.Getrlimit(resource, &old); err != nil {
@@ -153,7 +154,7 @@ func lower(resource int, value uint64) error {
 	value = min(value, old.Max, math.MaxInt64)
 	hard := value
 	if resource == unix.RLIMIT_CPU {
-		hard = min(value+1, old.Max) // SIGXCPU at the soft limit tells what happened, which SIGKILL at the hard one does not
+		hard = min(value+1, old.Max) // SIGXCPU at the soft limit tells the cause
 	}
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
 }
@@ -247,7 +248,7 @@ func exitStatus(status unix.WaitStatus) int {
 func endChildren() {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		for _, pid := range children() {
-			_ = unix.Kill(pid, unix.SIGKILL) // ESRCH: it has gone by itself
+			_ = unix.Kill(pid, unix.SIGKILL) // ESRCH: it has ended by itself
 		}
 		for {
 			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)

@@ -87,7 +87,7 @@ var known = []uint32{
 	unix.SYS_LANDLOCK_RESTRICT_SELF, unix.SYS_SECCOMP,
 }
 
-// Offsets in struct seccomp_data, and what 32-bit programs' calls look like.
+// Offsets in struct seccomp_data, and the marks of 32-bit programs' calls.
 const (
 	callOffset, archOffset = 0, 4
 	x32Bit                 = 0x40000000

@@ -21,8 +21,8 @@ import (
 )
 
 // serve is the main process of an instance of the workers' unit. Its standard input is a connection
-// of the daemon, which says what to start, and by its end that the worker is to end. systemd kills
-// what is left in the unit's cgroup when serve returns.
+// of the daemon, which sends the program to start; the connection's end ends the worker. systemd
+// kills all processes left in the unit's cgroup when serve returns.
 func serve() error {
 	conn := os.NewFile(0, "connection")
 	if err := dialogue.Send(conn, dialogue.Ended{}); err != nil {
@@ -97,14 +97,14 @@ func receive() (fds []uintptr, err error) {
 	return fds, nil
 }
 
-// follow does what the daemon says until it says no more, which ends the worker.
+// follow obeys the daemon until the connection ends, which ends the worker.
 func follow(in *bufio.Reader, worker int) {
 	for {
 		word, err := in.ReadByte()
 		if err != nil {
 			_ = unix.Kill(worker, unix.SIGTERM) // ESRCH: it has ended
 			time.Sleep(2 * patience)
-			os.Exit(dialogue.ExitSetup) // systemd kills what does not end by itself
+			os.Exit(dialogue.ExitSetup) // systemd kills the processes that remain
 		}
 		if word == dialogue.Raise { // as far as LimitNICE= of the unit allows
 			_ = os.WriteFile("/proc/"+strconv.Itoa(worker)+"/autogroup", []byte("0"), 0)
@@ -131,7 +131,7 @@ func tidy(private string) {
 	})
 }
 
-// ofCgroup returns what a file of this process's cgroup says; "": there is none of version 2.
+// ofCgroup returns the content of a file of this process's cgroup; "": there is none of version 2.
 func ofCgroup(file string) string {
 	own, _ := os.ReadFile("/proc/self/cgroup")
 	_, path, found := strings.Cut("\n"+string(own), "\n0::")

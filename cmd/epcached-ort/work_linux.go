@@ -81,8 +81,8 @@ func (j *job) answer() (dialogue.Event, int) {
 	return dialogue.Event{Result: &j.result}, dialogue.ExitDone
 }
 
-// peakMemory reads the high-water mark of resident memory. The kernel's account for a parent (rusage) also counts what the process was before
-// it started this program. Zero where /proc is not there.
+// peakMemory reads the high-water mark of resident memory, because the kernel's account for a
+// parent (rusage) also counts this process before its exec. Zero where /proc is not there.
 func peakMemory() int64 {
 	status, _ := os.ReadFile("/proc/self/status")
 	_, after, _ := bytes.Cut(status, []byte("VmHWM:"))

@@ -34,8 +34,8 @@ const startLimit = 30 * time.Second
 
 const isReady = "ready"
 
-// addOwnRuntime registers what stands in the environment that this program was installed into, if it has execution providers: then
-// epcachectl needs to be told of none. Applications name their own libraries in any case.
+// addOwnRuntime registers the environment that this program was installed into, if it has EPs, so
+// that epcachectl needs no other. Applications name their own libraries in any case.
 func addOwnRuntime(s *config.Settings) {
 	self, err := os.Executable()
 	if err == nil {
@@ -74,7 +74,7 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 	return heard(ctx, answers, s)
 }
 
-// start starts the process that stays, and returns what it is heard by.
+// start starts the process that stays, and returns the pipe that it answers on.
 func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 	err = cmp.Or(unixsock.OwnFolder(s.State), unixsock.OwnFolder(filepath.Dir(s.Socket)))
 	if err != nil {
@@ -136,7 +136,8 @@ func (c *call) arguments(s *config.Settings) []string {
 	return args
 }
 
-// environment is what the process that stays keeps of the application's: no secrets, and nothing that changes how programs are loaded.
+// environment is the part of the application's that the process that stays keeps: no secrets, and
+// nothing that changes how programs are loaded.
 func environment() []string {
 	kept := []string{"PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR"}
 	return slices.DeleteFunc(os.Environ(), func(one string) bool {
@@ -211,8 +212,8 @@ func detach(program string, args []string, log, told *os.File) error {
 	return cmd.Process.Release()
 }
 
-// shedInherited resets what the application that happened to start the daemon was limited to, because
-// the daemon serves other applications as well. It is best effort: an ordinary user may not lower a
+// shedInherited resets the limits of the application that happened to start the daemon, because the
+// daemon serves other applications as well. It is best effort: an ordinary user may not lower a
 // niceness, nor raise a hard limit.
 func shedInherited() {
 	usual := &unix.SchedAttr{Policy: unix.SCHED_NORMAL}

@@ -174,20 +174,20 @@ func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
 }
 
-// pause reads what was found right when the configuration was read.
+// pause parses a duration that was checked when the configuration was read.
 func pause(text string) time.Duration {
 	d, _ := config.ParseDuration(text)
 	return d // 0 is the cache's default
 }
 
-// conditions are what of the daemon a compile's outcome depends on: what failed under others is tried again.
+// conditions are the settings that a compile's outcome depends on; a change retries failed jobs.
 func conditions(s *config.Settings) string {
 	limits := limitsOf(s.Limits)
-	limits.Nice = 0 // decides how long it takes, and not what comes of it
+	limits.Nice = 0 // decides how long it takes, not its result
 	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)), s.Worker, s.WorkerUser, s.WorkerSocket}, "\n")
 }
 
-// workerUser gives the user that workers run as, nil for the daemon's own. It finds out now what would fail each compile later.
+// workerUser returns the workers' user, nil for the daemon's own. It fails if compiles would later.
 func workerUser(s *config.Settings, worker string) (*compilers.Credential, error) {
 	if s.WorkerSocket != "" {
 		c, err := compilers.UnitCredential(s.WorkerSocket)

@@ -152,7 +152,7 @@ func keepHeapFloor() {
 	after(nil)
 }
 
-// gcPercent is what lets a heap with so many live bytes grow to the floor, or to twice its size.
+// gcPercent lets a heap with so many live bytes grow to the floor, or to twice its size.
 func gcPercent(live uint64) int {
 	const most = 100 * heapFloor / (4 << 20) // the runtime's least heap is 4 MiB at 100
 	return int(min(most, max(200, 100*heapFloor/max(live, 1))-100))

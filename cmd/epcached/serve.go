@@ -67,7 +67,7 @@ type damagedError struct{ error }
 
 func (e damagedError) Unwrap() error { return e.error }
 
-// uprooted is why a store is opened again while the daemon runs, and with what.
+// uprooted says why a store is opened again while the daemon runs, and with which settings.
 type uprooted struct {
 	why      string
 	settings *config.Settings
@@ -134,7 +134,8 @@ func (p *process) again(
 	}
 }
 
-// once runs the daemon on one store. gone says that it is to be opened again; the error of closing it is logged then.
+// once runs the daemon on one store. gone says that it is to be opened again, and errors of closing
+// it were logged.
 func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *uprooted, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
@@ -191,14 +192,14 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 		return nil, err
 	}
 	if err != nil {
-		log.Warn("the store was not closed cleanly", "error", err) // what was in memory may have no place any more
+		log.Warn("the store was not closed cleanly", "error", err) // its directory may be gone
 	}
 	return &uprooted{why, r.InForce, r.Rules}, nil
 }
 
-// answer serves the socket until the context ends, and then lets requests under way finish, or until
-// no client needs it, or until the store is gone, which it says. begin is called when it is ready, and
-// gives what ends what it began.
+// answer serves the socket until the context ends, and then lets current requests finish, or until
+// no client needs it, or until the store is gone, which it reports. When ready it calls begin,
+// whose result ends what begin started.
 func (p *process) answer(
 	ctx context.Context, s *config.Settings, c *cache.Cache, e *entrance, begin func() func(),
 ) (gone string, err error) {
@@ -210,7 +211,7 @@ func (p *process) answer(
 		"state", c.Store.Directory(), "runtimes", len(s.Runtimes))
 	ready := daemon.SdNotifyReady
 	if p.opening.Swap(false) {
-		ready += "\nSTATUS=" // what was said is over
+		ready += "\nSTATUS=" // clears the earlier status
 	}
 	systemd.Notify(log, ready)
 	defer systemd.Watchdog(ctx, log)()
@@ -293,7 +294,7 @@ func (e *entrance) open(c *cache.Cache) error {
 	return e.listen()
 }
 
-// close ends what turnAway began.
+// close ends the answers of turnAway.
 func (e *entrance) close() error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -307,7 +308,8 @@ func unavailable(text, hint string) *unixsock.Error {
 	return &unixsock.Error{Class: wire.ErrorClass_UNAVAILABLE, Text: text, Hint: hint}
 }
 
-// listen takes the socket that systemd passed, or makes one. The former is kept open, for systemd does not pass it again.
+// listen takes the socket that systemd passed, or creates one. It keeps systemd's open, because
+// systemd does not pass it again.
 func (p *process) listen(path string) (net.Listener, error) {
 	passed, err := activation.Listeners() // none, the second time
 	if err != nil {

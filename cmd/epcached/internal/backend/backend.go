@@ -94,7 +94,7 @@ func read(w *wire.Acquire) func(fd int) bool {
 	return func(fd int) bool { return named[uint32(fd)] }
 }
 
-// Put takes what the holder of a claim compiled. The socket has checked that every file has a descriptor.
+// Put stores files that were compiled under a claim. The socket has checked their descriptors.
 func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()

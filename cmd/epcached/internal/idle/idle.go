@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// often is how often it is looked whether anybody needs the daemon, at most.
+// often is the longest time between two looks whether the daemon is in use.
 const often = 5 * time.Second
 
 // Watch returns a channel with the reason why the daemon leaves after so long without use, 0 for

@@ -58,7 +58,7 @@ func priority(level slog.Level) string {
 	return "<7>"
 }
 
-// Complain writes what keeps the program from going on.
+// Complain writes the error that keeps the program from going on.
 func Complain(w io.Writer, text string) {
 	if isJournal(w) {
 		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n", "\n"+priority(slog.LevelError))

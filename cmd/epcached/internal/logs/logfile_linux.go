@@ -25,8 +25,8 @@ func Open(state string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 }
 
-// File writes to standard error, which is the log, and begins a new file there when it is full. That way the file also has what the
-// Go runtime says of a crash.
+// File writes to standard error, which is the log, and begins a new file there when it is full, so
+// that the file also gets the Go runtime's report of a crash.
 type File struct {
 	Path string
 	Out  *os.File // standard error
@@ -40,14 +40,14 @@ func (l *File) Write(p []byte) (int, error) {
 	defer l.mu.Unlock()
 	if info, err := l.Out.Stat(); err == nil && info.Size()+int64(len(p)) > maxLog {
 		if os.Rename(l.Path, l.Path+".1") == nil {
-			_ = l.Begin() // else the old one goes on growing, and the next record tries again
+			_ = l.Begin() // otherwise the old file grows, and the next record retries
 		}
 	}
 	_, _ = l.Out.Write(p)
 	return len(p), nil
 }
 
-// Begin goes on with the file that has the name now, and makes it where there is none.
+// Begin switches to the file that has the name now, and creates it if there is none.
 func (l *File) Begin() error {
 	fresh, err := os.OpenFile(l.Path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/epcached/epcached/internal/watch"
 )
 
-// Reader reads the configuration and the rules that it names, as at the start. Settings without rules say that the rules
-// are what is wrong.
+// Reader reads the configuration and the rules that it names, as at the start. If it returns
+// settings without rules, the error is in the rules.
 type Reader func() (*config.Settings, *rules.Set, error)
 
 // Reloader puts a changed configuration into force while the daemon runs. An error in one file
@@ -36,11 +36,11 @@ type Reloader struct {
 	watcher *watch.Watcher
 	watched []string
 	once    bool             // the file is a pipe or the like, which can be read once
-	Started *config.Settings // what the daemon was started with: some fields are for the start alone
+	Started *config.Settings // at the start: some fields take effect then only
 	InForce *config.Settings
 	Rules   *rules.Set
 	waiting []string // fields that take effect at the next start
-	refused string   // what was last told to be wrong; "": nothing is
+	refused string   // the last logged error; "": none
 }
 
 const configuration = "configuration"
@@ -114,7 +114,7 @@ func (r *Reloader) watchFiles(others *config.Settings) bool {
 	return true
 }
 
-// reload reads everything, and puts it into force or says why not. systemd is told if it is to wait for that.
+// reload reads everything, and puts it into force or logs why not. With tell it notifies systemd.
 func (r *Reloader) reload(tell bool) {
 	if tell {
 		systemd.Notify(r.Log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))

@@ -21,7 +21,7 @@ func Notify(log *slog.Logger, state string) {
 // that is not ready after 90 s, which then begins from the start, for ever.
 const openingLimit = 2 * time.Minute
 
-// StillOpening has systemd wait on, and says what is being done.
+// StillOpening has systemd wait longer, and reports the current step.
 func StillOpening(what string) string {
 	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\nSTATUS=%s", openingLimit.Microseconds(), what)
 }
