@@ -166,7 +166,7 @@ matrix: build deps ## serve each pair of OpenVINO 1.4.0 to 1.8.1 and ONNX Runtim
 	$(GO) test -count 1 ./compilers -run TestRealEPsMakeKnownCallsOnly -args -compilers.all
 
 .PHONY: kills
-kills: build deps ## kill the daemon at each of its thousand system calls, and see what the next one finds; half an hour
+kills: build deps ## kill the daemon at each system call that changes the disk, and see what the next one finds; half an hour
 	EPCACHED_KILL_MOMENTS=0 EPCACHED_KILL_SECONDS=60 $(GO) test -count 1 -v -timeout 120m -run '^TestKilled' ./cmd/epcached
 
 .PHONY: api-doc

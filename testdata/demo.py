@@ -71,7 +71,7 @@ OPENVINO = Provider(
     ),
     repeats=3,
     tolerance=1e-4,
-    note="Provider option `INFERENCE_PRECISION_HINT` f32 everywhere.",
+    note="`INFERENCE_PRECISION_HINT` f32 everywhere, by the provider option `load_config`.",
 )
 QNN = Provider(
     title="QNN ahead of time, for an HTP",

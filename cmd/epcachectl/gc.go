@@ -27,11 +27,11 @@ disk, such as 500MiB, 20GiB or 0. The daemon does the former by itself.
 
 The order is: builds unused for too long; builds above a user's quota or the number of entries;
 then, for space, withheld builds, replaced builds, and those with the least compile time and recent
-use for their bytes. why explains an evicted build later.
+use for their bytes. why --ep explains an evicted build later.
 
-Pinned builds, builds in use, and builds given out in the last ten minutes stay. Users evict their
-own builds, administrators all. If the goal cannot be reached, the last line says by how much
-(short_bytes with --json), and the exit status is 8.
+Pinned builds and builds in use stay, and for ten minutes those whose path alone was given out.
+Users evict their own builds, administrators all. If the goal cannot be reached, the last line says
+by how much (short_bytes with --json), and the exit status is 8.
 
 With -n it prints the plan, evicts nothing, and exits as the plan would.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon, exit.NotAllowed, exit.Short),
 		Example: `  epcachectl gc -n

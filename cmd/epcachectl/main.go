@@ -68,7 +68,8 @@ It finds the daemon by --socket, then EPCACHE_SOCKET, then the user's own socket
 system's. If no daemon runs, it starts the user's own (except status, doctor and stop), from
 EPCACHE_DAEMON, the directory of this program, or PATH. EPCACHE_AUTOSTART=0 prevents that.
 
-Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+Every verb but completion has --json for scripts.` + exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage, exit.NoDaemon, exit.Stale, exit.NotAllowed,
+			exit.Short, exit.Interrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl list`,
 		SilenceUsage:  true,

@@ -24,8 +24,8 @@ and the rest is compressed if that saves an eighth. The next request unpacks the
 the time of a copy.
 
 The daemon packs unused builds by itself (see [space] in its configuration). Builds that are in
-use, were given out in the last ten minutes, or would free less than 64 KiB are not packed. ENTRY
-is as for show; --all means all own builds, for administrators all.
+use, or would free less than 64 KiB, are not packed. ENTRY is as for show; --all means all own
+builds, for administrators all.
 
 With -n it compares builds if necessary, and prints what would be freed now and later.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pack --all -n
