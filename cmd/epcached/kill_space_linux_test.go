@@ -139,10 +139,10 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 	requireNothingFound(t, c)
 }
 
-// TestKilledWhileMakingRoom kills the daemon as it begins its N-th fsync, link, rename and so on, while it looks for what builds share, packs
+// TestKilledWhileFreeingSpace kills the daemon as it begins its N-th fsync, link, rename and so on, while it looks for what builds share, packs
 // them, unpacks one that is asked for, and collects. There are some hundreds: all of them are tried with EPCACHED_KILL_MOMENTS=0, else that many,
 // by chance.
-func TestKilledWhileMakingRoom(t *testing.T) {
+func TestKilledWhileFreeingSpace(t *testing.T) {
 	random := seeded(t)
 	kept := newRoomKept(t)
 	s, entries := kept.copy(t)
@@ -177,9 +177,9 @@ func TestKilledWhileMakingRoom(t *testing.T) {
 	}
 }
 
-// TestKilledAgainAndAgainWhileMakingRoom does the same at moments that are no system calls, on one store that is filled again after each, for
+// TestKilledRepeatedlyWhileFreeingSpace does the same at moments that are no system calls, on one store that is filled again after each, for
 // EPCACHED_KILL_SECONDS.
-func TestKilledAgainAndAgainWhileMakingRoom(t *testing.T) {
+func TestKilledRepeatedlyWhileFreeingSpace(t *testing.T) {
 	random := seeded(t)
 	kept := newRoomKept(t)
 	end := time.Now().Add(time.Duration(number(t, "EPCACHED_KILL_SECONDS", 4)) * time.Second)

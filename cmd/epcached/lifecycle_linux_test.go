@@ -96,7 +96,7 @@ func TestNonSocketAtTheSocketPathIsKept(t *testing.T) {
 	require.Equal(t, "precious", string(text))
 }
 
-func TestStateThatCannotBe(t *testing.T) {
+func TestStateDirectoryThatIsAFileIsRefused(t *testing.T) {
 	dir := shortFolder(t)
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))

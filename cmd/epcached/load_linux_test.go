@@ -50,8 +50,8 @@ func (d *epcached) goroutines() int {
 	return bytes.Count([]byte(d.log.String()), []byte("\ngoroutine "))
 }
 
-// Hundreds of applications come, get hits, and go, some of them without a word; nothing of them stays.
-func TestNothingStaysOfManyClients(t *testing.T) {
+// Hundreds of applications connect, get hits, and leave, some amid a frame; the daemon keeps nothing.
+func TestManyClientsLeaveNothingBehind(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	model := writeModel(t, t.TempDir(), 1)
 	idle := s.start(t)
