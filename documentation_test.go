@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// page is a Markdown file as its readers see it: where its links go, and to which places in it one can link.
+// page is a Markdown file as its readers see it: where its links go, and to which places in it one
+// can link.
 type page struct {
 	links   []string
 	anchors map[string]bool
@@ -73,14 +74,16 @@ func (p page) free(name string) string {
 	}
 }
 
-// pages reads all Markdown files of the tree. What is fetched or built lies in folders that are left out.
+// pages reads all Markdown files of the tree. What is fetched or built lies in folders that are
+// left out.
 func pages(t *testing.T) map[string]page {
 	found := make(map[string]page)
 	err := fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && name != "." && (strings.HasPrefix(d.Name(), ".") || name == "bin" || name == "dist" || name == "report"):
+		case d.IsDir() && name != "." && (strings.HasPrefix(d.Name(), ".") || name == "bin" ||
+			name == "dist" || name == "report"):
 			return fs.SkipDir
 		case d.IsDir() || path.Ext(name) != ".md":
 			return nil
@@ -93,7 +96,8 @@ func pages(t *testing.T) map[string]page {
 	return found
 }
 
-// broken says what is wrong with a link of a page, "" if it leads somewhere or out of the project, and to which file it leads.
+// broken says what is wrong with a link of a page, "" if it leads somewhere or out of the project,
+// and to which file it leads.
 func broken(all map[string]page, from, to string) (file, why string) {
 	if u, err := url.Parse(to); err != nil || u.Scheme != "" {
 		if err != nil {
@@ -133,7 +137,8 @@ func TestEveryPageIsReachable(t *testing.T) {
 	reached := map[string]bool{"README.md": true}
 	for next := []string{"README.md"}; len(next) > 0; next = next[1:] {
 		for _, to := range all[next[0]].links {
-			if file, why := broken(all, next[0], to); why == "" && path.Ext(file) == ".md" && !reached[file] {
+			if file, why := broken(all, next[0], to); why == "" && path.Ext(file) == ".md" &&
+				!reached[file] {
 				reached[file] = true
 				next = append(next, file)
 			}
@@ -146,11 +151,16 @@ func TestEveryPageIsReachable(t *testing.T) {
 	}
 }
 
-// TestPagesAreReadAsTheyAreShown holds the reader of the two tests above to what counts as a link and as a heading.
+// TestPagesAreReadAsTheyAreShown holds the reader of the two tests above to what counts as a link
+// and as a heading.
 func TestPagesAreReadAsTheyAreShown(t *testing.T) {
-	p := readPage("# `[[driver]]`: where a driver's version is read\n## A b\n## A b\n[x](one.md#a), [y](<two.md>) `[z](no.md)`\n    [z](no.md)\n```\n# no\n[z](no.md)\n```\n[w](three.md \"title\")")
+	p := readPage("# `[[driver]]`: where a driver's version is read\n## A b\n## A " +
+		"b\n[x](one.md#a), [y](<two.md>) `[z](no.md)`\n    [z](no.md)\n```\n# " +
+		"no\n[z](no.md)\n```\n[w](three.md \"title\")")
 	require.Equal(t, []string{"one.md#a", "two.md", "three.md"}, p.links)
-	require.Equal(t, map[string]bool{"driver-where-a-drivers-version-is-read": true, "a-b": true, "a-b-1": true}, p.anchors)
+	require.Equal(t,
+		map[string]bool{"driver-where-a-drivers-version-is-read": true, "a-b": true, "a-b-1": true},
+		p.anchors)
 }
 
 // The overview stays one page, and what it names exists.
@@ -159,7 +169,8 @@ func TestArchitectureIsOnePageOfNamesThatExist(t *testing.T) {
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	require.LessOrEqual(t, len(lines), 120)
-	named := regexp.MustCompile("`((?:[a-z]+/)+[a-z_]+\\.go|(?:cache|cmd|store|dedupe|internal)/[a-z/]*[a-z])`")
+	named := regexp.MustCompile(
+		"`((?:[a-z]+/)+[a-z_]+\\.go|(?:cache|cmd|store|dedupe|internal)/[a-z/]*[a-z])`")
 	found := 0
 	for i, line := range lines {
 		require.LessOrEqual(t, len([]rune(line)), 100, "line %d", i+1)

@@ -54,7 +54,8 @@ func TestPackagesStaySmall(t *testing.T) {
 		}
 		typ, methods := s.mostMethods()
 		wide, circle := s.wide(), s.circle()
-		t.Logf("%-38s %3d files, %5d lines, %3d methods of %s, %d wide functions, a circle of %d files",
+		t.Logf("%-38s %3d files, %5d lines, %3d methods of %s, %d wide functions, a circle of %d "+
+			"files",
 			name, len(s.names), s.lines, methods, typ, len(wide), len(circle))
 		hold("files", len(s.names), may.files, "")
 		hold("lines", s.lines, may.lines, "")

@@ -42,8 +42,11 @@ func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	id := gone.ID.String()
 	folder := filepath.Join(b.state, "manifests", id[:2])
 	require.NoError(t, os.Rename(folder, folder+".away")) // the tombstone is all that is written
-	change := &index.Change{ID: gone.ID, Tombstone: &index.Tombstone{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,
-		ModelName: gone.ModelName, Scope: gone.Scope, At: b.cache.now(), Reason: "evicted on a day to make room"}}
+	change := &index.Change{ID: gone.ID,
+		Tombstone: &index.Tombstone{BuildID: gone.ID, RequestKey: gone.RequestKey,
+			BuildKey:  gone.BuildKey,
+			ModelName: gone.ModelName, Scope: gone.Scope, At: b.cache.now(),
+			Reason: "evicted on a day to make room"}}
 	b.cache.index.Commit([]*index.Change{change})
 	require.Error(t, change.Err)
 	b.close()
@@ -52,7 +55,8 @@ func TestWhyReadsTheTombstoneWithoutAnEvent(t *testing.T) {
 	b.open()
 	why, err := b.cache.Queries.Why(context.Background(), b.self(), gone.BuildKey.String())
 	require.NoError(t, err)
-	require.Equal(t, "no build is left; the last that happened: evicted on a day to make room", why.Reason)
+	require.Equal(t, "no build is left; the last that happened: evicted on a day to make room",
+		why.Reason)
 	other := b.self()
 	other.UID++
 	_, err = b.cache.Queries.Why(context.Background(), other, gone.BuildKey.String())
@@ -65,7 +69,10 @@ func TestStartRemovesLeftoverBlobs(t *testing.T) {
 	needed := large(b.use(1).Build)
 	left := needed
 	left[31] ^= 1
-	path := func(d cas.Digest) string { return filepath.Join(b.state, "objects", d.String()[:2], d.String()) }
+	path := func(d cas.Digest) string {
+		return filepath.Join(b.state, "objects", d.String()[:2],
+			d.String())
+	}
 	require.NoError(t, os.MkdirAll(filepath.Dir(path(left)), 0o700))
 	require.NoError(t, os.WriteFile(path(left), []byte("nobody's"), 0o444))
 	b.reopen()
@@ -90,7 +97,8 @@ func TestAccountOfMissingBlobsIsRepaired(t *testing.T) {
 	for _, d := range gone {
 		path := filepath.Join(b.state, "objects", d.String()[:2], d.String())
 		require.NoError(t, os.Rename(path, filepath.Join(away, d.String())))
-		defer func() { require.NoError(t, os.Rename(filepath.Join(away, d.String()), path)) }() // the store is checked at the end
+		// the store is checked at the end
+		defer func() { require.NoError(t, os.Rename(filepath.Join(away, d.String()), path)) }()
 	}
 	b.reopen()
 	<-b.cache.tidied

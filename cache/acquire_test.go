@@ -33,7 +33,8 @@ func TestHitSurvivesRestart(t *testing.T) {
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, files, b.read(again))
-	require.Equal(t, first.Graph, again.Graph, "the view of the earlier run is sound, and serves on")
+	require.Equal(t, first.Graph, again.Graph,
+		"the view of the earlier run is sound, and serves on")
 	require.EqualValues(t, 1, b.compiler.Fingerprints.Load(), "what was probed outlives the daemon")
 }
 
@@ -110,7 +111,8 @@ func TestAnotherLibraryIsAnotherBuild(t *testing.T) {
 	require.NotEqual(t, first.Build.BuildKey, second.Build.BuildKey)
 	b.library("1.0")
 	back := b.acquire(b.request(b.model(1)))
-	require.Equal(t, request.Hit, back.Outcome, "the earlier build serves again when the SDK is back")
+	require.Equal(t, request.Hit, back.Outcome,
+		"the earlier build serves again when the SDK is back")
 	require.Equal(t, b.read(first), b.read(back))
 }
 
@@ -120,5 +122,6 @@ func TestAskingForTheKeyFirst(t *testing.T) {
 	r.OnMiss = request.KeyOnly
 	b.acquire(r)
 	r.OnMiss = request.Wait
-	require.NotZero(t, b.acquire(r).Build.BuildKey, "a plan that was made for its key lacks the build key")
+	require.NotZero(t, b.acquire(r).Build.BuildKey,
+		"a plan that was made for its key lacks the build key")
 }

@@ -170,10 +170,13 @@ func TestAdoptionIsStrict(t *testing.T) {
 		"another execution provider's": {func(b *bench, s *shipped) *request.Request {
 			m := wrapsIR("part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
-			require.NoError(b, os.WriteFile(filepath.Join(filepath.Dir(s.graph), "part.bin"), []byte("context"), 0o644))
+			require.NoError(b,
+				os.WriteFile(filepath.Join(filepath.Dir(s.graph), "part.bin"), []byte("context"),
+					0o644))
 			s.files = []string{"part.bin"}
 			return b.adopts(*s)
-		}, `not adopted: it is no artefact for this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
+		},
+			`not adopted: it is no artefact for this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
 		"kept nowhere": {func(b *bench, s *shipped) *request.Request {
 			r := b.adopts(*s)
 			r.Store = "none"
@@ -190,7 +193,9 @@ func TestAdoptionIsStrict(t *testing.T) {
 			b, s := elsewhereCompiled(t, false)
 			a := b.acquire(c.change(b, &s))
 			require.Equal(t, request.PassThrough, a.Outcome)
-			require.True(t, slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.HasPrefix(w, c.says) }), a.Warnings)
+			require.True(t,
+				slices.ContainsFunc(a.Warnings,
+					func(w string) bool { return strings.HasPrefix(w, c.says) }), a.Warnings)
 			require.Empty(t, b.list())
 		})
 	}
@@ -233,7 +238,8 @@ func TestAdoptionOnRequestOnly(t *testing.T) {
 	require.Equal(t, query.Hit, b.explain(b.adopts(s)).Decision)
 	compared := b.adopts(s)
 	compared.VerifyOutput = 0.01
-	require.Contains(t, b.acquire(compared).Warnings[0], "the model is compiled already, and there is none to compare with")
+	require.Contains(t, b.acquire(compared).Warnings[0],
+		"the model is compiled already, and there is none to compare with")
 	source := b.request(b.model(2))
 	source.Adopt = true
 	require.Equal(t, request.Compiled, b.acquire(source).Outcome, "a source is compiled")
@@ -264,7 +270,8 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 	}{
 		"openvino-1.8.1": {},
 		"openvino-1.4.0": {},
-		"qnn-2.7.0":      {compile: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+		"qnn-2.7.0": {compile: map[string]string{"soc_model": "60",
+			"enable_htp_fp16_precision": "1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.Runtime(t, name)
@@ -279,17 +286,23 @@ func TestRealCompiledModelsAreAdopted(t *testing.T) {
 			a := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))
 			require.Equal(t, request.Adopted, a.Outcome, a.Warnings)
 			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
-			require.Equal(t, compiled.Build.EPs[0].HardwareArchitecture, a.Build.EPs[0].HardwareArchitecture)
+			require.Equal(t, compiled.Build.EPs[0].HardwareArchitecture,
+				a.Build.EPs[0].HardwareArchitecture)
 			require.Equal(t, cas.Digest{}, a.Build.EPs[0].LibraryDigest)
 			run := func(a *request.Answer) []byte {
-				return b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: []compilers.EP{{Name: ep, Options: a.ProviderOptions[ep]}},
-					Session: compilers.Session{SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel},
-					Graph:   filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
+				return b.outputs(ort,
+					compilers.CheckJob{Runtime: r,
+						EPs: []compilers.EP{{Name: ep, Options: a.ProviderOptions[ep]}},
+						Session: compilers.Session{SessionOptions: a.SessionOptions,
+							GraphOptimizationLevel: a.GraphOptimizationLevel},
+						Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
 			}
 			require.Equal(t, run(compiled), run(a))
 			again := b.acquire(b.adopts(s, identity.EP{Name: ep, Options: c.load}))
 			require.Equal(t, request.Hit, again.Outcome)
-			require.Equal(t, slices.Sorted(maps.Values(b.read(a))), slices.Sorted(maps.Values(made.read(compiled))), "the bytes are those that were shipped")
+			require.Equal(t, slices.Sorted(maps.Values(b.read(a))),
+				slices.Sorted(maps.Values(made.read(compiled))),
+				"the bytes are those that were shipped")
 		})
 	}
 }

@@ -29,7 +29,8 @@ type outlasting struct {
 
 const compileTakes, loadTakes, readyTakes = 100 << 20, 60 << 20, 40 << 20 // bytes
 
-func (o *outlasting) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (o *outlasting) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	result, err := o.Compiler.Compile(ctx, job, progress)
 	result.MaxRSS = compileTakes
 	if err != nil || job.Written == nil {
@@ -45,22 +46,28 @@ func (o *outlasting) Compile(ctx context.Context, job compilers.Job, progress fu
 	}
 	if o.dies {
 		o.dies, o.loads = false, false
-		return compilers.Result{}, &compilers.ExitError{Compiler: standin.EP, Code: -1, Signal: "aborted", Name: "SIGABRT"}
+		return compilers.Result{},
+			&compilers.ExitError{Compiler: standin.EP, Code: -1, Signal: "aborted", Name: "SIGABRT"}
 	}
 	result.Settled = o.settled
 	return result, nil
 }
 
-func (o *outlasting) TakesOpen(job compilers.Job) bool { return !o.copies && o.Compiler.TakesOpen(job) }
+func (o *outlasting) TakesOpen(job compilers.Job) bool {
+	return !o.copies &&
+		o.Compiler.TakesOpen(job)
+}
 
-func (o *outlasting) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (o *outlasting) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
+	error) {
 	result, err := o.Compiler.Check(ctx, job)
 	if err != nil {
 		return result, err
 	}
 	if o.Checks.Load() == 1 && o.first.Outcome != "" {
 		result = o.first
-		result.GraphOptimizationLevel = cmp.Or(o.first.GraphOptimizationLevel, job.GraphOptimizationLevel)
+		result.GraphOptimizationLevel = cmp.Or(o.first.GraphOptimizationLevel,
+			job.GraphOptimizationLevel)
 	}
 	result.ReadyRSS, result.MaxRSS = readyTakes, loadTakes
 	o.checked <- job
@@ -80,23 +87,31 @@ func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 		checks int64
 		memory int64
 	}{
-		"settled":               {checks: 1, memory: beside},
-		"written to afterwards": {edit: func(o *outlasting) { o.settled = false }, checks: 2, memory: apart},
-		"the worker dies":       {edit: func(o *outlasting) { o.dies = true }, checks: 2, memory: beside},
-		"it dies over a copy":   {edit: func(o *outlasting) { o.dies, o.copies = true, true }, checks: 2, memory: apart},
+		"settled": {checks: 1, memory: beside},
+		"written to afterwards": {edit: func(o *outlasting) { o.settled = false }, checks: 2,
+			memory: apart},
+		"the worker dies": {edit: func(o *outlasting) { o.dies = true }, checks: 2,
+			memory: beside},
+		"it dies over a copy": {edit: func(o *outlasting) { o.dies, o.copies = true, true },
+			checks: 2, memory: apart},
 		"the load fails": {edit: func(o *outlasting) {
 			o.first = compilers.CheckResult{Outcome: compilers.Failed, Code: 1, Text: "cut off"}
 		}, checks: 2, memory: apart},
 		"without optimisation": {edit: func(o *outlasting) {
-			o.first = compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: "disable_all"}
+			o.first = compilers.CheckResult{Outcome: compilers.Passed,
+				GraphOptimizationLevel: "disable_all"}
 		}, checks: 2, memory: apart},
-		"too large":    {edit: func(o *outlasting) { o.size, o.loads = ahead+1, false }, checks: 1, memory: apart},
-		"nobody waits": {edit: func(o *outlasting) { o.loads = false }, later: true, checks: 1, memory: apart},
+		"too large": {edit: func(o *outlasting) { o.size, o.loads = ahead+1, false }, checks: 1,
+			memory: apart},
+		"nobody waits": {edit: func(o *outlasting) { o.loads = false }, later: true, checks: 1,
+			memory: apart},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.later.Store(int64(time.Hour)) // the models' times are believed, so they are not copied
-			o := &outlasting{Compiler: b.compiler, t: t, size: ahead, settled: true, loads: true, checked: make(chan compilers.CheckJob, 8)}
+			// the models' times are believed, so they are not copied
+			b.later.Store(int64(time.Hour))
+			o := &outlasting{Compiler: b.compiler, t: t, size: ahead, settled: true, loads: true,
+				checked: make(chan compilers.CheckJob, 8)}
 			if c.edit != nil {
 				c.edit(o)
 			}
@@ -122,7 +137,8 @@ func TestLoadedBeforeTheWorkerIsGone(t *testing.T) {
 // The source's files are put beside the graph when the worker is gone.
 func TestNotLoadedBeforeTheSourceIsThere(t *testing.T) {
 	b := newBench(t)
-	o := &outlasting{Compiler: b.compiler, t: t, size: 1, settled: true, loads: true, checked: make(chan compilers.CheckJob, 8)}
+	o := &outlasting{Compiler: b.compiler, t: t, size: 1, settled: true, loads: true,
+		checked: make(chan compilers.CheckJob, 8)}
 	b.close()
 	b.wrap = o
 	b.open()

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkJudgeAll judges 10,000 stored builds after the SDK changed, when all say the same of themselves: what a
-// change of an SDK costs besides the probe. Reported per build as well.
+// BenchmarkJudgeAll judges 10,000 stored builds after the SDK changed, when all say the same of
+// themselves: what a change of an SDK costs besides the probe. Reported per build as well.
 func BenchmarkJudgeAll(b *testing.B) {
 	const builds = 10_000
 	c := newBench(b)

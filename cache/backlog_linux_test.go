@@ -101,9 +101,14 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 		spoil func(path string) error
 		says  string
 	}{
-		"another user's":           {func(*bench) uint32 { return somebody }, nil, "the daemon cannot open the model by itself"},
-		"a model that has changed": {itself, func(path string) error { return os.WriteFile(path, compilertest.Dense(9, 8, 1), 0o644) }, "has changed"},
-		"a model that is gone":     {itself, os.Remove, "the source model is gone"},
+		"another user's": {func(*bench) uint32 { return somebody }, nil,
+			"the daemon cannot open the model by itself"},
+		"a model that has changed": {itself,
+			func(path string) error {
+				return os.WriteFile(path, compilertest.Dense(9, 8, 1),
+					0o644)
+			}, "has changed"},
+		"a model that is gone": {itself, os.Remove, "the source model is gone"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, g, later, model := queuedBefore(t, c.uid, 0o600)
@@ -122,7 +127,8 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 	}
 }
 
-// A job of which no daemon sees the end may be what ends them: it is taken up less and less, and then not any more.
+// A job of which no daemon sees the end may be what ends them: it is taken up less and less, and
+// then not any more.
 func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	b, g, later, _ := queuedBefore(t, itself, 0o600)
 	starts := func() int {
@@ -152,8 +158,10 @@ func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	rows, err = b.cache.index.Wanted.All()
 	require.NoError(t, err)
-	require.Contains(t, rows, "another", "it is not taken up at once, and so not found to be the same")
-	b.cache.backlog.TakeUp(context.Background(), map[string][]byte{"another": []byte(`{"Name": "model.onnx", "Starts": 3}`)})
+	require.Contains(t, rows, "another",
+		"it is not taken up at once, and so not found to be the same")
+	b.cache.backlog.TakeUp(context.Background(),
+		map[string][]byte{"another": []byte(`{"Name": "model.onnx", "Starts": 3}`)})
 	require.Contains(t, b.happens(event.Cancelled), "daemons ended before it did")
 	close(g.pass)
 	require.Equal(t, jobs.Done, b.follow(0, later.Job).State)

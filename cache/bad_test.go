@@ -39,32 +39,62 @@ func TestRefusals(t *testing.T) {
 		class  apierr.Class
 		text   string
 	}{
-		"not ONNX":         {func(r *request.Request) { r.Graph = file("this is not a model at all") }, apierr.BadModel, "model.onnx"},
-		"empty file":       {func(r *request.Request) { r.Graph = file("") }, apierr.BadModel, "model.onnx"},
-		"truncated":        {func(r *request.Request) { r.Graph = file(whole[:len(whole)-20]) }, apierr.BadModel, "offset"},
-		"no EP":            {func(r *request.Request) { r.EPs = nil }, apierr.BadRequest, "no execution provider"},
-		"unknown EP":       {func(r *request.Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" }, apierr.Unavailable, "WarpDrive"},
-		"EP twice":         {func(r *request.Request) { r.EPs = append(r.EPs, r.EPs[0]) }, apierr.BadRequest, "twice"},
-		"no such device":   {func(r *request.Request) { r.EPs[0].Devices = devices("NPU") }, apierr.Unavailable, "NPU"},
-		"unknown option":   {func(r *request.Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} }, apierr.BadRequest, "falt"},
-		"session option":   {func(r *request.Request) { r.SessionOptions = map[string]string{"session.no_such": "1"} }, apierr.BadRequest, "no_such"},
-		"set by epcached":  {func(r *request.Request) { r.SessionOptions = map[string]string{"ep.context_file_path": "/x"} }, apierr.NotAllowed, "ep.context_file_path"},
-		"not a bool":       {func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"} }, apierr.BadRequest, "perhaps"},
-		"level":            {func(r *request.Request) { r.GraphOptimizationLevel = "99" }, apierr.BadRequest, "99"},
-		"route":            {func(r *request.Request) { r.Route = "north" }, apierr.BadRequest, "north"},
-		"store":            {func(r *request.Request) { r.Store = "attic" }, apierr.BadRequest, "attic"},
-		"dimension":        {func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": -1} }, apierr.BadRequest, "batch"},
-		"relative runtime": {func(r *request.Request) { r.Runtime.Directory = "runtime" }, apierr.BadRequest, "absolute"},
-		"missing runtime":  {func(r *request.Request) { r.Runtime.Directory = "/nowhere/at/all" }, apierr.Unavailable, "/nowhere/at/all"},
-		"crash":            {fault(standin.Crash), apierr.CompileFailed, "segmentation fault"},
-		"refused by EP":    {fault(standin.Refuse), apierr.CompileFailed, "told to refuse"},
-		"no node taken":    {fault(standin.NoNodes), apierr.CompileFailed, "took no node"},
-		"garbage":          {fault(standin.Garbage), apierr.CompileFailed, "model.onnx"},
-		"no output":        {fault(standin.NoOutput), apierr.CompileFailed, "model.onnx"},
-		"sidecar missing":  {fault(standin.Missing), apierr.CompileFailed, ".bin"},
-		"outside":          {fault(standin.Escape), apierr.CompileFailed, ".."},
-		"links":            {fault(standin.Links), apierr.CompileFailed, "link.bin"},
-		"does not load":    {fault(standin.Mutilate), apierr.CompileFailed, "does not load"},
+		"not ONNX": {
+			func(r *request.Request) { r.Graph = file("this is not a model at all") },
+			apierr.BadModel, "model.onnx"},
+		"empty file": {func(r *request.Request) { r.Graph = file("") }, apierr.BadModel,
+			"model.onnx"},
+		"truncated": {func(r *request.Request) { r.Graph = file(whole[:len(whole)-20]) },
+			apierr.BadModel, "offset"},
+		"no EP": {func(r *request.Request) { r.EPs = nil }, apierr.BadRequest,
+			"no execution provider"},
+		"unknown EP": {
+			func(r *request.Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" },
+			apierr.Unavailable, "WarpDrive"},
+		"EP twice": {func(r *request.Request) { r.EPs = append(r.EPs, r.EPs[0]) },
+			apierr.BadRequest, "twice"},
+		"no such device": {func(r *request.Request) { r.EPs[0].Devices = devices("NPU") },
+			apierr.Unavailable, "NPU"},
+		"unknown option": {
+			func(r *request.Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} },
+			apierr.BadRequest, "falt"},
+		"session option": {
+			func(
+				r *request.Request) {
+				r.SessionOptions = map[string]string{"session.no_such": "1"}
+			}, apierr.BadRequest, "no_such"},
+		"set by epcached": {
+			func(
+				r *request.Request) {
+				r.SessionOptions = map[string]string{"ep.context_file_path": "/x"}
+			}, apierr.NotAllowed, "ep.context_file_path"},
+		"not a bool": {
+			func(
+				r *request.Request) {
+				r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"}
+			}, apierr.BadRequest, "perhaps"},
+		"level": {func(r *request.Request) { r.GraphOptimizationLevel = "99" },
+			apierr.BadRequest, "99"},
+		"route": {func(r *request.Request) { r.Route = "north" }, apierr.BadRequest,
+			"north"},
+		"store": {func(r *request.Request) { r.Store = "attic" }, apierr.BadRequest,
+			"attic"},
+		"dimension": {
+			func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": -1} },
+			apierr.BadRequest, "batch"},
+		"relative runtime": {func(r *request.Request) { r.Runtime.Directory = "runtime" },
+			apierr.BadRequest, "absolute"},
+		"missing runtime": {func(r *request.Request) { r.Runtime.Directory = "/nowhere/at/all" },
+			apierr.Unavailable, "/nowhere/at/all"},
+		"crash":           {fault(standin.Crash), apierr.CompileFailed, "segmentation fault"},
+		"refused by EP":   {fault(standin.Refuse), apierr.CompileFailed, "told to refuse"},
+		"no node taken":   {fault(standin.NoNodes), apierr.CompileFailed, "took no node"},
+		"garbage":         {fault(standin.Garbage), apierr.CompileFailed, "model.onnx"},
+		"no output":       {fault(standin.NoOutput), apierr.CompileFailed, "model.onnx"},
+		"sidecar missing": {fault(standin.Missing), apierr.CompileFailed, ".bin"},
+		"outside":         {fault(standin.Escape), apierr.CompileFailed, ".."},
+		"links":           {fault(standin.Links), apierr.CompileFailed, "link.bin"},
+		"does not load":   {fault(standin.Mutilate), apierr.CompileFailed, "does not load"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +107,8 @@ func TestRefusals(t *testing.T) {
 			require.Empty(t, b.list(), "the store is unchanged")
 		})
 	}
-	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome, "the cache goes on")
+	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome,
+		"the cache goes on")
 }
 
 func fault(f standin.Fault) func(*request.Request) {
@@ -94,7 +125,8 @@ func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
 	r.Runtime.Directory = other
 	require.Equal(t, apierr.Unavailable, b.refused(r).Class)
 	r.Peer.UID = b.cache.uid
-	require.Equal(t, "7.0", b.acquire(r).Build.EPs[0].SDKVersion, "the daemon's own user may bring libraries")
+	require.Equal(t, "7.0", b.acquire(r).Build.EPs[0].SDKVersion,
+		"the daemon's own user may bring libraries")
 }
 
 // external is a model with its weights in a file beside it.
@@ -142,7 +174,9 @@ func TestFreshFilesAreNotMemoised(t *testing.T) {
 	r := b.request(b.model(1))
 	b.acquire(r)
 	read := false
-	a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) { read = read || p.Phase == "reading" })
+	a,
+		err := b.cache.Acquire(context.Background(), r,
+		func(p request.Progress) { read = read || p.Phase == "reading" })
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.True(t, read, "two changes within one tick of the file system's clock look like one")
@@ -163,7 +197,8 @@ func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
 	require.NoError(t, err)
 	naming := func(lib string) *request.Request {
 		r := b.request(b.model(1))
-		r.Runtime = runtimes.Ref{ORTVersion: spec.ORTVersion, ORTLibrary: spec.ORTLibrary, EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: lib}}}
+		r.Runtime = runtimes.Ref{ORTVersion: spec.ORTVersion, ORTLibrary: spec.ORTLibrary,
+			EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: lib}}}
 		return r
 	}
 	require.Equal(t, "7.0", b.acquire(naming(spec.EPs[0].Path)).Build.EPs[0].SDKVersion)
@@ -187,15 +222,18 @@ func TestFoldersThatWereDeletedAreMadeAgain(t *testing.T) {
 	b := newBench(t)
 	files := b.read(b.acquire(b.request(b.model(1))))
 	for _, folder := range []string{"views", "staging"} {
-		require.NoError(t, filepath.WalkDir(filepath.Join(b.state, folder), func(p string, d os.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				err = os.Chmod(p, 0o700)
-			}
-			return err
-		}))
+		require.NoError(t,
+			filepath.WalkDir(filepath.Join(b.state, folder),
+				func(p string, d os.DirEntry, err error) error {
+					if err == nil && d.IsDir() {
+						err = os.Chmod(p, 0o700)
+					}
+					return err
+				}))
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, folder)))
 		require.Equal(t, files, b.read(b.acquire(b.request(b.model(1)))), folder)
-		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(len(folder))))).Outcome, folder)
+		require.Equal(t, request.Compiled, b.acquire(b.request(b.model(uint64(len(folder))))).
+			Outcome, folder)
 	}
 }
 
@@ -207,8 +245,12 @@ func TestAFreeDimensionThatIsNotThereIsSaid(t *testing.T) {
 	r.FreeDimensions = map[string]int64{"batch": 1}
 	require.Empty(t, b.acquire(r).Warnings)
 	r.FreeDimensions = map[string]int64{"bach": 1}
-	require.ElementsMatch(t, []string{`no input of the model has a free dimension "bach"; they have "batch"`}, b.acquire(r).Warnings)
+	require.ElementsMatch(t,
+		[]string{`no input of the model has a free dimension "bach"; they have "batch"`},
+		b.acquire(r).Warnings)
 	fixed := b.request(b.model(2))
 	fixed.FreeDimensions = map[string]int64{"batch": 1}
-	require.ElementsMatch(t, []string{`no input of the model has a free dimension "batch"; none of them is free`}, b.acquire(fixed).Warnings)
+	require.ElementsMatch(t,
+		[]string{`no input of the model has a free dimension "batch"; none of them is free`},
+		b.acquire(fixed).Warnings)
 }

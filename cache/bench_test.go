@@ -20,8 +20,8 @@ import (
 	"github.com/epcached/epcached/internal/witness"
 )
 
-// BenchmarkHit is the cache's own part of a warm hit, without a socket: the model's stamp, the request's plan, the
-// stamps of a runtime of 18 libraries and of the view's files, and the lease.
+// BenchmarkHit is the cache's own part of a warm hit, without a socket: the model's stamp, the
+// request's plan, the stamps of a runtime of 18 libraries and of the view's files, and the lease.
 func BenchmarkHit(b *testing.B) {
 	s := newBenchStore(b)
 	r := s.request(s.model(1))
@@ -46,8 +46,9 @@ func newBenchStore(b *testing.B) *bench {
 	return s
 }
 
-// BenchmarkDigest identifies a model of 512 MiB without the memo, from the page cache, and beside it hashes the same
-// file with one plain BLAKE3 stream for each core, which is the most that the machine's cores give.
+// BenchmarkDigest identifies a model of 512 MiB without the memo, from the page cache, and beside
+// it hashes the same file with one plain BLAKE3 stream for each core, which is the most that the
+// machine's cores give.
 func BenchmarkDigest(b *testing.B) {
 	s := newBench(b)
 	m := compilertest.DenseModel(1, 8, 1)
@@ -58,7 +59,8 @@ func BenchmarkDigest(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "large.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := s.request(s.openFile(path))
-	require.NoError(b, witness.Settle(r.Graph)) // what is being measured is hashing, not writing back
+	// what is being measured is hashing, not writing back
+	require.NoError(b, witness.Settle(r.Graph))
 	info, err := r.Graph.Stat()
 	require.NoError(b, err)
 	var ours, raw time.Duration
@@ -70,7 +72,9 @@ func BenchmarkDigest(b *testing.B) {
 		})
 		raw += timed(b, func() error { return hashEverywhere(r.Graph, info.Size()) })
 	}
-	speed := func(d time.Duration) float64 { return float64(info.Size()) * float64(b.N) / d.Seconds() / 1e9 }
+	speed := func(d time.Duration) float64 {
+		return float64(info.Size()) * float64(b.N) / d.Seconds() / 1e9
+	}
 	b.ReportMetric(speed(ours), "digest-GB/s")
 	b.ReportMetric(speed(raw), "blake3-all-cores-GB/s")
 	b.ReportMetric(speed(ours)/speed(raw), "digest/raw")
@@ -92,7 +96,9 @@ func hashEverywhere(f *os.File, size int64) error {
 	for i := range cores {
 		wg.Go(func() {
 			part := io.NewSectionReader(f, size*i/cores, size*(i+1)/cores-size*i/cores)
-			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{blake3.New(32, nil)}, part, make([]byte, 256<<10))
+			_,
+				errs[i] = io.CopyBuffer(struct{ io.Writer }{blake3.New(32, nil)}, part,
+				make([]byte, 256<<10))
 		})
 	}
 	wg.Wait()

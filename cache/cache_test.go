@@ -38,7 +38,8 @@ func TestBlobsOfANewerVersionStay(t *testing.T) {
 	require.False(t, b.cache.index.Complete())
 	removed, err := b.cache.forms.Remove(a.Build.Files[1].Digest)
 	require.NoError(t, err)
-	require.Zero(t, removed, "after an upgrade is taken back, the newer version's builds are not this one's to judge")
+	require.Zero(t, removed,
+		"after an upgrade is taken back, the newer version's builds are not this one's to judge")
 	require.NoError(t, b.cache.Store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(a.Build.Files[1].Digest))
 }

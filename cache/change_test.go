@@ -43,7 +43,9 @@ func TestRemove(t *testing.T) {
 func TestInvalidate(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid}, []string{a.RequestKey.String()[:12]}, "looks wrong", false)
+	_,
+		err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid},
+		[]string{a.RequestKey.String()[:12]}, "looks wrong", false)
 	require.NoError(t, err)
 	b.reopen()
 	again := b.acquire(b.request(b.model(1)))
@@ -75,7 +77,8 @@ func TestAnInvalidationThatIsNotDurableFails(t *testing.T) {
 	f.on.Store(true)
 	_, err := b.cache.Invalidate(context.Background(), b.self(), name, "", false)
 	require.ErrorIs(t, err, syscall.EROFS)
-	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name, "as long as the daemon runs")
+	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name,
+		"as long as the daemon runs")
 	f.on.Store(false)
 	_, err = b.cache.Invalidate(context.Background(), b.self(), name, "", false)
 	require.NoError(t, err)

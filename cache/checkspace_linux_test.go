@@ -21,7 +21,9 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	held := b.acquire(b.held(1))
 	b.use(2)
 	require.NoError(t, os.MkdirAll(filepath.Join(b.state, "of somebody else", "deep"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(b.state, "of somebody else", "deep", "file"), make([]byte, 3<<12), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(b.state, "of somebody else", "deep", "file"),
+			make([]byte, 3<<12), 0o600))
 	for _, incoming := range []string{"recipes/incoming", "unpacked/objects/incoming", "objects/incoming", "manifests/incoming", "staging"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(b.state, incoming), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(b.state, incoming, "x"), make([]byte, 1<<12), 0o600)) // as of what is just being written

@@ -31,13 +31,16 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, request.Claimed, got.answer.Outcome)
-	_, err = b.cache.Claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
+	_,
+		err = b.cache.Claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim),
+		nil)
 	require.ErrorContains(t, err, "its job was cancelled")
 	app.uid = second.Peer.UID
 	require.Equal(t, request.Taken, app.put(app.compile(second, got.answer.Claim)).Outcome)
 }
 
-// Applications ask for a claim, and all jobs are cancelled again and again: each ends with a claim or cancelled, and nothing is left.
+// Applications ask for a claim, and all jobs are cancelled again and again: each ends with a claim
+// or cancelled, and nothing is left.
 func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 	b := newBench(t)
 	b.cache.Claims.Limiter.Burst = 1 << 20
@@ -51,7 +54,9 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 			case <-done:
 				return
 			case <-time.After(time.Duration(rand.IntN(500)) * time.Microsecond):
-				if _, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: stranger}, nil, true); err != nil {
+				if _,
+					err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: stranger},
+					nil, true); err != nil {
 					t.Errorf("cancel: %v", err)
 				}
 			}

@@ -36,7 +36,8 @@ type application struct {
 func (b *bench) application(uid uint32, version string) *application {
 	a := &application{bench: b, uid: uid, folder: b.TempDir(), worker: standin.New()}
 	var err error
-	a.spec, err = standin.Library(a.folder, "1.30.0", standin.SDK{Version: version, Hardware: "sim-1"})
+	a.spec,
+		err = standin.Library(a.folder, "1.30.0", standin.SDK{Version: version, Hardware: "sim-1"})
 	require.NoError(b, err)
 	a.connect, a.leave = context.WithCancel(context.Background())
 	b.Cleanup(a.leave)
@@ -48,7 +49,9 @@ func (a *application) ask(model *os.File) *request.Request {
 	r := a.request(model)
 	r.Peer, r.OnMiss, r.Connection = request.Peer{UID: a.uid}, request.ForClaim, a.connect
 	lib := a.spec.EPs[0]
-	r.Runtime = runtimes.Ref{ORTVersion: "1.30.0", EPLibraries: []runtimes.LibraryRef{{EP: lib.EP, Path: lib.Path, File: a.openFile(lib.Path)}}}
+	r.Runtime = runtimes.Ref{ORTVersion: "1.30.0",
+		EPLibraries: []runtimes.LibraryRef{{EP: lib.EP, Path: lib.Path,
+			File: a.openFile(lib.Path)}}}
 	return r
 }
 
@@ -65,12 +68,17 @@ func (a *application) claim(r *request.Request) *request.Answer {
 func (a *application) compile(r *request.Request, claim *request.Claim) *claims.Put {
 	a.Helper()
 	folder := a.TempDir()
-	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
-		Model: r.Graph.Name(), Folder: folder, Output: claim.Output, Embed: r.Embed}, nil)
+	result,
+		err := a.worker.Compile(context.Background(),
+		compilers.Job{Runtime: a.spec,
+			EPs:   []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
+			Model: r.Graph.Name(), Folder: folder, Output: claim.Output, Embed: r.Embed}, nil)
 	require.NoError(a, err)
-	put := &claims.Put{Claim: claim.ID, ORTVersion: a.spec.ORTVersion, CompileSeconds: 1000, MadeBy: []claims.MadeBy{{EP: standin.EP, Version: "0.9"}}}
+	put := &claims.Put{Claim: claim.ID, ORTVersion: a.spec.ORTVersion, CompileSeconds: 1000,
+		MadeBy: []claims.MadeBy{{EP: standin.EP, Version: "0.9"}}}
 	for _, name := range result.Files {
-		put.Files = append(put.Files, claims.PutFile{Name: name, File: a.openFile(filepath.Join(folder, name))})
+		put.Files = append(put.Files,
+			claims.PutFile{Name: name, File: a.openFile(filepath.Join(folder, name))})
 	}
 	return put
 }
@@ -120,7 +128,9 @@ func TestAnApplicationCompilesForItself(t *testing.T) {
 	require.Equal(t, rights.OwnScope(r.Peer), got.Build.Scope)
 	require.Equal(t, compilers.NotCheckable, got.Build.LoadCheck)
 	facts := got.Build.EPs[0]
-	require.Equal(t, []string{"7.1", "sim-1", "standin:7.1:sim-1", "0.9"}, []string{facts.SDKVersion, facts.HardwareArchitecture, facts.CompatibilityString, facts.Version})
+	require.Equal(t, []string{"7.1", "sim-1", "standin:7.1:sim-1", "0.9"},
+		[]string{facts.SDKVersion, facts.HardwareArchitecture, facts.CompatibilityString,
+			facts.Version})
 	require.Less(t, got.Build.CompileSeconds, 60.0, "no more than the claim has lasted")
 
 	again := b.acquire(r)
@@ -148,21 +158,41 @@ func TestPutIsServedToItsUserOnly(t *testing.T) {
 		ask func() *request.Request
 		hit bool
 	}{
-		"the same":        {func() *request.Request { return app.ask(model) }, true},
-		"on_miss wait":    {func() *request.Request { r := app.ask(model); r.OnMiss = request.Wait; return r }, true},
-		"on_miss fail":    {func() *request.Request { r := app.ask(model); r.OnMiss = request.Fail; return r }, true},
-		"another user":    {func() *request.Request { r := app.ask(model); r.Peer.UID++; return r }, false},
-		"another version": {func() *request.Request { return b.application(stranger, "7.2").ask(model) }, false},
-		"another place":   {func() *request.Request { return equal.ask(model) }, false},
-		"another ORT":     {func() *request.Request { r := app.ask(model); r.Runtime.ORTVersion = "1.31.0"; return r }, false},
-		"another model":   {func() *request.Request { return app.ask(b.model(2)) }, false},
+		"the same": {func() *request.Request { return app.ask(model) }, true},
+		"on_miss wait": {
+			func() *request.Request { r := app.ask(model); r.OnMiss = request.Wait; return r },
+			true},
+		"on_miss fail": {
+			func() *request.Request { r := app.ask(model); r.OnMiss = request.Fail; return r },
+			true},
+		"another user": {func() *request.Request { r := app.ask(model); r.Peer.UID++; return r },
+			false},
+		"another version": {func() *request.Request {
+			return b.application(stranger, "7.2").
+				ask(model)
+		}, false},
+		"another place": {func() *request.Request { return equal.ask(model) }, false},
+		"another ORT": {
+			func() *request.Request {
+				r := app.ask(model)
+				r.Runtime.ORTVersion = "1.31.0"
+				return r
+			}, false},
+		"another model": {func() *request.Request { return app.ask(b.model(2)) }, false},
 		"another option": {func() *request.Request {
 			r := app.ask(model)
 			r.EPs[0].Options = map[string]string{"level": "3"}
 			return r
 		}, false},
-		"another device":    {func() *request.Request { r := app.ask(model); r.EPs[0].Devices = devices("NPU"); return r }, false},
-		"the daemon's libs": {func() *request.Request { r := app.ask(model); r.Runtime = runtimes.Ref{}; return r }, false},
+		"another device": {
+			func() *request.Request {
+				r := app.ask(model)
+				r.EPs[0].Devices = devices("NPU")
+				return r
+			}, false},
+		"the daemon's libs": {
+			func() *request.Request { r := app.ask(model); r.Runtime = runtimes.Ref{}; return r },
+			false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := c.ask()
@@ -181,7 +211,8 @@ func TestPutIsServedToItsUserOnly(t *testing.T) {
 	}
 }
 
-// An SDK in the files beside an execution provider's library counts, whatever the library itself says.
+// An SDK in the files beside an execution provider's library counts, whatever the library itself
+// says.
 func TestLibrariesBesideCount(t *testing.T) {
 	b := newBench(t)
 	app, moved := b.application(stranger, "7.1"), b.application(stranger, "7.1")
@@ -199,7 +230,8 @@ func TestLibrariesBesideCount(t *testing.T) {
 	r := ask(app, "one")
 	app.put(app.compile(r, app.claim(r).Claim))
 	require.Equal(t, request.Hit, b.acquire(ask(app, "one")).Outcome)
-	require.Equal(t, request.Hit, b.acquire(ask(moved, "one")).Outcome, "all of it is known, so another place is no matter")
+	require.Equal(t, request.Hit, b.acquire(ask(moved, "one")).Outcome,
+		"all of it is known, so another place is no matter")
 	other := ask(app, "two")
 	other.OnMiss = request.Fail
 	require.Equal(t, apierr.NotFound, b.refused(other).Class)
@@ -213,11 +245,13 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	require.Equal(t, 1, b.cache.jobs.Count())
 	wait := app.ask(r.Graph)
 	wait.OnMiss = request.Wait
-	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait), b.asked(app.ask(r.Graph))}
+	waiting := []<-chan waitResult{b.asked(app.ask(r.Graph)), b.asked(wait),
+		b.asked(app.ask(r.Graph))}
 	listed, err := b.cache.JobList.All(context.Background(), r.Peer)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
-	require.Equal(t, []any{jobs.Claimed, 3, uint32(stranger)}, []any{listed[0].State, listed[0].Waiting, listed[0].UID})
+	require.Equal(t, []any{jobs.Claimed, 3, uint32(stranger)},
+		[]any{listed[0].State, listed[0].Waiting, listed[0].UID})
 
 	got := app.put(app.compile(r, claim.Claim))
 	for _, w := range waiting {
@@ -230,8 +264,8 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	require.Zero(t, b.cache.jobs.Count())
 }
 
-// The daemon cannot load what it does not have the libraries for. It must not take its own for them: what those say of
-// another's build is nothing.
+// The daemon cannot load what it does not have the libraries for. It must not take its own for
+// them: what those say of another's build is nothing.
 func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
@@ -241,10 +275,14 @@ func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 		made := app.put(app.compile(r, app.claim(r).Claim))
 		builds = append(builds, made.Build.ID)
 		// As of a provider that is part of the application's ONNX Runtime: no library is named.
-		d, err := b.cache.Report(context.Background(), r.Peer, reports.Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck", ORTVersion: "1.30.0",
-			Graph: made.Graph}, runtimes.Ref{ORTVersion: "1.30.0"})
+		d,
+			err := b.cache.Report(context.Background(), r.Peer,
+			reports.Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck",
+				ORTVersion: "1.30.0",
+				Graph:      made.Graph}, runtimes.Ref{ORTVersion: "1.30.0"})
 		require.NoError(t, err)
-		require.Equal(t, reports.DecidedCompileYourself, d.Decision, "the same compile would make the same")
+		require.Equal(t, reports.DecidedCompileYourself, d.Decision,
+			"the same compile would make the same")
 		require.Equal(t, reports.WithheldFromYou, d.State)
 		require.Contains(t, d.Text, "could not be tried with your runtime", round)
 	}
@@ -262,13 +300,18 @@ func TestHandOver(t *testing.T) {
 		says string
 	}{
 		"given up": {func(b *bench, first *application, claim *request.Claim) {
-			require.NoError(b, b.cache.Claims.GiveUp(request.Peer{UID: stranger}, claim.ID, "the vendor's compiler\x00 crashed", 11))
+			require.NoError(b,
+				b.cache.Claims.GiveUp(request.Peer{UID: stranger}, claim.ID,
+					"the vendor's compiler\x00 crashed", 11))
 		}, "the vendor's compiler crashed (code 11)"},
-		"connection gone": {func(_ *bench, first *application, _ *request.Claim) { first.leave() }, "its connection ended"},
+		"connection gone": {func(_ *bench, first *application, _ *request.Claim) { first.leave() },
+			"its connection ended"},
 		"bad artefact": {func(b *bench, first *application, claim *request.Claim) {
 			put := first.compile(first.ask(b.model(1)), claim)
 			put.Files = put.Files[:1]
-			_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, put, nil)
+			_,
+				err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, put,
+				nil)
 			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 		}, "what was put is refused"},
 	}
@@ -292,8 +335,11 @@ func TestHandOver(t *testing.T) {
 			require.Contains(t, one.answer.Why, c.says)
 			require.NotEqual(t, claim.Claim.ID, one.answer.Claim.ID)
 			require.Equal(t, claim.Claim.Output, one.answer.Claim.Output)
-			_, err := b.cache.Claims.Put(context.Background(), r.Peer, first.compile(r, claim.Claim), nil)
-			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "what was claimed before is over: %v", err)
+			_,
+				err := b.cache.Claims.Put(context.Background(), r.Peer,
+				first.compile(r, claim.Claim), nil)
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err),
+				"what was claimed before is over: %v", err)
 			second.put(second.compile(r, one.answer.Claim))
 			for _, w := range []<-chan waitResult{waits, last} {
 				got := <-w
@@ -317,8 +363,10 @@ func TestClaimWithoutClaimantsTellsWaitersTheReason(t *testing.T) {
 	got := <-waits
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(got.err))
 	require.ErrorContains(t, got.err, "out of memory (code 6)")
-	require.Equal(t, apierr.Unavailable, b.refused(wait).Class, "and nobody waits for a claim that there is not")
-	require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.Claims.GiveUp(r.Peer, claim.Claim.ID, "", 0)))
+	require.Equal(t, apierr.Unavailable, b.refused(wait).Class,
+		"and nobody waits for a claim that there is not")
+	require.Equal(t, apierr.NotFound,
+		apierr.ClassOf(b.cache.Claims.GiveUp(r.Peer, claim.Claim.ID, "", 0)))
 }
 
 // The daemon compiles for the waiting requests when a claim for libraries that it has ends without
@@ -340,10 +388,12 @@ func TestTheDaemonCompilesAfterAClaim(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-// For libraries that the daemon has, the artefact has to say what the daemon's own build would, and to load.
+// For libraries that the daemon has, the artefact has to say what the daemon's own build would, and
+// to load.
 func TestPutForLibrariesThatAreHere(t *testing.T) {
 	b := newBench(t)
-	same := &application{bench: b, uid: b.cache.uid, spec: compilers.Runtime{}, worker: standin.New(), connect: context.Background()}
+	same := &application{bench: b, uid: b.cache.uid, spec: compilers.Runtime{},
+		worker: standin.New(), connect: context.Background()}
 	var err error
 	same.spec, err = compilers.Find(b.runtime)
 	require.NoError(t, err)
@@ -361,12 +411,16 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 	other := b.application(b.cache.uid, "1.1")
 	r = b.request(b.model(2))
 	r.OnMiss = request.ForClaim
-	_, err = b.cache.Claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim), nil)
+	_,
+		err = b.cache.Claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim),
+		nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `SDK "1.1"`)
 
 	same.worker.Fault = standin.Mutilate
-	_, err = b.cache.Claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim), nil)
+	_,
+		err = b.cache.Claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim),
+		nil)
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "does not load")
 }
@@ -467,13 +521,16 @@ func TestOneUsersBytesAreBounded(t *testing.T) {
 	var err error
 	for seed := uint64(1); err == nil && seed < 20; seed++ {
 		r := app.ask(b.model(seed))
-		_, err = b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, app.claim(r).Claim), nil)
+		_,
+			err = b.cache.Claims.Put(context.Background(), r.Peer,
+			app.compile(r, app.claim(r).Claim), nil)
 	}
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.NotEmpty(t, b.list())
 }
 
-// An execution provider that leaves weights in the source needs it again, and what is put is the compiled model alone.
+// An execution provider that leaves weights in the source needs it again, and what is put is the
+// compiled model alone.
 func TestWeightlessBuildsAreNotClaimed(t *testing.T) {
 	b := newBench(t)
 	r := b.application(stranger, "7.1").ask(b.model(1))
@@ -492,14 +549,16 @@ func TestNothingToClaim(t *testing.T) {
 	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "a path alone shows nothing")
 	r = app.ask(b.model(1))
 	require.NoError(t, os.Remove(app.spec.EPs[0].Path))
-	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "what is open is not what would be loaded")
+	require.Equal(t, apierr.Unavailable, b.refused(r).Class,
+		"what is open is not what would be loaded")
 }
 
 func TestEventsOfClaims(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
-	require.NoError(t, b.cache.Claims.GiveUp(r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
+	require.NoError(t,
+		b.cache.Claims.GiveUp(r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	app.put(app.compile(r, app.claim(r).Claim))
 	var kinds []string
@@ -511,7 +570,9 @@ func TestEventsOfClaims(t *testing.T) {
 		}
 	}
 	require.Equal(t, "claimed, claim ended, claimed, put", strings.Join(kinds, ", "))
-	hidden, err := b.cache.Queries.Events(context.Background(), request.Peer{UID: stranger + 1}, time.Time{}, 0)
+	hidden,
+		err := b.cache.Queries.Events(context.Background(), request.Peer{UID: stranger + 1},
+		time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range hidden.Events {
 		require.Empty(t, e.RequestKey, "others hear nothing of %s", e.Kind)

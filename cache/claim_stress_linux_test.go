@@ -69,7 +69,8 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			case fate == 1:
 				time.Sleep(350 * time.Millisecond) // the deadline
 			case fate < 5:
-				if err := b.cache.Claims.GiveUp(r.Peer, a.Claim.ID, "no", 0); err != nil && time.Now().Before(a.Claim.Deadline) {
+				if err := b.cache.Claims.GiveUp(r.Peer, a.Claim.ID, "no", 0); err != nil &&
+					time.Now().Before(a.Claim.Deadline) {
 					t.Errorf("asker %d: give up: %v", i, err)
 				}
 			}
@@ -90,8 +91,11 @@ func requireNoClaims(b *bench) {
 }
 
 func compileAndPut(a *application, r *request.Request, claim *request.Claim, folder string) error {
-	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
-		Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
+	result,
+		err := a.worker.Compile(context.Background(),
+		compilers.Job{Runtime: a.spec,
+			EPs:   []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
+			Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
 	put := &claims.Put{Claim: claim.ID}
 	for _, name := range result.Files {
 		f, openErr := os.Open(filepath.Join(folder, name))
@@ -152,7 +156,9 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		_, err := b.cache.Claims.Put(ctx, c.request.Peer, c.put, func(request.Progress) { queued <- struct{}{} })
+		_,
+			err := b.cache.Claims.Put(ctx, c.request.Peer, c.put,
+			func(request.Progress) { queued <- struct{}{} })
 		got <- err
 	}()
 	<-queued
@@ -187,7 +193,8 @@ func TestPutWithoutRoom(t *testing.T) {
 	c.application.put(c.put)
 }
 
-// A request that looked just before a build was stored, and asked for a job just after, makes no second one.
+// A request that looked just before a build was stored, and asked for a job just after, makes no
+// second one.
 func TestStoredBetweenLookUpAndJob(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))

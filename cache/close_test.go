@@ -18,7 +18,8 @@ type stuck struct {
 	ended atomic.Bool
 }
 
-func (s *stuck) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+func (s *stuck) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	if eps[0].Options["hardware"] != "sim-2" {
 		return s.Compiler.Fingerprint(ctx, r, eps, own)
 	}

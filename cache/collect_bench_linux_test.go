@@ -65,10 +65,12 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		build.Files[1].Name = "weights.bin"
 		for i, size := range []int{2000, len(content)} {
 			build.Files[i].Size = int64(size)
-			require.NoError(b, os.WriteFile(filepath.Join(staged, build.Files[i].Name), content[:size], 0o600))
+			require.NoError(b,
+				os.WriteFile(filepath.Join(staged, build.Files[i].Name), content[:size], 0o600))
 		}
 		hold := c.cas.Hold()
-		err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"}, hold)
+		err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Kind: "test"},
+			hold)
 		hold.Release()
 		require.NoError(b, err)
 		c.Store.Expect(build.ID, 0) // no request waits for it
@@ -90,7 +92,9 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		}
 		syncs += appends(b, bench.state, builds)
 		to := int64(0)
-		plan, err := c.PlanCollection(ctx, request.Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
+		plan,
+			err := c.PlanCollection(ctx, request.Peer{UID: c.uid},
+			store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
 		require.NoError(b, c.Store.Collector().Collect(ctx, plan, func(int64, int64) {}))
@@ -100,7 +104,9 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		for range builds {
 			put()
 		}
-		plan, err = c.PlanCollection(ctx, request.Peer{UID: c.uid}, store.Goal{Bytes: &to, Hurry: true}, nil)
+		plan,
+			err = c.PlanCollection(ctx, request.Peer{UID: c.uid},
+			store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)
 		go func() { done <- c.Store.Collector().Collect(ctx, plan, func(int64, int64) {}) }()

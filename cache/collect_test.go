@@ -34,14 +34,17 @@ func stored(t *testing.T, n uint64) (*bench, []index.Build) {
 
 func (b *bench) plan(to int64) *store.Collection {
 	b.Helper()
-	plan, err := b.cache.PlanCollection(context.Background(), request.Peer{UID: b.cache.uid}, store.Goal{Bytes: &to}, nil)
+	plan,
+		err := b.cache.PlanCollection(context.Background(), request.Peer{UID: b.cache.uid},
+		store.Goal{Bytes: &to}, nil)
 	require.NoError(b, err)
 	return plan
 }
 
 func (b *bench) collect(plan *store.Collection) {
 	b.Helper()
-	require.NoError(b, b.cache.Store.Collector().Collect(context.Background(), plan, func(int64, int64) {}))
+	require.NoError(b, b.cache.Store.Collector().
+		Collect(context.Background(), plan, func(int64, int64) {}))
 }
 
 func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
@@ -59,12 +62,15 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds))
 	b.reopen()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds), "after a restart as well")
-	why, err := b.cache.Queries.Why(context.Background(), request.Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
+	why,
+		err := b.cache.Queries.Why(context.Background(), request.Peer{UID: b.cache.uid},
+		builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
 }
 
-// Two collect at the same time, and have chosen the same builds: they go once, and what was told of it stays.
+// Two collect at the same time, and have chosen the same builds: they go once, and what was told of
+// it stays.
 func TestTwoCollectTheSame(t *testing.T) {
 	b, builds := stored(t, 2)
 	plan, other := b.plan(0), b.plan(0)
@@ -82,7 +88,9 @@ func TestTwoCollectTheSame(t *testing.T) {
 func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 	b, builds := stored(t, 4)
 	ctx := context.Background()
-	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{builds[0].BuildKey.String()}, false)
+	_,
+		err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid},
+		[]string{builds[0].BuildKey.String()}, false)
 	require.NoError(t, err)
 	held := b.acquire(b.request(b.model(2)))
 	require.Equal(t, builds[1].ID, held.Build.ID)
@@ -90,20 +98,25 @@ func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
-	require.Equal(t, []evict.Kept{{Reason: "pinned", Builds: 1, Bytes: plan.Kept[0].Bytes, First: []index.BuildID{builds[0].ID}},
-		{Reason: "in use", Builds: 1, Bytes: plan.Kept[1].Bytes, First: []index.BuildID{builds[1].ID}}}, plan.Kept)
+	require.Equal(t,
+		[]evict.Kept{{Reason: "pinned", Builds: 1, Bytes: plan.Kept[0].Bytes,
+			First: []index.BuildID{builds[0].ID}},
+			{Reason: "in use", Builds: 1, Bytes: plan.Kept[1].Bytes,
+				First: []index.BuildID{builds[1].ID}}}, plan.Kept)
 	require.Positive(t, plan.Short)
 	r := b.request(b.model(3))
 	r.HoldsView = true // so that the use alone keeps it, and not the time that paths are given
 	used := b.acquire(r)
 	require.NoError(t, used.View.Close())
 	b.collect(plan)
-	require.Equal(t, []string{"removed", "kept: used since it was planned"}, outcomes(plan, builds[3].ID, builds[2].ID))
+	require.Equal(t, []string{"removed", "kept: used since it was planned"},
+		outcomes(plan, builds[3].ID, builds[2].ID))
 	left := make(map[index.BuildID]bool)
 	for _, l := range b.list() {
 		left[l.Build.ID] = true
 	}
-	require.Equal(t, map[index.BuildID]bool{builds[0].ID: true, builds[1].ID: true, builds[2].ID: true}, left)
+	require.Equal(t,
+		map[index.BuildID]bool{builds[0].ID: true, builds[1].ID: true, builds[2].ID: true}, left)
 }
 
 // While a reservation waits, builds that were used meanwhile are evicted too, if they have no
@@ -169,7 +182,8 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 	require.EqualValues(t, 1, plan.Considered)
 }
 
-// To a user's quota count the shared builds, too, that came of the user's requests. The user may not collect those, and is told so.
+// To a user's quota count the shared builds, too, that came of the user's requests. The user may
+// not collect those, and is told so.
 func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	b, _ := stored(t, 1)
 	other := request.Peer{UID: b.cache.uid + 1}

@@ -23,7 +23,8 @@ func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
 	require.Len(t, plan.Steps, 2)
 	plan.Goal = plan.Used - plan.Steps[0].Frees // as if space had been freed since
 	b.collect(plan)
-	require.Equal(t, []string{"removed", "kept: there is room by now"}, []string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
+	require.Equal(t, []string{"removed", "kept: there is room by now"},
+		[]string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
 	require.Zero(t, plan.Short)
 	require.Len(t, b.list(), 1)
 }
@@ -47,7 +48,8 @@ func TestUsersDoNotPackSharedBlobs(t *testing.T) {
 		to = max(plan.Used-1, 0)
 		plan, err = b.cache.PlanCollection(context.Background(), p, store.Goal{Bytes: &to}, nil)
 		require.NoError(t, err)
-		return slices.ContainsFunc(plan.Steps, func(s evict.Step) bool { return s.Action != evict.Evict })
+		return slices.ContainsFunc(plan.Steps,
+			func(s evict.Step) bool { return s.Action != evict.Evict })
 	}
 	require.True(t, shrinks(b.self()), "who administers the store may have it packed")
 	require.False(t, shrinks(other))

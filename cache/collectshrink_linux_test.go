@@ -47,7 +47,8 @@ func actions(plan *store.Collection, builds []*index.Build) (out []string) {
 	return out
 }
 
-// Under pressure a build is packed before one is evicted, the coldest first, and what is freed is what was promised.
+// Under pressure a build is packed before one is evicted, the coldest first, and what is freed is
+// what was promised.
 func TestPackingComesBeforeEvicting(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similarForRoom(3)
@@ -85,11 +86,14 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	before := b.account().Packed
 	b.collect(plan)
 	require.Equal(t, "dropped", plan.Steps[0].Outcome)
-	require.Equal(t, before.Copies-plan.Freed, b.account().Packed.Copies, "at once, or more would go")
+	require.Equal(t, before.Copies-plan.Freed, b.account().Packed.Copies,
+		"at once, or more would go")
 	require.Equal(t, plan.Used-plan.Freed, b.plan(0).Used)
 	b.exact()
 	plan = b.plan(0)
-	require.Equal(t, []string{"remove a", "remove b", "remove c"}, slices.Sorted(slices.Values(actions(plan, builds))), "what goes in the end is not packed before")
+	require.Equal(t, []string{"remove a", "remove b", "remove c"},
+		slices.Sorted(slices.Values(actions(plan, builds))),
+		"what goes in the end is not packed before")
 	require.Equal(t, plan.Used, plan.Freed)
 	b.collect(plan)
 	require.Empty(t, b.list())
@@ -117,7 +121,8 @@ func TestEvictionSkipsBuildsThatFreeNothing(t *testing.T) {
 		b.later.Add(int64(time.Hour))
 	}
 	b.collect(b.plan(b.plan(0).Used * 2 / 3))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])) && b.cache.forms.OnlyPacked(large(builds[2])))
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])) &&
+		b.cache.forms.OnlyPacked(large(builds[2])))
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
 	require.Equal(t, evict.Evict, plan.Steps[0].Action)

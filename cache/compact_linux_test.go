@@ -43,7 +43,8 @@ func (b *bench) askFor(variant int, want map[string]string) {
 
 func (b *bench) packCold(after time.Duration) {
 	b.Helper()
-	require.NoError(b, b.cache.Store.Packer().Pack(context.Background(), store.Packing{When: store.PackCold, After: after}))
+	require.NoError(b, b.cache.Store.Packer().
+		Pack(context.Background(), store.Packing{When: store.PackCold, After: after}))
 }
 
 func (b *bench) objects() int64 {
@@ -60,7 +61,8 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	b.askFor(2, files[1])
 	b.packCold(2 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[1])), "it is used, and whole")
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])), "it was the container, and nobody uses it")
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])),
+		"it was the container, and nobody uses it")
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
 	_, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
 	require.Zero(t, recipe)
@@ -68,7 +70,9 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	require.InDelta(t, before, b.objects(), 32<<10, "one variant is whole, as before")
 	proven, ok := b.cache.index.RecipeStamps().LoadStamp(large(builds[2]))
 	require.True(t, ok)
-	now, err := cas.StampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2], large(builds[2]).String()))
+	now,
+		err := cas.StampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2],
+		large(builds[2]).String()))
 	require.NoError(t, err)
 	require.True(t, proven.Holds(now), "it need not be hashed when it is unpacked")
 	_, phases := b.phases(b.variant(2))

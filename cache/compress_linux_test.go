@@ -19,12 +19,15 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// worded asks for a model of n² weights, those of dense, and kib KiB of digits, which stand nowhere else, repeat nothing, and compress to little more than half.
+// worded asks for a model of n² weights, those of dense, and kib KiB of digits, which stand nowhere
+// else, repeat nothing, and compress to little more than half.
 func (b *bench) worded(n, kib, batch int) *request.Request {
 	raw := make([]byte, kib<<9)
 	_, _ = rand.NewChaCha8([32]byte{9}).Read(raw)
 	model := compilertest.DenseModel(7, n, batch)
-	model.Initializers = append(model.Initializers, tinymodel.Tensor{Name: "words", Type: 2, Shape: []int64{int64(kib << 10)}, Raw: []byte(hex.EncodeToString(raw))})
+	model.Initializers = append(model.Initializers,
+		tinymodel.Tensor{Name: "words", Type: 2, Shape: []int64{int64(kib << 10)},
+			Raw: []byte(hex.EncodeToString(raw))})
 	path := filepath.Join(b.TempDir(), "model.onnx")
 	require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
 	return b.request(b.openFile(path))
@@ -59,7 +62,8 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	after, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
 	_, recipe, _ := b.cache.forms.Bytes(d)
-	require.InDelta(t, promised+256<<10, before-after-recipe, 16<<10, "hexadecimal digits have four bits of eight")
+	require.InDelta(t, promised+256<<10, before-after-recipe, 16<<10,
+		"hexadecimal digits have four bits of eight")
 	b.exact()
 	own, err := b.cache.Queries.OwnBytes(b.self(), builds[1])
 	require.NoError(t, err)
@@ -115,10 +119,15 @@ func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
 }
 
-// No byte of what is damaged is served; check finds it, with and without --deep, where the stamp tells.
+// No byte of what is damaged is served; check finds it, with and without --deep, where the stamp
+// tells.
 func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 	for name, harm := range map[string]func(t *testing.T, raw []byte) []byte{
-		"a bit":  func(_ *testing.T, raw []byte) []byte { raw[len(raw)-len(raw)/4] ^= 1; return raw },
+		"a bit": func(_ *testing.T,
+			raw []byte) []byte {
+			raw[len(raw)-len(raw)/4] ^= 1
+			return raw
+		},
 		"cut":    func(_ *testing.T, raw []byte) []byte { return raw[:len(raw)-5] },
 		"longer": func(_ *testing.T, raw []byte) []byte { return append(raw, 1, 2, 3) },
 	} {
@@ -134,7 +143,9 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 			require.NoError(t, os.Chmod(path, 0o644))
 			require.NoError(t, os.WriteFile(path, harm(t, raw), 0o444))
 			for _, deep := range []bool{false, true} {
-				result, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: deep}, nil)
+				result,
+					err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: deep},
+					nil)
 				require.NoError(t, err)
 				require.Len(t, result.Findings, 1, "deep %v", deep)
 				require.Equal(t, "damaged", result.Findings[0].Kind)

@@ -17,8 +17,8 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// BenchmarkConversion writes the other form of an artefact of 256 MiB, and beside it copies the same bytes, file by
-// file, in the same folder. Both read from the page cache and sync nothing.
+// BenchmarkConversion writes the other form of an artefact of 256 MiB, and beside it copies the
+// same bytes, file by file, in the same folder. Both read from the page cache and sync nothing.
 func BenchmarkConversion(b *testing.B) {
 	s := newBench(b)
 	m := compilertest.DenseModel(1, 8, 1)
@@ -44,7 +44,9 @@ func BenchmarkConversion(b *testing.B) {
 				ours += timed(b, func() error { return s.convert(to, from, folder) })
 				plain += timed(b, func() error { return s.copyOut(from, folder) })
 			}
-			speed := func(d time.Duration) float64 { return float64(size) * float64(b.N) / d.Seconds() / 1e9 }
+			speed := func(d time.Duration) float64 {
+				return float64(size) * float64(b.N) / d.Seconds() / 1e9
+			}
 			b.ReportMetric(speed(ours), "converted-GB/s")
 			b.ReportMetric(speed(plain), "copied-GB/s")
 			b.ReportMetric(ours.Seconds()/plain.Seconds(), "converted/copied")
@@ -58,7 +60,8 @@ func (s *bench) convert(to, from *request.Answer, folder string) error {
 	if err != nil {
 		return err
 	}
-	form := build.Form{Of: from.Build, Embed: to.Build.Embed, Graph: filepath.Base(to.Graph), MaxGraph: epmodel.MaxGraph, Folder: staged}
+	form := build.Form{Of: from.Build, Embed: to.Build.Embed, Graph: filepath.Base(to.Graph),
+		MaxGraph: epmodel.MaxGraph, Folder: staged}
 	_, err = form.Write(context.Background(), folder)
 	return errors.Join(err, os.RemoveAll(staged))
 }

@@ -16,7 +16,8 @@ import (
 )
 
 // both asks for one form after the other, and gives both answers.
-func (b *bench) both(ask func() *request.Request, embedFirst bool) (made, converted *request.Answer) {
+func (b *bench) both(ask func() *request.Request, embedFirst bool) (made,
+	converted *request.Answer) {
 	form := func(embed bool) *request.Answer {
 		r := ask()
 		r.Embed, r.VerifyOutput = embed, 0.05
@@ -36,7 +37,8 @@ func (b *bench) both(ask func() *request.Request, embedFirst bool) (made, conver
 	return made, converted
 }
 
-// One main context for many parts: the others' nodes stay as they are, in both directions, and QNN loads and runs both.
+// One main context for many parts: the others' nodes stay as they are, in both directions, and QNN
+// loads and runs both.
 func TestQNNInManyPartsIsConverted(t *testing.T) {
 	for name, embedFirst := range map[string]bool{"into the graph": false, "out of the graph": true} {
 		t.Run(name, func(t *testing.T) {

@@ -20,7 +20,8 @@ import (
 
 func TestMemo(t *testing.T) {
 	if !onBelievableFS(t) {
-		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed, so nothing is memoised")
+		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed, " +
+			"so nothing is memoised")
 	}
 	b := newBench(t)
 	b.later.Store(int64(time.Hour))
@@ -93,6 +94,9 @@ func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, workspace.Room(b.state, []*os.File{b.model(1)}))
 	require.NoError(t, store.Fits("a copy", 1000, 1000+store.Spare))
-	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.Spare), "a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own files")
-	require.Equal(t, apierr.NoSpace, apierr.ClassOf(request.StoreError(store.Fits("a copy", 1, 0), "m")))
+	require.ErrorContains(t, store.Fits("a copy", 1001, 1000+store.Spare),
+		"a copy takes 1001 B, and 16.0 MiB are free, of which 16.0 MiB stay for the store's own "+
+			"files")
+	require.Equal(t, apierr.NoSpace,
+		apierr.ClassOf(request.StoreError(store.Fits("a copy", 1, 0), "m")))
 }

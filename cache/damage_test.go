@@ -65,7 +65,8 @@ func TestViewRepairedUnderANewID(t *testing.T) {
 	require.NoError(t, os.Chmod(inner, 0o755))
 	require.NoError(t, os.Remove(filepath.Join(inner, first.Build.Files[1].Name)))
 	again := b.acquire(b.request(b.model(1)))
-	require.Equal(t, request.Hit, again.Outcome, "the blob is sound: only the view has to be made anew")
+	require.Equal(t, request.Hit, again.Outcome,
+		"the blob is sound: only the view has to be made anew")
 	require.NotEqual(t, first.Graph, again.Graph)
 	require.Len(t, b.read(again), 2)
 }

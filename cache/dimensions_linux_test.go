@@ -25,7 +25,8 @@ func (b *bench) dynamic(ep string, batch any) *request.Request {
 	return r
 }
 
-// An execution provider that needs to know every shape takes nothing of such a model: then the answer says which dimensions to fix.
+// An execution provider that needs to know every shape takes nothing of such a model: then the
+// answer says which dimensions to fix.
 func TestOpenDimensionsAreNamed(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for name, row := range map[string]struct {
@@ -33,15 +34,28 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 		fix   func(*request.Request)
 		says  []string
 	}{
-		"by name":                         {"batch", func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 4} }, []string{`batch of "x"`, "--dim batch=N"}},
-		"by denotation":                   {tinymodel.Meaning("DATA_BATCH"), func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4} }, []string{`DATA_BATCH of "x"`, "--dim-by-denotation DATA_BATCH=N"}},
-		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"), func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"data_batch": 4} }, []string{"DATA_BATCH"}},
-		"by a name that is no word":       {"a \x1b[2J\"b", func(r *request.Request) { r.FreeDimensions = map[string]int64{"a \x1b[2J\"b": 4} }, []string{`--dim "a \x1b[2J\"b"=N`}},
-		"not at all":                      {"", nil, []string{"without a name"}},
+		"by name": {"batch",
+			func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
+			[]string{`batch of "x"`, "--dim batch=N"}},
+		"by denotation": {tinymodel.Meaning("DATA_BATCH"),
+			func(
+				r *request.Request) {
+				r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4}
+			}, []string{`DATA_BATCH of "x"`, "--dim-by-denotation DATA_BATCH=N"}},
+		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"),
+			func(
+				r *request.Request) {
+				r.FreeDimensionsByDenotation = map[string]int64{"data_batch": 4}
+			}, []string{"DATA_BATCH"}},
+		"by a name that is no word": {"a \x1b[2J\"b",
+			func(r *request.Request) { r.FreeDimensions = map[string]int64{"a \x1b[2J\"b": 4} },
+			[]string{`--dim "a \x1b[2J\"b"=N`}},
+		"not at all": {"", nil, []string{"without a name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.refused(b.dynamic(compilertest.TestEP, row.batch))
-			e := b.refused(b.dynamic(compilertest.TestEP, row.batch)) // from memory, which knows as much
+			// from memory, which knows as much
+			e := b.refused(b.dynamic(compilertest.TestEP, row.batch))
 			require.Equal(t, apierr.CompileFailed, e.Class)
 			require.Equal(t, "no node taken", e.Facts["reason"])
 			for _, text := range row.says {
@@ -70,9 +84,13 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 func TestOpenDimensionsOfABuild(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	fixed := compilertest.DenseModel(1, 16, 2)
-	fixed.Inputs = append(fixed.Inputs, tinymodel.Value{Name: "ids", Type: tinymodel.Float, Shape: []any{"length"}})
-	fixed.Outputs = append(fixed.Outputs, tinymodel.Value{Name: "ids2", Type: tinymodel.Float, Shape: []any{"length"}})
-	fixed.Nodes = append(fixed.Nodes, tinymodel.Node{Name: "free", Op: "Relu", Inputs: []string{"ids"}, Outputs: []string{"ids2"}})
+	fixed.Inputs = append(fixed.Inputs,
+		tinymodel.Value{Name: "ids", Type: tinymodel.Float, Shape: []any{"length"}})
+	fixed.Outputs = append(fixed.Outputs,
+		tinymodel.Value{Name: "ids2", Type: tinymodel.Float, Shape: []any{"length"}})
+	fixed.Nodes = append(fixed.Nodes,
+		tinymodel.Node{Name: "free", Op: "Relu", Inputs: []string{"ids"},
+			Outputs: []string{"ids2"}})
 	path := filepath.Join(t.TempDir(), "partly.onnx")
 	require.NoError(t, os.WriteFile(path, fixed.Encode(), 0o644))
 	r := b.request(b.openFile(path))

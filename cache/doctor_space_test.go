@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it says nothing of the kind.
+// spaceAdvice gives what the doctor says of space with these words; the zero query.Advice where it
+// says nothing of the kind.
 func (b *bench) spaceAdvice(p request.Peer, words string) query.Advice {
 	b.Helper()
 	for _, a := range b.cache.Queries.Doctor().SpaceAdvice(p) {
@@ -32,8 +33,10 @@ func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 		space store.SpaceOptions
 		hint  string
 	}{
-		"the budget": {store.SpaceOptions{Budget: store.Amount{Bytes: perBuild - 1}}, "raise budget in [space]"},
-		"the quota":  {store.SpaceOptions{UserBytes: store.Amount{Bytes: 1}}, "raise user_bytes in [space]"},
+		"the budget": {store.SpaceOptions{Budget: store.Amount{Bytes: perBuild - 1}},
+			"raise budget in [space]"},
+		"the quota": {store.SpaceOptions{UserBytes: store.Amount{Bytes: 1}},
+			"raise user_bytes in [space]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBenchWith(t, withSpace(of.space))
@@ -44,15 +47,18 @@ func TestDoctorNamesModelsThatNeverFit(t *testing.T) {
 				require.NoError(t, a.View.Close())
 			}
 			b.use(2)
-			a := b.spaceAdvice(b.self(), "was compiled 2 times in the last 7 days and is not kept: it ")
+			a := b.spaceAdvice(b.self(),
+				"was compiled 2 times in the last 7 days and is not kept: it ")
 			require.Equal(t, query.SeverityWarning, a.Severity)
 			require.Contains(t, a.Text, "model \"model.onnx\" ")
 			require.Contains(t, a.Hint, of.hint)
 			if of.space.Budget.Bytes > 0 {
-				require.Contains(t, a.Text, "it takes "+bytesize.Text(perBuild+cas.Block)+" on disk, and the budget for all is "+bytesize.Text(perBuild-1))
+				require.Contains(t, a.Text, "it takes "+bytesize.Text(perBuild+cas.Block)+
+					" on disk, and the budget for all is "+bytesize.Text(perBuild-1))
 			}
 			require.NotZero(t, b.spaceAdvice(b.self(), "compiled once in"))
-			require.Zero(t, b.spaceAdvice(request.Peer{UID: stranger}, "is not kept"), "models of others are not named")
+			require.Zero(t, b.spaceAdvice(request.Peer{UID: stranger}, "is not kept"),
+				"models of others are not named")
 
 			require.NoError(t, b.cache.Reload(b.unbounded()))
 			require.False(t, b.acquire(r).Unkept)

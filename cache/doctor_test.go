@@ -24,8 +24,10 @@ func (b *bench) doctor(p request.Peer) (out []query.Advice) {
 	reply, err := b.cache.Queries.Doctor().Examine(context.Background(), p)
 	require.NoError(b, err)
 	for _, a := range reply.Advice {
-		out = append(out, query.Advice{Severity: a.Severity, Subject: a.Subject, Text: a.Text, Hint: a.Hint})
-		require.Contains(b, []string{query.SeverityProblem, query.SeverityWarning, query.SeverityOK}, a.Severity)
+		out = append(out,
+			query.Advice{Severity: a.Severity, Subject: a.Subject, Text: a.Text, Hint: a.Hint})
+		require.Contains(b,
+			[]string{query.SeverityProblem, query.SeverityWarning, query.SeverityOK}, a.Severity)
 		require.NotEmpty(b, a.Text)
 		if a.Severity != query.SeverityOK {
 			require.NotEmpty(b, a.Hint, "%s: %s: and what is to be done?", a.Subject, a.Text)

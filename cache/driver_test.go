@@ -20,7 +20,9 @@ import (
 // driven returns a cache with rules that have a verdict on builds of a later driver, and a function
 // that sets the driver's version.
 func driven(t *testing.T, verdict string) (*bench, func(version string)) {
-	set, err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"older driver\"\nwhen.driver_version = \"build > runtime\"\nverdict = \""+
+	set,
+		err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"older "+
+		"driver\"\nwhen.driver_version = \"build > runtime\"\nverdict = \""+
 		verdict+"\"\nreason = \"{build.driver_version} is later\"\n"))
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "version")
@@ -60,7 +62,8 @@ func TestBuildsOfTwoDriversSideBySide(t *testing.T) {
 	require.Len(t, b.list(), 2, "of each driver one is enough")
 }
 
-// Where a rule does not know whether the driver will do, the build is tried, though the very library made it.
+// Where a rule does not know whether the driver will do, the build is tried, though the very
+// library made it.
 func TestADriverThatMayNotDoIsTried(t *testing.T) {
 	b, driver := driven(t, "unknown")
 	first := b.acquire(b.request(b.model(1)))
@@ -116,7 +119,8 @@ func TestAnotherDriverDuringACompile(t *testing.T) {
 	require.Len(t, b.list(), 1)
 }
 
-// A command that fails now and then does not make the driver another one, and the doctor tells of it.
+// A command that fails now and then does not make the driver another one, and the doctor tells of
+// it.
 func TestADriverVersionThatCannotBeReadStays(t *testing.T) {
 	b, _ := driven(t, "unsupported")
 	b.close()
@@ -144,13 +148,16 @@ func TestOpenDoesNotWaitForADriversVersion(t *testing.T) {
 	b.close()
 	dir := t.TempDir()
 	gate := filepath.Join(dir, "gate")
-	b.drivers = []runtimes.DriverSource{{EP: standin.EP, Command: []string{"/bin/sh", "-c", "while ! test -e " + gate + "; do sleep 0.01; done; echo 33.0.1"}}}
+	b.drivers = []runtimes.DriverSource{{EP: standin.EP,
+		Command: []string{"/bin/sh", "-c", "while ! test -e " + gate +
+			"; do sleep 0.01; done; echo 33.0.1"}}}
 	b.open()
 	require.NoError(t, os.WriteFile(gate, nil, 0o644))
 	require.Equal(t, "33.0.1", b.acquire(b.request(b.model(3))).Build.EPs[0].DriverVersion)
 }
 
-// Before the daemon knows the drivers' versions a request waits for them, and no longer than its deadline.
+// Before the daemon knows the drivers' versions a request waits for them, and no longer than its
+// deadline.
 func TestARequestDoesNotOutlastItsDeadlineForADriver(t *testing.T) {
 	b := newBench(t)
 	b.close()

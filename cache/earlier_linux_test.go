@@ -56,12 +56,15 @@ func earlierStore(t *testing.T, state string) {
 	}
 	weights, others := noise(1, 320<<10), noise(2, 300<<10)
 	for _, content := range [][]byte{
-		slices.Concat(noise(12, 512), weights), slices.Concat(noise(18, 512), others), slices.Concat(noise(19, 512), others),
-		slices.Concat(noise(3, 200<<10), noise(4, 70<<10)), // the literals of one that has a part twice
+		slices.Concat(noise(12, 512), weights), slices.Concat(noise(18, 512), others),
+		slices.Concat(noise(19, 512), others),
+		// the literals of one that has a part twice
+		slices.Concat(noise(3, 200<<10), noise(4, 70<<10)),
 	} {
 		name := cas.Digest(blake3.Sum256(content)).String()
 		require.NoError(t, os.MkdirAll(filepath.Join(state, "objects", name[:2]), 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(state, "objects", name[:2], name), content, 0o444))
+		require.NoError(t,
+			os.WriteFile(filepath.Join(state, "objects", name[:2], name), content, 0o444))
 	}
 }
 
@@ -77,7 +80,8 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 			require.NoError(t, os.Remove(filepath.Join(b.state, "index.db")))
 		}
 		b.open()
-		require.Len(t, b.cache.forms.Recipes.Users(blobNamed(t, "dc66f368", b)), 1, "it is half exchanged")
+		require.Len(t, b.cache.forms.Recipes.Users(blobNamed(t, "dc66f368", b)), 1,
+			"it is half exchanged")
 		serveAll := func() {
 			t.Helper()
 			served := 0

@@ -18,12 +18,14 @@ type checksBegun struct {
 	begun atomic.Int64
 }
 
-func (c *checksBegun) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (c *checksBegun) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
+	error) {
 	c.begun.Add(1)
 	return c.Compiler.Check(ctx, job)
 }
 
-// The worker that will load the result is started beside a compile, and not for one that fails at once.
+// The worker that will load the result is started beside a compile, and not for one that fails at
+// once.
 func TestLoadCheckBeginsBesideTheCompile(t *testing.T) {
 	b := newBench(t)
 	c := &checksBegun{Compiler: b.compiler}
@@ -56,7 +58,8 @@ type heavy struct {
 	compile, ready, load int64 // bytes
 }
 
-func (h *heavy) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (h *heavy) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	result, err := h.Compiler.Compile(ctx, job, progress)
 	result.MaxRSS = h.compile
 	return result, err

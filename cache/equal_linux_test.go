@@ -137,7 +137,8 @@ func TestClientsAreToldToClaim(t *testing.T) {
 	}
 	require.Equal(t, "show claim own", instead(func(*request.Request) {}))
 	require.Equal(t, "claim own", instead(func(r *request.Request) { app.showing(r) }))
-	require.Equal(t, "own", instead(func(r *request.Request) { app.showing(r).OnMiss = request.Background }),
+	require.Equal(t, "own",
+		instead(func(r *request.Request) { app.showing(r).OnMiss = request.Background }),
 		"only a daemon can compile in the background")
 	require.Equal(t, "own", instead(func(r *request.Request) { app.showing(r).Store = "none" }),
 		"a claim is for what is kept")

@@ -66,7 +66,9 @@ func TestEventsTellALife(t *testing.T) {
 	require.NoError(t, err)
 
 	events := b.events(b.self())
-	require.Equal(t, []string{event.Compiled, event.Damaged, event.Compiled, event.Healed, event.Retracted, event.Retracted}, entryKinds(events))
+	require.Equal(t,
+		[]string{event.Compiled, event.Damaged, event.Compiled, event.Healed, event.Retracted,
+			event.Retracted}, entryKinds(events))
 	last := uint64(0)
 	for _, e := range events {
 		require.Greater(t, e.Sequence, last)
@@ -86,7 +88,8 @@ func (b *bench) blob(a *request.Answer) string {
 	found, err := filepath.Glob(filepath.Join(b.state, "objects", "*", "*"))
 	require.NoError(b, err)
 	for _, path := range found {
-		if filepath.Base(path) == file || filepath.Base(filepath.Dir(path))+filepath.Base(path) == file {
+		if filepath.Base(path) == file || filepath.Base(filepath.Dir(path))+
+			filepath.Base(path) == file {
 			return path
 		}
 	}
@@ -103,7 +106,8 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 	require.GreaterOrEqual(t, len(after), len(before))
 	for i := range before {
 		before[i].Sequence = 0
-		require.True(t, proto.Equal(before[i], after[i]), "but for the sequence, which counts from the start: %v", after[i])
+		require.True(t, proto.Equal(before[i], after[i]),
+			"but for the sequence, which counts from the start: %v", after[i])
 	}
 }
 
@@ -121,11 +125,13 @@ func TestEventsReachOnlyUsersWhoMaySeeThem(t *testing.T) {
 
 	require.Equal(t, []string{event.Compiled, event.Compiled}, entryKinds(b.events(alice)))
 	require.Equal(t, []string{event.Failed}, entryKinds(b.events(bob)))
-	require.Equal(t, []string{event.Compiled, event.Compiled, event.Failed}, entryKinds(b.events(b.self())))
+	require.Equal(t, []string{event.Compiled, event.Compiled, event.Failed},
+		entryKinds(b.events(b.self())))
 	require.Contains(t, kinds(b.events(bob)), event.Probed, "the machine is everybody's")
 
 	b.acquire(b.others(bob.UID, 1))
-	require.Equal(t, []string{event.Compiled, event.Failed}, entryKinds(b.events(bob)), "who has the model may know")
+	require.Equal(t, []string{event.Compiled, event.Failed}, entryKinds(b.events(bob)),
+		"who has the model may know")
 }
 
 func TestEventsAreBounded(t *testing.T) {
@@ -138,8 +144,11 @@ func TestEventsAreBounded(t *testing.T) {
 	newest, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
 	require.Len(t, newest.Events, 3)
-	require.Equal(t, []string{"47", "48", "49"}, []string{newest.Events[0].Text, newest.Events[1].Text, newest.Events[2].Text})
-	late, err := b.cache.Queries.Events(context.Background(), b.self(), start.Add(48*time.Hour-time.Minute), 0)
+	require.Equal(t, []string{"47", "48", "49"},
+		[]string{newest.Events[0].Text, newest.Events[1].Text, newest.Events[2].Text})
+	late,
+		err := b.cache.Queries.Events(context.Background(), b.self(),
+		start.Add(48*time.Hour-time.Minute), 0)
 	require.NoError(t, err)
 	require.Len(t, late.Events, 2)
 }
@@ -150,7 +159,8 @@ func (b *bench) subscribe(p request.Peer) <-chan *wire.Event {
 	out, done := make(chan *wire.Event, 100), make(chan error)
 	end := b.cache.events.End()
 	go func() {
-		done <- b.cache.Queries.Subscribe(ctx, p, end, func(e *wire.Event) error { out <- e; return nil })
+		done <- b.cache.Queries.Subscribe(ctx, p, end,
+			func(e *wire.Event) error { out <- e; return nil })
 	}()
 	b.Cleanup(func() {
 		cancel()
@@ -191,13 +201,14 @@ func TestSlowSubscriberIsToldItMissedEvents(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event
-	err := b.cache.Queries.Subscribe(context.Background(), b.self(), end, func(e *wire.Event) error {
-		got = append(got, e)
-		if e.Text == fmt.Sprint(3*query.MaxBehind-1) {
-			return enough
-		}
-		return nil
-	})
+	err := b.cache.Queries.Subscribe(context.Background(), b.self(), end,
+		func(e *wire.Event) error {
+			got = append(got, e)
+			if e.Text == fmt.Sprint(3*query.MaxBehind-1) {
+				return enough
+			}
+			return nil
+		})
 	require.ErrorIs(t, err, enough)
 	require.Len(t, got, 1+query.MaxBehind)
 	require.Equal(t, event.Missed, got[0].Kind)

@@ -42,7 +42,10 @@ func (b *bench) explain(r *request.Request) *wire.Explanation {
 }
 
 // counted is what a status counts of requests.
-func counted(s *wire.StatusReply) []uint64 { return []uint64{s.Hits, s.Misses, s.Compiles, s.Failures} }
+func counted(s *wire.StatusReply) []uint64 {
+	return []uint64{s.Hits, s.Misses, s.Compiles,
+		s.Failures}
+}
 
 // done lists what was done, without what the background finds out about the runtimes meanwhile.
 func (b *bench) done() (out []*wire.Event) {
@@ -87,12 +90,17 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 		reason   string
 	}{
 		{"nothing is there", func(*bench) {}, nil, "miss", "never compiled"},
-		{"compiled", func(b *bench) { b.acquire(b.request(b.model(1))) }, nil, "hit", "made by these libraries"},
-		{"another option", func(b *bench) { b.acquire(withLevel(b.request(b.model(1)), "3")) }, nil, "miss", "eps[0].options.level"},
-		{"another model of that name", func(b *bench) { b.acquire(b.request(b.model(2))) }, nil, "miss", "with other content"},
+		{"compiled", func(b *bench) { b.acquire(b.request(b.model(1))) }, nil, "hit",
+			"made by these libraries"},
+		{"another option", func(b *bench) { b.acquire(withLevel(b.request(b.model(1)), "3")) }, nil,
+			"miss", "eps[0].options.level"},
+		{"another model of that name", func(b *bench) { b.acquire(b.request(b.model(2))) }, nil,
+			"miss", "with other content"},
 		{"withheld", func(b *bench) {
 			b.acquire(b.request(b.model(1)))
-			_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model.onnx"}, "for a test", false)
+			_,
+				err := b.cache.Invalidate(context.Background(), b.self(), []string{"model.onnx"},
+				"for a test", false)
 			require.NoError(b, err)
 		}, nil, "stale", "for a test"},
 		{"damaged", func(b *bench) {
@@ -102,11 +110,14 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 			b.acquire(b.request(b.model(1)))
 			b.library("2.0")
 		}, nil, "stale", ""},
-		{"the other ONNX Runtime", func(b *bench) { b.acquire(b.request(b.model(1))) }, func(b *bench, r *request.Request) {
-			r.StrictORT = true
-			_, err := standin.Library(b.runtime, "1.32.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
-			require.NoError(b, err)
-		}, "stale", "strict_ort"},
+		{"the other ONNX Runtime", func(b *bench) { b.acquire(b.request(b.model(1))) },
+			func(b *bench, r *request.Request) {
+				r.StrictORT = true
+				_,
+					err := standin.Library(b.runtime, "1.32.0",
+					standin.SDK{Version: "1.0", Hardware: "sim-1"})
+				require.NoError(b, err)
+			}, "stale", "strict_ort"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -142,7 +153,8 @@ func TestExplainNamesTheLibrariesOfABuild(t *testing.T) {
 	require.Equal(t, first.Build.BuildKey.String(), one.Build.Build)
 	d := differing(one.Differences)
 	require.Equal(t, [2]string{"2.0", "1.0"}, d["eps[0].sdk_version"])
-	require.Equal(t, [2]string{"standin:2.0:sim-1", "standin:1.0:sim-1"}, d["eps[0].compatibility_string"])
+	require.Equal(t, [2]string{"standin:2.0:sim-1", "standin:1.0:sim-1"},
+		d["eps[0].compatibility_string"])
 	require.Contains(t, d, "eps[0].library_digest")
 	require.NotContains(t, d, "eps[0].hardware_architecture")
 	require.NotContains(t, d, "ort_version")
@@ -175,12 +187,14 @@ func TestNeighboursAreTheNearest(t *testing.T) {
 	e := b.explain(ask(1, nil, nil))
 	require.Len(t, e.Neighbours, 3, "a model with another name is none")
 	require.Equal(t, near.RequestKey.String(), e.Neighbours[0].RequestKey)
-	require.Equal(t, map[string][2]string{"eps[0].options.level": {"", "2"}}, differing(e.Neighbours[0].Differences))
+	require.Equal(t, map[string][2]string{"eps[0].options.level": {"", "2"}},
+		differing(e.Neighbours[0].Differences))
 	require.EqualValues(t, 1, e.Neighbours[0].Builds)
 	require.Len(t, e.Neighbours[1].Differences, 3)
 	require.Equal(t, changed.RequestKey.String(), e.Neighbours[2].RequestKey)
 	require.Len(t, e.Neighbours[2].Differences, 1)
-	require.Equal(t, changed.ModelDigest.String(), differing(e.Neighbours[2].Differences)["model"][1])
+	require.Equal(t, changed.ModelDigest.String(),
+		differing(e.Neighbours[2].Differences)["model"][1])
 }
 
 func TestExplanationsAreBounded(t *testing.T) {
@@ -192,7 +206,8 @@ func TestExplanationsAreBounded(t *testing.T) {
 		b.acquire(r)
 	}
 	r := b.request(b.model(1))
-	r.EPs[0].Options = map[string]string{"tuning": `{"x":"` + strings.Repeat("x", 10*longest) + `"}`}
+	r.EPs[0].Options = map[string]string{"tuning": `{"x":"` + strings.Repeat("x", 10*longest) +
+		`"}`}
 	r.FreeDimensions = make(map[string]int64)
 	for i := range 2 * most {
 		r.FreeDimensions[strings.Repeat("d", i+1)] = 1
@@ -224,7 +239,9 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 	for _, h := range e.History {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
-	_, err := b.cache.Queries.Why(context.Background(), request.Peer{UID: 2002}, "alices-secret.onnx")
+	_,
+		err := b.cache.Queries.Why(context.Background(), request.Peer{UID: 2002},
+		"alices-secret.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
 }

@@ -46,15 +46,19 @@ func TestFailureReasons(t *testing.T) {
 		hint     string
 		compiles int64
 	}{
-		standin.Crash:    {failure.Crash, map[string]string{"signal": "SIGSEGV", "exit": "-1"}, "compiler crashed (SIGSEGV)", "", 2},
-		standin.Killed:   {failure.WorkerDied, map[string]string{"signal": "SIGKILL"}, "killed", "", 2},
-		standin.Refuse:   {failure.Refused, map[string]string{"code": "1"}, "told to refuse", "", 1},
-		standin.NoNodes:  {failure.NoNode, nil, "took no node", "use the model as it is", 1},
-		standin.Garbage:  {failure.Invalid, nil, "graph", "", 1},
-		standin.Links:    {failure.Invalid, nil, "link.bin", "", 1},
-		standin.Huge:     {failure.OutputLimit, nil, "output limit reached", "[limits]", 1},
-		standin.Hang:     {failure.Timeout, nil, "time limit reached", "[limits]", 1},
-		standin.Mutilate: {failure.LoadCheck, map[string]string{"code": "10"}, "does not load", "", 1},
+		standin.Crash: {failure.Crash, map[string]string{"signal": "SIGSEGV", "exit": "-1"},
+			"compiler crashed (SIGSEGV)", "", 2},
+		standin.Killed: {failure.WorkerDied, map[string]string{"signal": "SIGKILL"}, "killed", "",
+			2},
+		standin.Refuse: {failure.Refused, map[string]string{"code": "1"}, "told to refuse", "",
+			1},
+		standin.NoNodes: {failure.NoNode, nil, "took no node", "use the model as it is", 1},
+		standin.Garbage: {failure.Invalid, nil, "graph", "", 1},
+		standin.Links:   {failure.Invalid, nil, "link.bin", "", 1},
+		standin.Huge:    {failure.OutputLimit, nil, "output limit reached", "[limits]", 1},
+		standin.Hang:    {failure.Timeout, nil, "time limit reached", "[limits]", 1},
+		standin.Mutilate: {failure.LoadCheck, map[string]string{"code": "10"}, "does not load", "",
+			1},
 	}
 	for how, c := range cases {
 		t.Run(string(how), func(t *testing.T) {
@@ -78,7 +82,8 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 	b := newBench(t)
 	first := b.refused(b.failing(1, standin.Crash))
 	again := b.refused(b.failing(1, standin.Crash))
-	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "one crash, and one try more, of the first request")
+	require.EqualValues(t, 2, b.compiler.Compiles.Load(),
+		"one crash, and one try more, of the first request")
 	require.Equal(t, first.Class, again.Class)
 	for key, value := range first.Facts {
 		require.Equal(t, value, again.Facts[key], key)
@@ -89,7 +94,8 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
 	events, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
-	require.Equal(t, []string{event.Failed}, entryKinds(events.Events), "what is answered from memory is no event")
+	require.Equal(t, []string{event.Failed}, entryKinds(events.Events),
+		"what is answered from memory is no event")
 }
 
 func TestCrashesAreTriedLaterAndLater(t *testing.T) {

@@ -15,21 +15,25 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// outspoken refuses every model but the smallest, and names the files that it was given, as ONNX Runtime does.
+// outspoken refuses every model but the smallest, and names the files that it was given, as ONNX
+// Runtime does.
 type outspoken struct {
 	compilers.Compiler
 	began chan struct{}
 	goOn  chan struct{}
 }
 
-func (o outspoken) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (o outspoken) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	if filepath.Base(job.Model) == compilers.ProbeModel {
 		return o.Compiler.Compile(ctx, job, progress)
 	}
 	o.began <- struct{}{}
 	<-o.goOn
-	text := "Load model from " + compilers.Spelling(job.Folder, job.Model) + " failed: cannot write " + filepath.Join(job.Folder, job.Output)
-	return compilers.Result{Log: "at " + job.Model}, &compilers.RefusedError{Doing: "compile", Code: 10, Text: text}
+	text := "Load model from " + compilers.Spelling(job.Folder, job.Model) +
+		" failed: cannot write " + filepath.Join(job.Folder, job.Output)
+	return compilers.Result{Log: "at " + job.Model},
+		&compilers.RefusedError{Doing: "compile", Code: 10, Text: text}
 }
 
 func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
@@ -44,7 +48,8 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 	}
 	says := func(name, text string) {
 		t.Helper()
-		require.Contains(t, text, `10 INVALID_GRAPH: Load model from `+name+` failed: cannot write what `+name+` became`)
+		require.Contains(t, text, `10 INVALID_GRAPH: Load model from `+name+
+			` failed: cannot write what `+name+` became`)
 	}
 	first := b.ask(context.Background(), ask(b.cache.uid, "mine.onnx"))
 	<-o.began
@@ -55,7 +60,9 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 		var e *apierr.Error
 		require.ErrorAs(t, (<-answer).err, &e)
 		says(name, e.Text)
-		require.True(t, strings.HasPrefix(e.Text, "model "+strconv.Quote(name)+" does not compile: 10 INVALID_GRAPH"), e.Text)
+		require.True(t,
+			strings.HasPrefix(e.Text, "model "+strconv.Quote(name)+
+				" does not compile: 10 INVALID_GRAPH"), e.Text)
 		require.Equal(t, "at "+name, e.Facts["stderr"])
 	}
 	third := b.refused(ask(1002, "other.onnx"))

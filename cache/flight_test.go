@@ -52,7 +52,8 @@ func TestFirstAskerLeaves(t *testing.T) {
 		_, err := b.cache.Acquire(ctx, r, nil)
 		first <- err
 	}()
-	require.Eventually(t, func() bool { return b.compiler.Compiles.Load() == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.compiler.Compiles.Load() == 1 }, soon,
+		time.Millisecond)
 	second := make(chan *request.Answer, 1)
 	r2 := b.request(b.model(1))
 	go func() {

@@ -40,7 +40,8 @@ func (b *bench) forge(of cas.Digest, r *dedupe.Recipe) {
 
 // Well-formed recipes with valid checksums and false contents.
 func TestForgedRecipesAreNeverServed(t *testing.T) {
-	const nowhere, loop = "a container that is nowhere", "a container that is made of the blob itself"
+	const nowhere, loop = "a container that is nowhere",
+		"a container that is made of the blob itself"
 	cases := map[string]func(b *bench, builds []*index.Build, r *dedupe.Recipe){
 		"bytes behind the end of a container": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
 			i := largest(r)
@@ -51,7 +52,8 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 			i := largest(r)
 			r.Extents[i].From -= 4
 		},
-		"a container that is longer than it says": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+		"a container that is longer than it says": func(_ *bench, _ []*index.Build,
+			r *dedupe.Recipe) {
 			i := largest(r)
 			r.Containers[r.Extents[i].Container].Size = r.Extents[i].From + r.Extents[i].Length
 		},
@@ -88,7 +90,8 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 			require.NoError(b, os.Remove(b.object(of)))
 			b.forge(of, &dedupe.Recipe{Blob: of, Size: info.Size(), Literals: dedupe.NoLiterals,
 				Containers: []dedupe.Container{{Digest: r.Blob, Size: r.Size}},
-				Extents:    []dedupe.Extent{{Length: info.Size(), Period: min(r.Size, info.Size()-1)}}})
+				Extents: []dedupe.Extent{{Length: info.Size(),
+					Period: min(r.Size, info.Size()-1)}}})
 		},
 	}
 	packed := packedPairs(t)

@@ -70,7 +70,8 @@ func TestLossIsSaid(t *testing.T) {
 }
 
 func TestGainIsNotMeasuredWhereItIsSwitchedOff(t *testing.T) {
-	b := measuring(t, 1, 2, func(o *Options) { o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}} })
+	b := measuring(t, 1, 2,
+		func(o *Options) { o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}} })
 	b.acquire(b.request(b.model(1)))
 	b.cache.gains.Wait()
 	require.Zero(t, b.gain())
@@ -181,7 +182,8 @@ func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 }
 
 func TestFastCompilesAreNotStored(t *testing.T) {
-	b := newBenchWith(t, func(o *Options) { o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 0.2}} })
+	b := newBenchWith(t,
+		func(o *Options) { o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 0.2}} })
 	fast := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Compiled, fast.Outcome)
 	require.Contains(t, fast.Why, "min_compile_seconds, 0.2 s: not kept")

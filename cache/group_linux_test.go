@@ -39,7 +39,8 @@ func (b *bench) variants(ep identity.EP, seed uint64, n int) *request.Request {
 func newRealBench(t *testing.T, r compilers.Runtime) (*bench, *compilers.ORT) {
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
-	return newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort
+	return newBenchWith(t,
+		func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort
 }
 
 // outputs runs graphs in one process, in order, and gives the bytes of all outputs.
@@ -47,15 +48,22 @@ func (b *bench) outputs(ort *compilers.ORT, job compilers.CheckJob) []byte {
 	return compilertest.Outputs(b, job, 3)
 }
 
-// A real group loads as its answer says, and its models compute what they do uncompiled: all in one process, and each alone.
+// A real group loads as its answer says, and its models compute what they do uncompiled: all in one
+// process, and each alone.
 func TestRealGroupsCompute(t *testing.T) {
 	for name, c := range map[string]struct {
 		ep      identity.EP
 		runtime func(*testing.T) compilers.Runtime
 	}{
-		"OpenVINO": {identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}},
-			func(t *testing.T) compilers.Runtime { return compilertest.Runtime(t, "openvino-1.8.1") }},
-		"test EP": {identity.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
+		"OpenVINO": {identity.EP{Name: "OpenVINOExecutionProvider",
+			Options: map[string]string{
+				"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}},
+			func(t *testing.T) compilers.Runtime {
+				return compilertest.Runtime(t,
+					"openvino-1.8.1")
+			}},
+		"test EP": {identity.EP{Name: compilertest.TestEP,
+			Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
 			func(t *testing.T) compilers.Runtime {
 				return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
 			}},
@@ -72,14 +80,17 @@ func TestRealGroupsCompute(t *testing.T) {
 				require.Empty(t, a.Warnings)
 				require.Equal(t, compilers.Passed, a.Build.LoadCheck)
 				require.Len(t, a.Build.Files, 4, "three graphs and one binary")
-				eps := []compilers.EP{{Name: c.ep.Name, Devices: c.ep.Devices, Options: a.ProviderOptions[c.ep.Name]}}
+				eps := []compilers.EP{{Name: c.ep.Name, Devices: c.ep.Devices,
+					Options: a.ProviderOptions[c.ep.Name]}}
 				var want []byte
 				for i := range asked.Models() {
 					source := compilers.CheckJob{Runtime: r, EPs: eps,
 						Graph: asked.ModelFiles(i).Graph.Name()}
 					want = append(want, b.outputs(ort, source)...)
 				}
-				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), Session: compilers.Session{SessionOptions: loadOptions(a)}}
+				together := compilers.CheckJob{Runtime: r, EPs: eps,
+					Graph:   filepath.Join(a.Path, a.Members[0].Graph),
+					Session: compilers.Session{SessionOptions: loadOptions(a)}}
 				for _, m := range a.Members[1:] {
 					together.Share = append(together.Share, filepath.Join(a.Path, m.Graph))
 				}
@@ -89,12 +100,15 @@ func TestRealGroupsCompute(t *testing.T) {
 					alone := b.acquire(oneOf(asked, i))
 					require.Equal(t, request.Hit, alone.Outcome)
 					require.Equal(t, i, alone.Member)
-					one := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(alone.Path, alone.Graph), Session: compilers.Session{SessionOptions: alone.SessionOptions}}
+					one := compilers.CheckJob{Runtime: r, EPs: eps,
+						Graph:   filepath.Join(alone.Path, alone.Graph),
+						Session: compilers.Session{SessionOptions: alone.SessionOptions}}
 					apart = append(apart, b.outputs(ort, one)...)
 				}
 				require.Equal(t, want, apart)
 			}
-			require.NotEqual(t, filepath.Base(groups[0].Graph), filepath.Base(groups[1].Graph), "names are of the build key")
+			require.NotEqual(t, filepath.Base(groups[0].Graph), filepath.Base(groups[1].Graph),
+				"names are of the build key")
 		})
 	}
 }
@@ -103,7 +117,8 @@ func TestRealGroupsCompute(t *testing.T) {
 // a failure.
 func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	b, _, _ := newQNNBench(t)
-	ep := identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+	ep := identity.EP{Name: qnn,
+		Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
 	asked := b.variants(ep, 1, 1024)
 	group := b.acquire(asked)
 	require.Equal(t, request.Compiled, group.Outcome)
@@ -126,10 +141,12 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 
 	require.Equal(t, query.Miss, b.explain(oneOf(asked, 2)).Decision)
 	alone := b.acquire(oneOf(asked, 2))
-	require.Equal(t, request.Compiled, alone.Outcome, "a member of the group would end the application by SIGSEGV on this machine")
+	require.Equal(t, request.Compiled, alone.Outcome,
+		"a member of the group would end the application by SIGSEGV on this machine")
 	require.Empty(t, alone.Members)
 	require.Equal(t, compilers.Passed, alone.Build.LoadCheck)
-	require.Equal(t, request.Hit, b.acquire(b.variants(ep, 1, 1024)).Outcome, "the group itself is still there")
+	require.Equal(t, request.Hit, b.acquire(b.variants(ep, 1, 1024)).Outcome,
+		"the group itself is still there")
 	failures, err := b.cache.JobList.Failures(context.Background(), b.self())
 	require.NoError(t, err)
 	require.Empty(t, failures)
@@ -144,12 +161,16 @@ func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *request
 		model := compilertest.DenseModel(seed, 64, 1<<i)
 		weights := &model.Initializers[0]
 		require.NoError(b, os.WriteFile(filepath.Join(folder, "weights.bin"), weights.Raw, 0o644))
-		weights.Location, weights.Offset, weights.Length = "weights.bin", "0", fmt.Sprint(len(weights.Raw)) // OpenVINO guesses neither
+		// OpenVINO guesses neither
+		weights.Location, weights.Offset, weights.Length = "weights.bin", "0",
+			fmt.Sprint(len(weights.Raw))
 		path := filepath.Join(folder, fmt.Sprintf("m%d.onnx", i))
 		require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
-		files := map[string]*os.File{"weights.bin": b.openFile(filepath.Join(folder, "weights.bin"))}
+		files := map[string]*os.File{"weights.bin": b.openFile(filepath.Join(folder,
+			"weights.bin"))}
 		if i > 0 {
-			r.Group = append(r.Group, identity.Files{Name: filepath.Base(path), Graph: b.openFile(path), External: files})
+			r.Group = append(r.Group,
+				identity.Files{Name: filepath.Base(path), Graph: b.openFile(path), External: files})
 			continue
 		}
 		r = b.request(b.openFile(path))
@@ -158,11 +179,13 @@ func (b *bench) sharing(ep identity.EP, seed uint64, folders ...string) *request
 	return r
 }
 
-// OpenVINO leaves weights of a group in the models' external data: that file is part of the build, once.
+// OpenVINO leaves weights of a group in the models' external data: that file is part of the build,
+// once.
 func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	b, ort := newRealBench(t, r)
-	ep := identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
+	ep := identity.EP{Name: "OpenVINOExecutionProvider",
+		Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
 	folder := t.TempDir()
 	asked := b.sharing(ep, 1, folder, folder)
 	a := b.acquire(asked)
@@ -174,8 +197,12 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 		want = append(want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps,
 			Graph: asked.ModelFiles(i).Graph.Name()})...)
 	}
-	require.Equal(t, want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph),
-		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, Session: compilers.Session{SessionOptions: loadOptions(a)}}))
+	require.Equal(t, want,
+		b.outputs(ort,
+			compilers.CheckJob{Runtime: r, EPs: eps,
+				Graph:   filepath.Join(a.Path, a.Members[0].Graph),
+				Share:   []string{filepath.Join(a.Path, a.Members[1].Graph)},
+				Session: compilers.Session{SessionOptions: loadOptions(a)}}))
 
 	_, err := b.cache.Acquire(t.Context(), b.sharing(ep, 2, t.TempDir(), t.TempDir()), nil)
 	require.ErrorContains(t, err, `different files of theirs are called "weights.bin"`)

@@ -28,7 +28,8 @@ func (b *bench) group(seeds ...uint64) *request.Request {
 	r := b.request(b.model(seeds[0]))
 	r.Name = fmt.Sprintf("model%d.onnx", seeds[0])
 	for _, seed := range seeds[1:] {
-		r.Group = append(r.Group, identity.Files{Name: fmt.Sprintf("model%d.onnx", seed), Graph: b.model(seed)})
+		r.Group = append(r.Group,
+			identity.Files{Name: fmt.Sprintf("model%d.onnx", seed), Graph: b.model(seed)})
 	}
 	return r
 }
@@ -49,7 +50,8 @@ func TestAGroupIsOneBuild(t *testing.T) {
 	}
 	require.Equal(t, first.Members[0].Graph, first.Graph)
 	require.Equal(t, first.Members[0].ModelDigest, first.ModelDigest)
-	require.NotContains(t, first.SessionOptions, "ep.share_ep_contexts", "that is what a lone model is loaded with")
+	require.NotContains(t, first.SessionOptions, "ep.share_ep_contexts",
+		"that is what a lone model is loaded with")
 	require.Equal(t, compilers.RouteSessionOptions, first.Build.Route)
 
 	second := b.acquire(b.group(1, 2, 3))
@@ -57,7 +59,8 @@ func TestAGroupIsOneBuild(t *testing.T) {
 	require.Equal(t, first.RequestKey, second.RequestKey)
 	require.Equal(t, first.Members, second.Members)
 	for _, other := range []*request.Request{b.group(2, 1, 3), b.group(1, 2), b.group(1, 2, 3, 4)} {
-		require.NotEqual(t, first.RequestKey, b.acquire(other).RequestKey, "other members, or in another order")
+		require.NotEqual(t, first.RequestKey, b.acquire(other).RequestKey,
+			"other members, or in another order")
 	}
 }
 
@@ -93,7 +96,8 @@ func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
 	}
 	r := b.request(b.model(2))
 	r.EPs[0].Options = map[string]string{"level": "7"}
-	require.Equal(t, request.Compiled, b.acquire(r).Outcome, "with other options it is another request")
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome,
+		"with other options it is another request")
 	r = b.request(b.model(2))
 	r.Embed = true
 	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
@@ -165,13 +169,23 @@ func TestGroupsThatAreRefused(t *testing.T) {
 		change func(r *request.Request)
 		says   string
 	}{
-		"embedded":              {func(r *request.Request) { r.Embed = true }, "cannot be embedded"},
-		"one model twice":       {func(r *request.Request) { r.Group[0].Graph = b.model(1) }, "are the same"},
-		"a model is missing":    {func(r *request.Request) { r.Group[0].Graph = nil }, "no model 2 of the group"},
-		"too many":              {func(r *request.Request) { r.Group = make([]identity.Files, request.MaxGroup) }, "more than 64"},
-		"compiled already":      {func(r *request.Request) { r.Group[0].Graph = compiled }, "compiled already"},
-		"under a claim":         {func(r *request.Request) { r.OnMiss = request.ForClaim }, "by the daemon"},
-		"external initializers": {func(r *request.Request) { r.Output.InitializersFile = "weights.bin" }, "stay in their graphs"},
+		"embedded": {func(r *request.Request) { r.Embed = true },
+			"cannot be embedded"},
+		"one model twice": {func(r *request.Request) { r.Group[0].Graph = b.model(1) },
+			"are the same"},
+		"a model is missing": {func(r *request.Request) { r.Group[0].Graph = nil },
+			"no model 2 of the group"},
+		"too many": {func(r *request.Request) {
+			r.Group = make([]identity.Files,
+				request.MaxGroup)
+		}, "more than 64"},
+		"compiled already": {func(r *request.Request) { r.Group[0].Graph = compiled },
+			"compiled already"},
+		"under a claim": {func(r *request.Request) { r.OnMiss = request.ForClaim },
+			"by the daemon"},
+		"external initializers": {
+			func(r *request.Request) { r.Output.InitializersFile = "weights.bin" },
+			"stay in their graphs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.group(1, 2)
@@ -198,11 +212,14 @@ func TestAGroupFailsAsAWhole(t *testing.T) {
 // failsMember refuses the second model of each group.
 type failsMember struct{ compilers.Compiler }
 
-func (f failsMember) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (f failsMember) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	if len(job.Share) == 0 {
 		return f.Compiler.Compile(ctx, job, progress)
 	}
-	return compilers.Result{}, &compilers.MemberError{Member: 1, Err: &compilers.RefusedError{Doing: "compile", Code: 11, Text: "no"}}
+	return compilers.Result{},
+		&compilers.MemberError{Member: 1,
+			Err: &compilers.RefusedError{Doing: "compile", Code: 11, Text: "no"}}
 }
 
 func TestEveryFileOfAGroupCountsForAll(t *testing.T) {
@@ -363,7 +380,8 @@ func TestTheLoadCheckOfAGroup(t *testing.T) {
 	}
 }
 
-// layered writes models into folders, all with their weights in a file of one name, and asks for them as a group.
+// layered writes models into folders, all with their weights in a file of one name, and asks for
+// them as a group.
 func (b *bench) layered(folders ...string) *request.Request {
 	var r *request.Request
 	dir := b.TempDir()

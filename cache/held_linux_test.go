@@ -41,7 +41,8 @@ func TestOpenFilesStayAndCount(t *testing.T) {
 	a := b.acquire(b.held(1))
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
-	require.Equal(t, store.KeptInUse, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptInUse, b.cache.Store.Collector().
+		Protected(a.Build.ID, &views.OwnFiles{}))
 	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
@@ -63,7 +64,8 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	}
 	read, both := b.openFile(path(0)), b.openFile(path(1))
 	b.elsewhere(path(1))
-	require.Equal(t, store.KeptReading, b.cache.Store.Collector().Protected(builds[0].ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptReading, b.cache.Store.Collector().
+		Protected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
 	var over atomic.Bool
@@ -73,8 +75,10 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	})
 	b.collect(plan)
 	require.True(t, over.Load(), "it is protected while it is read")
-	outcomes := map[index.BuildID]string{plan.Steps[0].ID: plan.Steps[0].Outcome, plan.Steps[1].ID: plan.Steps[1].Outcome}
-	require.Equal(t, map[index.BuildID]string{builds[0].ID: "removed", builds[1].ID: "kept: in use"}, outcomes)
+	outcomes := map[index.BuildID]string{plan.Steps[0].ID: plan.Steps[0].Outcome,
+		plan.Steps[1].ID: plan.Steps[1].Outcome}
+	require.Equal(t,
+		map[index.BuildID]string{builds[0].ID: "removed", builds[1].ID: "kept: in use"}, outcomes)
 }
 
 // A collection that makes space for a request does not wait for a comparison of blobs which waits
@@ -99,7 +103,8 @@ func TestCollectionEndsComparisons(t *testing.T) {
 		compared <- err
 	}()
 	<-waits
-	require.Equal(t, store.KeptReading, b.cache.Store.Collector().Protected(builds[0].ID, &views.OwnFiles{}))
+	require.Equal(t, store.KeptReading, b.cache.Store.Collector().
+		Protected(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	b.collect(plan)
 	require.Equal(t, []string{"removed", "removed"}, outcomes(plan, builds[0].ID, builds[1].ID))

@@ -26,41 +26,62 @@ func TestIdentity(t *testing.T) {
 	}
 	plain := key(func(*request.Request) {})
 	same := map[string]func(*request.Request){
-		"another name":            func(r *request.Request) { r.Name = "other.onnx" },
-		"device spelled out":      func(r *request.Request) { r.EPs[0].Devices = devices("cpu") },
-		"default level spelled":   func(r *request.Request) { r.GraphOptimizationLevel = "basic" },
-		"default route spelled":   func(r *request.Request) { r.Route = "compile_api" },
-		"session default spelled": func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "False"} },
-		"another user":            func(r *request.Request) { r.Peer.UID = 4711 },
+		"another name":          func(r *request.Request) { r.Name = "other.onnx" },
+		"device spelled out":    func(r *request.Request) { r.EPs[0].Devices = devices("cpu") },
+		"default level spelled": func(r *request.Request) { r.GraphOptimizationLevel = "basic" },
+		"default route spelled": func(r *request.Request) { r.Route = "compile_api" },
+		"session default spelled": func(r *request.Request) {
+			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "False"}
+		},
+		"another user": func(r *request.Request) { r.Peer.UID = 4711 },
 		"a time in the past": func(r *request.Request) {
 			require.NoError(t, os.Chtimes(r.Graph.Name(), time.Unix(1, 0), time.Unix(1, 0)))
 		},
-		"the runtime spelled out":  func(r *request.Request) { r.Runtime.Directory = b.runtime },
-		"the library by its path":  func(r *request.Request) { r.Runtime.EPLibraries = b.libraries(nil) },
-		"the library as a file":    func(r *request.Request) { r.Runtime.EPLibraries = b.libraries(b.openFile(b.libraries(nil)[0].Path)) },
+		"the runtime spelled out": func(r *request.Request) { r.Runtime.Directory = b.runtime },
+		"the library by its path": func(r *request.Request) {
+			r.Runtime.EPLibraries = b.libraries(nil)
+		},
+		"the library as a file": func(r *request.Request) {
+			r.Runtime.EPLibraries = b.libraries(b.openFile(b.libraries(nil)[0].Path))
+		},
 		"another scope than usual": func(r *request.Request) { r.Store = "user" },
-		"fallback spelled out":     func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_cpu_ep_fallback": "0"} },
+		"fallback spelled out": func(r *request.Request) {
+			r.SessionOptions = map[string]string{"session.disable_cpu_ep_fallback": "0"}
+		},
 	}
 	for name, change := range same {
 		require.Equal(t, plain, key(change), name)
 	}
 	other := map[string]func(*request.Request){
-		"one weight":        func(r *request.Request) { r.Graph = b.model(2) },
-		"embedded":          func(r *request.Request) { r.Embed = true },
-		"level":             func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
-		"a session's level": func(r *request.Request) { r.GraphOptimizationLevel = "all" }, // not the compile API's default
-		"session option":    func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
-		"free dimension":    func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 1} },
-		"by denotation":     func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"batch": 1} },
-		"other route":       func(r *request.Request) { r.Route = "session_options" },
-		"provider option":   func(r *request.Request) { r.EPs[0].Options = map[string]string{"fault": "slow"} },
-		"dimension is two":  func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 2} },
-		"another dimension": func(r *request.Request) { r.FreeDimensions = map[string]int64{"length": 1} },
-		"complete":          func(r *request.Request) { r.Output.Complete = true },
-		"prefix":            func(r *request.Request) { r.Output.NodeNamePrefix = "left_" },
-		"another prefix":    func(r *request.Request) { r.Output.NodeNamePrefix = "right_" },
-		"weights outside":   func(r *request.Request) { r.Output.InitializersFile = "rest.bin" },
-		"another file":      func(r *request.Request) { r.Output.InitializersFile = "weights.bin" },
+		"one weight": func(r *request.Request) { r.Graph = b.model(2) },
+		"embedded":   func(r *request.Request) { r.Embed = true },
+		"level":      func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
+		// not the compile API's default
+		"a session's level": func(r *request.Request) { r.GraphOptimizationLevel = "all" },
+		"session option": func(r *request.Request) {
+			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}
+		},
+		"free dimension": func(r *request.Request) {
+			r.FreeDimensions = map[string]int64{"batch": 1}
+		},
+		"by denotation": func(r *request.Request) {
+			r.FreeDimensionsByDenotation = map[string]int64{"batch": 1}
+		},
+		"other route": func(r *request.Request) { r.Route = "session_options" },
+		"provider option": func(r *request.Request) {
+			r.EPs[0].Options = map[string]string{"fault": "slow"}
+		},
+		"dimension is two": func(r *request.Request) {
+			r.FreeDimensions = map[string]int64{"batch": 2}
+		},
+		"another dimension": func(r *request.Request) {
+			r.FreeDimensions = map[string]int64{"length": 1}
+		},
+		"complete":        func(r *request.Request) { r.Output.Complete = true },
+		"prefix":          func(r *request.Request) { r.Output.NodeNamePrefix = "left_" },
+		"another prefix":  func(r *request.Request) { r.Output.NodeNamePrefix = "right_" },
+		"weights outside": func(r *request.Request) { r.Output.InitializersFile = "rest.bin" },
+		"another file":    func(r *request.Request) { r.Output.InitializersFile = "weights.bin" },
 		"large ones only": func(r *request.Request) {
 			r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 100}
 		},
@@ -83,7 +104,8 @@ func TestDenotationsInOtherLetters(t *testing.T) {
 		return b.acquire(r).RequestKey
 	}
 	require.Equal(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"data_batch": 2}))
-	require.NotEqual(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"DATA_CHANNEL": 2}))
+	require.NotEqual(t, key(map[string]int64{"DATA_BATCH": 2}),
+		key(map[string]int64{"DATA_CHANNEL": 2}))
 	r := b.request(b.model(1))
 	r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 2, "data_batch": 3}
 	require.Equal(t, apierr.BadRequest, b.refused(r).Class)
@@ -98,17 +120,26 @@ func TestARecordMeansItsRequest(t *testing.T) {
 		"options": func(r *request.Request) {
 			r.EPs[0].Options = map[string]string{"level": "03", "fast": "True", "hardware": "sim-9"}
 		},
-		"session":    func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "True"} },
-		"dimension":  func(r *request.Request) { r.FreeDimensions = map[string]int64{"n": 3} },
-		"by meaning": func(r *request.Request) { r.FreeDimensionsByDenotation = map[string]int64{"n": 3} },
-		"level":      func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
-		"embedded":   func(r *request.Request) { r.Embed = true },
-		"route":      func(r *request.Request) { r.Route = "session_options" },
+		"session": func(r *request.Request) {
+			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "True"}
+		},
+		"dimension": func(r *request.Request) { r.FreeDimensions = map[string]int64{"n": 3} },
+		"by meaning": func(r *request.Request) {
+			r.FreeDimensionsByDenotation = map[string]int64{"n": 3}
+		},
+		"level":    func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
+		"embedded": func(r *request.Request) { r.Embed = true },
+		"route":    func(r *request.Request) { r.Route = "session_options" },
 		"output": func(r *request.Request) {
 			r.Output = identity.Output{InitializersFile: "rest.bin", InitializersThreshold: 9}
 		},
-		"in source": func(r *request.Request) { r.Output = identity.Output{InitializersInSource: true} },
-		"complete":  func(r *request.Request) { r.Output = identity.Output{Complete: true, NodeNamePrefix: "left_"} },
+		"in source": func(r *request.Request) {
+			r.Output = identity.Output{InitializersInSource: true}
+		},
+		"complete": func(r *request.Request) {
+			r.Output = identity.Output{Complete: true,
+				NodeNamePrefix: "left_"}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))
@@ -116,7 +147,9 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			build := b.acquire(r).Build
 			again, err := workspace.AttemptOf(build)
 			require.NoError(t, err)
-			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(), func(string) {})
+			_, rc,
+				err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(),
+				func(string) {})
 			require.NoError(t, err)
 			planned, err := b.cache.planner.Planned(context.Background(), again.WithRuntime("", rc))
 			require.NoError(t, err)

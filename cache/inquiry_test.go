@@ -20,7 +20,8 @@ type slowProbe struct {
 	began, pass chan struct{}
 }
 
-func (s *slowProbe) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+func (s *slowProbe) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	s.began <- struct{}{}
 	select {
 	case <-s.pass:
@@ -45,7 +46,8 @@ func TestALongFirstUseIsSeenAmongTheJobs(t *testing.T) {
 	var listed []jobs.Info
 	require.Eventually(t, func() bool {
 		listed = b.jobs(somebody)
-		return len(listed) == 1 && listed[0].State == jobs.Running && listed[0].Phase == "probing" // the daemon itself began it, perhaps
+		// the daemon itself began it, perhaps
+		return len(listed) == 1 && listed[0].State == jobs.Running && listed[0].Phase == "probing"
 	}, soon, time.Millisecond)
 	require.Equal(t, "mine.onnx", listed[0].ModelName)
 	require.Equal(t, 1, listed[0].Waiting)
@@ -54,7 +56,8 @@ func TestALongFirstUseIsSeenAmongTheJobs(t *testing.T) {
 
 	ctx, leave := context.WithCancel(context.Background())
 	second := b.ask(ctx, r)
-	require.Eventually(t, func() bool { return b.jobs(somebody)[0].Waiting == 2 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.jobs(somebody)[0].Waiting == 2 }, soon,
+		time.Millisecond)
 	leave()
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-second).err))
 	close(s.pass)
@@ -70,7 +73,10 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	<-s.began
 	require.Eventually(t, func() bool { return len(b.jobs(somebody)) == 1 }, soon, time.Millisecond)
-	ended, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: 0}, []string{b.jobs(somebody)[0].ID}, false) // of a user only the own part: the daemon may want to know too
+	// of a user only the own part: the daemon may want to know too
+	ended,
+		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: 0},
+		[]string{b.jobs(somebody)[0].ID}, false)
 	require.NoError(t, err)
 	require.Len(t, ended, 1)
 	require.Equal(t, jobs.Cancelled, ended[0].State)

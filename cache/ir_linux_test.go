@@ -156,8 +156,8 @@ func irModel(seed uint64, n int) (xml, bin []byte) {
 `, n, n*n*4, named(0, "x"), tensor(0, n), tensor(0, 1), tensor(1, n), tensor(2, 1), named(1, "y")), tinymodel.Floats(seed, n*n)
 }
 
-// wrapsIR is an ONNX model of one EPContext node that names a model as irModel gives it, as Olive's pass
-// for OpenVINO writes it.
+// wrapsIR is an ONNX model of one EPContext node that names a model as irModel gives it, as Olive's
+// pass for OpenVINO writes it.
 func wrapsIR(xml string, n int) tinymodel.Model {
 	return tinymodel.Model{
 		Nodes: []tinymodel.Node{{Name: "ContextNode", Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"},

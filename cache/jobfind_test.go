@@ -30,7 +30,8 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, state, got, name)
 			_, err = find(somebodyElse, name)
-			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "others' jobs are found by nobody")
+			require.Equal(t, apierr.NotFound, apierr.ClassOf(err),
+				"others' jobs are found by nobody")
 		}
 	}
 	requireFound(jobs.Running)

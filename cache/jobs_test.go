@@ -127,10 +127,13 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	impatient.OnMiss = request.Fail
 	e := b.refused(impatient)
 	require.Equal(t, apierr.NotFound, e.Class)
-	require.Regexp(t, `^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
+	require.Regexp(t,
+		`^no build yet for model "model.onnx": it is being compiled \((reading|compiling), for 0s\)$`, e.Text)
 	require.Equal(t, a.Job, e.Facts["job"])
-	require.Contains(t, e.Hint, "wait for it: ask with on_miss wait, or epcachectl jobs follow "+a.Job)
-	impatient = b.laterRequest(1, somebodyElse) // a user that has not asked for the job may wait for it, but not follow it
+	require.Contains(t, e.Hint, "wait for it: ask with on_miss wait, or epcachectl jobs follow "+
+		a.Job)
+	// a user that has not asked for the job may wait for it, but not follow it
+	impatient = b.laterRequest(1, somebodyElse)
 	impatient.OnMiss = request.Fail
 	e = b.refused(impatient)
 	require.Contains(t, e.Text, "it is being compiled")
@@ -146,7 +149,8 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.Equal(t, request.Hit, hit.Outcome)
 	require.EqualValues(t, 1, b.compiler.Idle.Load(), "at the lowest priority")
 	require.Empty(t, b.jobs(somebody))
-	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State, "that of a job that ended is told at once")
+	require.Equal(t, jobs.Done, b.follow(somebody, a.Job).State,
+		"that of a job that ended is told at once")
 }
 
 func TestWaitingJobsGoBeforeBackgroundJobs(t *testing.T) {
@@ -165,7 +169,8 @@ func TestWaitingJobsGoBeforeBackgroundJobs(t *testing.T) {
 		order = append(order, j.Build.String()[:8])
 	}
 	keys := b.jobs(0)
-	require.Equal(t, behind.Job, keys[1].ID, "a request that waits moves it up, and it came before the other")
+	require.Equal(t, behind.Job, keys[1].ID,
+		"a request that waits moves it up, and it came before the other")
 	require.False(t, keys[1].Background)
 	close(g.pass)
 	b.served(first)
@@ -215,11 +220,16 @@ func TestUsersSeeTheirOwnJobs(t *testing.T) {
 	b.begins(g, 1)
 	require.Len(t, b.jobs(0), 1)
 	require.Empty(t, b.jobs(somebodyElse))
-	_, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job, nil)
+	_,
+		err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job,
+		nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_, err = b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebodyElse}, []string{a.Job}, false)
+	_,
+		err = b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebodyElse},
+		[]string{a.Job}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	b.later1(1, somebodyElse) // a user that has the model may see that it is compiled, but not which user asked
+	// a user that has the model may see that it is compiled, but not which user asked
+	b.later1(1, somebodyElse)
 	require.EqualValues(t, somebodyElse, b.jobs(somebodyElse)[0].UID)
 	require.EqualValues(t, somebody, b.jobs(0)[0].UID)
 	close(g.pass)
@@ -236,7 +246,8 @@ func TestCancelEndsOnesOwnPart(t *testing.T) {
 	other.Peer.UID = somebodyElse
 	theirs := b.ask(context.Background(), other)
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
-	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
+	listed,
+		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, jobs.Running, listed[0].State, "somebody else waits for it")
@@ -254,13 +265,15 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	b.begins(g, 1)
 	job := b.later1(1, somebodyElse).Job
-	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, []string{job}, false)
+	listed,
+		err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, []string{job}, false)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
 	require.Equal(t, jobs.Cancelled, b.follow(somebodyElse, job).State)
 	require.Empty(t, b.jobs(0))
-	require.Equal(t, []string{event.Cancelled}, b.kinds(listed[0].RequestKey), "whoever does not wait hears of it")
+	require.Equal(t, []string{event.Cancelled}, b.kinds(listed[0].RequestKey),
+		"whoever does not wait hears of it")
 }
 
 func TestCancelRefusals(t *testing.T) {
@@ -277,7 +290,9 @@ func TestCancelRefusals(t *testing.T) {
 		"all of nothing": {all: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, test.ids, test.all)
+			_,
+				err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
+				test.ids, test.all)
 			if test.want == 0 {
 				require.NoError(t, err)
 				return
@@ -296,7 +311,8 @@ func TestBackgroundIsBoundedForEachUser(t *testing.T) {
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	b.later1(0, somebody)
 	b.later1(jobs.MaxKept, somebodyElse)
-	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
+	listed,
+		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
 	require.NoError(t, err)
 	require.Len(t, listed, jobs.MaxKept)
 	b.later1(jobs.MaxKept+1, somebody)
@@ -331,7 +347,8 @@ func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
 	b.begins(g, 1)
 	waiting := b.ask(context.Background(), b.request(b.model(2)))
 	b.begins(g, 2)
-	require.Eventually(t, func() bool { return b.jobs(somebody)[0].State == jobs.Queued }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.jobs(somebody)[0].State == jobs.Queued }, soon,
+		time.Millisecond)
 	require.NotEqual(t, g.begun()[0], g.begun()[1])
 	g.pass <- struct{}{}
 	b.served(waiting)
@@ -371,18 +388,22 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	var h heard
 	followed := make(chan jobs.Info, 1)
 	go func() {
-		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job, h.tell)
+		j,
+			err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job,
+			h.tell)
 		if err == nil {
 			followed <- j
 		}
 		close(followed)
 	}()
 	// A follower that comes early hears of what precedes the compile, too.
-	require.Eventually(t, func() bool { return slices.Contains(h.phases(), "compiling") }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return slices.Contains(h.phases(), "compiling") }, soon,
+		time.Millisecond)
 	close(g.pass)
 	require.Equal(t, jobs.Done, (<-followed).State)
 	phases := h.phases()
-	require.Equal(t, []string{"compiling", "checking", "storing"}, phases[slices.Index(phases, "compiling"):])
+	require.Equal(t, []string{"compiling", "checking", "storing"},
+		phases[slices.Index(phases, "compiling"):])
 	require.Equal(t, a.Job, h.told[0].Job)
 }
 
@@ -432,7 +453,8 @@ func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
 	require.Equal(t, time.Hour, job.Estimate.Round(time.Minute))
 	close(g.pass)
 	b.served(done)
-	require.Equal(t, []string{"queued", "reading", "compiling", "checking", "storing"}, h.phases()[slices.Index(h.phases(), "queued"):][:5])
+	require.Equal(t, []string{"queued", "reading", "compiling", "checking", "storing"},
+		h.phases()[slices.Index(h.phases(), "queued"):][:5])
 	last := h.told[len(h.told)-1]
 	for _, p := range h.told {
 		if p.Job != "" {

@@ -31,12 +31,14 @@ type opinion struct {
 	*standin.Compiler
 	verdict compilers.Verdict
 	err     error
-	load    string      // outcome of load checks of what others made; "": the stand-in's own; "none": they do not end
-	broken  atomic.Bool // the smallest artefact there is loads no better
-	checks  atomic.Int64
+	// outcome of load checks of what others made; "": the stand-in's own; "none": they do not end
+	load   string
+	broken atomic.Bool // the smallest artefact there is loads no better
+	checks atomic.Int64
 }
 
-func (o *opinion) Compatibility(_ context.Context, _ compilers.Runtime, _ compilers.EP, infos []string) ([]compilers.Verdict, error) {
+func (o *opinion) Compatibility(_ context.Context, _ compilers.Runtime, _ compilers.EP,
+	infos []string) ([]compilers.Verdict, error) {
 	o.Verdicts.Add(1)
 	out := make([]compilers.Verdict, len(infos))
 	for i := range out {
@@ -45,10 +47,13 @@ func (o *opinion) Compatibility(_ context.Context, _ compilers.Runtime, _ compil
 	return out, o.err
 }
 
-func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
+	error) {
 	o.checks.Add(1)
 	control := filepath.Base(job.Graph) == "probe_ctx.onnx"
-	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" || control && !o.broken.Load() { // "out": what was compiled just now
+	// "out": what was compiled just now
+	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" ||
+		control && !o.broken.Load() {
 		return o.Compiler.Check(ctx, job)
 	}
 	if o.load == "none" {
@@ -66,21 +71,26 @@ func newOpinion(t *testing.T, o *opinion, policy request.Policy) *bench {
 	return b
 }
 
-// ONNX Runtime would fail to load such a build with this entry, so it is compiled again instead of being served.
+// ONNX Runtime would fail to load such a build with this entry, so it is compiled again instead of
+// being served.
 func TestOnlyOptimalBuildsAreServedWhereTheRequestSaysSo(t *testing.T) {
-	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, request.Policy{PreferRecompilation: request.PolicyServe})
+	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation},
+		request.Policy{PreferRecompilation: request.PolicyServe})
 	ask := func(value string, onMiss request.OnMiss) *request.Request {
 		r := b.request(b.model(1))
 		r.OnMiss = onMiss
-		r.SessionOptions = map[string]string{"session.fail_on_suboptimal_compiled_model": value, "session.log_id": "mine"}
+		r.SessionOptions = map[string]string{"session.fail_on_suboptimal_compiled_model": value,
+			"session.log_id": "mine"}
 		return r
 	}
 	first := b.acquire(ask("1", request.Wait))
 	require.Equal(t, request.Compiled, first.Outcome)
 	require.Empty(t, first.SessionOptions, "they are the application's own")
-	require.Equal(t, b.acquire(b.request(b.model(1))).Build.ID, first.Build.ID, "one request key with and without them")
+	require.Equal(t, b.acquire(b.request(b.model(1))).Build.ID, first.Build.ID,
+		"one request key with and without them")
 	b.library("2.0")
-	require.Equal(t, compilers.PreferRecompilation, b.acquire(ask("0", request.Wait)).Compatibility.Verdict)
+	require.Equal(t, compilers.PreferRecompilation,
+		b.acquire(ask("0", request.Wait)).Compatibility.Verdict)
 	e := b.refused(ask("1", request.Fail))
 	require.Equal(t, apierr.Stale, e.Class)
 	require.Contains(t, e.Error(), "fail_on_suboptimal_compiled_model")
@@ -91,7 +101,8 @@ func TestOnlyOptimalBuildsAreServedWhereTheRequestSaysSo(t *testing.T) {
 }
 
 func TestVerdicts(t *testing.T) {
-	refused := &compilers.RefusedError{Doing: "compatibility", Code: 1, Text: "only supports OrtHardwareDeviceType_NPU"}
+	refused := &compilers.RefusedError{Doing: "compatibility", Code: 1,
+		Text: "only supports OrtHardwareDeviceType_NPU"}
 	cases := map[string]struct {
 		opinion *opinion
 		policy  request.Policy
@@ -99,19 +110,37 @@ func TestVerdicts(t *testing.T) {
 		verdict compilers.Verdict
 		source  string
 	}{
-		"optimal":                        {&opinion{verdict: compilers.Optimal}, request.Policy{}, request.Hit, compilers.Optimal, judge.SourceEP},
-		"prefer":                         {&opinion{verdict: compilers.PreferRecompilation}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceEP},
-		"prefer, served as it is":        {&opinion{verdict: compilers.PreferRecompilation}, request.Policy{PreferRecompilation: request.PolicyServe}, request.Hit, compilers.PreferRecompilation, judge.SourceEP},
-		"prefer, refused by policy":      {&opinion{verdict: compilers.PreferRecompilation}, request.Policy{PreferRecompilation: request.PolicyRefuse}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unsupported":                    {&opinion{verdict: compilers.Unsupported}, request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and loads":             {&opinion{load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
-		"unknown, and does not load":     {&opinion{load: compilers.Failed}, request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and refused by policy": {&opinion{load: compilers.Passed}, request.Policy{Unknown: request.PolicyRefuse}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
-		"unknown, and served as it is":   {&opinion{load: compilers.Failed}, request.Policy{Unknown: request.PolicyServe}, request.Hit, compilers.Unknown, ""},
-		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
-		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
-		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal, load: compilers.Failed}, request.Policy{}, request.Hit, compilers.Optimal, judge.SourceEP},
+		"optimal": {&opinion{verdict: compilers.Optimal}, request.Policy{},
+			request.Hit, compilers.Optimal, judge.SourceEP},
+		"prefer": {&opinion{verdict: compilers.PreferRecompilation},
+			request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceEP},
+		"prefer, served as it is": {&opinion{verdict: compilers.PreferRecompilation},
+			request.Policy{PreferRecompilation: request.PolicyServe}, request.Hit,
+			compilers.PreferRecompilation, judge.SourceEP},
+		"prefer, refused by policy": {&opinion{verdict: compilers.PreferRecompilation},
+			request.Policy{PreferRecompilation: request.PolicyRefuse}, request.Compiled,
+			compilers.Optimal, judge.SourceLibrary},
+		"unsupported": {&opinion{verdict: compilers.Unsupported},
+			request.Policy{}, request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and loads": {&opinion{load: compilers.Passed}, request.Policy{},
+			request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"unknown, and does not load": {&opinion{load: compilers.Failed}, request.Policy{},
+			request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and cannot be tried": {&opinion{load: compilers.NotCheckable}, request.Policy{},
+			request.Compiled, compilers.Optimal, judge.SourceLibrary},
+		"unknown, and refused by policy": {&opinion{load: compilers.Passed},
+			request.Policy{Unknown: request.PolicyRefuse}, request.Compiled, compilers.Optimal,
+			judge.SourceLibrary},
+		"unknown, and served as it is": {&opinion{load: compilers.Failed},
+			request.Policy{Unknown: request.PolicyServe}, request.Hit, compilers.Unknown, ""},
+		"cannot say, and loads": {&opinion{err: refused, load: compilers.Passed},
+			request.Policy{}, request.Hit, compilers.PreferRecompilation, judge.SourceLoadCheck},
+		"crashes over it, and loads": {&opinion{err: errors.New("worker crashed"),
+			load: compilers.Passed}, request.Policy{}, request.Hit, compilers.PreferRecompilation,
+			judge.SourceLoadCheck},
+		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal,
+			load: compilers.Failed}, request.Policy{}, request.Hit, compilers.Optimal,
+			judge.SourceEP},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -143,7 +172,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// After an update an application may ask for all its models at once: no more of them are loaded than compiles would run.
+// After an update an application may ask for all its models at once: no more of them are loaded
+// than compiles would run.
 func TestLoadChecksAreBounded(t *testing.T) {
 	b := newBench(t)
 	b.close()
@@ -177,15 +207,18 @@ type counting struct {
 	now, most atomic.Int64
 }
 
-func (c *counting) Compatibility(context.Context, compilers.Runtime, compilers.EP, []string) ([]compilers.Verdict, error) {
+func (c *counting) Compatibility(context.Context, compilers.Runtime, compilers.EP,
+	[]string) ([]compilers.Verdict, error) {
 	return []compilers.Verdict{compilers.Unknown}, nil
 }
 
-func (c *counting) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (c *counting) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
+	error) {
 	if filepath.Base(filepath.Dir(job.Graph)) != "out" {
 		n := c.now.Add(1)
 		defer c.now.Add(-1)
-		for most := c.most.Load(); n > most && !c.most.CompareAndSwap(most, n); most = c.most.Load() {
+		for most := c.most.Load(); n > most &&
+			!c.most.CompareAndSwap(most, n); most = c.most.Load() {
 		}
 		time.Sleep(10 * time.Millisecond) // so that others would run meanwhile
 	}
@@ -230,7 +263,8 @@ func TestUnsupportedIsStaleWithoutACompile(t *testing.T) {
 }
 
 func TestPolicyToFailWhereUnsupported(t *testing.T) {
-	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, request.Policy{Unsupported: request.PolicyFail})
+	b := newOpinion(t, &opinion{verdict: compilers.Unsupported},
+		request.Policy{Unsupported: request.PolicyFail})
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	r := b.request(b.model(1))
@@ -270,7 +304,8 @@ func TestChangeDuringACompile(t *testing.T) {
 	require.Equal(t, request.Compiled, a.Outcome)
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
 	require.Len(t, b.list(), 1)
-	require.Equal(t, "1 succeeded in the last day, and 0 failed", about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles").Text)
+	require.Equal(t, "1 succeeded in the last day, and 0 failed",
+		about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles").Text)
 	require.Zero(t, b.cache.index.Counters.All()["failures"])
 }
 
@@ -281,7 +316,8 @@ type interrupted struct {
 	during func()
 }
 
-func (i *interrupted) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (i *interrupted) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	result, err := i.Compiler.Compile(ctx, job, progress)
 	if i.once.CompareAndSwap(false, true) {
 		i.during()
@@ -305,8 +341,10 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	b.cache.runtimes.LookAtMachine(context.Background())
 	second := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, second.Outcome, "nothing says that the driver matters here")
-	require.Greater(t, b.compiler.Fingerprints.Load(), prints, "another driver may make another fingerprint")
-	require.Equal(t, runtimes.Driver{Version: "32.0.1", Source: "file " + file}, b.probed().Drivers[standin.EP])
+	require.Greater(t, b.compiler.Fingerprints.Load(), prints,
+		"another driver may make another fingerprint")
+	require.Equal(t, runtimes.Driver{Version: "32.0.1", Source: "file " + file},
+		b.probed().Drivers[standin.EP])
 }
 
 func TestChangedLibrariesAreNamed(t *testing.T) {
@@ -325,7 +363,10 @@ func TestChangedLibrariesAreNamed(t *testing.T) {
 			f := b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
 			require.Contains(t, f.Changes, standin.EP+" SDK: 2.0, was 1.0")
 			require.False(t, f.Previous.IsZero())
-			require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
+			require.Eventually(t,
+				func() bool {
+					return b.list()[0].told.Compatibility == compilers.Unsupported.String()
+				}, soon, time.Millisecond)
 			require.Equal(t, judge.SourceEP, b.list()[0].told.CompatibilitySource)
 		})
 	}
@@ -352,7 +393,9 @@ func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	b.assessed(func(runtimes.Facts) bool { return true })
 	b.library("2.0")
-	require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
+	require.Eventually(t,
+		func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() },
+		soon, time.Millisecond)
 	require.Contains(t, kinds(b.events(b.self())), event.Changed)
 }
 
@@ -363,7 +406,9 @@ func TestJudgedWithItsOwnOptions(t *testing.T) {
 	r.EPs[0].Options = map[string]string{"hardware": "sim-2"}
 	a := b.acquire(r)
 	b.library("1.1")
-	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceEP }, soon, time.Millisecond)
+	require.Eventually(t,
+		func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceEP }, soon,
+		time.Millisecond)
 	require.Equal(t, compilers.PreferRecompilation.String(), b.list()[0].told.Compatibility)
 	require.Equal(t, a.Build.ID, b.list()[0].Build.ID)
 }
@@ -374,7 +419,8 @@ type failing struct {
 	ill atomic.Bool
 }
 
-func (f *failing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+func (f *failing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	if f.ill.Load() {
 		return nil, errors.New("experimental function missing")
 	}
@@ -391,13 +437,15 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 	f.ill.Store(true)
 	b.library("1.1")
 	require.Eventually(t, func() bool {
-		return strings.Contains(b.list()[0].told.CompatibilityReason, "experimental function missing")
+		return strings.Contains(b.list()[0].told.CompatibilityReason,
+			"experimental function missing")
 	}, soon, time.Millisecond)
 	require.Equal(t, compilers.Unknown.String(), b.list()[0].told.Compatibility)
 	b.refused(b.request(b.model(1)))
 }
 
-// A machine on which nothing loads says nothing of builds: once it is mended they are judged as ever.
+// A machine on which nothing loads says nothing of builds: once it is mended they are judged as
+// ever.
 func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
 	o := &opinion{}
 	b := newOpinion(t, o, request.Policy{})

@@ -21,7 +21,8 @@ func (b *bench) kept(name string) string {
 	why, err := b.cache.Queries.Why(context.Background(), b.self(), name)
 	require.NoError(b, err)
 	require.Equal(b, shown.Builds[0].KeptText, why.Candidates[0].Build.KeptText)
-	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown.Builds[0].KeptAs, "a word, as in listings")
+	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown.Builds[0].KeptAs,
+		"a word, as in listings")
 	require.Equal(b, shown.Builds[0].KeptAs, why.Candidates[0].Build.KeptAs)
 	require.Equal(b, shown.Builds[0].OwnBytes, why.Candidates[0].Build.OwnBytes)
 	return shown.Builds[0].KeptText
@@ -31,14 +32,17 @@ func (b *bench) kept(name string) string {
 // with its bytes, the most first.
 func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2), b.dense(512, 3)})
+	builds,
+		files := b.stores([]*request.Request{b.dense(512, 1), b.worded(512, 512, 2),
+		b.dense(512, 3)})
 	require.Positive(t, b.pack(builds[1]))
 	require.Positive(t, b.pack(builds[2]))
 	words := make(map[index.BuildKey]string)
 	for _, l := range b.list() {
 		words[l.Build.BuildKey] = l.told.KeptAs
 	}
-	require.Equal(t, []string{"whole", "packed", "packed"}, []string{words[builds[0].BuildKey], words[builds[1].BuildKey], words[builds[2].BuildKey]})
+	require.Equal(t, []string{"whole", "packed", "packed"},
+		[]string{words[builds[0].BuildKey], words[builds[1].BuildKey], words[builds[2].BuildKey]})
 
 	both := func(of ...*index.Build) *index.Build {
 		one := &index.Build{}
@@ -51,13 +55,16 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Equal(t, "packed", b.cache.Queries.KeptWord(both(builds[2], builds[0])))
 
 	p, _ := b.cache.forms.Recipes.Has(large(builds[1]))
-	compressed := fmt.Sprintf("packed, %s of %s its own, compressed to %s", bytesize.Text(p.Compressed), bytesize.Text(p.Size), bytesize.Text(p.Stored))
+	compressed := fmt.Sprintf("packed, %s of %s its own, compressed to %s",
+		bytesize.Text(p.Compressed), bytesize.Text(p.Size), bytesize.Text(p.Stored))
 	require.Equal(t, compressed, b.kept(builds[1].BuildKey.String()))
 	q, _ := b.cache.forms.Recipes.Has(large(builds[2]))
 	require.Less(t, q.Containers[q.Literals].Size, q.Size/8)
-	packed := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(q.Containers[q.Literals].Size), bytesize.Text(q.Size))
+	packed := fmt.Sprintf("packed, %s of %s its own", bytesize.Text(q.Containers[q.Literals].Size),
+		bytesize.Text(q.Size))
 	require.Equal(t, packed, b.kept(builds[2].BuildKey.String()))
-	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed, b.cache.Queries.KeptText(both(builds[1], builds[2])))
+	require.Equal(t, bytesize.Text(p.Size)+" "+compressed+"; "+bytesize.Text(q.Size)+" "+packed,
+		b.cache.Queries.KeptText(both(builds[1], builds[2])))
 	require.Equal(t, "whole", b.kept(builds[0].BuildKey.String()))
 
 	a := b.acquire(b.dense(512, 3))
@@ -65,6 +72,12 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Equal(t, packed+", with a copy that is served", b.kept(builds[2].BuildKey.String()))
 
 	small := b.acquire(b.request(b.model(1)))
-	require.Equal(t, "whole", b.cache.Queries.KeptText(small.Build), "nothing more is to be said of what is small")
-	require.True(t, slices.ContainsFunc(b.list(), func(l listed) bool { return l.Build.BuildKey == small.Build.BuildKey && l.told.KeptAs == "whole" }))
+	require.Equal(t, "whole", b.cache.Queries.KeptText(small.Build),
+		"nothing more is to be said of what is small")
+	require.True(t,
+		slices.ContainsFunc(b.list(),
+			func(l listed) bool {
+				return l.Build.BuildKey == small.Build.BuildKey &&
+					l.told.KeptAs == "whole"
+			}))
 }

@@ -57,7 +57,8 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.Len(t, l.Files, 1)
 	require.EqualValues(t, 2, l.More)
 	require.Positive(t, l.MoreBytes)
-	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
+	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0, false).Files,
+		"others' are not told")
 	_, err := b.cache.Queries.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 
@@ -93,7 +94,8 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 			require.Equal(t, at, p.At)
 			at += p.Length
 			require.Contains(t, content, p.Holder)
-			require.Equal(t, content[f.Digest][p.At:p.At+p.Length], content[p.Holder][p.From:p.From+p.Length])
+			require.Equal(t, content[f.Digest][p.At:p.At+p.Length],
+				content[p.Holder][p.From:p.From+p.Length])
 			if p.Holder != f.Digest {
 				others += p.Length
 			}
@@ -114,7 +116,9 @@ func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 		}
 		require.Equal(t, large(builds[1]), f.Digest)
 		require.Less(t, f.Told.OwnBytes, f.Size/2)
-		require.Contains(t, b.cache.Queries.KeptText(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Told.OwnBytes), bytesize.Text(f.Size)))
+		require.Contains(t, b.cache.Queries.KeptText(builds[1]),
+			fmt.Sprintf("packed, %s of %s its own", bytesize.Text(f.Told.OwnBytes),
+				bytesize.Text(f.Size)))
 	}
 }
 

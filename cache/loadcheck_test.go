@@ -22,9 +22,13 @@ func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 		return nil
 	}
 	for name, change := range map[string]func(*request.Request){
-		"plain":           func(*request.Request) {},
-		"provider option": func(r *request.Request) { r.EPs[0].Options = map[string]string{"level": "3"} },
-		"session option":  func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"plain": func(*request.Request) {},
+		"provider option": func(r *request.Request) {
+			r.EPs[0].Options = map[string]string{"level": "3"}
+		},
+		"session option": func(r *request.Request) {
+			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}
+		},
 		"no optimisation": func(r *request.Request) { r.GraphOptimizationLevel = "disable_all" },
 		"all of it":       func(r *request.Request) { r.GraphOptimizationLevel = "all" },
 		"dimensions":      func(r *request.Request) { r.FreeDimensions = map[string]int64{"n": 3} },
@@ -37,13 +41,15 @@ func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 			require.Equal(t, request.Compiled, a.Outcome)
 			require.Len(t, checks, 1)
 			got := checks[0]
-			require.Equal(t, a.ProviderOptions, map[string]map[string]string{got.EPs[0].Name: got.EPs[0].Options})
+			require.Equal(t, a.ProviderOptions,
+				map[string]map[string]string{got.EPs[0].Name: got.EPs[0].Options})
 			require.Equal(t, len(a.SessionOptions), len(got.SessionOptions))
 			for key, value := range a.SessionOptions {
 				require.Equal(t, value, got.SessionOptions[key])
 			}
 			require.True(t, got.Beside, "the stand-in lists a processor")
-			require.Empty(t, got.FreeDimensions, "no client is told of dimensions: they are fixed in the graph")
+			require.Empty(t, got.FreeDimensions,
+				"no client is told of dimensions: they are fixed in the graph")
 		})
 	}
 }
@@ -53,7 +59,8 @@ func TestLoadCheckUsesTheAnswersOptions(t *testing.T) {
 func TestLoadsOnlyWithoutOptimisation(t *testing.T) {
 	b := newBench(t)
 	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
-		return &compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: "disable_all"}
+		return &compilers.CheckResult{Outcome: compilers.Passed,
+			GraphOptimizationLevel: "disable_all"}
 	}
 	require.Equal(t, "disable_all", b.acquire(b.form(false)).GraphOptimizationLevel)
 	b.compiler.CheckFault = nil

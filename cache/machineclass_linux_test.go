@@ -88,8 +88,10 @@ func (b *bench) requireRuns(ort *runCounter, a *request.Answer) {
 	b.Helper()
 	rt := b.cache.runtimes.All()[0].Found().Spec
 	ep := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "CPU"}}}
-	job := compilers.CheckJob{Runtime: rt, EPs: []compilers.EP{ep}, Graph: filepath.Join(a.Path, a.Graph),
-		Session: compilers.Session{SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel}, Zeros: 1}
+	job := compilers.CheckJob{Runtime: rt, EPs: []compilers.EP{ep},
+		Graph: filepath.Join(a.Path, a.Graph),
+		Session: compilers.Session{SessionOptions: a.SessionOptions,
+			GraphOptimizationLevel: a.GraphOptimizationLevel}, Zeros: 1}
 	result, err := ort.ORT.Check(b.Context(), job) // which does not count
 	require.NoError(b, err)
 	require.Equal(b, compilers.Passed, result.Outcome, result.Text)
@@ -127,14 +129,16 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 			lesserProcessor(t)
 			other := copies(t)
 			e := other.notFound(other.forOpenVINO(runs, request.Fail), "")
-			require.Contains(t, e.Text, "made on a machine of class cpu:", "without a daemon none runs it")
+			require.Contains(t, e.Text, "made on a machine of class cpu:",
+				"without a daemon none runs it")
 			other.change = change
 			other.openSound()
 
 			a := other.acquire(other.forOpenVINO(runs, request.Fail))
 			require.Equal(t, request.Hit, a.Outcome)
 			require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
-			require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal+" on another class of machine")
+			require.Contains(t, a.Compatibility.Reason,
+				"it loads and runs; "+equal+" on another class of machine")
 			other.requireRuns(ort, a)
 			why := other.requireStale(doesNotRun)
 			require.Contains(t, why, "is unsupported: it loads and does not run: ")
@@ -144,8 +148,9 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 				a = other.acquire(other.forOpenVINO(runsLarger, request.Fail))
 				require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal)
 				why = other.requireStale(notOnZeros)
-				require.Contains(t, why, "is unknown: whether it runs on this machine cannot be tried: "+
-					"it does not run on zeros")
+				require.Contains(t, why,
+					"is unknown: whether it runs on this machine cannot be tried: "+
+						"it does not run on zeros")
 			}
 			a = other.acquire(other.forOpenVINO(doesNotRun, request.Wait))
 			require.Equal(t, request.Compiled, a.Outcome)
@@ -154,7 +159,8 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 			tried := ort.runs.Load()
 			other.reopen()
 			for _, path := range []string{runs, doesNotRun} {
-				require.Equal(t, request.Hit, other.acquire(other.forOpenVINO(path, request.Fail)).Outcome)
+				require.Equal(t, request.Hit,
+					other.acquire(other.forOpenVINO(path, request.Fail)).Outcome)
 			}
 			require.Equal(t, tried, ort.runs.Load(), "a build is tried once")
 			if len(models) == 2 {
@@ -163,7 +169,8 @@ func TestBuildOfAnotherMachineClassMustRun(t *testing.T) {
 			serving := copies(t)
 			serving.change = func(o *Options) {
 				change(o)
-				o.Policies[""] = request.Policy{Unknown: request.PolicyServe, MeasureGain: new(bool)}
+				o.Policies[""] = request.Policy{Unknown: request.PolicyServe,
+					MeasureGain: new(bool)}
 			}
 			serving.openSound()
 			why = serving.requireStale(doesNotRun)
@@ -199,8 +206,9 @@ func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
 		a := b.acquire(b.forOpenVINO(path, request.Fail))
 		require.Equal(t, request.Hit, a.Outcome)
 		require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
-		require.Contains(t, a.Compatibility.Reason, "it loads and runs; made by an equal library of "+
-			openVINO+" on a machine that it does not state")
+		require.Contains(t, a.Compatibility.Reason,
+			"it loads and runs; made by an equal library of "+
+				openVINO+" on a machine that it does not state")
 		require.EqualValues(t, 1, ort.runs.Load())
 		b.reopen()
 	}
@@ -262,7 +270,8 @@ func TestAdoptedModelIsRunWhereItStatesNoHardware(t *testing.T) {
 	greater, _ := newOpenVINOBench(t, "openvino-1.6.1")
 	var compiled []shipped
 	for _, path := range paths {
-		compiled = append(compiled, greater.ship(greater.acquire(greater.forOpenVINO(path, request.Wait))))
+		compiled = append(compiled,
+			greater.ship(greater.acquire(greater.forOpenVINO(path, request.Wait))))
 	}
 	lesserProcessor(t)
 	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
@@ -278,7 +287,8 @@ func TestAdoptedModelIsRunWhereItStatesNoHardware(t *testing.T) {
 	for range 2 {
 		a = ask(compiled[1])
 		require.Equal(t, request.PassThrough, a.Outcome)
-		require.Contains(t, strings.Join(a.Warnings, "\n"), "it does not run on zeros, and its source")
+		require.Contains(t, strings.Join(a.Warnings, "\n"),
+			"it does not run on zeros, and its source")
 	}
 	require.EqualValues(t, 4, ort.runs.Load(), "with each size once, and as it was taken in")
 }

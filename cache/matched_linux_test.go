@@ -24,11 +24,15 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 		}
 		raw, ok := b.cache.index.Sketches.Get(d[:])
 		require.True(t, ok)
-		require.NoError(t, b.cache.index.Sketches.Save(d[:], append([]byte{raw[0] + 1}, raw[1:]...)))
-		require.NoError(t, b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...))) // it shares nothing
+		require.NoError(t,
+			b.cache.index.Sketches.Save(d[:], append([]byte{raw[0] + 1}, raw[1:]...)))
+		// it shares nothing
+		require.NoError(t,
+			b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...)))
 		require.True(t, b.cache.forms.Sharing.LookedAt(d))
 	}
-	require.NoError(t, b.cache.forms.Sharing.Renew(context.Background(), b.cache.Store.Packer().Gate))
+	require.NoError(t,
+		b.cache.forms.Sharing.Renew(context.Background(), b.cache.Store.Packer().Gate))
 	for _, d := range []cas.Digest{container, literals} {
 		b.requireSketch(d)
 	}

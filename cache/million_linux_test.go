@@ -29,8 +29,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// multitude is a store of many entries: some that were compiled here, and as many copies of the first one's manifest as it takes, each with keys
-// and a graph of its own. The manifests and blobs are written as doc/format.md has them; the index is made by the cache, of these.
+// multitude is a store of many entries: some that were compiled here, and as many copies of the
+// first one's manifest as it takes, each with keys and a graph of its own. The manifests and blobs
+// are written as doc/format.md has them; the index is made by the cache, of these.
 type multitude struct {
 	*bench
 	models []string // of the entries that were compiled
@@ -44,7 +45,8 @@ const sharers = 10
 // earlier run was stopped while making it.
 func newMultitude(t testing.TB, dir string, n, compiled int) *multitude {
 	template, written := filepath.Join(dir, "template"), filepath.Join(dir, "written")
-	b := &bench{TB: t, compiler: standin.New(), state: filepath.Join(dir, "state"), runtime: filepath.Join(dir, "runtime")}
+	b := &bench{TB: t, compiler: standin.New(), state: filepath.Join(dir, "state"),
+		runtime: filepath.Join(dir, "runtime")}
 	m := &multitude{bench: b, n: n}
 	for i := range compiled {
 		m.models = append(m.models, filepath.Join(dir, "models", fmt.Sprintf("%d.onnx", i)))
@@ -58,7 +60,8 @@ func newMultitude(t testing.TB, dir string, n, compiled int) *multitude {
 	for ; from < n-compiled; from = min(from+writtenAtOnce, n-compiled) {
 		began := time.Now()
 		m.copyManifest(template, from, min(from+writtenAtOnce, n-compiled))
-		require.NoError(t, os.WriteFile(written, []byte(strconv.Itoa(min(from+writtenAtOnce, n-compiled))), 0o644))
+		require.NoError(t,
+			os.WriteFile(written, []byte(strconv.Itoa(min(from+writtenAtOnce, n-compiled))), 0o644))
 		t.Logf("up to %d entries written in %v", writtenAtOnce, time.Since(began))
 	}
 	return m
@@ -77,7 +80,8 @@ func (m *multitude) compile(template string) {
 	}
 	first, err := m.cache.Queries.List(context.Background(), m.self(), &wire.List{Limit: 1}, nil)
 	require.NoError(m, err)
-	builds, err := m.cache.Queries.Find(context.Background(), m.self(), []string{first.Builds[0].Build})
+	builds,
+		err := m.cache.Queries.Find(context.Background(), m.self(), []string{first.Builds[0].Build})
 	require.NoError(m, err)
 	m.close()
 	id := builds[0].ID.String()
@@ -115,7 +119,8 @@ func (m *multitude) copyManifest(template string, from, to int) {
 	}
 }
 
-// writeBuild writes the i-th build: its graph, its context binary, of which some have the same, and its manifest.
+// writeBuild writes the i-th build: its graph, its context binary, of which some have the same, and
+// its manifest.
 func (m *multitude) writeBuild(one *manifestpb.Manifest, i int) error {
 	for at, f := range one.Files {
 		content := fmt.Appendf(nil, "%s of %d", f.Name, i)
@@ -125,7 +130,8 @@ func (m *multitude) writeBuild(one *manifestpb.Manifest, i int) error {
 		digest := blake3.Sum256(content)
 		f.Size, f.Digest = int64(len(content)), digest[:]
 		if at == 0 || i%sharers == 0 {
-			if err := writeSharded(filepath.Join(m.state, "objects"), fmt.Sprintf("%x", digest), content); err != nil {
+			if err := writeSharded(filepath.Join(m.state, "objects"), fmt.Sprintf("%x", digest),
+				content); err != nil {
 				return err
 			}
 		}
@@ -148,15 +154,18 @@ func (m *multitude) writeBuild(one *manifestpb.Manifest, i int) error {
 	file = binary.LittleEndian.AppendUint32(file, uint32(len(body)))
 	file = append(file, body...)
 	sum := blake3.Sum256(file)
-	return writeSharded(filepath.Join(m.state, "manifests"), fmt.Sprintf("%x", one.Id), append(file, sum[:]...))
+	return writeSharded(filepath.Join(m.state, "manifests"), fmt.Sprintf("%x", one.Id),
+		append(file, sum[:]...))
 }
 
 func writeSharded(dir, name string, content []byte) error {
 	shard := filepath.Join(dir, name[:2])
-	return errors.Join(os.MkdirAll(shard, 0o700), os.WriteFile(filepath.Join(shard, name), content, 0o444))
+	return errors.Join(os.MkdirAll(shard, 0o700),
+		os.WriteFile(filepath.Join(shard, name), content, 0o444))
 }
 
-// hits asks for entries that were compiled here, in any order, and gives the median time of a hit, in microseconds.
+// hits asks for entries that were compiled here, in any order, and gives the median time of a hit,
+// in microseconds.
 func (m *multitude) hits(rounds int) float64 {
 	requests := make([]*request.Request, len(m.models))
 	for i := range requests {
@@ -236,7 +245,8 @@ func (m *multitude) cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// mostResident is the most memory that this process has had, in MiB, that of files that are mapped included.
+// mostResident is the most memory that this process has had, in MiB, that of files that are mapped
+// included.
 func mostResident(t testing.TB) float64 {
 	var u unix.Rusage
 	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
@@ -283,10 +293,15 @@ func (m *multitude) measure(hits int) (f figures) {
 		require.EqualValues(m, m.n, plan.Considered)
 		require.Zero(m, plan.Short)
 		f.plan = max(f.plan, took)
-		m.Logf("a plan to %d %%, %d steps: %v (%v of processor time), at most %.0f MiB", part, len(plan.Steps), took, m.cpu()-cpu, most)
+		m.Logf("a plan to %d %%, %d steps: %v (%v of processor time), at most %.0f MiB", part,
+			len(plan.Steps), took, m.cpu()-cpu, most)
 	}
 	var seen phasesSeen
-	most, took := peak(func() { _, err = m.cache.Queries.Usage(ctx, m.self(), &wire.Usage{}, seen.hear) })
+	most,
+		took := peak(func() {
+		_,
+			err = m.cache.Queries.Usage(ctx, m.self(), &wire.Usage{}, seen.hear)
+	})
 	require.NoError(m, err)
 	require.Equal(m, []string{"reading builds", "reading files"}, seen.names)
 	m.Logf("du: %v, at most %.0f MiB", took, most)
@@ -304,7 +319,9 @@ func (m *multitude) measure(hits int) (f figures) {
 	m.Logf("list of all: %v, at most %.0f MiB", took, most)
 	seen = phasesSeen{}
 	began = time.Now()
-	none, err := m.cache.Queries.List(ctx, m.self(), &wire.List{Model: "none of this name"}, seen.hear)
+	none,
+		err := m.cache.Queries.List(ctx, m.self(), &wire.List{Model: "none of this name"},
+		seen.hear)
 	require.NoError(m, err)
 	require.Empty(m, none.Builds)
 	require.Equal(m, []string{"reading builds"}, seen.names)
@@ -329,7 +346,9 @@ func (m *multitude) measureCheck() {
 		require.NoError(m, err)
 		require.Empty(m, result.Findings)
 		require.EqualValues(m, m.n, result.Builds)
-		require.Equal(m, []string{"checking builds", "checking rows of the index", "checking files", "looking for leftovers"}, seen.names)
+		require.Equal(m,
+			[]string{"checking builds", "checking rows of the index", "checking files",
+				"looking for leftovers"}, seen.names)
 		m.Logf("check, deep %v: %v", deep, time.Since(began))
 	}
 	var seen phasesSeen
@@ -387,8 +406,10 @@ func TestManyEntries(t *testing.T) {
 	t.Logf("%+v", many)
 	t.Logf("a plan: %.2f s, %.2f x the goal of 5 s", many.plan.Seconds(), many.plan.Seconds()/5)
 	t.Logf("a hit: %.1f us, %.2f x that of 1,000 entries (goal 1.5)", many.hit, many.hit/few.hit)
-	t.Logf("at rest %.0f bytes of heap for each entry; the process had %.0f MiB at most", many.heap*(1<<20)/float64(n), mostResident(t))
-	t.Logf("the first opening, which makes the index, took %v, the second %v", many.first, many.start)
+	t.Logf("at rest %.0f bytes of heap for each entry; the process had %.0f MiB at most",
+		many.heap*(1<<20)/float64(n), mostResident(t))
+	t.Logf("the first opening, which makes the index, took %v, the second %v", many.first,
+		many.start)
 	require.LessOrEqual(t, many.plan, 5*time.Second)
 	require.LessOrEqual(t, many.hit, 1.5*few.hit)
 }

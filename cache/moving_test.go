@@ -24,11 +24,13 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 	b.reopen()
 	b.assessed(func(runtimes.Facts) bool { return true })
 	var once sync.Once
-	a, err := b.cache.Acquire(context.Background(), b.request(b.model(1)), func(p request.Progress) {
-		if p.Phase == "verifying" {
-			once.Do(func() { b.library("2.0") })
-		}
-	})
+	a,
+		err := b.cache.Acquire(context.Background(), b.request(b.model(1)),
+		func(p request.Progress) {
+			if p.Phase == "verifying" {
+				once.Do(func() { b.library("2.0") })
+			}
+		})
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
@@ -48,7 +50,9 @@ func TestContentsThatArePast(t *testing.T) {
 		}
 		once.Do(func() {
 			b.library("2.0")
-			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0], func(string) {})
+			_,
+				err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
+				func(string) {})
 			require.NoError(t, err)
 		})
 	})
@@ -63,7 +67,9 @@ func TestContentsThatArePast(t *testing.T) {
 func TestMovedWhileAssessed(t *testing.T) {
 	for name, seenAt := range map[string]func(b *bench){
 		"seen before": func(b *bench) {
-			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0], func(string) {})
+			_,
+				err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
+				func(string) {})
 			require.NoError(b, err)
 		},
 		"seen after": func(*bench) {},
@@ -78,7 +84,9 @@ func TestMovedWhileAssessed(t *testing.T) {
 			b.library("2.0")
 			seenAt(b)
 			close(s.pass)
-			require.Eventually(t, func() bool { return slices.Contains(kinds(b.events(b.self())), event.Changed) }, soon, time.Millisecond)
+			require.Eventually(t,
+				func() bool { return slices.Contains(kinds(b.events(b.self())), event.Changed) },
+				soon, time.Millisecond)
 			for _, e := range b.events(b.self()) {
 				require.NotEqual(t, event.Unusable, e.Kind)
 				if e.Kind == event.Changed {

@@ -99,7 +99,8 @@ func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 func TestAnEPThatRefusesEverything(t *testing.T) {
 	b := noEntry(t, compilertest.Release{})
 	e := b.refused(b.forNoEntry("Mul", 4, map[string]string{"fault": "fail@compile"}))
-	require.Regexp(t, `^execution provider UnlistedExecutionProvider cannot compile here: .*asked to fail`,
+	require.Regexp(t,
+		`^execution provider UnlistedExecutionProvider cannot compile here: .*asked to fail`,
 		e.Text)
 	require.Contains(t, e.Hint, "fault=fail@compile")
 	require.Equal(t, "refused", e.Facts["reason"])
@@ -134,7 +135,8 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	b.reopen()
 	o.broken.Store(true)
 	control := func() string {
-		broken, err := b.cache.trials.Control(t.Context(), b.planned(b.request(b.model(1))).Against())
+		broken,
+			err := b.cache.trials.Control(t.Context(), b.planned(b.request(b.model(1))).Against())
 		require.NoError(t, err)
 		return broken
 	}
@@ -151,10 +153,12 @@ func TestUnmatchedDeviceSelectorNamesTheDevices(t *testing.T) {
 		"has no NPU here; it lists CPU (vendor 0x": {Type: "NPU"},
 		"has no CPU (vendor 0x1, device 0x2) here; it lists CPU (vendor 0x": {Type: "CPU",
 			VendorID: 1, DeviceID: 2},
-		"has no device (device_id=7, x=y) here; it lists CPU (vendor 0x": {Metadata: map[string]string{"device_id": "7", "x": "y"}},
+		"has no device (device_id=7, x=y) here; it lists CPU (vendor 0x": {
+			Metadata: map[string]string{"device_id": "7", "x": "y"}},
 		"no is_virtual); NPU (vendor 0xecac epcached, device 0x1, is_virtual=1)": {Type: "NPU",
 			DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
-		"device_id=0, no x); CPU (vendor 0x": {Metadata: map[string]string{"device_id": "7", "x": "y"}},
+		"device_id=0, no x); CPU (vendor 0x": {Metadata: map[string]string{"device_id": "7",
+			"x": "y"}},
 		"has no NPU (device 0x7, is_virtual=1); it lists CPU (vendor 0x": {Type: "NPU",
 			DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
 	} {

@@ -65,8 +65,9 @@ func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 func TestAnotherDriverIsJudged(t *testing.T) {
 	for name, c := range map[string]struct{ verdict, source, reason string }{
 		"optimal": {"optimal", judge.SourceEP, "says optimal"},
-		"no verdict": {"not_applicable", judge.SourceLoadCheck, "it loads; made by an equal library of " +
-			compilertest.TestEP + " with driver 1.0, and this machine has 2.0"},
+		"no verdict": {"not_applicable", judge.SourceLoadCheck,
+			"it loads; made by an equal library of " +
+				compilertest.TestEP + " with driver 1.0, and this machine has 2.0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, _, runtime := newTestEPBench(t)

@@ -51,7 +51,8 @@ func (b *bench) gather(g *gate, path string, n int) *crowd {
 		c.answers = append(c.answers, b.ask(ctx, b.request(b.openFile(path))))
 		c.leave = append(c.leave, cancel)
 		if i == 0 {
-			require.Eventually(b, func() bool { return len(g.begun()) == begun+1 }, patience, time.Millisecond)
+			require.Eventually(b, func() bool { return len(g.begun()) == begun+1 }, patience,
+				time.Millisecond)
 		}
 	}
 	require.Eventually(b, func() bool { return b.waiters() == n }, patience, time.Millisecond)
@@ -95,10 +96,12 @@ func TestSixtyFourRequestsOneCompile(t *testing.T) {
 		leave []int
 		want  map[string]int
 	}{
-		"all stay":           {large, nil, map[string]int{request.Compiled: 1, request.Waited: 63}},
-		"the first leaves":   {small, []int{0}, map[string]int{request.Waited: 63}},
-		"twenty leave":       {small, random.Perm(63)[:20], nil},
-		"all but one leaves": {small, slices.DeleteFunc(random.Perm(64), func(i int) bool { return i == 63 }), map[string]int{request.Waited: 1}},
+		"all stay":         {large, nil, map[string]int{request.Compiled: 1, request.Waited: 63}},
+		"the first leaves": {small, []int{0}, map[string]int{request.Waited: 63}},
+		"twenty leave":     {small, random.Perm(63)[:20], nil},
+		"all but one leaves": {small,
+			slices.DeleteFunc(random.Perm(64), func(i int) bool { return i == 63 }),
+			map[string]int{request.Waited: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			begun := len(g.begun())
@@ -174,7 +177,8 @@ func TestWaitersAddNoWorkToTheStore(t *testing.T) {
 		c := b.gather(g, largeModel(t, 2<<20), requests)
 		g.pass <- struct{}{}
 		c.served()
-		return []int64{fs.read.Load(), fs.opened.Load(), fs.created.Load(), fs.linked.Load(), fs.synced.Load()}
+		return []int64{fs.read.Load(), fs.opened.Load(), fs.created.Load(), fs.linked.Load(),
+			fs.synced.Load()}
 	}
 	alone := done(1)
 	require.Greater(t, alone[0], int64(2<<20), "the artefact is hashed")

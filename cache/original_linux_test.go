@@ -21,8 +21,8 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// givenModels is a stand-in that records how its models were given to it, and calls functions around
-// one compile.
+// givenModels is a stand-in that records how its models were given to it, and calls functions
+// around one compile.
 type givenModels struct {
 	*standin.Compiler
 	before, after func() // once, when the model is there; nil: nothing
@@ -31,7 +31,8 @@ type givenModels struct {
 	originals []bool // of each compile; guarded by mu
 }
 
-func (g *givenModels) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (g *givenModels) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	g.mu.Lock()
 	g.originals = append(g.originals, job.ModelFile != nil)
 	before, after := g.before, g.after
@@ -156,7 +157,8 @@ func TestModelWrittenDuringItsCompileIsNotStored(t *testing.T) {
 				c.write(t, path)
 			}
 			require.Equal(t, apierr.BadModel, b.refused(r).Class)
-			require.Equal(t, []bool{true, false}, g.originals, "it is compiled once more, from a copy")
+			require.Equal(t, []bool{true, false}, g.originals,
+				"it is compiled once more, from a copy")
 			require.Empty(t, b.list())
 			if c.model {
 				a := b.acquire(b.request(b.openFile(path)))

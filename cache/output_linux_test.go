@@ -21,7 +21,8 @@ import (
 )
 
 // newTestEPBench is a cache over ONNX Runtime with the test EP, in worker processes.
-func newTestEPBench(t *testing.T, change ...func(*Options)) (*bench, *compilers.ORT, compilers.Runtime) {
+func newTestEPBench(t *testing.T, change ...func(*Options)) (*bench, *compilers.ORT,
+	compilers.Runtime) {
 	r := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
@@ -39,7 +40,8 @@ func (b *bench) externalModel(name string) *request.Request {
 	var data []byte
 	for i := range m.Initializers {
 		w := &m.Initializers[i]
-		w.Location, w.Offset, w.Length = "w/model.data", strconv.Itoa(len(data)), strconv.Itoa(len(w.Raw))
+		w.Location, w.Offset, w.Length = "w/model.data", strconv.Itoa(len(data)),
+			strconv.Itoa(len(w.Raw))
 		data = append(data, w.Raw...)
 	}
 	require.NoError(b, os.MkdirAll(filepath.Join(folder, "w"), 0o755))
@@ -47,7 +49,8 @@ func (b *bench) externalModel(name string) *request.Request {
 	require.NoError(b, os.WriteFile(filepath.Join(folder, name), m.Encode(), 0o644))
 	r := b.request(b.openFile(filepath.Join(folder, name)))
 	r.EPs = []identity.EP{{Name: compilertest.TestEP}}
-	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w", "model.data"))}
+	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w",
+		"model.data"))}
 	return r
 }
 
@@ -61,9 +64,12 @@ func (b *bench) respelledModel(spellings ...string) *request.Request {
 	last := "x"
 	for i, spelling := range spellings { // MatMul is left to the CPU, with its weights
 		w, to := "w"+strconv.Itoa(i), "h"+strconv.Itoa(i)
-		m.Nodes = append(m.Nodes, tinymodel.Node{Name: w, Op: "MatMul", Inputs: []string{last, w}, Outputs: []string{to}})
-		m.Initializers = append(m.Initializers, tinymodel.Tensor{Name: w, Type: tinymodel.Float, Shape: []int64{16, 16},
-			Location: spelling, Offset: strconv.Itoa(len(data)), Length: strconv.Itoa(len(raw))})
+		m.Nodes = append(m.Nodes,
+			tinymodel.Node{Name: w, Op: "MatMul", Inputs: []string{last, w}, Outputs: []string{to}})
+		m.Initializers = append(m.Initializers,
+			tinymodel.Tensor{Name: w, Type: tinymodel.Float, Shape: []int64{16, 16},
+				Location: spelling, Offset: strconv.Itoa(len(data)),
+				Length: strconv.Itoa(len(raw))})
 		data, last = append(data, raw...), to
 	}
 	relu.Inputs = []string{last}
@@ -71,7 +77,8 @@ func (b *bench) respelledModel(spellings ...string) *request.Request {
 	require.NoError(b, os.WriteFile(filepath.Join(folder, "a.bin"), data, 0o644))
 	require.NoError(b, os.WriteFile(filepath.Join(folder, "m.onnx"), m.Encode(), 0o644))
 	r := b.request(b.openFile(filepath.Join(folder, "m.onnx")))
-	r.EPs = []identity.EP{{Name: compilertest.TestEP, Options: map[string]string{"ops": "Add,Relu"}}}
+	r.EPs = []identity.EP{{Name: compilertest.TestEP,
+		Options: map[string]string{"ops": "Add,Relu"}}}
 	r.External = map[string]*os.File{}
 	for _, spelling := range spellings {
 		r.External[spelling] = b.openFile(filepath.Join(folder, "a.bin"))
@@ -79,14 +86,19 @@ func (b *bench) respelledModel(spellings ...string) *request.Request {
 	return r
 }
 
-// ONNX Runtime resolves the location of external data as a path, so that one file may have several spellings in one model.
+// ONNX Runtime resolves the location of external data as a path, so that one file may have several
+// spellings in one model.
 func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for name, change := range map[string]func(*request.Request){
-		"compile API":            func(*request.Request) {},
-		"session options":        func(r *request.Request) { r.Route = compilers.RouteSessionOptions },
+		"compile API": func(*request.Request) {},
+		"session options": func(r *request.Request) {
+			r.Route = compilers.RouteSessionOptions
+		},
 		"initializers in source": func(r *request.Request) { r.Output.InitializersInSource = true },
-		"initializers in a file": func(r *request.Request) { r.Output.InitializersFile = "rest.bin" },
+		"initializers in a file": func(r *request.Request) {
+			r.Output.InitializersFile = "rest.bin"
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.respelledModel("a.bin", "./a.bin", "s//../a.bin", "s/../t/.././a.bin")
@@ -100,7 +112,8 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 	}
 	t.Run("a group", func(t *testing.T) {
 		r, other := b.respelledModel("a.bin", "./a.bin"), b.respelledModel("./a.bin", "a.bin")
-		r.Group = []identity.Files{{Name: "other.onnx", Graph: other.Graph, External: other.External}}
+		r.Group = []identity.Files{{Name: "other.onnx", Graph: other.Graph,
+			External: other.External}}
 		b.acquire(r)
 	})
 	t.Run("compiled again from the kept source", func(t *testing.T) {
@@ -128,7 +141,8 @@ func TestExternalDataUnderSeveralSpellings(t *testing.T) {
 	})
 }
 
-// A weightless build refers to the source's weights, which are part of it, stored once, and verified like all of its files.
+// A weightless build refers to the source's weights, which are part of it, stored once, and
+// verified like all of its files.
 func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	b, ort, runtime := newTestEPBench(t)
 	weightless := func() *request.Request {
@@ -150,7 +164,10 @@ func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	require.Len(t, source, 4*16*16)
 
 	graph := filepath.Join(a.Path, a.Graph)
-	check, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}}, Graph: graph, Session: compilers.Session{SessionOptions: a.SessionOptions}})
+	check,
+		err := ort.Check(t.Context(),
+		compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
+			Graph: graph, Session: compilers.Session{SessionOptions: a.SessionOptions}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 
@@ -159,16 +176,19 @@ func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	other := b.acquire(embedded)
 	require.NotEqual(t, a.Build.BuildKey, other.Build.BuildKey)
 	require.Len(t, other.Build.Files, 2)
-	require.Equal(t, names["w/model.data"], other.Build.Files[1].Digest.String(), "one file in the store for both")
+	require.Equal(t, names["w/model.data"], other.Build.Files[1].Digest.String(),
+		"one file in the store for both")
 
 	path := filepath.Join(a.Path, filepath.Dir(a.Graph), "w", "model.data")
 	require.NoError(t, os.Chmod(path, 0o644))
 	source[7] ^= 1
 	require.NoError(t, os.WriteFile(path, source, 0o644))
-	require.NotEqual(t, request.Hit, b.acquire(weightless()).Outcome, "weights that were changed are damage like any other")
+	require.NotEqual(t, request.Hit, b.acquire(weightless()).Outcome,
+		"weights that were changed are damage like any other")
 }
 
-// Where the EP finds the weights by itself only it knows which, so the build has all of the source, and the answer's options lead there.
+// Where the EP finds the weights by itself only it knows which, so the build has all of the source,
+// and the answer's options lead there.
 func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	ask := func(option, value string, embed bool) *request.Answer {
@@ -184,7 +204,8 @@ func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 		for _, f := range a.Build.Files {
 			files[f.Name] = f.Digest.String()
 		}
-		source := b.graphOf(a).Contexts[0].ONNXModelFilename // the name that it was compiled by, also where one form was made of the other
+		// the name that it was compiled by, also where one form was made of the other
+		source := b.graphOf(a).Contexts[0].ONNXModelFilename
 		require.Contains(t, files, source)
 		require.Contains(t, files, "w/model.data")
 		require.Len(t, files, map[bool]int{false: 4, true: 3}[embed])
@@ -203,13 +224,15 @@ func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 // Every wish gives a build of its own, and none is served for another.
 func TestOutputsSideBySide(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	wishes := map[string]identity.Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
-		"in the source": {InitializersInSource: true}, "named": {NodeNamePrefix: "left_"}}
+	wishes := map[string]identity.Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"},
+		"large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
+		"in the source":        {InitializersInSource: true}, "named": {NodeNamePrefix: "left_"}}
 	builds := map[string]string{}
 	for _, outcome := range []string{request.Compiled, request.Hit} {
 		for name, wish := range wishes {
 			r := b.externalModel("m.onnx")
-			r.EPs[0].Options = map[string]string{"ops": "Add,Relu"} // MatMul, with 1024 bytes of weights, is left to the CPU
+			// MatMul, with 1024 bytes of weights, is left to the CPU
+			r.EPs[0].Options = map[string]string{"ops": "Add,Relu"}
 			r.Output = wish
 			a := b.acquire(r)
 			require.Equal(t, outcome, a.Outcome, name)
@@ -233,7 +256,8 @@ func TestOutputsSideBySide(t *testing.T) {
 	require.Contains(t, e.Error(), "fallback")
 }
 
-// With the real ONNX Runtime: what the daemon serves for such a request loads with the entry set, and what it withholds does not.
+// With the real ONNX Runtime: what the daemon serves for such a request loads with the entry set,
+// and what it withholds does not.
 func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
 	b, ort, runtime := newTestEPBench(t, func(o *Options) {
 		o.Policies = map[string]request.Policy{"": {PreferRecompilation: request.PolicyServe}}
@@ -245,8 +269,11 @@ func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
 		return b.acquire(r)
 	}
 	load := func(a *request.Answer) compilers.CheckResult {
-		checked, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
-			Graph: filepath.Join(a.View.Name(), a.Graph), Session: compilers.Session{SessionOptions: map[string]string{entry: "1"}}})
+		checked,
+			err := ort.Check(t.Context(),
+			compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
+				Graph:   filepath.Join(a.View.Name(), a.Graph),
+				Session: compilers.Session{SessionOptions: map[string]string{entry: "1"}}})
 		require.NoError(t, err)
 		return checked
 	}

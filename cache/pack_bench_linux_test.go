@@ -21,7 +21,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// BenchmarkUnpack compares unpacking with cp, of one file of a quarter of a GiB in 128 extents, turn by turn, on the file system of the temporary folder.
+// BenchmarkUnpack compares unpacking with cp, of one file of a quarter of a GiB in 128 extents,
+// turn by turn, on the file system of the temporary folder.
 func BenchmarkUnpack(b *testing.B) {
 	const size, piece = 256 << 20, 2 << 20
 	ctx, dir := context.Background(), b.TempDir()
@@ -36,9 +37,11 @@ func BenchmarkUnpack(b *testing.B) {
 	defer hold.Release()
 	d, _, err := hold.Put(ctx, bytes.NewReader(plain))
 	require.NoError(b, err)
-	r := &dedupe.Recipe{Size: size - 4, Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: d, Size: size}}}
+	r := &dedupe.Recipe{Size: size - 4, Literals: dedupe.NoLiterals,
+		Containers: []dedupe.Container{{Digest: d, Size: size}}}
 	moved := make([]byte, 0, size)
-	for at := int64(0); at < r.Size; at += piece { // the second and the first of each two, four bytes off
+	// the second and the first of each two, four bytes off
+	for at := int64(0); at < r.Size; at += piece {
 		n := min(piece, r.Size-at)
 		from := at + 4
 		if n == piece && at/piece%2 == 0 && at+2*piece <= r.Size {
@@ -61,7 +64,10 @@ func BenchmarkUnpack(b *testing.B) {
 	object := filepath.Join(bench.state, "objects", d.String()[:2], d.String())
 	for b.Loop() {
 		for i, do := range []func(to string) error{
-			func(to string) error { return exec.Command("cp", "--reflink=never", object, to).Run() },
+			func(to string) error {
+				return exec.Command("cp", "--reflink=never", object, to).
+					Run()
+			},
 			func(to string) error { return applyTo(ctx, r, open, to, true) },
 			func(to string) error { return applyTo(ctx, r, open, to, false) },
 		} {
@@ -82,8 +88,8 @@ func BenchmarkUnpack(b *testing.B) {
 	b.ReportMetric(median[0]/median[2], "hashed/cp")
 }
 
-// BenchmarkUnpackCompressed compares decoding with cp, of a file of 64 MiB that is nothing but compressed: a half of hexadecimal digits, a quarter zeros, a quarter
-// that nothing compresses.
+// BenchmarkUnpackCompressed compares decoding with cp, of a file of 64 MiB that is nothing but
+// compressed: a half of hexadecimal digits, a quarter zeros, a quarter that nothing compresses.
 func BenchmarkUnpackCompressed(b *testing.B) {
 	const size = 64 << 20
 	ctx, dir := context.Background(), b.TempDir()
@@ -95,8 +101,9 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	require.NoError(b, os.WriteFile(object, plain, 0o644))
 	shelf, err := dedupe.OpenShelf(dir, nil)
 	require.NoError(b, err)
-	r := &dedupe.Recipe{Blob: blake3.Sum256(plain), Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
-		Frames: &dedupe.Frames{Size: size, Each: 256 << 10}}
+	r := &dedupe.Recipe{Blob: blake3.Sum256(plain), Size: size, Literals: dedupe.NoLiterals,
+		Extents: []dedupe.Extent{{Length: size}},
+		Frames:  &dedupe.Frames{Size: size, Each: 256 << 10}}
 	require.NoError(b, shelf.Put(ctx, r, bytes.NewReader(plain), nil))
 	packed, _ := shelf.Has(r.Blob)
 	stored := packed.Stored
@@ -107,7 +114,10 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	var took [2]time.Duration
 	for b.Loop() {
 		for i, do := range []func(to string) error{
-			func(to string) error { return exec.Command("cp", "--reflink=never", object, to).Run() },
+			func(to string) error {
+				return exec.Command("cp", "--reflink=never", object, to).
+					Run()
+			},
 			func(to string) error { return applyTo(ctx, r, none, to, true) },
 		} {
 			to := filepath.Join(dir, "copy")
@@ -122,7 +132,8 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "unpack/cp")
 }
 
-func applyTo(ctx context.Context, r *dedupe.Recipe, open func(cas.Digest) (dedupe.Source, error), to string, trusted bool) error {
+func applyTo(ctx context.Context, r *dedupe.Recipe, open func(cas.Digest) (dedupe.Source, error),
+	to string, trusted bool) error {
 	f, err := os.Create(to)
 	if err != nil {
 		return err
@@ -131,7 +142,8 @@ func applyTo(ctx context.Context, r *dedupe.Recipe, open func(cas.Digest) (dedup
 	return dedupe.Apply(ctx, r, open, f, dedupe.ApplyOptions{Trusted: trusted})
 }
 
-// BenchmarkFirstHitOfAPacked compares the first request for a packed build with cp of its binary of 64 MiB.
+// BenchmarkFirstHitOfAPacked compares the first request for a packed build with cp of its binary of
+// 64 MiB.
 func BenchmarkFirstHitOfAPacked(b *testing.B) {
 	dir := b.TempDir()
 	bench := newBench(b)
@@ -150,7 +162,9 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 		require.NoError(b, err)
 		for i, total := range []*time.Duration{&hit, &again} {
 			began := time.Now()
-			a, err := lookup.Lease(context.Background(), bench.cache.Store, builds[1], func(string) {})
+			a,
+				err := lookup.Lease(context.Background(), bench.cache.Store, builds[1],
+				func(string) {})
 			*total += time.Since(began)
 			require.NoError(b, err, i)
 			require.NoError(b, a.View.Close())

@@ -38,7 +38,8 @@ type crashBench struct {
 	end    func() // removes it, once it is no longer needed: there are hundreds
 }
 
-// asks makes models of sizes; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice.
+// asks makes models of sizes; less than 0: with words in them, which can be compressed; 1: that of
+// 512, with its weights twice.
 func (b *bench) asks(sizes []int) (out []*request.Request) {
 	for i, n := range sizes {
 		if n == 1 {
@@ -55,7 +56,8 @@ func (b *bench) asks(sizes []int) (out []*request.Request) {
 }
 
 // onCrashFS makes the store once, and a copy of it for each call of the function that it returns.
-func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index.Build)) func(t *testing.T) *crashBench {
+func onCrashFS(t *testing.T, sizes []int,
+	prepare func(b *bench, builds []*index.Build)) func(t *testing.T) *crashBench {
 	origin := newBench(t)
 	asks := origin.asks(sizes)
 	builds, files := origin.stores(asks)
@@ -83,32 +85,41 @@ func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index
 	}
 }
 
-// requireAfterCrash opens what a crash has left: every build that was there is served as it was, without compiling, and a check finds
-// nothing but leftovers.
+// requireAfterCrash opens what a crash has left: every build that was there is served as it was,
+// without compiling, and a check finds nothing but leftovers.
 func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 	b.Helper()
 	for i, loss := range losses {
 		root := memoryDir(b)
 		require.NoError(b, b.fs.Crash(root, loss, uint64(b.fs.Steps()+i)))
-		after := &bench{TB: b, compiler: b.compiler, state: filepath.Join(root, "state"), runtime: b.runtime}
+		after := &bench{TB: b, compiler: b.compiler, state: filepath.Join(root, "state"),
+			runtime: b.runtime}
 		after.later.Store(b.later.Load() + int64(time.Hour))
 		after.open()
-		result, err := after.cache.Check(context.Background(), after.self(), &wire.Check{Deep: true}, nil)
+		result,
+			err := after.cache.Check(context.Background(), after.self(), &wire.Check{Deep: true},
+			nil)
 		require.NoError(b, err)
 		for _, f := range result.Findings {
 			require.Equal(b, "leftover", f.Kind, "%v", f)
 		}
-		require.NoError(b, after.cache.forms.Recipes.Walk(context.Background(), func(d cas.Digest, p dedupe.Packed) error {
-			for _, container := range p.Containers {
-				require.True(b, after.cache.cas.Has(container.Digest), "a container of %s, which may be needed again, is gone", d)
-			}
-			return nil
-		}))
+		require.NoError(b,
+			after.cache.forms.Recipes.Walk(context.Background(),
+				func(d cas.Digest, p dedupe.Packed) error {
+					for _, container := range p.Containers {
+						require.True(b, after.cache.cas.Has(container.Digest),
+							"a container of %s, which may be needed again, is gone", d)
+					}
+					return nil
+				}))
 		for v, path := range b.models {
 			if _, err := after.cache.index.Get(b.builds[v].ID); err != nil {
 				require.Less(b, v, max(b.evicts, 1), "only the first were retracted")
 				if b.evicts > 0 {
-					require.Len(b, after.cache.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.BuildID == b.builds[v].ID }), 1, "and nothing says why")
+					require.Len(b,
+						after.cache.index.Journal.Tombstones(
+							func(g *index.Tombstone) bool { return g.BuildID == b.builds[v].ID }),
+						1, "and nothing says why")
 				}
 				continue
 			}
@@ -147,7 +158,8 @@ func (b *crashBench) evict(n int) error {
 		return err
 	}
 	plan.Steps = slices.DeleteFunc(plan.Steps, func(s evict.Step) bool {
-		return !slices.ContainsFunc(b.builds[:n], func(build *index.Build) bool { return build.ID == s.ID })
+		return !slices.ContainsFunc(b.builds[:n],
+			func(build *index.Build) bool { return build.ID == s.ID })
 	})
 	return b.cache.Store.Collector().Collect(ctx, plan, func(int64, int64) {})
 }
@@ -167,22 +179,35 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		run     func(b *crashBench) error
 		every   int // so many steps it is tried; odd, so that both errors come up
 	}{
-		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.Store.Packer().PackBuild(ctx, b.builds[1].ID); return err }, 1},
-		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.Store.Packer().PackBuild(ctx, b.builds[0].ID); return err }, 3},
+		{"pack", alike, nil,
+			func(b *crashBench) error {
+				_, err := b.cache.Store.Packer().
+					PackBuild(ctx, b.builds[1].ID)
+				return err
+			}, 1},
+		{"pack a container", []int{1, 300}, pack,
+			func(b *crashBench) error {
+				_, err := b.cache.Store.Packer().
+					PackBuild(ctx, b.builds[0].ID)
+				return err
+			}, 3},
 		{"make a container whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
 			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[0].ID)
 			require.NoError(b, err)
-		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) }, 3},
-		{"compact what no build needs", []int{640, 300, 300}, func(b *bench, builds []*index.Build) {
-			pack(b, builds)
-			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)
-			require.NoError(b, err)
-			require.NoError(b, b.remove(builds[0]))
-		}, func(b *crashBench) error {
-			return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
-		}, 3},
-		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 7},
+		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) },
+			3},
+		{"compact what no build needs", []int{640, 300, 300},
+			func(b *bench, builds []*index.Build) {
+				pack(b, builds)
+				_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)
+				require.NoError(b, err)
+				require.NoError(b, b.remove(builds[0]))
+			}, func(b *crashBench) error {
+				return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
+			}, 3},
+		{"evict what is packed with its container", []int{320, 320}, pack,
+			func(b *crashBench) error { return b.evict(2) }, 7},
 		{"unpack", alike, pack, func(b *crashBench) error {
 			a, err := lookup.Lease(ctx, b.cache.Store, b.builds[1], func(string) {})
 			if err == nil {
@@ -209,7 +234,8 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error {
-			return b.cache.forms.Compact(ctx, packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)
+			return b.cache.forms.Compact(ctx,
+				packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)
 		}, 3}, // many, and most of them are those of the others
 	}
 	for _, c := range cases {
@@ -232,7 +258,8 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		})
 		t.Run(c.name+", failing", func(t *testing.T) {
 			t.Parallel()
-			for step := min(2, c.every); ; step += c.every * crashfs.Stride { // between those where it stopped
+			// between those where it stopped
+			for step := min(2, c.every); ; step += c.every * crashfs.Stride {
 				b := start(t)
 				before := b.fs.Steps()
 				b.fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])

@@ -87,7 +87,8 @@ func packedPair(t *testing.T) (b *bench, builds []*index.Build, files []map[stri
 	return b, builds, files
 }
 
-// packedPairs makes a packedPair once, and what it returns a copy of it at each call, which is not open.
+// packedPairs makes a packedPair once, and what it returns a copy of it at each call, which is not
+// open.
 func packedPairs(t *testing.T) func(t *testing.T) (*bench, []*index.Build, []map[string]string) {
 	origin, builds, files := packedPair(t)
 	again := origin.copies()
@@ -98,7 +99,9 @@ func packedPairs(t *testing.T) func(t *testing.T) (*bench, []*index.Build, []map
 
 func (b *bench) phases(r *request.Request) (a *request.Answer, phases []string) {
 	b.Helper()
-	a, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) { phases = append(phases, p.Phase) })
+	a,
+		err := b.cache.Acquire(context.Background(), r,
+		func(p request.Progress) { phases = append(phases, p.Phase) })
 	require.NoError(b, err)
 	b.Cleanup(func() { a.View.Close() })
 	return a, phases
@@ -244,12 +247,14 @@ func TestCheckIgnoresBuildsRemovedMeanwhile(t *testing.T) {
 			require.NoError(t, err)
 			check := func(each func(files int)) *wire.CheckReply {
 				files := 0
-				result, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true}, func(p *wire.Progress) {
-					if p.Phase == "checking files" {
-						files++
-						each(files)
-					}
-				})
+				result,
+					err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true},
+					func(p *wire.Progress) {
+						if p.Phase == "checking files" {
+							files++
+							each(files)
+						}
+					})
 				require.NoError(t, err)
 				return result
 			}
@@ -290,7 +295,11 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 		both bool // the build of the container is no good either
 		fine bool // the packed one is served as ever
 	}{
-		{"container changed", func(t *testing.T, b *bench, builds []*index.Build) { flip(t, object(b, large(builds[0]))) }, true, false},
+		{"container changed",
+			func(t *testing.T, b *bench,
+				builds []*index.Build) {
+				flip(t, object(b, large(builds[0])))
+			}, true, false},
 		{"container gone", func(t *testing.T, b *bench, builds []*index.Build) {
 			require.NoError(t, os.Remove(object(b, large(builds[0]))))
 		}, true, false},
@@ -298,7 +307,11 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 			require.NoError(t, os.Chmod(object(b, large(builds[0])), 0o644))
 			require.NoError(t, os.Truncate(object(b, large(builds[0])), 1000))
 		}, true, false},
-		{"recipe changed", func(t *testing.T, b *bench, builds []*index.Build) { flip(t, recipe(b, large(builds[1]))) }, false, false},
+		{"recipe changed",
+			func(t *testing.T, b *bench,
+				builds []*index.Build) {
+				flip(t, recipe(b, large(builds[1])))
+			}, false, false},
 		{"recipe gone", func(t *testing.T, b *bench, builds []*index.Build) {
 			require.NoError(t, os.Remove(recipe(b, large(builds[1]))))
 		}, false, false},
@@ -352,7 +365,8 @@ func (b *bench) stateOf(build *index.Build) string {
 	return b.cache.index.Journal.StateOf(build.ID).Name
 }
 
-// check finds what is wrong with containers and recipes, and repair withholds every build that needs them.
+// check finds what is wrong with containers and recipes, and repair withholds every build that
+// needs them.
 func TestCheckKnowsPackedBuilds(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	ctx, self := context.Background(), request.Peer{UID: b.cache.uid}
@@ -405,7 +419,8 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	p, _ := b.cache.forms.Recipes.Has(large(same))
 	require.Equal(t, large(first), p.Containers[0].Digest)
 	after := ask(one+2, 5)
-	require.Positive(t, b.cache.Store.Packer().PackSaving(after.ID), "one user's, with what is for all")
+	require.Positive(t, b.cache.Store.Packer().PackSaving(after.ID),
+		"one user's, with what is for all")
 	require.Positive(t, b.pack(after))
 	p, _ = b.cache.forms.Recipes.Has(large(after))
 	require.Equal(t, large(shared), p.Containers[0].Digest)
@@ -424,7 +439,9 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.NoError(t, err)
 	later := int64(0)
 	for _, r := range results.Builds {
-		said, ok := strings.CutPrefix(r.Outcome, "kept: it was given out lately, perhaps by path: it stays until ")
+		said,
+			ok := strings.CutPrefix(r.Outcome,
+			"kept: it was given out lately, perhaps by path: it stays until ")
 		require.True(t, ok, r.Outcome)
 		until, err := time.Parse(time.RFC3339, said)
 		require.NoError(t, err)
@@ -451,7 +468,9 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	}
 	require.InDelta(t, promised, outcomes[store.PackedNow], 16<<10)
 	require.Len(t, outcomes, 2, "the other is its container")
-	_, err = b.cache.Pack(ctx, request.Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
+	_,
+		err = b.cache.Pack(ctx, request.Peer{UID: b.cache.uid + 1}, []string{name}, false, false,
+		nil)
 	require.Error(t, err)
 	_, err = b.cache.Pack(ctx, self, nil, false, false, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
@@ -516,7 +535,9 @@ func TestRemovalWhileBecomingWholeLeavesNothing(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	f.mu.Lock()
 	f.below, f.before = "recipes", func() {
-		_, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
+		_,
+			err := b.cache.Remove(context.Background(), b.self(),
+			[]string{builds[1].BuildKey.String()}, false, false)
 		require.NoError(t, err)
 	}
 	f.mu.Unlock()
@@ -588,7 +609,8 @@ func unpackingTells(t *testing.T, removed bool) {
 	require.Zero(t, sum(true), "all are whole")
 }
 
-// A pinned build that is packed keeps what its recipe takes from: a status says so, and a plan, in which all that stays adds up.
+// A pinned build that is packed keeps what its recipe takes from: a status says so, and a plan, in
+// which all that stays adds up.
 func TestBaseOfAPinnedBuildIsKept(t *testing.T) {
 	b, builds, _ := packedPair(t)
 	ctx := context.Background()

@@ -17,16 +17,22 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// Two shapes of a model, compiled by real execution providers, share their weights. The one that is packed comes back byte for byte, loads, and
-// computes what it did before.
+// Two shapes of a model, compiled by real execution providers, share their weights. The one that is
+// packed comes back byte for byte, loads, and computes what it did before.
 func TestRealVariantsArePackedAndCompute(t *testing.T) {
 	cases := map[string]struct {
 		runtime string
 		ep      identity.EP
 		least   float64 // part of the binary that packing has to save
 	}{
-		"OpenVINO": {"openvino-1.8.1", identity.EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}, 0.9},
-		"QNN":      {"qnn-2.7.0", identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}, 0.9},
+		"OpenVINO": {"openvino-1.8.1",
+			identity.EP{Name: "OpenVINOExecutionProvider",
+				Options: map[string]string{
+					"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}, 0.9},
+		"QNN": {"qnn-2.7.0",
+			identity.EP{Name: qnn,
+				Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+			0.9},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +47,9 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 			}
 			run := func(a *request.Answer) []byte {
 				eps := []compilers.EP{{Name: c.ep.Name, Options: a.ProviderOptions[c.ep.Name]}}
-				return b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
+				return b.outputs(ort,
+					compilers.CheckJob{Runtime: r, EPs: eps,
+						Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
 			}
 			var packed *request.Answer
 			for _, rows := range []int{1, 4} {

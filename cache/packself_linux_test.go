@@ -36,7 +36,8 @@ func (b *bench) repeated(times int) *request.Request {
 
 // repeatedPart asks for a model of n² weights, the first part² of which it has a second time.
 func (b *bench) repeatedPart(n, part int) *request.Request {
-	model, again := compilertest.DenseModel(7, n, 1), compilertest.DenseModel(7, part, 1).Initializers[0]
+	model, again := compilertest.DenseModel(7, n, 1),
+		compilertest.DenseModel(7, part, 1).Initializers[0]
 	again.Name = "again"
 	model.Initializers = append(model.Initializers, again)
 	return b.requestOf(model)
@@ -87,13 +88,15 @@ func TestPackingEvictsNothing(t *testing.T) {
 	require.NoError(t, b.cache.Reload(tight))
 	most := int64(0)
 	d := large(builds[0])
-	freed, err := b.cache.forms.Pack(context.Background(), d, packing.Little, func(ctx context.Context) error {
-		above, err := b.cache.Store.Collector().AboveBounds(ctx, false)
-		require.False(t, above)
-		now, err2 := b.cache.Store.Account()
-		most = max(most, now.Counted()+b.reserved())
-		return errors.Join(err, err2)
-	})
+	freed,
+		err := b.cache.forms.Pack(context.Background(), d, packing.Little,
+		func(ctx context.Context) error {
+			above, err := b.cache.Store.Collector().AboveBounds(ctx, false)
+			require.False(t, above)
+			now, err2 := b.cache.Store.Account()
+			most = max(most, now.Counted()+b.reserved())
+			return errors.Join(err, err2)
+		})
 	require.NoError(t, err)
 	require.Positive(t, freed)
 	require.Greater(t, most, tight.Space.Budget.Bytes, "the literals stood beside the whole form")
@@ -110,7 +113,9 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	require.Greater(t, b.pack(builds[1]), int64(900<<10))
 	b.pass(60 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
-	results, err := b.cache.Pack(context.Background(), b.self(), []string{builds[0].BuildKey.String()}, false, false, nil)
+	results,
+		err := b.cache.Pack(context.Background(), b.self(), []string{builds[0].BuildKey.String()},
+		false, false, nil)
 	require.NoError(t, err)
 	require.Equal(t, store.PackedNow, results.Builds[0].Outcome)
 	require.Greater(t, results.Builds[0].FreesBytes, int64(19<<20/10))
@@ -157,10 +162,12 @@ func TestOutdatedMatchesAreComparedAgain(t *testing.T) {
 	builds, _ := b.stores([]*request.Request{b.repeated(3), b.variant(1)})
 	d := large(builds[1])
 	require.Positive(t, b.pack(builds[0]))
-	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[1].ID), "what it would take from is packed")
+	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[1].ID),
+		"what it would take from is packed")
 	b.pass(0)
 	require.False(t, b.cache.forms.Sharing.LookedAt(d))
-	_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil) // as the next time by itself
+	// as the next time by itself
+	_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
 	require.NoError(t, err)
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(d))

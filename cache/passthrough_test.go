@@ -26,7 +26,8 @@ func TestCompiledModelOfTheApplicationsOwn(t *testing.T) {
 		compilers.Passed:       compilers.Optimal,
 		compilers.Failed:       compilers.Unsupported,
 		compilers.NotCheckable: compilers.Unknown,
-		"none":                 compilers.Unknown, // its load check does not end: no reason to refuse the application its own file
+		// its load check does not end: no reason to refuse the application its own file
+		"none": compilers.Unknown,
 	} {
 		t.Run(load, func(t *testing.T) {
 			b := newOpinion(t, &opinion{verdict: compilers.Optimal, load: load}, request.Policy{})
@@ -46,22 +47,27 @@ func TestReasonsOfCompiledModels(t *testing.T) {
 	own := b.own()
 	b.acquire(b.request(own)) // which loads it
 	e := b.explain(b.request(own))
-	require.Equal(t, "it has one EPContext node, made by "+standin.EP+"; it loads, and its compatibility string is the execution provider's", e.Reason)
+	require.Equal(t, "it has one EPContext node, made by "+standin.EP+
+		"; it loads, and its compatibility string is the execution provider's", e.Reason)
 	foreign := tinymodel.Model{
-		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"},
-			Attributes: map[string]any{"embed_mode": int64(1), "main_context": int64(1), "ep_cache_context": []byte("context"), "source": "Another"}}},
+		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"},
+			Outputs: []string{"y"},
+			Attributes: map[string]any{"embed_mode": int64(1), "main_context": int64(1),
+				"ep_cache_context": []byte("context"), "source": "Another"}}},
 		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1}}},
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
 	}
 	a := b.acquire(b.request(b.writeModel("foreign.onnx", foreign.Encode())))
 	require.Equal(t, request.PassThrough, a.Outcome)
 	require.Equal(t, compilers.Unsupported, a.Compatibility.Verdict)
-	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names only execution providers that made no node of it")
+	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names "+
+		"only execution providers that made no node of it")
 
 	aside := b.acquire(b.request(b.model(2)))
 	r := b.request(b.openFile(filepath.Join(aside.Path, filepath.FromSlash(aside.Graph))))
 	a = b.acquire(r)
 	require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
-	require.Equal(t, "its compatibility string is optimal for this runtime; whether it loads is not known, because only what is adopted is loaded with its context files",
+	require.Equal(t, "its compatibility string is optimal for this runtime; whether it loads is "+
+		"not known, because only what is adopted is loaded with its context files",
 		a.Compatibility.Reason)
 }

@@ -29,7 +29,9 @@ func TestPins(t *testing.T) {
 
 	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{"nothing.onnx"}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	list, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{shared.Build.BuildKey.String()}, true)
+	list,
+		err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid},
+		[]string{shared.Build.BuildKey.String()}, true)
 	require.NoError(t, err)
 	require.Len(t, list.Builds, 1)
 	require.Zero(t, pinned(), "it was a dry run")
@@ -45,7 +47,9 @@ func TestPins(t *testing.T) {
 	b.cache.Rights.Saw(other, shared.Build)
 	_, err = b.cache.Pin(ctx, other, []string{shared.Build.BuildKey.String()}, false)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), "it is everybody's")
-	_, err = b.cache.Unpin(ctx, request.Peer{UID: b.cache.uid}, []string{own.Build.BuildKey.String()}, false)
+	_,
+		err = b.cache.Unpin(ctx, request.Peer{UID: b.cache.uid},
+		[]string{own.Build.BuildKey.String()}, false)
 	require.NoError(t, err)
 	require.Zero(t, pinned())
 }
@@ -54,7 +58,9 @@ func TestPinMovesToTheRecompiledBuild(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	first := b.acquire(r)
-	_, err := b.cache.Pin(context.Background(), r.Peer, []string{first.Build.BuildKey.String()}, false)
+	_,
+		err := b.cache.Pin(context.Background(), r.Peer, []string{first.Build.BuildKey.String()},
+		false)
 	require.NoError(t, err)
 	r.OnMiss = request.Refresh
 	second := b.acquire(r)

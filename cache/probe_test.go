@@ -27,7 +27,8 @@ func (a *ailing) Probe(ctx context.Context, r compilers.Runtime) (compilers.Fact
 	facts, err := a.Compiler.Probe(ctx, r)
 	if a.ill.Load() {
 		for i := range facts.EPs {
-			facts.EPs[i].Devices, facts.EPs[i].Error = nil, r.EPs[i].Path+": libdriver.so: no such file"
+			facts.EPs[i].Devices, facts.EPs[i].Error = nil,
+				r.EPs[i].Path+": libdriver.so: no such file"
 		}
 	}
 	return facts, err
@@ -51,7 +52,8 @@ func TestFailedProbeIsTriedAgain(t *testing.T) {
 	require.Contains(t, e.Text, "libdriver.so")
 	probes := a.Probes.Load()
 	b.refused(r)
-	require.Equal(t, probes, a.Probes.Load(), "a library that crashes does not do so for each request")
+	require.Equal(t, probes, a.Probes.Load(),
+		"a library that crashes does not do so for each request")
 
 	a.ill.Store(false)
 	b.later.Store(int64(runtimes.FailureHolds + time.Second))
@@ -84,10 +86,13 @@ type crashing struct {
 	well atomic.Bool
 }
 
-func (c *crashing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+func (c *crashing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	prints, err := c.Compiler.Fingerprint(ctx, r, eps, own)
 	if !c.well.Load() {
-		return nil, &compilers.ExitError{Compiler: standin.EP, Signal: "segmentation fault", Name: "SIGSEGV", Code: -1}
+		return nil,
+			&compilers.ExitError{Compiler: standin.EP, Signal: "segmentation fault",
+				Name: "SIGSEGV", Code: -1}
 	}
 	return prints, err
 }
@@ -119,13 +124,15 @@ func TestProcessorsAreShared(t *testing.T) {
 		eps  []compilers.EP
 		want bool
 	}{
-		"the processor":                  {[]compilers.EP{{Name: "processor"}}, true},
-		"a device that is not asked for": {[]compilers.EP{{Name: "both", Devices: []compilers.Device{{Type: "CPU"}}}}, false},
-		"one of several":                 {[]compilers.EP{{Name: "processor"}, {Name: "both"}}, false},
-		"a device elsewhere":             {[]compilers.EP{{Name: "processor", Devices: elsewhere}}, false},
-		"nothing listed":                 {[]compilers.EP{{Name: "none"}}, false},
-		"not probed":                     {[]compilers.EP{{Name: "other"}}, false},
+		"the processor": {[]compilers.EP{{Name: "processor"}}, true},
+		"a device that is not asked for": {[]compilers.EP{{Name: "both",
+			Devices: []compilers.Device{{Type: "CPU"}}}}, false},
+		"one of several":     {[]compilers.EP{{Name: "processor"}, {Name: "both"}}, false},
+		"a device elsewhere": {[]compilers.EP{{Name: "processor", Devices: elsewhere}}, false},
+		"nothing listed":     {[]compilers.EP{{Name: "none"}}, false},
+		"not probed":         {[]compilers.EP{{Name: "other"}}, false},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, runtimes.OnlyProcessors(facts, c.eps)) })
+		t.Run(name,
+			func(t *testing.T) { require.Equal(t, c.want, runtimes.OnlyProcessors(facts, c.eps)) })
 	}
 }

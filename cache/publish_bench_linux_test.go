@@ -17,9 +17,10 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// BenchmarkPublish compares publishing an artefact of 256 MiB with copying its files durably, turn by turn: "put" is what an application brings,
-// from its open files to the manifest; "compiled" is what a worker has written, from there on, and "checked" the same where its bytes were
-// hashed while it was checked. Each turn has other bytes.
+// BenchmarkPublish compares publishing an artefact of 256 MiB with copying its files durably, turn
+// by turn: "put" is what an application brings, from its open files to the manifest; "compiled" is
+// what a worker has written, from there on, and "checked" the same where its bytes were hashed
+// while it was checked. Each turn has other bytes.
 func BenchmarkPublish(b *testing.B) {
 	const size = 256 << 20
 	ctx, dir := context.Background(), b.TempDir()
@@ -36,7 +37,8 @@ func BenchmarkPublish(b *testing.B) {
 		name  string
 		ahead bool // the files are staged before it begins
 		known bool // and hashed
-	}{{name: "copy"}, {name: "put"}, {name: "compiled", ahead: true}, {name: "checked", ahead: true, known: true}}
+	}{{name: "copy"}, {name: "put"}, {name: "compiled", ahead: true},
+		{name: "checked", ahead: true, known: true}}
 	took := make([]time.Duration, len(ways))
 	turn := uint32(0)
 	for b.Loop() {
@@ -55,7 +57,9 @@ func BenchmarkPublish(b *testing.B) {
 				for name := range sizes {
 					f, err := os.Open(filepath.Join(source, name))
 					require.NoError(b, err)
-					hashed[name], err = c.cas.CopyAhead(ctx, f, filepath.Join(staged, name), int64(sizes[name]))
+					hashed[name],
+						err = c.cas.CopyAhead(ctx, f, filepath.Join(staged, name),
+						int64(sizes[name]))
 					require.NoError(b, err)
 					require.NoError(b, f.Close())
 				}
@@ -65,21 +69,25 @@ func BenchmarkPublish(b *testing.B) {
 			binary.LittleEndian.PutUint32(build.RequestKey[:], turn)
 			for name, n := range sizes {
 				build.Files = append(build.Files, like.Files[0])
-				build.Files[len(build.Files)-1].Name, build.Files[len(build.Files)-1].Size = name, int64(n)
+				build.Files[len(build.Files)-1].Name, build.Files[len(build.Files)-1].Size = name,
+					int64(n)
 			}
 			if way.ahead {
 				for name, n := range sizes {
-					require.NoError(b, os.WriteFile(filepath.Join(staged, name), content[:n], 0o600))
+					require.NoError(b,
+						os.WriteFile(filepath.Join(staged, name), content[:n], 0o600))
 				}
 			}
 			if way.known {
-				hashed["weights.bin"], err = c.cas.HashAhead(ctx, filepath.Join(staged, "weights.bin"))
+				hashed["weights.bin"],
+					err = c.cas.HashAhead(ctx, filepath.Join(staged, "weights.bin"))
 				require.NoError(b, err)
 			}
 			began := time.Now()
 			if way.name == "copy" {
 				for name := range sizes {
-					require.NoError(b, copyDurably(filepath.Join(source, name), filepath.Join(staged, name)))
+					require.NoError(b,
+						copyDurably(filepath.Join(source, name), filepath.Join(staged, name)))
 				}
 				require.NoError(b, cas.OS{}.SyncDir(staged))
 				took[i] += time.Since(began)
@@ -88,7 +96,9 @@ func BenchmarkPublish(b *testing.B) {
 					stage()
 				}
 				hold := c.cas.Hold()
-				err := c.Store.Publish(ctx, store.Publication{Build: &build, Folder: staged, Hashed: hashed, Kind: "test"}, hold)
+				err := c.Store.Publish(ctx,
+					store.Publication{Build: &build, Folder: staged, Hashed: hashed, Kind: "test"},
+					hold)
 				took[i] += time.Since(began)
 				hold.Release()
 				require.NoError(b, err)

@@ -103,51 +103,80 @@ func TestHostilePuts(t *testing.T) {
 		"sound":              {func(*claimed) {}, ""},
 		"sealed memory file": {func(c *claimed) { c.put.Files[0].File = c.memory(sealed) }, ""},
 
-		"memory file":      {func(c *claimed) { c.put.Files[0].File = c.memory(unix.F_SEAL_GROW) }, "opened for writing"},
+		"memory file": {func(c *claimed) { c.put.Files[0].File = c.memory(unix.F_SEAL_GROW) },
+			"opened for writing"},
 		"open for writing": {func(c *claimed) { c.reopen(1, unix.O_RDWR) }, "opened for writing"},
-		"for writing only": {func(c *claimed) { c.reopen(1, unix.O_WRONLY) }, "not opened for reading"},
-		"for nothing":      {func(c *claimed) { c.reopen(1, unix.O_PATH) }, "not opened for reading"},
-		"symbolic link":    {link, "not opened for reading"},
-		"folder":           {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) }, "not a regular file"},
-		"FIFO":             {fifo, "not a regular file"},
-		"device":           {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") }, "not a regular file"},
-		"huge":             {func(c *claimed) { hollow(c, 1, 1<<40) }, "all together may have"},
-		"growing":          {grow, "changed while it was read"},
-		"no files":         {func(c *claimed) { c.put.Files = nil }, "0 files"},
-		"too many files":   {many, "files, not 1 to"},
-		"file twice":       {func(c *claimed) { c.put.Files = append(c.put.Files, c.put.Files[1]) }, "comes twice"},
+		"for writing only": {func(c *claimed) { c.reopen(1, unix.O_WRONLY) },
+			"not opened for reading"},
+		"for nothing":   {func(c *claimed) { c.reopen(1, unix.O_PATH) }, "not opened for reading"},
+		"symbolic link": {link, "not opened for reading"},
+		"folder": {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) },
+			"not a regular file"},
+		"FIFO": {fifo, "not a regular file"},
+		"device": {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") },
+			"not a regular file"},
+		"huge":           {func(c *claimed) { hollow(c, 1, 1<<40) }, "all together may have"},
+		"growing":        {grow, "changed while it was read"},
+		"no files":       {func(c *claimed) { c.put.Files = nil }, "0 files"},
+		"too many files": {many, "files, not 1 to"},
+		"file twice": {func(c *claimed) { c.put.Files = append(c.put.Files, c.put.Files[1]) },
+			"comes twice"},
 		"file for nothing": {func(c *claimed) {
-			c.put.Files = append(c.put.Files, claims.PutFile{Name: "more.bin", File: c.put.Files[1].File})
+			c.put.Files = append(c.put.Files,
+				claims.PutFile{Name: "more.bin", File: c.put.Files[1].File})
 		}, `nothing refers to file "more.bin"`},
 		"graph twice": {func(c *claimed) {
-			c.put.Files = append(c.put.Files, claims.PutFile{Name: "more_ctx.onnx", File: c.put.Files[0].File})
+			c.put.Files = append(c.put.Files,
+				claims.PutFile{Name: "more_ctx.onnx", File: c.put.Files[0].File})
 		}, "nothing refers"},
-		"two graphs":         {func(c *claimed) { c.put.Graphs = 2 }, "2 graphs"},
-		"other graph's name": {func(c *claimed) { c.put.Files[0].Name = "model_ctx.onnx" }, "the graph is called"},
-		"sidecar missing":    {func(c *claimed) { c.put.Files = c.put.Files[:1] }, "not part of the artefact"},
-		"sidecar elsewhere":  {func(c *claimed) { c.put.Files[1].Name = "sub/" + c.put.Files[1].Name }, "not part of the artefact"},
-		"name leads up":      {func(c *claimed) { c.put.Files[1].Name = "../x.bin" }, "not a clean relative name"},
-		"absolute name":      {func(c *claimed) { c.put.Files[1].Name = "/tmp/x.bin" }, "not a clean relative name"},
-		"unclean name":       {func(c *claimed) { c.put.Files[1].Name = "./x.bin" }, "not a clean relative name"},
-		"name of Windows":    {func(c *claimed) { c.put.Files[1].Name = `..\x.bin` }, "not a clean relative name"},
-		"name with a NUL":    {func(c *claimed) { c.put.Files[1].Name = "x\x00.bin" }, "control characters"},
-		"name that is none":  {func(c *claimed) { c.put.Files[1].Name = "" }, "the name has 0 bytes"},
-		"long name":          {func(c *claimed) { c.put.Files[1].Name = strings.Repeat("x", 300) }, "the name has 300 bytes"},
-		"deep name":          {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "folders deep"},
+		"two graphs": {func(c *claimed) { c.put.Graphs = 2 }, "2 graphs"},
+		"other graph's name": {func(c *claimed) { c.put.Files[0].Name = "model_ctx.onnx" },
+			"the graph is called"},
+		"sidecar missing": {func(c *claimed) { c.put.Files = c.put.Files[:1] },
+			"not part of the artefact"},
+		"sidecar elsewhere": {func(c *claimed) {
+			c.put.Files[1].Name = "sub/" +
+				c.put.Files[1].Name
+		}, "not part of the artefact"},
+		"name leads up": {func(c *claimed) { c.put.Files[1].Name = "../x.bin" },
+			"not a clean relative name"},
+		"absolute name": {func(c *claimed) { c.put.Files[1].Name = "/tmp/x.bin" },
+			"not a clean relative name"},
+		"unclean name": {func(c *claimed) { c.put.Files[1].Name = "./x.bin" },
+			"not a clean relative name"},
+		"name of Windows": {func(c *claimed) { c.put.Files[1].Name = `..\x.bin` },
+			"not a clean relative name"},
+		"name with a NUL": {func(c *claimed) { c.put.Files[1].Name = "x\x00.bin" },
+			"control characters"},
+		"name that is none": {func(c *claimed) { c.put.Files[1].Name = "" },
+			"the name has 0 bytes"},
+		"long name": {func(c *claimed) { c.put.Files[1].Name = strings.Repeat("x", 300) },
+			"the name has 300 bytes"},
+		"deep name": {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "folders deep"},
 		"graph leads out": {func(c *claimed) {
 			c.graph(c.put.Files[1].Name, "../../../"+c.put.Files[1].Name[9:])
 		}, "leaves the artefact"},
 		"graph leads to a secret": {func(c *claimed) {
-			c.graph(c.put.Files[1].Name, ("/etc/shadow" + strings.Repeat("x", 50))[:len(c.put.Files[1].Name)])
+			c.graph(c.put.Files[1].Name,
+				("/etc/shadow" + strings.Repeat("x", 50))[:len(c.put.Files[1].Name)])
 		}, "is absolute"},
-		"graph is its own sidecar": {func(c *claimed) { embedSelf(c) }, "one of its own context binaries"},
-		"another EP":               {func(c *claimed) { c.graph(standin.EP, "StandOutExecutionProvider"[:len(standin.EP)]) }, "is of execution provider"},
-		"not compiled":             {func(c *claimed) { c.content(0, compilertest.Dense(1, 8, 1)) }, "no EPContext node"},
-		"truncated":                {func(c *claimed) { b := c.bytes(0); c.content(0, b[:len(b)-20]) }, "offset"},
-		"empty":                    {func(c *claimed) { c.content(0, nil) }, "not its artefact"},
-		"empty sidecar":            {func(c *claimed) { c.content(1, nil) }, "is empty"},
-		"garbage":                  {func(c *claimed) { c.content(0, bytes.Repeat([]byte("\xff\x00garbage"), 100)) }, "not its artefact"},
-		"another model's":          {func(c *claimed) { c.graph("\x01y", "\x01q") }, "the model has none"},
+		"graph is its own sidecar": {func(c *claimed) { embedSelf(c) },
+			"one of its own context binaries"},
+		"another EP": {func(c *claimed) {
+			c.graph(standin.EP,
+				"StandOutExecutionProvider"[:len(standin.EP)])
+		}, "is of execution provider"},
+		"not compiled": {func(c *claimed) { c.content(0, compilertest.Dense(1, 8, 1)) },
+			"no EPContext node"},
+		"truncated": {func(c *claimed) { b := c.bytes(0); c.content(0, b[:len(b)-20]) },
+			"offset"},
+		"empty":         {func(c *claimed) { c.content(0, nil) }, "not its artefact"},
+		"empty sidecar": {func(c *claimed) { c.content(1, nil) }, "is empty"},
+		"garbage": {func(c *claimed) {
+			c.content(0,
+				bytes.Repeat([]byte("\xff\x00garbage"), 100))
+		}, "not its artefact"},
+		"another model's": {func(c *claimed) { c.graph("\x01y", "\x01q") }, "the model has none"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -171,7 +200,8 @@ func TestHostilePuts(t *testing.T) {
 			_, err = b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
-			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon,
+				time.Millisecond)
 		})
 	}
 }
@@ -201,7 +231,8 @@ func hollow(c *claimed, i int, size int64) {
 
 func many(c *claimed) {
 	for i := range 64 {
-		c.put.Files = append(c.put.Files, claims.PutFile{Name: fmt.Sprintf("%d.bin", i), File: c.put.Files[1].File})
+		c.put.Files = append(c.put.Files,
+			claims.PutFile{Name: fmt.Sprintf("%d.bin", i), File: c.put.Files[1].File})
 	}
 }
 
@@ -234,12 +265,15 @@ func embedSelf(c *claimed) {
 	binary := c.put.Files[1].Name
 	m := compilertest.DenseModel(1, 8, 1)
 	name := c.put.Files[0].Name
-	m.Nodes = []tinymodel.Node{{Name: "n", Op: "EPContext", Domain: "com.microsoft", Inputs: []string{m.Inputs[0].Name}, Outputs: []string{m.Outputs[0].Name},
-		Attributes: map[string]any{"main_context": int64(1), "embed_mode": int64(0), "ep_cache_context": binary, "source": standin.EP}}}
+	m.Nodes = []tinymodel.Node{{Name: "n", Op: "EPContext", Domain: "com.microsoft",
+		Inputs: []string{m.Inputs[0].Name}, Outputs: []string{m.Outputs[0].Name},
+		Attributes: map[string]any{"main_context": int64(1), "embed_mode": int64(0),
+			"ep_cache_context": binary, "source": standin.EP}}}
 	m.Initializers = nil
 	m.Nodes = append(m.Nodes, m.Nodes[0])
 	m.Nodes[1].Name, m.Nodes[1].Outputs = "o", []string{"unused"}
-	m.Nodes[1].Attributes = map[string]any{"main_context": int64(1), "embed_mode": int64(0), "ep_cache_context": name, "source": standin.EP}
+	m.Nodes[1].Attributes = map[string]any{"main_context": int64(1), "embed_mode": int64(0),
+		"ep_cache_context": name, "source": standin.EP}
 	c.content(0, m.Encode())
 }
 
@@ -279,7 +313,9 @@ func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 	for range 100 {
 		a := b.acquire(r)
 		if a.Outcome == request.Claimed {
-			put, err := b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, a.Claim), nil)
+			put,
+				err := b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, a.Claim),
+				nil)
 			require.NoError(t, err)
 			require.NoError(t, put.View.Close())
 		} else {
@@ -305,7 +341,8 @@ func TestReleasedBuildMayBeEvictedAfterTheWait(t *testing.T) {
 		got := <-w
 		require.NoError(t, got.err)
 		require.Equal(t, request.Waited, got.answer.Outcome)
-		require.Equal(t, store.KeptInUse, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
+		require.Equal(t, store.KeptInUse, b.cache.Store.Collector().
+			Protected(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
 	require.Empty(t, b.cache.Store.Collector().Protected(a.Build.ID, &views.OwnFiles{}))
@@ -318,13 +355,15 @@ func TestPutWithoutOwner(t *testing.T) {
 		uid   uint32
 		claim string
 	}{
-		"no claim": {stranger, ""}, "made up": {stranger, jobs.NewID()}, "another user's": {stranger + 1, c.claim.ID},
+		"no claim": {stranger, ""}, "made up": {stranger, jobs.NewID()},
+		"another user's": {stranger + 1, c.claim.ID},
 	} {
 		put := *c.put
 		put.Claim = tc.claim
 		_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: tc.uid}, &put, nil)
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
-		require.Equal(t, apierr.NotFound, apierr.ClassOf(b.cache.Claims.GiveUp(request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+		require.Equal(t, apierr.NotFound,
+			apierr.ClassOf(b.cache.Claims.GiveUp(request.Peer{UID: tc.uid}, tc.claim, "", 0)), name)
 	}
 	c.application.put(c.put)
 	_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.put, nil)
@@ -341,7 +380,9 @@ func TestPutOfTheOtherForm(t *testing.T) {
 		c := newClaimed(b, func(r *request.Request) { r.Embed = embed })
 		other := *c.request
 		other.Embed = !embed
-		_, err := b.cache.Claims.Put(context.Background(), c.request.Peer, c.application.compile(&other, c.claim), nil)
+		_,
+			err := b.cache.Claims.Put(context.Background(), c.request.Peer,
+			c.application.compile(&other, c.claim), nil)
 		require.ErrorContains(t, err, "embed_mode")
 		claim := c.application.claim(c.request)
 		c.application.put(c.application.compile(c.request, claim.Claim))
@@ -388,7 +429,8 @@ func TestPutStoresTheCopyItChecked(t *testing.T) {
 	require.Equal(t, before, b.read(again))
 }
 
-// A library that is replaced between the claim and the put may have made another artefact than the claim was for.
+// A library that is replaced between the claim and the put may have made another artefact than the
+// claim was for.
 func TestLibraryReplacedUnderAClaim(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
@@ -411,7 +453,8 @@ func TestLinkedLibraryReplacedUnderAClaim(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.cache.Claims.Put(context.Background(), r.Peer, put, nil)
 	require.ErrorContains(t, err, "replaced")
-	require.Equal(t, apierr.Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
+	require.Equal(t, apierr.Unavailable, b.refused(r).Class,
+		"what is open now is not what would be loaded")
 }
 
 func TestLibraryWrittenUnderAClaim(t *testing.T) {
@@ -445,7 +488,8 @@ func TestPutIsExplained(t *testing.T) {
 	b := newBench(t)
 	spec, err := compilers.Find(b.runtime)
 	require.NoError(t, err)
-	app := &application{bench: b, uid: stranger, spec: spec, worker: standin.New(), connect: context.Background()}
+	app := &application{bench: b, uid: stranger, spec: spec, worker: standin.New(),
+		connect: context.Background()}
 	r := b.request(b.model(1))
 	r.Peer.UID, r.OnMiss = stranger, request.ForClaim
 	app.put(app.compile(r, app.claim(r).Claim))
@@ -455,7 +499,8 @@ func TestPutIsExplained(t *testing.T) {
 	require.Contains(t, why.Explanation.Reason, "made by uid 4242 with its own libraries")
 	require.Equal(t, "uid 4242", why.Explanation.Candidates[0].Build.MadeBy)
 	r.Peer.UID++
-	require.Equal(t, query.Miss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
+	require.Equal(t, query.Miss, b.acquire(r).Explanation.Decision,
+		"another user knows nothing of it")
 }
 
 // Builds for libraries that are not run here are explained without running them.
@@ -507,7 +552,8 @@ func TestPutIsLoadCheckedWhateverItStates(t *testing.T) {
 	}
 }
 
-// A store that fails half way leaves the claim as it would be had nothing been put: it is held, unless it ended meanwhile.
+// A store that fails half way leaves the claim as it would be had nothing been put: it is held,
+// unless it ended meanwhile.
 func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(*claimed)
@@ -526,18 +572,21 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			claim := newClaimed(b, nil)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			_, err := b.cache.Claims.Put(ctx, claim.request.Peer, claim.put, func(p request.Progress) {
-				if p.Phase == "storing" {
-					c.meanwhile(claim)
-					cancel()
-				}
-			})
+			_,
+				err := b.cache.Claims.Put(ctx, claim.request.Peer, claim.put,
+				func(p request.Progress) {
+					if p.Phase == "storing" {
+						c.meanwhile(claim)
+						cancel()
+					}
+				})
 			require.Equal(t, apierr.Cancelled, apierr.ClassOf(err), "%v", err)
 			require.Empty(t, b.list())
 			if c.held {
 				require.Equal(t, request.Taken, claim.application.put(claim.put).Outcome)
 			}
-			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon,
+				time.Millisecond)
 		})
 	}
 }
@@ -552,9 +601,10 @@ func TestPutEndsARebuildThatWaits(t *testing.T) {
 		require.NoError(t, a.View.Close())
 		return a
 	}
-	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build, Compile: func(context.Context, upkeep.Rebuild, *request.Request) upkeep.Outcome {
-		return upkeep.Outcome{Err: workspace.ErrNoSource}
-	}})
+	b.cache.rebuilds.Want(upkeep.Wish{Build: put().Build,
+		Compile: func(context.Context, upkeep.Rebuild, *request.Request) upkeep.Outcome {
+			return upkeep.Outcome{Err: workspace.ErrNoSource}
+		}})
 	require.Equal(t, upkeep.Waiting, b.settles()[0].State)
 	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.NoError(t, err)

@@ -21,13 +21,15 @@ func TestAFileThatGrowsAfterItWasAnnouncedIsRefused(t *testing.T) {
 	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: 4 << 20}}
 	require.NoError(t, b.cache.Reload(next))
 	var grown atomic.Bool
-	_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, cl.put, func(p request.Progress) {
-		if p.Phase == "reading" && grown.CompareAndSwap(false, true) {
-			if err := os.Truncate(cl.put.Files[1].File.Name(), 0); err == nil {
-				_ = os.WriteFile(cl.put.Files[1].File.Name(), make([]byte, 8<<20), 0o644)
+	_,
+		err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, cl.put,
+		func(p request.Progress) {
+			if p.Phase == "reading" && grown.CompareAndSwap(false, true) {
+				if err := os.Truncate(cl.put.Files[1].File.Name(), 0); err == nil {
+					_ = os.WriteFile(cl.put.Files[1].File.Name(), make([]byte, 8<<20), 0o644)
+				}
 			}
-		}
-	})
+		})
 	require.True(t, grown.Load())
 	require.ErrorContains(t, err, "changed")
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))

@@ -21,12 +21,14 @@ import (
 
 const qnn = "QNNExecutionProvider"
 
-// newQNNBench is a cache over ONNX Runtime with QNN ahead of time: for devices that are elsewhere, on any machine.
+// newQNNBench is a cache over ONNX Runtime with QNN ahead of time: for devices that are elsewhere,
+// on any machine.
 func newQNNBench(t *testing.T) (*bench, *compilers.ORT, compilers.Runtime) {
 	r := compilertest.Runtime(t, "qnn-2.7.0")
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
-	return newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort, r
+	return newBenchWith(t,
+		func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort, r
 }
 
 // forQNN asks for a model with a target, and further options.
@@ -41,7 +43,8 @@ func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string)
 	return r
 }
 
-// Targets, precisions and option sets of one model stand side by side, and none is served for another.
+// Targets, precisions and option sets of one model stand side by side, and none is served for
+// another.
 func TestQNNTargetsSideBySide(t *testing.T) {
 	b, _, _ := newQNNBench(t)
 	model := compilertest.DenseModel(1, 64, 2)
@@ -59,26 +62,35 @@ func TestQNNTargetsSideBySide(t *testing.T) {
 			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "0"})
 		},
 		"other options": func() *request.Request {
-			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1", "htp_graph_finalization_optimization_mode": "3"})
+			return b.forQNN(model, "60",
+				map[string]string{"enable_htp_fp16_precision": "1",
+					"htp_graph_finalization_optimization_mode": "3"})
 		},
 		"embedded": func() *request.Request {
 			r := b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"})
-			r.Embed, r.Route = true, compilers.RouteSessionOptions // by another route: the other form of a build is converted
+			// by another route: the other form of a build is converted
+			r.Embed, r.Route = true, compilers.RouteSessionOptions
 			return r
 		},
 	}
-	hardware := map[string]string{"one SoC": "60", "another SoC": "57", "a third": "43", "another precision": "60", "other options": "60", "embedded": "60"}
+	hardware := map[string]string{"one SoC": "60", "another SoC": "57", "a third": "43",
+		"another precision": "60", "other options": "60", "embedded": "60"}
 	first := map[string]*request.Answer{}
 	for name, ask := range asks {
 		nobody := ask()
 		nobody.OnMiss = request.Fail
-		require.Equal(t, apierr.NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
+		require.Equal(t, apierr.NotFound, b.refused(nobody).Class,
+			"%s: nothing that was made for another is served", name)
 		a := b.acquire(ask())
 		require.Equal(t, request.Compiled, a.Outcome, name)
-		require.Equal(t, compilers.Passed, a.Build.LoadCheck, "%s: single binaries load on the simulator", name)
-		require.Contains(t, a.Build.EPs[0].HardwareArchitecture, "/"+hardware[name], "%s: soc_model is the hardware architecture", name)
-		require.Contains(t, b.graphOf(a).Metadata["ep_compatibility_info."+qnn], ":"+hardware[name]+":")
-		require.Equal(t, "libQnnHtp.so", filepath.Base(b.optionsOf(a)["backend_path"]), "what to load it with")
+		require.Equal(t, compilers.Passed, a.Build.LoadCheck,
+			"%s: single binaries load on the simulator", name)
+		require.Contains(t, a.Build.EPs[0].HardwareArchitecture, "/"+hardware[name],
+			"%s: soc_model is the hardware architecture", name)
+		require.Contains(t, b.graphOf(a).Metadata["ep_compatibility_info."+qnn],
+			":"+hardware[name]+":")
+		require.Equal(t, "libQnnHtp.so", filepath.Base(b.optionsOf(a)["backend_path"]),
+			"what to load it with")
 		first[name] = a
 	}
 	keys := map[string]string{}
@@ -90,7 +102,8 @@ func TestQNNTargetsSideBySide(t *testing.T) {
 		require.Empty(t, keys[a.Build.BuildKey.String()], name)
 		keys[a.Build.BuildKey.String()] = name
 	}
-	require.NotEqual(t, binaryOf(first["one SoC"]), binaryOf(first["another SoC"]), "the target is in the binary")
+	require.NotEqual(t, binaryOf(first["one SoC"]), binaryOf(first["another SoC"]),
+		"the target is in the binary")
 	require.NotEqual(t, binaryOf(first["one SoC"]), binaryOf(first["another precision"]))
 }
 
@@ -110,13 +123,19 @@ func islands(count int) tinymodel.Model {
 	at := "x"
 	for i := range count {
 		name := func(s string) string { return s + string(rune('a'+i)) }
-		m.Initializers = append(m.Initializers, tinymodel.Tensor{Name: name("w"), Type: tinymodel.Float, Shape: []int64{16, 16}, Raw: tinymodel.Floats(uint64(i), 256)})
+		m.Initializers = append(m.Initializers,
+			tinymodel.Tensor{Name: name("w"), Type: tinymodel.Float, Shape: []int64{16, 16},
+				Raw: tinymodel.Floats(uint64(i), 256)})
 		m.Nodes = append(m.Nodes,
-			tinymodel.Node{Name: name("mul"), Op: "MatMul", Inputs: []string{at, name("w")}, Outputs: []string{name("m")}},
-			tinymodel.Node{Name: name("act"), Op: "Relu", Inputs: []string{name("m")}, Outputs: []string{name("r")}})
+			tinymodel.Node{Name: name("mul"), Op: "MatMul", Inputs: []string{at, name("w")},
+				Outputs: []string{name("m")}},
+			tinymodel.Node{Name: name("act"), Op: "Relu", Inputs: []string{name("m")},
+				Outputs: []string{name("r")}})
 		at = name("r")
 		if i < count-1 {
-			m.Nodes = append(m.Nodes, tinymodel.Node{Name: name("shrink"), Op: "Shrink", Inputs: []string{at}, Outputs: []string{name("s")}})
+			m.Nodes = append(m.Nodes,
+				tinymodel.Node{Name: name("shrink"), Op: "Shrink", Inputs: []string{at},
+					Outputs: []string{name("s")}})
 			at = name("s")
 		}
 	}
@@ -174,15 +193,18 @@ func (b *bench) withSource(folder, graph, source string) string {
 	out := compilertest.DenseModel(1, 64, 2)
 	out.Opsets = map[string]int64{"": 17, "com.microsoft": 1}
 	out.Metadata, out.Initializers = m.Metadata, nil
-	out.Nodes = []tinymodel.Node{{Name: c.Node, Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"}, Attributes: map[string]any{
-		"source": source, "partition_name": c.PartitionName, "ep_cache_context": context, "embed_mode": c.EmbedMode, "main_context": c.MainContext,
-		"ep_sdk_version": c.SDKVersion}}}
+	out.Nodes = []tinymodel.Node{{Name: c.Node, Op: "EPContext", Domain: "com.microsoft",
+		Inputs: []string{"x"}, Outputs: []string{"y"}, Attributes: map[string]any{
+			"source": source, "partition_name": c.PartitionName, "ep_cache_context": context,
+			"embed_mode": c.EmbedMode, "main_context": c.MainContext,
+			"ep_sdk_version": c.SDKVersion}}}
 	path := filepath.Join(b.TempDir(), filepath.Base(graph))
 	require.NoError(b, os.WriteFile(path, out.Encode(), 0o644))
 	return path
 }
 
-// QNN takes nodes under other names than its own: a model that has them is one of QNN's, wherever it comes from.
+// QNN takes nodes under other names than its own: a model that has them is one of QNN's, wherever
+// it comes from.
 func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	b, ort, r := newQNNBench(t)
 	fp16 := map[string]string{"enable_htp_fp16_precision": "1"}
@@ -206,8 +228,11 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	claim := b.acquire(claimed)
 	require.Equal(t, request.Claimed, claim.Outcome)
 	folder := t.TempDir()
-	result, err := ort.Compile(t.Context(), compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder, Output: claim.Claim.Output,
-		EPs: []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)
+	result,
+		err := ort.Compile(t.Context(),
+		compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder,
+			Output: claim.Claim.Output,
+			EPs:    []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)
 	require.NoError(t, err)
 	put := &claims.Put{Claim: claim.Claim.ID, Files: []claims.PutFile{
 		{Name: result.Graph, File: b.openFile(b.withSource(folder, result.Graph, "qnn"))},

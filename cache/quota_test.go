@@ -67,7 +67,8 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 			done()
 			return begun
 		}
-		for begun := rounds(); rounds() < begun+2; time.Sleep(time.Millisecond) { // the collector has looked
+		// the collector has looked
+		for begun := rounds(); rounds() < begun+2; time.Sleep(time.Millisecond) {
 			b.cache.Store.Ledger().Want()
 		}
 		require.Empty(t, b.cache.index.Journal.Tombstones(nil))

@@ -39,7 +39,11 @@ func (b *bench) settles() []upkeep.Rebuild {
 	var left []upkeep.Rebuild
 	require.Eventually(b, func() bool {
 		left = b.cache.rebuilds.List()
-		return !slices.ContainsFunc(left, func(r upkeep.Rebuild) bool { return r.State == upkeep.Queued || r.State == upkeep.Running })
+		return !slices.ContainsFunc(left,
+			func(r upkeep.Rebuild) bool {
+				return r.State == upkeep.Queued ||
+					r.State == upkeep.Running
+			})
 	}, soon, time.Millisecond)
 	return left
 }
@@ -119,7 +123,8 @@ type gate struct {
 	hold  bool
 }
 
-func (g *gate) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (g *gate) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	g.mu.Lock()
 	g.order = append(g.order, job.Output)
 	hold := g.hold
@@ -184,7 +189,8 @@ func TestMostUsedFirst(t *testing.T) {
 	require.Empty(t, b.settles())
 	var order []int
 	for _, name := range g.begun()[4:] {
-		order = append(order, slices.IndexFunc(builds, func(one *index.Build) bool { return one.Graph == name }))
+		order = append(order,
+			slices.IndexFunc(builds, func(one *index.Build) bool { return one.Graph == name }))
 	}
 	require.Equal(t, []int{2, 3, 1, 0}, order)
 }
@@ -204,7 +210,8 @@ func TestNothingIsBegunWhileARequestWaits(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
 	b.refresh(first.Build)
-	require.Never(t, func() bool { return len(g.begun()) > 2 }, 100*time.Millisecond, 10*time.Millisecond)
+	require.Never(t, func() bool { return len(g.begun()) > 2 }, 100*time.Millisecond,
+		10*time.Millisecond)
 	require.Equal(t, upkeep.Queued, b.cache.rebuilds.List()[0].State)
 	g.pass <- struct{}{}
 	a := <-done
@@ -234,7 +241,8 @@ func TestRequestJoinsARebuildJob(t *testing.T) {
 		}()
 	}
 	ask(7)
-	require.Eventually(t, func() bool { return len(g.begun()) == 3 }, soon, time.Millisecond, "the only slot is for requests")
+	require.Eventually(t, func() bool { return len(g.begun()) == 3 }, soon, time.Millisecond,
+		"the only slot is for requests")
 	ask(1)
 	require.Eventually(t, func() bool { return b.waiters() == 3 }, soon, time.Millisecond)
 	require.Len(t, g.begun(), 3, "the request for the same model joined")
@@ -259,7 +267,9 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 	b.refresh(first.Build)
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
 	b.library("2.0")
-	_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0], func(string) {})
+	_,
+		err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
+		func(string) {})
 	require.NoError(t, err)
 	b.want(first.Build, "the SDK is 2.0 now")
 	g.holding(false)
@@ -272,12 +282,14 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 func TestWorkWaitsForTheWindow(t *testing.T) {
 	now := time.Now()
 	b := rebuilding(t, func(o *Options) {
-		o.Rebuild.Window = now.Add(3*time.Hour).Format("15:04") + "-" + now.Add(5*time.Hour).Format("15:04")
+		o.Rebuild.Window = now.Add(3*time.Hour).Format("15:04") + "-" + now.Add(5*time.Hour).
+			Format("15:04")
 	})
 	first := b.acquire(b.request(b.model(1)))
 	b.age()
 	b.refresh(first.Build)
-	require.Never(t, func() bool { return b.compiler.Compiles.Load() > 1 }, 100*time.Millisecond, 10*time.Millisecond)
+	require.Never(t, func() bool { return b.compiler.Compiles.Load() > 1 }, 100*time.Millisecond,
+		10*time.Millisecond)
 	require.Equal(t, upkeep.Queued, b.cache.rebuilds.List()[0].State)
 	b.later.Add(int64(3 * time.Hour))
 	b.cache.rebuilds.Wake()
@@ -287,7 +299,8 @@ func TestWorkWaitsForTheWindow(t *testing.T) {
 
 func TestShareOfTheProcessor(t *testing.T) {
 	b := rebuilding(t, func(o *Options) { o.Rebuild.CPUShare = 0.25 })
-	builds := []*index.Build{b.acquire(b.request(b.model(1))).Build, b.acquire(b.request(b.model(2))).Build}
+	builds := []*index.Build{b.acquire(b.request(b.model(1))).Build,
+		b.acquire(b.request(b.model(2))).Build}
 	b.compiler.CPUSeconds = 600
 	b.age()
 	b.refresh(builds[0])
@@ -296,7 +309,8 @@ func TestShareOfTheProcessor(t *testing.T) {
 	left := func() int { return len(b.cache.rebuilds.List()) }
 	b.later.Add(int64(2390 * time.Second))
 	b.cache.rebuilds.Wake()
-	require.Never(t, func() bool { return left() == 0 }, 100*time.Millisecond, 10*time.Millisecond, "600 s of four times as many")
+	require.Never(t, func() bool { return left() == 0 }, 100*time.Millisecond, 10*time.Millisecond,
+		"600 s of four times as many")
 	b.later.Add(int64(10 * time.Second))
 	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())
@@ -314,7 +328,8 @@ func TestFailedRebuildIsRetriedAFewTimes(t *testing.T) {
 	tried := func(n int64) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			return b.compiler.Compiles.Load() == 1+n && b.cache.rebuilds.List()[0].State != upkeep.Running
+			return b.compiler.Compiles.Load() == 1+n &&
+				b.cache.rebuilds.List()[0].State != upkeep.Running
 		}, soon, time.Millisecond)
 	}
 	tried(1)
@@ -333,7 +348,8 @@ func TestFailedRebuildIsRetriedAFewTimes(t *testing.T) {
 	want()
 	b.settles()
 	tried(3)
-	require.Equal(t, upkeep.Failed, b.cache.rebuilds.List()[0].State, "not again for the same libraries")
+	require.Equal(t, upkeep.Failed, b.cache.rebuilds.List()[0].State,
+		"not again for the same libraries")
 	b.compiler.Fault = standin.None
 	b.library("3.0")
 	_, err := b.cache.runtimes.Content(context.Background(), rt, func(string) {})
@@ -347,7 +363,8 @@ func TestARefreshIsNoLoop(t *testing.T) {
 	b := rebuilding(t, nil)
 	a := b.acquire(b.request(b.model(1)))
 	refresh := func() {
-		w := b.cache.recompiler.Wish(b.acquire(b.request(b.model(1))).Build, nil, "not the best", nil)
+		w := b.cache.recompiler.Wish(b.acquire(b.request(b.model(1))).Build, nil, "not the best",
+			nil)
 		w.Refresh = true
 		b.cache.rebuilds.Want(w)
 		require.Empty(t, b.settles())
@@ -366,7 +383,8 @@ func TestSourceThatChanged(t *testing.T) {
 	b := rebuilding(t, nil)
 	graph := b.model(1)
 	first := b.acquire(b.request(graph))
-	require.Equal(t, index.Source{Kind: index.SourceReference, Path: graph.Name()}, first.Build.Source)
+	require.Equal(t, index.Source{Kind: index.SourceReference, Path: graph.Name()},
+		first.Build.Source)
 	require.NoError(t, os.WriteFile(graph.Name(), compilertest.Dense(2, 8, 1), 0o644))
 	b.library("2.0")
 	b.want(first.Build, "the SDK is 2.0 now")
@@ -376,7 +394,8 @@ func TestSourceThatChanged(t *testing.T) {
 	require.Equal(t, `the source model at "`+graph.Name()+`" has changed`, left[0].Text)
 	require.Equal(t, []string{"compiled", "not rebuilt"}, b.kinds(first.RequestKey))
 	b.want(first.Build, "again")
-	require.Equal(t, upkeep.Waiting, b.cache.rebuilds.List()[0].State, "not looked for with each hit")
+	require.Equal(t, upkeep.Waiting, b.cache.rebuilds.List()[0].State,
+		"not looked for with each hit")
 
 	asked := b.request(b.model(1))
 	b.cache.rebuilds.Want(b.cache.recompiler.Wish(first.Build, nil, "asked for", asked))

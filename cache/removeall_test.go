@@ -20,10 +20,13 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	put := b.cache.cas.Hold()
-	_, _, err := put.Put(context.Background(), strings.NewReader("of a put that was never acknowledged"))
+	_, _,
+		err := put.Put(context.Background(),
+		strings.NewReader("of a put that was never acknowledged"))
 	put.Release()
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(b.cache.path("quarantine", "20260101-x"), []byte("damaged"), 0o600))
+	require.NoError(t,
+		os.WriteFile(b.cache.path("quarantine", "20260101-x"), []byte("damaged"), 0o600))
 
 	me := request.Peer{UID: b.cache.uid}
 	would, err := b.cache.Remove(context.Background(), me, nil, true, true)
@@ -33,12 +36,13 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, would.FreedBytes, freed.FreedBytes, "a dry run tells it")
 	for _, folder := range []string{"objects", "manifests", "views", "staging", "quarantine"} {
-		err := filepath.WalkDir(b.cache.path(folder), func(path string, d fs.DirEntry, err error) error {
-			if err == nil {
-				require.False(t, d.Type().IsRegular(), path)
-			}
-			return err
-		})
+		err := filepath.WalkDir(b.cache.path(folder),
+			func(path string, d fs.DirEntry, err error) error {
+				if err == nil {
+					require.False(t, d.Type().IsRegular(), path)
+				}
+				return err
+			})
 		require.NoError(t, err)
 	}
 }

@@ -28,9 +28,11 @@ import (
 
 // A digest that was not computed is absent, not zeros.
 func TestUnkeptFilesHaveNoDigest(t *testing.T) {
-	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}}, Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
+	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}},
+		Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
 	b.Files[1].Digest[0] = 1
-	reply := (&request.Answer{Outcome: request.Compiled, Build: b, Unkept: true, Graph: "f00d/a_ctx.onnx"}).Reply()
+	reply := (&request.Answer{Outcome: request.Compiled, Build: b, Unkept: true,
+		Graph: "f00d/a_ctx.onnx"}).Reply()
 	require.True(t, reply.Unkept)
 	require.Empty(t, reply.Files[0].Digest)
 	require.Equal(t, b.Files[1].Digest.String(), reply.Files[1].Digest)
@@ -114,9 +116,10 @@ func TestRepliesHaveAllFields(t *testing.T) {
 		reply proto.Message
 		empty []string // filled in elsewhere
 	}{
-		"answer":  {filled[request.Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
-		"event":   {event.Reply(filled[index.Event]()), nil},
-		"failure": {joblist.Reply(nil, []failure.Failure{*filled[failure.Failure]()}).Failures[0], nil},
+		"answer": {filled[request.Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
+		"event":  {event.Reply(filled[index.Event]()), nil},
+		"failure": {joblist.Reply(nil, []failure.Failure{*filled[failure.Failure]()}).Failures[0],
+			nil},
 		"runtime": {query.FactsReply(filled[runtimes.Facts]()), nil},
 	}
 	for name, tc := range cases {
@@ -126,12 +129,14 @@ func TestRepliesHaveAllFields(t *testing.T) {
 	}
 }
 
-// However many failures there are, and however much they said, they fit: the newest with all that they said.
+// However many failures there are, and however much they said, they fit: the newest with all that
+// they said.
 func TestFailuresFitIntoAnAnswer(t *testing.T) {
 	words := strings.Repeat("x", 4<<10)
 	list := make([]failure.Failure, 2048)
 	for i := range list {
-		list[i] = failure.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
+		list[i] = failure.Failure{ModelName: "m.onnx", Text: words,
+			Facts: map[string]string{"reason": "crash", "stderr": words}}
 	}
 	reply := joblist.Reply(nil, list)
 	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
@@ -169,9 +174,13 @@ func TestTextThatIsNone(t *testing.T) {
 	for _, reply := range []proto.Message{
 		event.Reply(&index.Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build},
-		joblist.Reply([]jobs.Info{jobs.Info{ModelName: bad, Why: bad, Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}}, nil),
+		joblist.Reply([]jobs.Info{jobs.Info{ModelName: bad, Why: bad,
+			Err: &apierr.Error{Class: apierr.CompileFailed, Text: bad, Hint: bad,
+				Facts: map[string]string{"stderr": bad}}}}, nil),
 		(&request.Progress{Detail: bad}).Reply(),
-		joblist.Reply(nil, []failure.Failure{failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}}),
+		joblist.Reply(nil,
+			[]failure.Failure{failure.Failure{ModelName: bad, Text: bad,
+				Facts: map[string]string{"stderr": bad}}}),
 		(&request.Answer{Why: bad, Compatibility: judge.Judgement{Reason: bad}}).Reply(),
 		query.FactsReply(&runtimes.Facts{Err: errors.New(bad)}),
 	} {
@@ -182,7 +191,8 @@ func TestTextThatIsNone(t *testing.T) {
 
 func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 	b := newBench(t)
-	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"} // told twice, which is too often
+	// told twice, which is too often
+	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"}
 	b.cache.Queries.WithHistory(b.self(), index.RequestKey{1}, out)
 	answer := (&request.Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
 	require.Less(t, proto.Size(answer), wire.MaxFrame)
@@ -192,13 +202,15 @@ func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 func TestEventsFitIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	for i := range 300 {
-		b.cache.Store.Happened(index.Event{Kind: event.Changed, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
+		b.cache.Store.Happened(index.Event{Kind: event.Changed,
+			Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
 	}
 	reply, err := b.cache.Queries.Events(t.Context(), b.self(), time.Time{}, 0)
 	require.NoError(t, err)
 	require.Less(t, proto.Size(reply), wire.MaxFrame)
 	require.Greater(t, proto.Size(reply), wire.MaxFrame*3/4, "as many as fit")
-	require.True(t, strings.HasPrefix(reply.Events[len(reply.Events)-1].Text, "299x"), "the newest, and oldest first")
+	require.True(t, strings.HasPrefix(reply.Events[len(reply.Events)-1].Text, "299x"),
+		"the newest, and oldest first")
 	require.Less(t, reply.Events[0].Sequence, reply.Events[1].Sequence)
 	reply, err = b.cache.Queries.Events(t.Context(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)

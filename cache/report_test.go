@@ -52,7 +52,8 @@ func newReporting(t testing.TB) *reporting {
 		case b.elswhere.Load():
 			return &compilers.CheckResult{Outcome: compilers.NotCheckable, Code: 10, Text: "no NPU"}
 		case b.sandbox.Load() || b.refused.Load() && !control:
-			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10, Text: "blob not found"}
+			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10,
+				Text: "blob not found"}
 		}
 		return nil
 	}
@@ -71,7 +72,9 @@ func (b *reporting) served(seed uint64, uids ...uint32) *request.Answer {
 }
 
 func stale(a *request.Answer) reports.Report {
-	return reports.Report{Build: a.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph, ORTVersion: "1.31.1"}
+	return reports.Report{Build: a.Build.BuildKey.String(), Code: 10,
+		Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph,
+		ORTVersion: "1.31.1"}
 }
 
 func (b *reporting) report(uid uint32, r reports.Report) *wire.ReportReply {
@@ -100,7 +103,9 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	a := b.served(1, bob, alice)
 	busy := 0
 	for range 1000 {
-		d, err := b.cache.Report(context.Background(), request.Peer{UID: alice}, stale(a), runtimes.Ref{})
+		d,
+			err := b.cache.Report(context.Background(), request.Peer{UID: alice}, stale(a),
+			runtimes.Ref{})
 		if err != nil {
 			require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 			busy++
@@ -143,7 +148,8 @@ func TestReportsOfBuildsNeverServedToTheReporter(t *testing.T) {
 	b.checks.Store(0)
 	for name, r := range map[string]reports.Report{
 		"another's shared build": stale(a), "another's own build": stale(own),
-		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10}, "no key": {Build: "model.onnx", Code: 10},
+		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10},
+		"no key":           {Build: "model.onnx", Code: 10},
 	} {
 		_, err := b.cache.Report(context.Background(), request.Peer{UID: alice}, r, runtimes.Ref{})
 		require.Equal(t, apierr.NotFound, apierr.ClassOf(err), name)
@@ -162,7 +168,8 @@ func TestReportsThatAreNotOfTheBuild(t *testing.T) {
 		text string
 		hint string
 	}{
-		{"EP not in the session", 9, "Could not find an implementation for EPContext(1)", "to the session"},
+		{"EP not in the session", 9, "Could not find an implementation for EPContext(1)",
+			"to the session"},
 		{"path checks", 1, "weakly canonical path: Permission denied", "bytes"},
 		{"own options", 2, "unknown option", "options of the answer"},
 	} {
@@ -200,7 +207,8 @@ func TestAReportThatIsConfirmed(t *testing.T) {
 		require.NotEqual(t, a.Build.ID, next.Build.ID)
 		require.Equal(t, "shared", next.Build.Scope)
 	}
-	require.Subset(t, entryKinds(b.events(request.Peer{UID: bob})), []string{event.Withheld, event.Report})
+	require.Subset(t, entryKinds(b.events(request.Peer{UID: bob})),
+		[]string{event.Withheld, event.Report})
 }
 
 // The control tells a sandbox in which nothing loads from a build that does not.
@@ -242,13 +250,16 @@ func (b *reporting) refusedRequest(r *request.Request) *apierr.Error { return b.
 func TestEnoughUsersAreBelieved(t *testing.T) {
 	b := newReporting(t)
 	subuids := []uint32{100_001, 100_002, 165_535}
-	require.NoError(t, os.WriteFile(b.cache.owners.Path, []byte("# comment\n2001:100000:65536\nnobody-knows:1:2\n"), 0o644))
+	require.NoError(t,
+		os.WriteFile(b.cache.owners.Path,
+			[]byte("# comment\n2001:100000:65536\nnobody-knows:1:2\n"), 0o644))
 	a := b.served(1, append([]uint32{alice, bob, carol}, subuids...)...)
 	b.sandbox.Store(true)
 	for _, uid := range append(subuids, alice, bob) {
 		require.Equal(t, reports.WithheldFromYou, b.report(uid, stale(a)).State, "uid %d", uid)
 	}
-	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name, "one person with many uids, and one more")
+	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name,
+		"one person with many uids, and one more")
 	d := b.report(carol, stale(a))
 	require.Equal(t, index.Withheld, d.State)
 	require.Equal(t, reports.DecidedRetry, d.Decision)
@@ -260,7 +271,8 @@ func TestATrustedUserIsBelieved(t *testing.T) {
 	b := newReporting(t)
 	b.reload(func(o *Options) { o.TrustedReporters = []uint32{alice} })
 	a := b.served(1, alice)
-	require.Equal(t, reports.DecidedSound, b.report(alice, stale(a)).Decision, "not against what is found out")
+	require.Equal(t, reports.DecidedSound, b.report(alice, stale(a)).Decision,
+		"not against what is found out")
 	b.later.Add(int64(time.Hour))
 	b.sandbox.Store(true)
 	require.Equal(t, index.Withheld, b.report(alice, stale(a)).State)
@@ -274,7 +286,8 @@ func TestReportsWithoutTheDevice(t *testing.T) {
 	for _, uid := range users {
 		require.Equal(t, reports.WithheldFromYou, b.report(uid, stale(a)).State)
 	}
-	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name, "nobody here can tell")
+	require.Equal(t, index.Current, b.cache.index.Journal.StateOf(a.Build.ID).Name,
+		"nobody here can tell")
 }
 
 // deviceless is a machine that lost its device.
@@ -293,7 +306,8 @@ func TestReportsOfADeviceThatIsGone(t *testing.T) {
 	a := b.served(1, alice)
 	b.wrap = deviceless{b.compiler}
 	rc := b.cache.runtimes.All()[0].Found()
-	b.cache.index.Memos.Drop([]byte("probe:" + b.cache.runtimes.Key("devices", rc, []byte(rc.Spec.ORTLibrary))))
+	b.cache.index.Memos.Drop([]byte("probe:" +
+		b.cache.runtimes.Key("devices", rc, []byte(rc.Spec.ORTLibrary))))
 	b.reopen()
 	r := stale(a)
 	r.Graph = ""
@@ -320,7 +334,9 @@ func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
 
 	next := b.acquire(b.others(alice, 1))
 	require.Equal(t, request.Compiled, next.Outcome)
-	_, err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()}, false, false)
+	_,
+		err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()},
+		false, false)
 	require.NoError(t, err)
 	b.reopen()
 	again := b.others(alice, 1)
@@ -334,7 +350,8 @@ func TestReportsFromARuntimeThatIsNotKnown(t *testing.T) {
 	b := newReporting(t)
 	a := b.served(1, alice)
 	r := stale(a)
-	from := runtimes.Ref{EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}}
+	from := runtimes.Ref{EPLibraries: []runtimes.LibraryRef{{EP: standin.EP,
+		Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}}
 	d := b.reportOf(alice, r, from)
 	require.Equal(t, reports.DecidedSound, d.Decision, "the library that made it is here")
 	require.Contains(t, d.Text, b.runtime)
@@ -378,9 +395,11 @@ func TestAReportOfADamageWithoutATrace(t *testing.T) {
 	require.NoError(t, f.Sync())
 	stamp, err := cas.StampOf(f)
 	require.NoError(t, err)
-	require.NoError(t, b.cache.index.Stamps().SaveStamp(a.Build.Files[len(a.Build.Files)-1].Digest, stamp))
+	require.NoError(t, b.cache.index.Stamps().
+		SaveStamp(a.Build.Files[len(a.Build.Files)-1].Digest, stamp))
 	b.reopen()
-	require.Equal(t, request.Hit, b.acquire(b.others(bob, 1)).Outcome, "the test is of nothing if this is noticed")
+	require.Equal(t, request.Hit, b.acquire(b.others(bob, 1)).Outcome,
+		"the test is of nothing if this is noticed")
 
 	r := stale(a)
 	r.Graph = ""
@@ -402,7 +421,9 @@ func TestManyReportAtOnce(t *testing.T) {
 	errs := make(chan error, len(users))
 	for _, uid := range users {
 		wg.Go(func() {
-			d, err := b.cache.Report(context.Background(), request.Peer{UID: uid}, stale(a), runtimes.Ref{})
+			d,
+				err := b.cache.Report(context.Background(), request.Peer{UID: uid}, stale(a),
+				runtimes.Ref{})
 			if err == nil && d.Decision != reports.DecidedSound {
 				err = fmt.Errorf("%+v", d)
 			}

@@ -45,9 +45,11 @@ func TestBuildsAreReproducible(t *testing.T) {
 	}{
 		"OpenVINO 1.8.1": {ovep, runtimeNamed("openvino-1.8.1")},
 		"OpenVINO 1.4.0": {ovep, runtimeNamed("openvino-1.4.0")},
-		"QNN 2.7.0": {identity.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+		"QNN 2.7.0": {identity.EP{Name: qnn,
+			Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
 			runtimeNamed("qnn-2.7.0")},
-		"test EP": {identity.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
+		"test EP": {identity.EP{Name: compilertest.TestEP,
+			Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
 			func(t *testing.T) compilers.Runtime {
 				return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
 			}},
@@ -57,10 +59,11 @@ func TestBuildsAreReproducible(t *testing.T) {
 		rows   []int
 		change func(*request.Request)
 	}{
-		"compile API":     {1, []int{1}, func(*request.Request) {}},
-		"session options": {2, []int{1}, func(r *request.Request) { r.Route = compilers.RouteSessionOptions }},
-		"embedded":        {3, []int{1}, func(r *request.Request) { r.Embed = true }},
-		"group":           {4, []int{1, 2, 4}, func(*request.Request) {}},
+		"compile API": {1, []int{1}, func(*request.Request) {}},
+		"session options": {2, []int{1},
+			func(r *request.Request) { r.Route = compilers.RouteSessionOptions }},
+		"embedded": {3, []int{1}, func(r *request.Request) { r.Embed = true }},
+		"group":    {4, []int{1, 2, 4}, func(*request.Request) {}},
 	}
 	for name, c := range eps {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +93,8 @@ func TestBuildsAreReproducible(t *testing.T) {
 					}
 					first := build(here, "m.onnx", false)
 					require.GreaterOrEqual(t, len(first), len(ask.rows))
-					require.Equal(t, first, build(there, strings.Repeat("another", 5)+".onnx", true))
+					require.Equal(t, first,
+						build(there, strings.Repeat("another", 5)+".onnx", true))
 				})
 			}
 		})

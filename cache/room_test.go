@@ -18,7 +18,8 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
+// perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less
+// than a block each.
 const perBuild = 3 * cas.Block
 
 func withSpace(o store.SpaceOptions) func(*Options) { return func(all *Options) { all.Space = o } }
@@ -47,13 +48,16 @@ func (b *bench) account() store.Account {
 
 func (b *bench) within(budget int64) {
 	b.Helper()
-	require.Eventually(b, func() bool { now := b.account(); return now.Counted() <= budget }, soon, time.Millisecond)
+	require.Eventually(b, func() bool { now := b.account(); return now.Counted() <= budget }, soon,
+		time.Millisecond)
 }
 
 // blobs counts what lies among the objects.
 func (b *bench) blobs() (n int) {
 	b.Helper()
-	require.NoError(b, b.cache.cas.Walk(context.Background(), func(cas.Digest, int64, int64) error { n++; return nil }))
+	require.NoError(b,
+		b.cache.cas.Walk(context.Background(),
+			func(cas.Digest, int64, int64) error { n++; return nil }))
 	return n
 }
 
@@ -67,7 +71,8 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		if len(a.Warnings) == 0 {
 			built[a.Build.ID] = true
 		}
-		require.LessOrEqual(t, b.account().Disk, int64(budget+perBuild), "one artefact above at most")
+		require.LessOrEqual(t, b.account().Disk, int64(budget+perBuild),
+			"one artefact above at most")
 	}
 	b.within(budget)
 	require.GreaterOrEqual(t, len(built), 20, "the collector keeps up")
@@ -77,12 +82,14 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		delete(built, l.Build.ID)
 	}
 	for id := range built {
-		ghosts := b.cache.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.BuildID == id })
+		ghosts := b.cache.index.Journal.Tombstones(
+			func(g *index.Tombstone) bool { return g.BuildID == id })
 		require.Len(t, ghosts, 1, "nothing that was acknowledged goes without a word")
 		require.Contains(t, ghosts[0].Reason, "to make room: pays least for its bytes")
 	}
 	require.Positive(t, b.cache.index.Counters.All()["evicted"])
-	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon, time.Millisecond, "the collector may still be at work")
+	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon,
+		time.Millisecond, "the collector may still be at work")
 }
 
 func TestBuildAboveTheBudgetIsServedAndNotStored(t *testing.T) {
@@ -91,7 +98,9 @@ func TestBuildAboveTheBudgetIsServedAndNotStored(t *testing.T) {
 	require.Equal(t, request.Compiled, a.Outcome)
 	require.Len(t, b.read(a), 2)
 	require.Len(t, a.Warnings, 1)
-	require.Contains(t, a.Warnings[0], fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s", bytesize.Text(perBuild+cas.Block), bytesize.Text(perBuild-1)))
+	require.Contains(t, a.Warnings[0],
+		fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s",
+			bytesize.Text(perBuild+cas.Block), bytesize.Text(perBuild-1)))
 	require.Empty(t, b.list())
 	require.Zero(t, b.blobs(), "nothing of it was stored")
 	require.Equal(t, []string{event.Unkept}, b.kinds(a.RequestKey))
@@ -106,7 +115,8 @@ func TestReservationsAddUp(t *testing.T) {
 	second, err := c.Store.Reserve(ctx, 1, false, 600<<10)
 	require.NoError(t, err, "one may go above")
 	third, err := c.Store.Reserve(ctx, 1, false, 1)
-	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by removed builds that are still open, 1.2 MiB by what is being stored")
+	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by "+
+		"removed builds that are still open, 1.2 MiB by what is being stored")
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
 	require.NoError(t, first.Resize(ctx, false, 10<<10), "what is smaller than was thought")
 	require.NoError(t, third.Resize(ctx, false, 1))
@@ -145,7 +155,8 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	for _, g := range c.index.Journal.Tombstones(nil) {
 		require.Contains(t, g.Reason, "to make room: pays least for its bytes")
 	}
-	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()), "each eviction has its tombstone")
+	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()),
+		"each eviction has its tombstone")
 	before := b.reserved()
 	_, err = c.Store.Reserve(ctx, 1, true, perBuild)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
@@ -168,7 +179,9 @@ func TestReservationsShareEvictions(t *testing.T) {
 	var group errgroup.Group
 	for range 6 {
 		group.Go(func() error {
-			_, err := b.cache.Store.Reserve(context.Background(), 1, true, perBuild-store.ManifestNeed)
+			_,
+				err := b.cache.Store.Reserve(context.Background(), 1, true,
+				perBuild-store.ManifestNeed)
 			return err
 		})
 	}
@@ -179,8 +192,8 @@ func TestReservationsShareEvictions(t *testing.T) {
 	require.LessOrEqual(t, now.Counted()+reserved, int64(budget+perBuild))
 }
 
-// reloadAbove sets a budget, and keeps the collector's own goroutine from its rounds: it leaves them
-// to the reservations that wait.
+// reloadAbove sets a budget, and keeps the collector's own goroutine from its rounds: it leaves
+// them to the reservations that wait.
 func (b *bench) reloadAbove(budget int64) {
 	b.Helper()
 	_, done := b.cache.Store.Ledger().Await(0, 0)
@@ -195,7 +208,9 @@ func TestPinnedBuildsFillTheBudget(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	for seed := range uint64(3) {
 		a := b.use(seed)
-		_, err := b.cache.Pin(context.Background(), request.Peer{UID: b.cache.uid}, []string{a.Build.BuildKey.String()}, false)
+		_,
+			err := b.cache.Pin(context.Background(), request.Peer{UID: b.cache.uid},
+			[]string{a.Build.BuildKey.String()}, false)
 		require.NoError(t, err)
 	}
 	b.use(7)
@@ -229,7 +244,8 @@ func TestTheNumberOfEntriesIsBounded(t *testing.T) {
 		b.use(seed)
 	}
 	require.Eventually(t, func() bool { return len(b.list()) == 3 }, soon, time.Millisecond)
-	require.Contains(t, b.cache.index.Journal.Tombstones(nil)[0].Reason, "more entries than max_entries, 3: pays least")
+	require.Contains(t, b.cache.index.Journal.Tombstones(nil)[0].Reason,
+		"more entries than max_entries, 3: pays least")
 }
 
 // A user's quota is for that user's builds alone.
@@ -257,7 +273,9 @@ func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 	}
 	// A build that was answered without being stored may be kept only now, and another one is
 	// evicted for it. A list that began before the eviction may still have that.
-	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 && own() == 3 && len(b.list()) == 4 }, soon, time.Millisecond)
+	require.Eventually(t,
+		func() bool { return b.cache.jobs.Count() == 0 && own() == 3 && len(b.list()) == 4 }, soon,
+		time.Millisecond)
 	require.Len(t, b.list(), 4, "and the other user's")
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.NotEmpty(t, ghosts, "its earlier builds made room for the later ones")

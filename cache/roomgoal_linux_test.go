@@ -17,7 +17,9 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))
 	b.use(2)
-	_, err := b.cache.Remove(context.Background(), b.self(), []string{held.Build.BuildKey.String()}, false, false)
+	_,
+		err := b.cache.Remove(context.Background(), b.self(),
+		[]string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	now := b.account()
 	require.Positive(t, now.Held)
@@ -35,12 +37,16 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	}
 	left := int64(budget) - now.Manifests - now.Held - reserved - 300
 	require.Equal(t, [2]int64{left, 0}, goal(store.Bounds{Budget: budget}, store.Goal{Need: 300}))
-	require.Equal(t, [2]int64{left - budget/store.SlackPart, 0}, goal(store.Bounds{Budget: budget}, store.Goal{Need: 300, Slack: true}))
+	require.Equal(t, [2]int64{left - budget/store.SlackPart, 0},
+		goal(store.Bounds{Budget: budget}, store.Goal{Need: 300, Slack: true}))
 	require.Equal(t, [2]int64{0, 0}, goal(store.Bounds{Budget: 1}, store.Goal{}))
 	require.Equal(t, [2]int64{-1, 0}, goal(store.Bounds{}, store.Goal{Need: 300}))
-	require.Equal(t, [2]int64{-1, 1300 + reserved}, goal(store.Bounds{Floor: 5000, Free: 4000}, store.Goal{Need: 300}))
-	require.Equal(t, [2]int64{-1, 1300 + reserved + 5000/store.SlackPart}, goal(store.Bounds{Floor: 5000, Free: 4000}, store.Goal{Need: 300, Slack: true}))
-	require.Equal(t, [2]int64{-1, 0}, goal(store.Bounds{Floor: 3700 - reserved, Free: 4000}, store.Goal{Need: 300, Slack: true}))
+	require.Equal(t, [2]int64{-1, 1300 + reserved},
+		goal(store.Bounds{Floor: 5000, Free: 4000}, store.Goal{Need: 300}))
+	require.Equal(t, [2]int64{-1, 1300 + reserved + 5000/store.SlackPart},
+		goal(store.Bounds{Floor: 5000, Free: 4000}, store.Goal{Need: 300, Slack: true}))
+	require.Equal(t, [2]int64{-1, 0},
+		goal(store.Bounds{Floor: 3700 - reserved, Free: 4000}, store.Goal{Need: 300, Slack: true}))
 	require.NoError(t, held.View.Close())
 }
 
@@ -49,7 +55,8 @@ func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	b := newBench(t)
 	b.use(1)
 	b.later.Add(int64(time.Hour))
-	b.change = withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 40}, Floor: store.Amount{Percent: 100}})
+	b.change = withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 40},
+		Floor: store.Amount{Percent: 100}})
 	b.reopen()
 	b.cache.Store.Ledger().Want()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)

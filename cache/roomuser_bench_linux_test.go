@@ -11,8 +11,9 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// BenchmarkMayGoForAUser is what it takes to find out whether others of a user's builds may go for one more, in a store of 100,000 builds: where all are the
-// user's, where ten are, and where all are in use.
+// BenchmarkMayGoForAUser is what it takes to find out whether others of a user's builds may go for
+// one more, in a store of 100,000 builds: where all are the user's, where ten are, and where all
+// are in use.
 func BenchmarkMayGoForAUser(b *testing.B) {
 	ctx := context.Background()
 	m := newMultitude(b, filepath.Join(memoryDir(b), "many"), 100_000, 1)
@@ -23,14 +24,16 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 	const few = 10
 	for i := range few {
 		one := *first.Build
-		one.ID, one.RequestKey, one.UID = index.BuildID{byte(25 * i), 1}, index.RequestKey{byte(i), 1}, stranger
+		one.ID, one.RequestKey, one.UID = index.BuildID{byte(25 * i), 1},
+			index.RequestKey{byte(i), 1}, stranger
 		m.publish(&one)
 	}
 	for _, c := range []struct {
 		name  string
 		uid   uint32
 		inUse bool
-	}{{"all are the user's", m.cache.uid, false}, {"ten are the user's", stranger, false}, {"all are in use", m.cache.uid, true}} {
+	}{{"all are the user's", m.cache.uid, false}, {"ten are the user's", stranger, false},
+		{"all are in use", m.cache.uid, true}} {
 		b.Run(c.name, func(b *testing.B) {
 			users, err := m.cache.index.Users(ctx)
 			require.NoError(b, err)

@@ -19,13 +19,17 @@ func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	counts := func(short int64, hurry bool) map[evict.Action]uint64 {
 		to := b.plan(0).Used - short
-		p, err := b.cache.PlanCollection(context.Background(), b.self(), store.Goal{Bytes: &to, Hurry: hurry}, nil)
+		p,
+			err := b.cache.PlanCollection(context.Background(), b.self(),
+			store.Goal{Bytes: &to, Hurry: hurry}, nil)
 		require.NoError(t, err)
-		return map[evict.Action]uint64{evict.PackBuild: p.Done(evict.PackBuild), evict.Evict: p.Done(evict.Evict)}
+		return map[evict.Action]uint64{evict.PackBuild: p.Done(evict.PackBuild),
+			evict.Evict: p.Done(evict.Evict)}
 	}
 	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 1, evict.Evict: 0}, counts(1, false))
 	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 1}, counts(1, true))
-	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 2}, counts(3<<19, true))
+	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 2},
+		counts(3<<19, true))
 }
 
 // Packing that has begun ends when a reservation begins to wait, if the plan is the daemon's own.
@@ -33,7 +37,9 @@ func TestPackingYieldsToReservations(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
 	step := &evict.Step{Action: evict.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
-	ctx, own, byHand := context.Background(), &store.Collection{Plan: evict.Plan{Goal: -1}, Yields: true}, &store.Collection{Plan: evict.Plan{Goal: -1}}
+	ctx, own, byHand := context.Background(),
+		&store.Collection{Plan: evict.Plan{Goal: -1}, Yields: true},
+		&store.Collection{Plan: evict.Plan{Goal: -1}}
 	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
 	_, done := b.cache.Store.Ledger().Await(1, 0)
 	require.ErrorIs(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx), store.ErrHurry)
@@ -50,7 +56,9 @@ func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	b := newBench(t)
 	for seed := range uint64(2) {
 		a := b.use(seed)
-		_, err := b.cache.Pin(context.Background(), b.self(), []string{a.Build.BuildKey.String()}, false)
+		_,
+			err := b.cache.Pin(context.Background(), b.self(), []string{a.Build.BuildKey.String()},
+			false)
 		require.NoError(t, err)
 	}
 	held := b.acquire(b.held(7))
@@ -59,7 +67,8 @@ func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	require.NoError(t, b.cache.Reload(next))
 	_, err := b.cache.Store.Reserve(context.Background(), 1, true, 1)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err))
-	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
+	require.ErrorContains(t, err,
+		"; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
 	place, err := b.cache.Store.Reserve(context.Background(), 1, true, 1)
 	require.NoError(t, err, "the one that nobody holds any more goes")

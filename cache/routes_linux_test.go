@@ -24,14 +24,16 @@ func threeParts() tinymodel.Model {
 	value := func(name string) tinymodel.Value {
 		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{2, 16}}
 	}
-	m := tinymodel.Model{Inputs: []tinymodel.Value{value("x")}, Outputs: []tinymodel.Value{value("y")}}
+	m := tinymodel.Model{Inputs: []tinymodel.Value{value("x")},
+		Outputs: []tinymodel.Value{value("y")}}
 	at := "x"
 	for _, op := range []string{"Relu", "Neg", "Relu", "Neg", "Relu"} {
 		out := at + strings.ToLower(op)
 		if len(m.Nodes) == 4 {
 			out = "y"
 		}
-		m.Nodes = append(m.Nodes, tinymodel.Node{Name: "to_" + out, Op: op, Inputs: []string{at}, Outputs: []string{out}})
+		m.Nodes = append(m.Nodes,
+			tinymodel.Node{Name: "to_" + out, Op: op, Inputs: []string{at}, Outputs: []string{out}})
 		at = out
 	}
 	return m
@@ -46,45 +48,63 @@ func TestFormsOfContexts(t *testing.T) {
 		check  string
 		nodes  func(t *testing.T, nodes []epmodel.Context)
 	}{
-		"one primary node, and secondary ones": {nil, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
-			mains := 0
-			for _, n := range nodes {
-				mains += int(n.MainContext)
-			}
-			require.Equal(t, 1, mains)
-		}},
-		"several primary nodes and binaries": {func(r *request.Request) { r.EPs[0].Options = map[string]string{"primaries": "each"} }, 4, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
-			for _, n := range nodes {
-				require.EqualValues(t, 1, n.MainContext)
-				require.NotEmpty(t, n.CacheContext)
-			}
-		}},
-		"several primary nodes, embedded": {func(r *request.Request) { r.Embed, r.EPs[0].Options = true, map[string]string{"primaries": "each"} }, 1, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+		"one primary node, and secondary ones": {nil, 2, compilers.Passed,
+			func(t *testing.T, nodes []epmodel.Context) {
+				mains := 0
+				for _, n := range nodes {
+					mains += int(n.MainContext)
+				}
+				require.Equal(t, 1, mains)
+			}},
+		"several primary nodes and binaries": {
+			func(r *request.Request) { r.EPs[0].Options = map[string]string{"primaries": "each"} },
+			4, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+				for _, n := range nodes {
+					require.EqualValues(t, 1, n.MainContext)
+					require.NotEmpty(t, n.CacheContext)
+				}
+			}},
+		"several primary nodes, embedded": {func(r *request.Request) {
+			r.Embed,
+				r.EPs[0].Options = true, map[string]string{"primaries": "each"}
+		}, 1, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			for _, n := range nodes {
 				require.Positive(t, n.Inline.Length)
 			}
 		}},
-		"embedded":                    {func(r *request.Request) { r.Embed = true }, 1, compilers.Passed, nil},
-		"by session options":          {func(r *request.Request) { r.Route = compilers.RouteSessionOptions }, 2, compilers.Passed, nil},
-		"embedded by session options": {func(r *request.Request) { r.Route, r.Embed = compilers.RouteSessionOptions, true }, 1, compilers.Passed, nil},
-		"notes and max_size": {func(r *request.Request) { r.EPs[0].Options = map[string]string{"notes": "made for a test"} }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
-			for _, n := range nodes {
-				require.Equal(t, "made for a test", n.Notes)
-				require.Equal(t, nodes[0].MaxSize, n.MaxSize)
-			}
-		}},
-		"a prefix": {func(r *request.Request) { r.Output.NodeNamePrefix = "left_" }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
-			for _, n := range nodes {
-				require.True(t, strings.HasPrefix(n.PartitionName, "left_"), n.PartitionName)
-			}
-		}},
+		"embedded": {func(r *request.Request) { r.Embed = true }, 1,
+			compilers.Passed, nil},
+		"by session options": {
+			func(r *request.Request) { r.Route = compilers.RouteSessionOptions }, 2,
+			compilers.Passed, nil},
+		"embedded by session options": {func(r *request.Request) {
+			r.Route,
+				r.Embed = compilers.RouteSessionOptions, true
+		}, 1, compilers.Passed, nil},
+		"notes and max_size": {
+			func(
+				r *request.Request) {
+				r.EPs[0].Options = map[string]string{"notes": "made for a test"}
+			}, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+				for _, n := range nodes {
+					require.Equal(t, "made for a test", n.Notes)
+					require.Equal(t, nodes[0].MaxSize, n.MaxSize)
+				}
+			}},
+		"a prefix": {func(r *request.Request) { r.Output.NodeNamePrefix = "left_" }, 2,
+			compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+				for _, n := range nodes {
+					require.True(t, strings.HasPrefix(n.PartitionName, "left_"), n.PartitionName)
+				}
+			}},
 		"the second device": {func(r *request.Request) {
 			r.EPs[0].Devices = []compilers.Device{{Metadata: map[string]string{"device_id": "1"}}}
 		}, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
 			require.Equal(t, "sim-2", nodes[0].HardwareArchitecture)
 		}},
 		"a device that is not there": {func(r *request.Request) {
-			r.EPs[0].Devices = []compilers.Device{{Type: "npu", Metadata: map[string]string{compilers.IsVirtual: "1"}}}
+			r.EPs[0].Devices = []compilers.Device{{Type: "npu",
+				Metadata: map[string]string{compilers.IsVirtual: "1"}}}
 		}, 2, compilers.NotCheckable,
 			func(t *testing.T, nodes []epmodel.Context) {
 				require.Equal(t, "sim-virtual", nodes[0].HardwareArchitecture)
@@ -139,7 +159,8 @@ func TestDevicesThatAreNotThere(t *testing.T) {
 	}
 	virtual := map[string]string{compilers.IsVirtual: "1"}
 	e := b.refused(ask(compilers.Device{Type: "NPU"}))
-	require.Equal(t, apierr.Unavailable, e.Class, "without a word it is a device of this machine that is meant")
+	require.Equal(t, apierr.Unavailable, e.Class,
+		"without a word it is a device of this machine that is meant")
 	e = b.refused(ask(compilers.Device{Type: "GPU", Metadata: virtual}))
 	require.Equal(t, apierr.CompileFailed, e.Class)
 	require.Contains(t, e.Error(), "GPU")
@@ -150,16 +171,23 @@ func TestDevicesThatAreNotThere(t *testing.T) {
 	require.NotEqual(t, a.RequestKey, here.RequestKey)
 }
 
-// Several execution providers, in order: each takes what those before it left, and the order is part of the request.
+// Several execution providers, in order: each takes what those before it left, and the order is
+// part of the request.
 func TestSeveralExecutionProviders(t *testing.T) {
 	const openVINO = "OpenVINOExecutionProvider"
-	r, real := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{}), compilertest.Runtime(t, "openvino-1.8.1")
-	both, err := compilers.Complete(compilers.Runtime{Directory: "both", ORTLibrary: real.ORTLibrary, EPs: append(r.EPs, real.EPs...)})
+	r, real := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{}),
+		compilertest.Runtime(t, "openvino-1.8.1")
+	both,
+		err := compilers.Complete(compilers.Runtime{Directory: "both", ORTLibrary: real.ORTLibrary,
+		EPs: append(r.EPs, real.EPs...)})
 	require.NoError(t, err)
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
-	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{both} })
-	first, second := identity.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, identity.EP{Name: openVINO}
+	b := newBenchWith(t,
+		func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{both} })
+	first,
+		second := identity.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}},
+		identity.EP{Name: openVINO}
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
 	ask := func(eps ...identity.EP) *request.Answer {
@@ -181,7 +209,8 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	require.Contains(t, other.Warnings[0], compilertest.TestEP+" took no node")
 	none := other.Build.EPs[1]
 	require.True(t, none.TookNone)
-	require.Empty(t, none.SDKVersion+none.HardwareArchitecture+none.CompatibilityString, "it states nothing")
+	require.Empty(t, none.SDKVersion+none.HardwareArchitecture+none.CompatibilityString,
+		"it states nothing")
 	require.NotEmpty(t, other.Build.EPs[0].SDKVersion)
 	require.Equal(t, request.Hit, ask(second, first).Outcome)
 	require.Equal(t, request.Hit, ask(first, second).Outcome)

@@ -25,7 +25,9 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 	refs := b.libraries(nil)
 	loaded := b.openFile(refs[0].Path)
 	r := b.request(b.model(1))
-	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1", ORTLibrary: filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"), EPLibraries: b.libraries(loaded)}
+	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1",
+		ORTLibrary:  filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"),
+		EPLibraries: b.libraries(loaded)}
 	require.Equal(t, "1.0", b.acquire(r).Build.EPs[0].SDKVersion)
 
 	b.library("2.0")
@@ -50,13 +52,15 @@ func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
 	spec, err := standin.Library(folder, "1.31.1", standin.SDK{Version: "9.9", Hardware: "sim-1"})
 	require.NoError(t, err)
 	r := b.request(b.model(1))
-	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1", EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: spec.EPs[0].Path}}}
+	r.Runtime = runtimes.Ref{ORTVersion: "1.31.1",
+		EPLibraries: []runtimes.LibraryRef{{EP: standin.EP, Path: spec.EPs[0].Path}}}
 	own := b.refused(r)
 	require.Equal(t, apierr.Unavailable, own.Class)
 	require.Contains(t, own.Text, "names no libonnxruntime")
 	require.Contains(t, own.Hint, "libonnxruntime.so.VERSION belongs beside")
 	r.Peer = request.Peer{UID: b.cache.uid + 1}
-	require.Contains(t, b.refused(r).Text, "is not registered with this daemon", "which it would not load if it were whole")
+	require.Contains(t, b.refused(r).Text, "is not registered with this daemon",
+		"which it would not load if it were whole")
 }
 
 func TestTheEarlierSDKInAnotherPlace(t *testing.T) {
@@ -85,9 +89,11 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 	require.NoError(t, os.WriteFile(beside, []byte("\x7fELF and more"), 0o644))
 	second := b.acquire(r)
 	require.Equal(t, judge.SourceLibrary, first.Compatibility.Source)
-	require.Equal(t, judge.SourceEP, second.Compatibility.Source, "it is another library now, and was asked")
+	require.Equal(t, judge.SourceEP, second.Compatibility.Source,
+		"it is another library now, and was asked")
 
-	require.NoError(t, os.WriteFile(filepath.Join(b.runtime, "readme.txt"), []byte("no library"), 0o644))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(b.runtime, "readme.txt"), []byte("no library"), 0o644))
 	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 
 	require.NoError(t, os.Remove(beside))
@@ -100,14 +106,18 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 func TestFilesBesideTheLibrariesDuringACompile(t *testing.T) {
 	b := newBench(t)
 	b.close()
-	b.wrap = &interrupted{Compiler: b.compiler, during: func() { require.NoError(t, os.Mkdir(filepath.Join(b.runtime, "__pycache__"), 0o755)) }}
+	b.wrap = &interrupted{Compiler: b.compiler,
+		during: func() {
+			require.NoError(t,
+				os.Mkdir(filepath.Join(b.runtime, "__pycache__"), 0o755))
+		}}
 	b.open()
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
-// Applications of one ONNX Runtime bring different execution providers: what was found out about one runtime is not held
-// against the other.
+// Applications of one ONNX Runtime bring different execution providers: what was found out about
+// one runtime is not held against the other.
 func TestRuntimesOfOneONNXRuntime(t *testing.T) {
 	b := newBench(t)
 	b.close()
@@ -117,16 +127,20 @@ func TestRuntimesOfOneONNXRuntime(t *testing.T) {
 	ort := filepath.Join(b.runtime, "libonnxruntime.so.1.31.1")
 	b.change = func(o *Options) {
 		o.Runtimes = []compilers.Runtime{
-			{ORTLibrary: ort, EPs: []compilers.EPLibrary{{EP: standin.EP, Path: b.libraries(nil)[0].Path}}},
-			{ORTLibrary: ort, EPs: []compilers.EPLibrary{{EP: standin.EP, Path: later.EPs[0].Path}}},
+			{ORTLibrary: ort,
+				EPs: []compilers.EPLibrary{{EP: standin.EP, Path: b.libraries(nil)[0].Path}}},
+			{ORTLibrary: ort,
+				EPs: []compilers.EPLibrary{{EP: standin.EP, Path: later.EPs[0].Path}}},
 		}
 	}
 	b.open()
 	all := b.cache.runtimes.All()
 	require.Eventually(t, func() bool {
-		first, second := b.cache.runtimes.Probe(t.Context(), all[0]), b.cache.runtimes.Probe(t.Context(), all[1])
+		first, second := b.cache.runtimes.Probe(t.Context(), all[0]),
+			b.cache.runtimes.Probe(t.Context(), all[1])
 		return !first.Assessed.IsZero() && !second.Assessed.IsZero() &&
-			first.Marks[standin.EP].SDKVersion == "1.0" && second.Marks[standin.EP].SDKVersion == "2.0"
+			first.Marks[standin.EP].SDKVersion == "1.0" &&
+			second.Marks[standin.EP].SDKVersion == "2.0"
 	}, soon, time.Millisecond)
 	require.NotContains(t, kinds(b.events(b.self())), event.Changed)
 	require.NotEmpty(t, b.cache.runtimes.Watched(all[0]))

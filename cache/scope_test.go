@@ -27,9 +27,11 @@ func TestScopes(t *testing.T) {
 		return r
 	}
 	require.Equal(t, "uid:4001", b.acquire(private(alice, 1)).Build.Scope)
-	require.Equal(t, request.Compiled, b.acquire(private(bob, 1)).Outcome, "another user's private build is no hit")
+	require.Equal(t, request.Compiled, b.acquire(private(bob, 1)).Outcome,
+		"another user's private build is no hit")
 	require.Equal(t, "shared", b.acquire(shared(alice, 2)).Build.Scope)
-	require.Equal(t, request.Hit, b.acquire(private(bob, 2)).Outcome, "whoever has the bytes gets what is shared")
+	require.Equal(t, request.Hit, b.acquire(private(bob, 2)).Outcome,
+		"whoever has the bytes gets what is shared")
 	unnamed := shared(alice, 4)
 	require.NoError(t, os.Remove(unnamed.Graph.Name())) // as a memfd is: mode 0644, and no name
 	require.Equal(t, "uid:4001", b.acquire(unnamed).Build.Scope)
@@ -41,7 +43,9 @@ func TestScopes(t *testing.T) {
 	page, err = b.cache.Queries.List(context.Background(), alice, &wire.List{}, nil)
 	require.NoError(t, err)
 	require.Len(t, page.Builds, 2, "a shared build that alice never had is not listed to her")
-	_, err = b.cache.Invalidate(context.Background(), alice, []string{page.Builds[0].Build}, "", false)
+	_,
+		err = b.cache.Invalidate(context.Background(), alice, []string{page.Builds[0].Build}, "",
+		false)
 	if page.Builds[0].Scope == "shared" {
 		require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 	} else {

@@ -35,7 +35,10 @@ func (b *bench) reload(change func(*Options)) {
 // ruling is a set with one rule for the stand-in, over the shipped ones.
 func ruling(t testing.TB, verdict string) *rules.Set {
 	t.Helper()
-	set, err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"own\"\nverdict = \""+verdict+"\"\nreason = \"we say so\"\n"))
+	set,
+		err := rules.Parse("own.toml",
+		[]byte("[[ep."+standin.EP+".rule]]\nname = \"own\"\nverdict = \""+verdict+
+			"\"\nreason = \"we say so\"\n"))
 	require.NoError(t, err)
 	return set.Over(rules.Shipped())
 }
@@ -51,7 +54,9 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	require.Equal(t, first.Build.ID, loaded.Build.ID)
 	require.Equal(t, compilers.Optimal, loaded.Compatibility.Verdict)
 	require.Contains(t, loaded.Compatibility.Reason, "we say so")
-	require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Optimal.String() }, soon, time.Millisecond)
+	require.Eventually(t,
+		func() bool { return b.list()[0].told.Compatibility == compilers.Optimal.String() }, soon,
+		time.Millisecond)
 
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
 	r := b.request(b.model(1))
@@ -69,7 +74,9 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b.library("2.0")
 	b.assessed(func(f runtimes.Facts) bool { return len(f.Changes) > 0 })
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
-	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceRule+"own" }, soon, time.Millisecond)
+	require.Eventually(t,
+		func() bool { return b.list()[0].told.CompatibilitySource == judge.SourceRule+"own" }, soon,
+		time.Millisecond)
 	require.Equal(t, compilers.Unsupported.String(), b.list()[0].told.Compatibility)
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(b.events(b.self()), func(e *wire.Event) bool {
@@ -98,7 +105,8 @@ func TestAllowedOptionsFollow(t *testing.T) {
 	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
 	require.Equal(t, request.Hit, b.acquire(r).Outcome)
 	b.reload(func(*Options) {})
-	require.Equal(t, before.Text, b.refused(r).Text, "also where the request was thought through before")
+	require.Equal(t, before.Text, b.refused(r).Text,
+		"also where the request was thought through before")
 }
 
 func TestAdministratorsFollow(t *testing.T) {
@@ -134,8 +142,11 @@ func TestRuntimesFollow(t *testing.T) {
 	ours := compilers.Runtime{Directory: b.runtime}
 
 	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{{Directory: other}, ours} })
-	require.Equal(t, other, b.acquire(b.request(b.model(1))).Runtime, "the preferred one comes first")
-	require.Eventually(t, func() bool { return b.cache.runtimes.Watched(b.cache.runtimes.All()[0]) != "" }, soon, time.Millisecond)
+	require.Equal(t, other, b.acquire(b.request(b.model(1))).Runtime,
+		"the preferred one comes first")
+	require.Eventually(t,
+		func() bool { return b.cache.runtimes.Watched(b.cache.runtimes.All()[0]) != "" }, soon,
+		time.Millisecond)
 	gone, same := b.cache.runtimes.All()[0], b.cache.runtimes.All()[1]
 
 	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{ours} })
@@ -156,7 +167,10 @@ func TestRuntimeOfAClientIsRegistered(t *testing.T) {
 	r := b.request(b.model(1))
 	r.Runtime.Directory = other
 	b.acquire(r)
-	b.reload(func(o *Options) { o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: other}) })
+	b.reload(func(o *Options) {
+		o.Runtimes = append(o.Runtimes,
+			compilers.Runtime{Directory: other})
+	})
 	all := b.cache.runtimes.All()
 	require.Len(t, all, 2)
 	require.True(t, all[1].Registered)
@@ -174,7 +188,8 @@ func TestDriversFollow(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return version() == "31.0.1" }, soon, time.Millisecond)
 	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
-	require.Eventually(t, func() bool { return version() == "32.0.1" }, soon, time.Millisecond, "the file is watched")
+	require.Eventually(t, func() bool { return version() == "32.0.1" }, soon, time.Millisecond,
+		"the file is watched")
 	b.reload(func(*Options) {})
 	require.Eventually(t, func() bool { return version() == "" }, soon, time.Millisecond)
 }
@@ -205,7 +220,8 @@ func TestSameRulesKeepJudgements(t *testing.T) {
 func TestPendingSettingsAreReported(t *testing.T) {
 	b := newBench(t)
 	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
-	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})
+	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"},
+		Waiting: []string{"jobs"}})
 	status, err := b.cache.Queries.Status(context.Background(), b.self())
 	require.NoError(t, err)
 	require.Contains(t, status.Warnings[0], "rules.toml:3:1: no such verdict")

@@ -47,7 +47,8 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 	b.later.Add(int64(2 * time.Hour))
 	b.reopen()
 	require.Eventually(t, func() bool {
-		return b.cache.forms.OnlyPacked(large(builds[1])) && b.cache.forms.OnlyPacked(large(builds[2]))
+		return b.cache.forms.OnlyPacked(large(builds[1])) &&
+			b.cache.forms.OnlyPacked(large(builds[2]))
 	}, 20*time.Second, 5*time.Millisecond)
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[0])), "it is their container")
 	for i := range builds {
@@ -72,13 +73,17 @@ func TestGateIsShutDuringRequests(t *testing.T) {
 func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(3)
-	_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false)
+	_,
+		err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
+		false)
 	require.NoError(t, err)
 	s := b.cache.Store.Packer()
-	require.NoError(t, s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
+	require.NoError(t,
+		s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "an hour is not two")
 	b.later.Add(int64(2 * time.Hour))
-	require.NoError(t, s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
+	require.NoError(t,
+		s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "pinned")
 }
@@ -158,14 +163,17 @@ func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	s.Tick()
 	s.Sweep(ctx) // of what was packed there is nothing to be found out
 
-	_, err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
+	_,
+		err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false,
+		nil)
 	require.NoError(t, err)
 	require.False(t, b.cache.forms.OnlyPacked(packed))
 	s.Tick()
 	allToRead, _ = s.Behind()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
-	require.True(t, b.cache.forms.Sharing.LookedAt(packed) || b.cache.forms.OnlyPacked(packed), "looked at again")
+	require.True(t, b.cache.forms.Sharing.LookedAt(packed) ||
+		b.cache.forms.OnlyPacked(packed), "looked at again")
 }
 
 // Storing one build does not scan all blobs for packing; that is done periodically.

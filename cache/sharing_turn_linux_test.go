@@ -22,21 +22,23 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 	kept := b.cache.forms
 	var comes sync.Once
 	had := make(chan struct{})
-	freed, err := b.cache.Store.Packer().PackBuildWith(ctx, builds[1].ID, store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
-		comes.Do(func() {
-			go func() {
-				leave, err := kept.TakeTurn(ctx)
-				if assert.NoError(t, err) {
-					close(had)
-					leave()
+	freed,
+		err := b.cache.Store.Packer().PackBuildWith(ctx, builds[1].ID,
+		store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
+			comes.Do(func() {
+				go func() {
+					leave, err := kept.TakeTurn(ctx)
+					if assert.NoError(t, err) {
+						close(had)
+						leave()
+					}
+				}()
+				for !kept.TurnWanted() {
+					time.Sleep(time.Millisecond)
 				}
-			}()
-			for !kept.TurnWanted() {
-				time.Sleep(time.Millisecond)
-			}
+			})
+			return b.cache.Store.Packer().Yield(ctx)
 		})
-		return b.cache.Store.Packer().Yield(ctx)
-	})
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.False(t, kept.OnlyPacked(large(builds[1])))

@@ -19,7 +19,8 @@ func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 	require.NoError(t, err)
 	shut, stop := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer stop()
-	require.ErrorIs(t, b.cache.Store.Packer().Gate(shut), context.DeadlineExceeded, "somebody asks, and nobody waits for the turn")
+	require.ErrorIs(t, b.cache.Store.Packer().Gate(shut), context.DeadlineExceeded,
+		"somebody asks, and nobody waits for the turn")
 	taken := make(chan error, 1)
 	go func() {
 		leave, err := b.cache.forms.TakeTurn(ctx)

@@ -48,14 +48,18 @@ func TestSourcePathsAreKeptForReadableModels(t *testing.T) {
 			require.NoError(b, err)
 			r.Graph = b.openFile(fmt.Sprintf("/proc/self/fd/%d", fd))
 		}, index.WhyNoPath},
-		"deleted": {func(b *bench, r *request.Request) { require.NoError(b, os.Remove(r.Graph.Name())) },
+		"deleted": {func(b *bench,
+			r *request.Request) {
+			require.NoError(b, os.Remove(r.Graph.Name()))
+		},
 			index.WhyNoPath},
 		"replaced": {func(b *bench, r *request.Request) {
 			other := r.Graph.Name() + ".new"
 			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
 			require.NoError(b, os.Rename(other, r.Graph.Name()))
 		}, index.WhyNoPath},
-		"deleted, and another has the name that the kernel gives it": {func(b *bench, r *request.Request) {
+		"deleted, and another has the name that the kernel gives it": {func(b *bench,
+			r *request.Request) {
 			require.NoError(b, os.Remove(r.Graph.Name()))
 			require.NoError(b, os.WriteFile(r.Graph.Name()+" (deleted)", []byte("another"), 0o644))
 		}, index.WhyNoPath},
@@ -87,7 +91,8 @@ func TestSourceAtAPathIsHashed(t *testing.T) {
 		change func(b *bench, path string)
 		says   string
 	}{
-		"gone": {func(b *bench, path string) { require.NoError(b, os.Remove(path)) }, "no such file"},
+		"gone": {func(b *bench, path string) { require.NoError(b, os.Remove(path)) },
+			"no such file"},
 		"a link": {func(b *bench, path string) {
 			require.NoError(b, os.Rename(path, path+".moved"))
 			require.NoError(b, os.Symlink(path+".moved", path))
@@ -103,9 +108,16 @@ func TestSourceAtAPathIsHashed(t *testing.T) {
 			require.NoError(b, os.Chown(path, 4711, 4711))
 			require.NoError(b, os.Chmod(path, 0o640))
 		}, "belongs to user 4711"},
-		"not a model":       {func(b *bench, path string) { require.NoError(b, os.WriteFile(path, []byte("no model"), 0o644)) }, "has changed"},
-		"another model":     {func(b *bench, path string) { copyOver(b, b.model(2).Name(), path) }, "has changed"},
-		"needs other files": {func(b *bench, path string) { copyOver(b, b.external(1, nil).Graph.Name(), path) }, "has changed"},
+		"not a model": {func(b *bench,
+			path string) {
+			require.NoError(b, os.WriteFile(path, []byte("no model"), 0o644))
+		}, "has changed"},
+		"another model": {func(b *bench, path string) { copyOver(b, b.model(2).Name(), path) },
+			"has changed"},
+		"needs other files": {func(b *bench,
+			path string) {
+			copyOver(b, b.external(1, nil).Graph.Name(), path)
+		}, "has changed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -174,9 +186,11 @@ func TestStatusCountsBuildsWithoutSource(t *testing.T) {
 	requireSourceless(3)
 	advice, err := b.cache.Queries.Doctor().Examine(context.Background(), request.Peer{})
 	require.NoError(t, err)
-	i := slices.IndexFunc(advice.Advice, func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
+	i := slices.IndexFunc(advice.Advice,
+		func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
 	require.Equal(t, query.SeverityWarning, advice.Advice[i].Severity)
-	require.Contains(t, advice.Advice[i].Text, "3 of 4 builds cannot be compiled again in the background")
+	require.Contains(t, advice.Advice[i].Text,
+		"3 of 4 builds cannot be compiled again in the background")
 	require.Contains(t, advice.Advice[i].Text, "1: "+index.WhyPrivate)
 }
 
@@ -222,11 +236,13 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	made := b.acquire(b.request(graph)).Build
 	require.Equal(t, index.SourceCopy, made.Source.Kind)
 	copied := made.Source.Files[0].Digest
-	require.Equal(t, made.ModelDigest, copied, "the digest of a model of one file is that of the file")
+	require.Equal(t, made.ModelDigest, copied,
+		"the digest of a model of one file is that of the file")
 	require.NoError(t, os.Remove(graph.Name()))
 	b.library("2.0")
 	b.reopen()
-	// The change is a reason of its own to compile the build again, which would bring it back after its removal.
+	// The change is a reason of its own to compile the build again, which would bring it back after
+	// its removal.
 	b.assessed(func(runtimes.Facts) bool { return true })
 	require.NoError(t, b.cache.Store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(copied))
@@ -237,19 +253,24 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	require.Equal(t, builds[0].Build.Source, builds[1].Build.Source)
 
 	stored := func() (sum int64) {
-		require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
-			disk, err := b.cache.Store.WholeBytes(d)
-			sum += disk
-			return err
-		}))
+		require.NoError(t,
+			b.cache.cas.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
+				disk, err := b.cache.Store.WholeBytes(d)
+				sum += disk
+				return err
+			}))
 		return sum
 	}
 	remove := func(id string, freed bool) {
 		t.Helper()
 		before := stored()
-		would, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, []string{id}, false, true)
+		would,
+			err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
+			[]string{id}, false, true)
 		require.NoError(t, err)
-		did, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, []string{id}, false, false)
+		did,
+			err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
+			[]string{id}, false, false)
 		require.NoError(t, err)
 		require.Equal(t, would.FreedBytes, did.FreedBytes, "as told before")
 		require.Equal(t, before-stored(), did.FreedBytes)
@@ -282,7 +303,9 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	path := b.current(copied)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.NoError(t, os.WriteFile(path, []byte("something else"), 0o444))
-	result, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
+	result,
+		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+		&wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Len(t, result.Findings, 1)
 	require.Empty(t, result.Findings[0].Builds)
@@ -309,10 +332,11 @@ func TestOnlyReferencedFilesAreCopied(t *testing.T) {
 	name := "epcached-" + filepath.Base(filepath.Dir(r.Graph.Name())) + ".bin"
 	r.External["../../../"+name] = b.model(3)
 	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
-	require.NoError(t, filepath.WalkDir(filepath.Dir(b.state), func(p string, d os.DirEntry, err error) error {
-		require.NotEqual(t, name, d.Name())
-		return err
-	}))
+	require.NoError(t,
+		filepath.WalkDir(filepath.Dir(b.state), func(p string, d os.DirEntry, err error) error {
+			require.NotEqual(t, name, d.Name())
+			return err
+		}))
 }
 
 func TestFoundDamageHeals(t *testing.T) {
@@ -320,11 +344,14 @@ func TestFoundDamageHeals(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)
 	require.NoError(t, os.Remove(b.current(first.Build.Files[0].Digest)))
-	_, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Deep: true, Repair: true}, nil)
+	_,
+		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+		&wire.Check{Deep: true, Repair: true}, nil)
 	require.NoError(t, err)
 	require.Equal(t, index.Damaged, b.list()[0].told.State)
 	b.reopen() // the queue is forgotten, the damage is not
-	require.Eventually(t, func() bool { return len(b.cache.rebuilds.List()) == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.cache.rebuilds.List()) == 1 }, soon,
+		time.Millisecond)
 	b.later.Add(int64(upkeep.HealDelay))
 	b.cache.rebuilds.Wake()
 	require.Empty(t, b.settles())

@@ -32,7 +32,8 @@ func (b *bench) withVTCM(seed uint64, miss request.OnMiss) *request.Request {
 func (b *bench) putOf(claim *request.Answer, folder string, made compilers.Result) *claims.Put {
 	put := &claims.Put{Claim: claim.Claim.ID, ORTVersion: made.ORTVersion}
 	for _, name := range made.Files {
-		put.Files = append(put.Files, claims.PutFile{Name: name, File: b.openFile(filepath.Join(folder, name))})
+		put.Files = append(put.Files,
+			claims.PutFile{Name: name, File: b.openFile(filepath.Join(folder, name))})
 	}
 	return put
 }

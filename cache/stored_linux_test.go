@@ -23,8 +23,10 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// left is a store that its daemon has left, with what a request for the model of seed 1 got from it.
-func left(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request, had map[string]string) {
+// left is a store that its daemon has left, with what a request for the model of seed 1 got from
+// it.
+func left(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request,
+	had map[string]string) {
 	b = newBench(t)
 	r = b.request(b.model(1))
 	a := b.acquire(r)
@@ -108,18 +110,28 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 	b, r, _ := left(t)
 	graph := r.Graph
 	for name, other := range map[string]func(*request.Request){
-		"another model":          func(r *request.Request) { r.Graph = b.model(2) },
-		"another session option": func(r *request.Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
-		"another dimension":      func(r *request.Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
-		"the other form":         func(r *request.Request) { r.Embed = true },
+		"another model": func(r *request.Request) { r.Graph = b.model(2) },
+		"another session option": func(r *request.Request) {
+			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}
+		},
+		"another dimension": func(r *request.Request) {
+			r.FreeDimensions = map[string]int64{"batch": 4}
+		},
+		"the other form": func(r *request.Request) { r.Embed = true },
 		"another kind of device": func(r *request.Request) {
 			r.EPs = []identity.EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}}
 		},
 		"another device": func(r *request.Request) {
-			r.EPs = []identity.EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}}
+			r.EPs = []identity.EP{{Name: standin.EP,
+				Devices: []compilers.Device{{DeviceID: 0xbeef}}}}
 		},
-		"another provider":  func(r *request.Request) { r.EPs = []identity.EP{{Name: "OtherExecutionProvider"}} },
-		"one more provider": func(r *request.Request) { r.EPs = append(r.EPs, identity.EP{Name: "OtherExecutionProvider"}) },
+		"another provider": func(r *request.Request) {
+			r.EPs = []identity.EP{{Name: "OtherExecutionProvider"}}
+		},
+		"one more provider": func(r *request.Request) {
+			r.EPs = append(r.EPs,
+				identity.EP{Name: "OtherExecutionProvider"})
+		},
 		"an option of the allowed": func(r *request.Request) {
 			r.EPs = []identity.EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}}
 		},

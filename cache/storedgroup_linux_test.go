@@ -79,8 +79,10 @@ func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
 		require.Equal(t, had, b.read(a))
 	}
 	for name, change := range map[string]func(*request.Request){
-		"other options": func(r *request.Request) { r.EPs[0].Options = map[string]string{"level": "7"} },
-		"embedded":      func(r *request.Request) { r.Embed = true },
+		"other options": func(r *request.Request) {
+			r.EPs[0].Options = map[string]string{"level": "7"}
+		},
+		"embedded": func(r *request.Request) { r.Embed = true },
 	} {
 		r := b.request(b.model(2))
 		change(r)

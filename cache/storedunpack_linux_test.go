@@ -41,7 +41,8 @@ func (b *bench) readStored(s *readonly.Store, a *request.Answer) map[string]stri
 	return files
 }
 
-// leftPacked is a store with two builds that its daemon has left, the second of them packed and without a view.
+// leftPacked is a store with two builds that its daemon has left, the second of them packed and
+// without a view.
 func leftPacked(t *testing.T) (b *bench, build *index.Build, had map[string]string) {
 	b, builds, files := packedPair(t)
 	b.cache.views.Sweep()
@@ -158,7 +159,8 @@ func TestDamagedUnpackedFileIsReplaced(t *testing.T) {
 func TestUnusedUnpackedBuildsAreRemoved(t *testing.T) {
 	b, _, _ := leftPacked(t)
 	dir := filepath.Join(t.TempDir(), "unpacked")
-	old, held, young := filepath.Join(dir, "0123-4567"), filepath.Join(dir, "4567-89ab"), filepath.Join(dir, "89ab-cdef")
+	old, held, young := filepath.Join(dir, "0123-4567"), filepath.Join(dir, "4567-89ab"),
+		filepath.Join(dir, "89ab-cdef")
 	past := time.Now().Add(-32 * 24 * time.Hour)
 	for _, folder := range []string{old, held, young} {
 		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))

@@ -16,13 +16,15 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// twoORT is a bench of two runtimes with equal libraries and another ONNX Runtime each, and a strict request for the second, of
-// a model for which the first holds a claim.
-func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *request.Answer, put *claims.Put) {
+// twoORT is a bench of two runtimes with equal libraries and another ONNX Runtime each, and a
+// strict request for the second, of a model for which the first holds a claim.
+func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *request.Answer,
+	put *claims.Put) {
 	other := filepath.Join(t.TempDir(), "other")
 	_, err := standin.Library(other, "1.30.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)
-	b = newBenchWith(t, func(o *Options) { o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: other}) })
+	b = newBenchWith(t,
+		func(o *Options) { o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: other}) })
 	app := &application{bench: b, uid: b.cache.uid, worker: standin.New()}
 	app.spec, err = compilers.Find(b.runtime)
 	require.NoError(t, err)

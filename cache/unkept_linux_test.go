@@ -82,7 +82,8 @@ func TestPutsWithoutSpaceAreRefused(t *testing.T) {
 	f.bound()
 	before := f.account()
 	put := func() (*request.Answer, error) {
-		return f.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, claimed.put, nil)
+		return f.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, claimed.put,
+			nil)
 	}
 	_, err := put()
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)

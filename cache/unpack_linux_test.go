@@ -34,7 +34,8 @@ func (b *bench) otherDevice() string {
 	return dir
 }
 
-// Where packed builds are unpacked elsewhere, their views lie there, and a view lies on one file system.
+// Where packed builds are unpacked elsewhere, their views lie there, and a view lies on one file
+// system.
 func TestUnpackedElsewhere(t *testing.T) {
 	elsewhere := ""
 	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = elsewhere })

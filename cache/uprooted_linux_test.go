@@ -22,8 +22,9 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 		remove func(*bench)
 		says   string
 	}{
-		"nothing":   {func(*bench) {}, ""},
-		"all":       {func(b *bench) { require.NoError(b, os.Rename(b.state, b.state+".away")) }, "the folder is not there"},
+		"nothing": {func(*bench) {}, ""},
+		"all": {func(b *bench) { require.NoError(b, os.Rename(b.state, b.state+".away")) },
+			"the folder is not there"},
 		"objects":   {move("objects", "gone"), "objects is not there"},
 		"a part":    {move("objects/incoming", "gone"), "objects/incoming is not there"},
 		"manifests": {move("manifests", "gone"), "manifests is not there"},

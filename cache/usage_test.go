@@ -32,7 +32,9 @@ func (b *bench) usage(p request.Peer, entries ...string) *wire.UsageReply {
 // The account is what the file system says, whatever happens.
 func (b *bench) exact() {
 	b.Helper()
-	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
+	found,
+		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+		&wire.Check{Space: true}, nil)
 	require.NoError(b, err)
 	require.Empty(b, found.Findings)
 	for _, l := range found.Space {
@@ -51,12 +53,15 @@ func TestTheAccountIsExact(t *testing.T) {
 	embedded.Embed = true
 	b.acquire(embedded)
 	b.exact()
-	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
+	_,
+		err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
+		[]string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, b.account().Held)
 	b.exact()
 	b.reopen()
-	require.Eventually(t, func() bool { return b.account().Held == 2*cas.Block }, soon, time.Millisecond, "found again soon after the start")
+	require.Eventually(t, func() bool { return b.account().Held == 2*cas.Block }, soon,
+		time.Millisecond, "found again soon after the start")
 	b.exact()
 	require.NoError(t, held.View.Close())
 
@@ -64,14 +69,21 @@ func TestTheAccountIsExact(t *testing.T) {
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.MkdirAll(filepath.Dir(stranger), 0o700))
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
-	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
+	found,
+		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+		&wire.Check{Space: true}, nil)
 	require.NoError(t, err)
-	require.EqualValues(t, 2*cas.Block, found.Space[0].DiskBytes-found.Space[0].GetAccountedBytes(), "%v", found.Space[0])
+	require.EqualValues(t, 2*cas.Block, found.Space[0].DiskBytes-found.Space[0].GetAccountedBytes(),
+		"%v", found.Space[0])
 	require.Len(t, found.Findings, 1)
-	require.Equal(t, []string{"space", filepath.Base(stranger), "8192 bytes on disk that no build needs; the next start removes them"},
+	require.Equal(t,
+		[]string{"space", filepath.Base(stranger),
+			"8192 bytes on disk that no build needs; the next start removes them"},
 		[]string{found.Findings[0].Kind, found.Findings[0].Object, found.Findings[0].Detail})
 	require.NoError(t, os.Remove(stranger))
-	_, err = b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid + 1}, &wire.Check{Space: true}, nil)
+	_,
+		err = b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid + 1},
+		&wire.Check{Space: true}, nil)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 }
 
@@ -100,7 +112,8 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	}
 	require.Len(t, u.Users, 1)
 	logical := one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size
-	want := &wire.UsageSum{Name: rights.OwnScope(request.Peer{UID: b.cache.uid}), Builds: 2, LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
+	want := &wire.UsageSum{Name: rights.OwnScope(request.Peer{UID: b.cache.uid}), Builds: 2,
+		LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
 	require.True(t, proto.Equal(want, u.Users[0]), "%v", u.Users[0])
 	require.Len(t, u.Eps, 1)
 
@@ -119,7 +132,8 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	require.Len(t, u.Shared, 2)
 	all := one.Files[0].Size + one.Files[1].Size
 	require.Equal(t, all, u.SharedBytes)
-	require.Less(t, b.usage(request.Peer{UID: b.cache.uid}, two.ID.String(), one.ID.String()).SharedBytes, all, "another model is another")
+	require.Less(t, b.usage(request.Peer{UID: b.cache.uid}, two.ID.String(), one.ID.String()).
+		SharedBytes, all, "another model is another")
 
 	u = b.usage(r.Peer)
 	require.Len(t, u.Builds, 1, "others' are not told")
@@ -135,7 +149,8 @@ func TestThrashingIsSeen(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	const seen = "entries that were evicted in the last 7 days 5 were compiled again"
 	var advice []query.Advice
-	for round := 0; round < 3 || !strings.Contains(advice[0].Text, seen); round++ { // where the collector is late a build is not kept, and does not count
+	// where the collector is late a build is not kept, and does not count
+	for round := 0; round < 3 || !strings.Contains(advice[0].Text, seen); round++ {
 		require.Less(t, round, 100, "%v", advice)
 		for seed := range uint64(5) {
 			b.use(seed)
@@ -147,7 +162,9 @@ func TestThrashingIsSeen(t *testing.T) {
 	require.Equal(t, query.SeverityWarning, advice[0].Severity)
 	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
 	next := b.options()
-	next.Space.Budget = store.Amount{Bytes: budget + b.cache.Queries.Doctor().Thrashing().Bytes + 5*cas.Block} // what the hint says, and manifests
+	// what the hint says, and manifests
+	next.Space.Budget = store.Amount{Bytes: budget + b.cache.Queries.Doctor().Thrashing().
+		Bytes + 5*cas.Block}
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		b.use(seed)
@@ -156,7 +173,8 @@ func TestThrashingIsSeen(t *testing.T) {
 	for seed := range uint64(5) {
 		b.use(seed)
 	}
-	require.Equal(t, before, b.compiler.Compiles.Load(), "with the budget of the hint nothing is compiled twice")
+	require.Equal(t, before, b.compiler.Compiles.Load(),
+		"with the budget of the hint nothing is compiled twice")
 	b.later.Add(int64(8 * 24 * time.Hour))
 	require.Equal(t, query.SeverityOK, b.cache.Queries.Doctor().SpaceAdvice(b.self())[0].Severity)
 }
@@ -177,7 +195,8 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	next := b.options()
 	next.Space.UserBytes = store.Amount{Bytes: 1}
 	require.NoError(t, b.cache.Reload(next))
-	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond, "the daemon collects by itself")
+	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond,
+		"the daemon collects by itself")
 	next.Space.UserBytes = store.Amount{}
 	require.NoError(t, b.cache.Reload(next))
 	again()

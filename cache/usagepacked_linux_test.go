@@ -72,10 +72,13 @@ func TestRemovalOfSeveralFreesTheirCommonBytes(t *testing.T) {
 		require.Equal(t, own[i], would(false, i), "build %d alone", i)
 	}
 	both := would(false, 0, 1)
-	require.Greater(t, both, own[0]+own[1]+1<<20, "what the second takes from the first goes with both")
+	require.Greater(t, both, own[0]+own[1]+1<<20,
+		"what the second takes from the first goes with both")
 	require.Equal(t, b.plan(0).Used, would(true))
 	before := b.plan(0).Used
-	removed, err := b.cache.Remove(ctx, b.self(), []string{builds[0].ID.String(), builds[1].ID.String()}, false, false)
+	removed,
+		err := b.cache.Remove(ctx, b.self(), []string{builds[0].ID.String(), builds[1].ID.String()},
+		false, false)
 	require.NoError(t, err)
 	require.Equal(t, both, removed.FreedBytes)
 	require.Equal(t, before-b.plan(0).Used, removed.FreedBytes)
@@ -86,7 +89,8 @@ func TestRemovalOfSeveralFreesTheirCommonBytes(t *testing.T) {
 	require.Zero(t, would(true))
 }
 
-// Lists say in a word how a build is kept, and so does what is said of a change; Show begins with it.
+// Lists say in a word how a build is kept, and so does what is said of a change; Show begins with
+// it.
 func TestHowABuildIsKeptIsListed(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -120,14 +124,18 @@ func TestHowABuildIsKeptIsListed(t *testing.T) {
 	require.Positive(t, removed.Builds[0].OwnBytes)
 }
 
-// Two models of one name are two, and what two builds share is found wherever it stands, packed or not.
+// Two models of one name are two, and what two builds share is found wherever it stands, packed or
+// not.
 func TestTwoEntriesAreCompared(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
 	u := b.usage(b.self())
 	require.Equal(t, u.Builds[0].Build.ModelName, u.Builds[1].Build.ModelName)
 	require.NotEqual(t, u.Builds[0].Build.ModelDigest, u.Builds[1].Build.ModelDigest)
-	two := func() *wire.UsageReply { return b.usage(b.self(), builds[0].ID.String(), builds[1].ID.String()) }
+	two := func() *wire.UsageReply {
+		return b.usage(b.self(), builds[0].ID.String(),
+			builds[1].ID.String())
+	}
 	whole := two()
 	require.Equal(t, large(builds[1]).String(), whole.Shared[0].Digest)
 	require.GreaterOrEqual(t, whole.Shared[0].Bytes, int64(1<<20), "the megabyte of weights")

@@ -22,7 +22,8 @@ func (b *bench) verifying(most float64) *request.Request {
 
 // apart is a comparison that finds a difference.
 func apart(compilers.VerifyJob) compilers.VerifyResult {
-	return compilers.VerifyResult{Outcome: compilers.Failed, Text: `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model: more than 0.01 apart`}
+	return compilers.VerifyResult{Outcome: compilers.Failed,
+		Text: `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model: more than 0.01 apart`}
 }
 
 func TestOutputIsComparedWhereAskedFor(t *testing.T) {
@@ -35,10 +36,12 @@ func TestOutputIsComparedWhereAskedFor(t *testing.T) {
 	again := b.acquire(b.verifying(0.02))
 	require.Equal(t, request.Hit, again.Outcome)
 	require.Equal(t, 0.01, again.Build.VerifiedOutput, "its record says so")
-	require.EqualValues(t, 1, b.compiler.Comparisons.Load(), "what passed with a smaller tolerance passes")
+	require.EqualValues(t, 1, b.compiler.Comparisons.Load(),
+		"what passed with a smaller tolerance passes")
 	require.Empty(t, again.Warnings)
 	b.acquire(b.verifying(0.001))
-	require.EqualValues(t, 2, b.compiler.Comparisons.Load(), "and with a smaller one it is compared again")
+	require.EqualValues(t, 2, b.compiler.Comparisons.Load(),
+		"and with a smaller one it is compared again")
 }
 
 func TestOutputIsNotComparedWhereNotAskedFor(t *testing.T) {
@@ -50,7 +53,8 @@ func TestOutputIsNotComparedWhereNotAskedFor(t *testing.T) {
 
 func TestVerifyingIsNoPartOfTheKey(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, b.acquire(b.request(b.model(1))).RequestKey, b.acquire(b.verifying(0.5)).RequestKey)
+	require.Equal(t, b.acquire(b.request(b.model(1))).RequestKey,
+		b.acquire(b.verifying(0.5)).RequestKey)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
@@ -68,7 +72,8 @@ func TestHitIsComparedOnce(t *testing.T) {
 	b.acquire(b.verifying(0.01))
 	require.EqualValues(t, 1, b.compiler.Comparisons.Load(), "it is remembered")
 	b.acquire(b.verifying(0.001))
-	require.EqualValues(t, 2, b.compiler.Comparisons.Load(), "a smaller tolerance is another question")
+	require.EqualValues(t, 2, b.compiler.Comparisons.Load(),
+		"a smaller tolerance is another question")
 }
 
 func TestDifferentOutputIsRefusedToTheRequester(t *testing.T) {
@@ -77,7 +82,8 @@ func TestDifferentOutputIsRefusedToTheRequester(t *testing.T) {
 	for range 2 {
 		e := b.refused(b.verifying(0.01))
 		require.Equal(t, apierr.CompileFailed, e.Class)
-		require.Contains(t, e.Text, `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model`)
+		require.Contains(t, e.Text,
+			`output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model`)
 		require.Equal(t, "output differs", e.Facts["reason"])
 	}
 	require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the compile is not lost for that")
@@ -99,16 +105,19 @@ func TestVerificationReportsTheDifference(t *testing.T) {
 func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
-		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "the device is elsewhere"}
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable,
+			Text: "the device is elsewhere"}
 	}
 	a := b.acquire(b.verifying(0.01))
 	require.Zero(t, a.Build.VerifiedOutput)
-	require.Contains(t, a.Warnings, "output not verified, not checkable here: the device is elsewhere")
+	require.Contains(t, a.Warnings,
+		"output not verified, not checkable here: the device is elsewhere")
 	own := b.request(b.own())
 	own.VerifyOutput = 0.01
 	passed := b.acquire(own)
 	require.Equal(t, request.PassThrough, passed.Outcome)
-	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is compiled already, and there is none to compare with")
+	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is "+
+		"compiled already, and there is none to compare with")
 }
 
 func TestFailedVerificationIsRetried(t *testing.T) {

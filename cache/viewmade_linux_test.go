@@ -20,7 +20,8 @@ type atManifest struct {
 }
 
 func (a *atManifest) Remove(path string) error {
-	if do := a.do; do != nil && strings.Contains(path, "/manifests/") && !strings.Contains(path, "incoming") {
+	if do := a.do; do != nil && strings.Contains(path, "/manifests/") &&
+		!strings.Contains(path, "incoming") {
 		a.do = nil
 		do()
 	}
@@ -73,14 +74,17 @@ func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	a := b.acquire(b.variant(2))
 	require.True(t, strings.HasPrefix(a.Path, elsewhere), a.Path)
-	_, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
+	_,
+		err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
+		false, false)
 	require.NoError(t, err)
 	require.Equal(t, files[1], b.read(a), "it is open")
 	require.Zero(t, b.account().Held)
 	b.exact()
 }
 
-// Copies in a folder of their own, on the store's file system, are compared with their account as well.
+// Copies in a folder of their own, on the store's file system, are compared with their account as
+// well.
 func TestTheAccountIsExactWithCopiesBesideTheStore(t *testing.T) {
 	beside := ""
 	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = beside })

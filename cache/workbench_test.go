@@ -46,8 +46,8 @@ type bench struct {
 	change   func(*Options)
 }
 
-// memoryDir makes a folder in memory, if that can be: hundreds of stores are made here, each of 512 folders that are
-// synced, and what a power cut takes away is tested elsewhere.
+// memoryDir makes a folder in memory, if that can be: hundreds of stores are made here, each of 512
+// folders that are synced, and what a power cut takes away is tested elsewhere.
 func memoryDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "cache")
 	if err != nil {
@@ -61,7 +61,8 @@ func memoryDir(t testing.TB) string {
 func newBench(t testing.TB) *bench { return newBenchWith(t, nil) }
 
 func newBenchWith(t testing.TB, change func(*Options)) *bench {
-	b := &bench{change: change, TB: t, compiler: standin.New(), state: filepath.Join(memoryDir(t), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
+	b := &bench{change: change, TB: t, compiler: standin.New(),
+		state: filepath.Join(memoryDir(t), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
 	b.library("1.0")
 	b.openSound()
 	return b
@@ -92,9 +93,11 @@ const stranger = 4242 // an ordinary user
 
 func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
-		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
-		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
-		Rebuild: upkeep.RebuildOptions{Off: true}, Pack: store.PackOff, Policies: map[string]request.Policy{"": {MeasureGain: new(bool)}},
+		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler),
+		Runtimes: []compilers.Runtime{{Directory: b.runtime}},
+		Now:      func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
+		Rebuild:  upkeep.RebuildOptions{Off: true}, Pack: store.PackOff,
+		Policies: map[string]request.Policy{"": {MeasureGain: new(bool)}},
 	}
 	for ep, p := range b.policies {
 		p.MeasureGain = new(bool)
@@ -124,7 +127,8 @@ func (b *bench) copies() func(t testing.TB) *bench {
 	return func(t testing.TB) *bench {
 		root := memoryDir(t)
 		require.NoError(t, made.Crash(root, crashfs.Nothing, 0)) // a copy, with its holes
-		c := &bench{TB: t, compiler: b.compiler, state: filepath.Join(root, "state"), runtime: b.runtime}
+		c := &bench{TB: t, compiler: b.compiler, state: filepath.Join(root, "state"),
+			runtime: b.runtime}
 		c.later.Store(b.later.Load())
 		return c
 	}
@@ -140,13 +144,16 @@ func (b *bench) requireSound() {
 	if b.cache == nil {
 		return
 	}
-	result, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Deep: true}, nil)
+	result,
+		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+		&wire.Check{Deep: true}, nil)
 	require.NoError(b, err)
 	for _, f := range result.Findings {
 		for _, key := range f.Builds {
 			for _, l := range b.list() {
 				if l.told.Build == key {
-					require.NotEqual(b, index.Current, l.told.State, "finding %v of a build that would be served", f)
+					require.NotEqual(b, index.Current, l.told.State,
+						"finding %v of a build that would be served", f)
 				}
 			}
 		}
@@ -168,7 +175,9 @@ func (b *bench) openFile(path string) *os.File {
 }
 
 func (b *bench) request(graph *os.File) *request.Request {
-	return &request.Request{Peer: request.Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, Wish: identity.Wish{EPs: []identity.EP{{Name: standin.EP}}}}
+	return &request.Request{Peer: request.Peer{UID: uint32(os.Getuid())},
+		Name: filepath.Base(graph.Name()), Graph: graph,
+		Wish: identity.Wish{EPs: []identity.EP{{Name: standin.EP}}}}
 }
 
 func (b *bench) acquire(r *request.Request) *request.Answer {
@@ -219,7 +228,9 @@ type listed struct {
 }
 
 func (b *bench) list() (out []listed) {
-	page, err := b.cache.Queries.List(context.Background(), request.Peer{UID: b.cache.uid}, &wire.List{}, nil)
+	page,
+		err := b.cache.Queries.List(context.Background(), request.Peer{UID: b.cache.uid},
+		&wire.List{}, nil)
 	require.NoError(b, err)
 	require.Empty(b, page.Next)
 	for _, told := range page.Builds {

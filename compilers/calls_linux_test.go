@@ -29,8 +29,12 @@ func TestCallsThatAreNotKnown(t *testing.T) {
 	build := func(body string) string {
 		dir := t.TempDir()
 		source, library := filepath.Join(dir, "calls.c"), filepath.Join(dir, "calls.so")
-		require.NoError(t, os.WriteFile(source, []byte(hostileHead+"__attribute__((constructor)) static void calls(void) {\n"+body+"\n}\n"), 0o600))
-		out, err := exec.Command(compiler, "-shared", "-fPIC", "-o", library, source).CombinedOutput()
+		require.NoError(t,
+			os.WriteFile(source,
+				[]byte(hostileHead+"__attribute__((constructor)) static void calls(void) {\n"+body+
+					"\n}\n"), 0o600))
+		out, err := exec.Command(compiler, "-shared", "-fPIC", "-o", library, source).
+			CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		return library
 	}
@@ -38,8 +42,10 @@ func TestCallsThatAreNotKnown(t *testing.T) {
 	compile := func(t *testing.T, body string, times int) (log string) {
 		var logged bytes.Buffer
 		library := build(body)
-		c := newORT(t, compilers.ORTOptions{Log: slog.New(slog.NewTextHandler(&logged, nil)), Env: []string{"LD_PRELOAD=" + library},
-			Sandbox: compilers.SandboxOptions{Read: []string{filepath.Dir(library)}}})
+		c := newORT(t,
+			compilers.ORTOptions{Log: slog.New(slog.NewTextHandler(&logged, nil)),
+				Env:     []string{"LD_PRELOAD=" + library},
+				Sandbox: compilers.SandboxOptions{Read: []string{filepath.Dir(library)}}})
 		for range times {
 			job := writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 32, 1))
 			result, err := c.Compile(t.Context(), job, nil)
@@ -66,7 +72,8 @@ func TestCallsThatAreNotKnown(t *testing.T) {
 
 var allRuntimes = flag.Bool("compilers.all", false, "compile with all runtimes that are here")
 
-// None of the real EPs is refused a call: a few versions in an ordinary run, and all that are here in make test-long.
+// None of the real EPs is refused a call: a few versions in an ordinary run, and all that are here
+// in make test-long.
 func TestRealEPsMakeKnownCallsOnly(t *testing.T) {
 	root := os.Getenv(compilertest.RuntimesVariable)
 	entries, err := os.ReadDir(root)
@@ -76,7 +83,9 @@ func TestRealEPsMakeKnownCallsOnly(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	for _, e := range entries {
 		r, err := compilers.Find(filepath.Join(root, e.Name()))
-		if err != nil || len(r.EPs) == 0 || !*allRuntimes && !slices.Contains([]string{"openvino-1.4.0", "openvino-1.8.1-ort-1.32.0", "qnn-2.7.0"}, e.Name()) {
+		if err != nil || len(r.EPs) == 0 || !*allRuntimes &&
+			!slices.Contains([]string{"openvino-1.4.0", "openvino-1.8.1-ort-1.32.0", "qnn-2.7.0"},
+				e.Name()) {
 			continue
 		}
 		t.Run(e.Name(), func(t *testing.T) {
@@ -88,7 +97,10 @@ func TestRealEPsMakeKnownCallsOnly(t *testing.T) {
 				return // these versions of ONNX Runtime and the EP do not fit
 			}
 			require.NoError(t, err)
-			check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+			check,
+				err := c.Check(t.Context(),
+				compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: filepath.Join(job.Folder, result.Graph)})
 			require.NoError(t, err)
 			require.NotEqual(t, compilers.Failed, check.Outcome, check.Text)
 			require.NotContains(t, check.Text, "unknown system call")

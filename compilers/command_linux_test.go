@@ -25,7 +25,8 @@ func newCommand(t *testing.T, o compilers.ORTOptions, tools ...compilers.Tool) *
 func qnnTool(t *testing.T, r compilers.Runtime) compilers.Tool {
 	python := os.Getenv("EPCACHED_PYTHON")
 	if python == "" {
-		t.Skip("NOT TESTED WITH A REAL TOOL: EPCACHED_PYTHON is not set; testdata/fetch-python makes an environment")
+		t.Skip("NOT TESTED WITH A REAL TOOL: EPCACHED_PYTHON is not set; testdata/fetch-python " +
+			"makes an environment")
 	}
 	script, err := filepath.Abs("../testdata/tools/qnn-compile")
 	require.NoError(t, err)
@@ -33,9 +34,11 @@ func qnnTool(t *testing.T, r compilers.Runtime) compilers.Tool {
 	require.NoError(t, err)
 	environment := filepath.Dir(filepath.Dir(python))
 	return compilers.Tool{EP: qnn, Program: python, Device: "NPU",
-		Args:    []string{script, "--runtime", r.Directory, "--embed={embed}", "{model}", "{output}", "--dims", "{dims}", "--options", "{options}"},
+		Args: []string{script, "--runtime", r.Directory, "--embed={embed}", "{model}",
+			"{output}", "--dims", "{dims}", "--options", "{options}"},
 		Version: []string{script, "--runtime", r.Directory, "--version"},
-		Files:   []string{script}, Read: []string{environment, filepath.Dir(filepath.Dir(real)), r.Directory}}
+		Files:   []string{script},
+		Read:    []string{environment, filepath.Dir(filepath.Dir(real)), r.Directory}}
 }
 
 func TestCommand(t *testing.T) {
@@ -43,7 +46,8 @@ func TestCommand(t *testing.T) {
 	c := newCommand(t, compilers.ORTOptions{}, qnnTool(t, r))
 	suite(t, subject{
 		Compiler: c, Runtime: c.Equip(r), Tool: true,
-		EP:           compilers.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+		EP: compilers.EP{Name: qnn,
+			Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
 		NoNodesModel: normalizer(),
 		Verdict:      compilers.Unknown, // it judges only where an NPU is
 		Loads:        true,
@@ -54,7 +58,8 @@ func TestCommand(t *testing.T) {
 func script(t *testing.T, lines string) compilers.Tool {
 	path := filepath.Join(t.TempDir(), "tool")
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+lines+"\n"), 0o755))
-	return compilers.Tool{EP: "ScriptExecutionProvider", Program: path, Args: []string{"{model}", "{output}"}, Alone: true}
+	return compilers.Tool{EP: "ScriptExecutionProvider", Program: path,
+		Args: []string{"{model}", "{output}"}, Alone: true}
 }
 
 func scriptJob(t *testing.T, tool compilers.Tool) compilers.Job {
@@ -71,31 +76,37 @@ func TestToolsThatFail(t *testing.T) {
 		lines string
 		check func(*testing.T, error)
 	}{
-		"says no": {"echo working; echo 'licence expired' >&2; exit 3", func(t *testing.T, err error) {
-			var refused *compilers.RefusedError
-			require.ErrorAs(t, err, &refused)
-			require.Equal(t, "exit status 3: licence expired", refused.Text)
-			require.Equal(t, "run tool", refused.Doing)
-		}},
+		"says no": {"echo working; echo 'licence expired' >&2; exit 3",
+			func(t *testing.T, err error) {
+				var refused *compilers.RefusedError
+				require.ErrorAs(t, err, &refused)
+				require.Equal(t, "exit status 3: licence expired", refused.Text)
+				require.Equal(t, "run tool", refused.Doing)
+			}},
 		"crashes": {"kill -SEGV $$", func(t *testing.T, err error) {
 			var exit *compilers.ExitError
 			require.ErrorAs(t, err, &exit)
 			require.Equal(t, "SIGSEGV", exit.Name)
 			require.Equal(t, "ScriptExecutionProvider", exit.Compiler)
 		}},
-		"writes nothing": {"true", func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrOutput) }},
+		"writes nothing": {"true",
+			func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrOutput) }},
 		"copies the model": {`cp "$1" "$2"`, func(t *testing.T, err error) {
 			var none *compilers.NoNodesError
 			require.ErrorAs(t, err, &none)
 			require.Equal(t, []string{"ScriptExecutionProvider"}, none.EPs)
 		}},
-		"leaves a link":    {`ln -s /etc/passwd "$2"`, func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrOutput) }},
-		"writes too much":  {`head -c 4000000 /dev/zero > "$2"`, func(t *testing.T, err error) { require.Error(t, err) }},
-		"writes elsewhere": {"echo x > " + outside, func(t *testing.T, err error) { require.Error(t, err) }},
+		"leaves a link": {`ln -s /etc/passwd "$2"`,
+			func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrOutput) }},
+		"writes too much": {`head -c 4000000 /dev/zero > "$2"`,
+			func(t *testing.T, err error) { require.Error(t, err) }},
+		"writes elsewhere": {"echo x > " + outside,
+			func(t *testing.T, err error) { require.Error(t, err) }},
 		"is not there": {"", func(t *testing.T, err error) {
 			require.ErrorContains(t, err, "start tool")
 		}},
-		"does not end": {"sleep 600", func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrTimeout) }},
+		"does not end": {"sleep 600",
+			func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrTimeout) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			limits := limits
@@ -107,7 +118,8 @@ func TestToolsThatFail(t *testing.T) {
 			if c.lines == "" {
 				require.NoError(t, os.Remove(tool.Program))
 			}
-			_, err := newCommand(t, compilers.ORTOptions{Limits: limits}, tool).Compile(t.Context(), job, nil)
+			_, err := newCommand(t, compilers.ORTOptions{Limits: limits}, tool).
+				Compile(t.Context(), job, nil)
 			require.Error(t, err)
 			c.check(t, err)
 		})
@@ -127,20 +139,29 @@ func TestToolsGetTheRequest(t *testing.T) {
 		_, after, _ := strings.Cut(refused.Text, job.Folder+"/"+job.Output+"|")
 		return after
 	}
-	options := func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"b": "2 x", "a": "{model}"} }
+	options := func(j *compilers.Job) {
+		j.EPs[0].Options = map[string]string{"b": "2 x",
+			"a": "{model}"}
+	}
 	for name, c := range map[string]struct {
 		args   []string
 		change func(*compilers.Job)
 		want   string
 	}{
-		"one option":               {[]string{"--a={option:a}", "--b", "{option:b}"}, options, "--a={model}|--b|2 x|"},
-		"all options":              {[]string{"{options}"}, options, "a={model}|b=2 x|"},
-		"an option that is absent": {[]string{"--a={option:a}", "end"}, func(*compilers.Job) {}, "end|"},
-		"dimensions":               {[]string{"{dims}", "{dim:n}"}, func(j *compilers.Job) { j.FreeDimensions = map[string]int64{"n": 4} }, "n=4|4|"},
-		"embedded":                 {[]string{"{embed}"}, func(j *compilers.Job) { j.Embed = true }, "1|"},
-		"level":                    {[]string{"-O{level}"}, func(j *compilers.Job) { j.GraphOptimizationLevel = "all" }, "-Oall|"},
-		"session":                  {[]string{"{sessions}"}, func(j *compilers.Job) { j.SessionOptions = map[string]string{"k": "v"} }, "k=v|"},
-		"a brace":                  {[]string{"{{ep} {ep}"}, func(*compilers.Job) {}, "{ep} ScriptExecutionProvider|"},
+		"one option": {[]string{"--a={option:a}", "--b", "{option:b}"}, options,
+			"--a={model}|--b|2 x|"},
+		"all options": {[]string{"{options}"}, options, "a={model}|b=2 x|"},
+		"an option that is absent": {[]string{"--a={option:a}", "end"}, func(*compilers.Job) {},
+			"end|"},
+		"dimensions": {[]string{"{dims}", "{dim:n}"},
+			func(j *compilers.Job) { j.FreeDimensions = map[string]int64{"n": 4} }, "n=4|4|"},
+		"embedded": {[]string{"{embed}"}, func(j *compilers.Job) { j.Embed = true }, "1|"},
+		"level": {[]string{"-O{level}"},
+			func(j *compilers.Job) { j.GraphOptimizationLevel = "all" }, "-Oall|"},
+		"session": {[]string{"{sessions}"},
+			func(j *compilers.Job) { j.SessionOptions = map[string]string{"k": "v"} }, "k=v|"},
+		"a brace": {[]string{"{{ep} {ep}"}, func(*compilers.Job) {},
+			"{ep} ScriptExecutionProvider|"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, c.want, told(t, c.args, c.change))
@@ -151,10 +172,12 @@ func TestToolsGetTheRequest(t *testing.T) {
 // nothing that was asked for is ignored
 func TestToolsRefuseUnsupportedOptions(t *testing.T) {
 	for name, change := range map[string]func(*compilers.Job){
-		"option":        func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"a": "1"} },
-		"session":       func(j *compilers.Job) { j.SessionOptions = map[string]string{"k": "v"} },
-		"dim":           func(j *compilers.Job) { j.FreeDimensions = map[string]int64{"n": 1} },
-		"denotation":    func(j *compilers.Job) { j.FreeDimensionsByDenotation = map[string]int64{"n": 1} },
+		"option":  func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"a": "1"} },
+		"session": func(j *compilers.Job) { j.SessionOptions = map[string]string{"k": "v"} },
+		"dim":     func(j *compilers.Job) { j.FreeDimensions = map[string]int64{"n": 1} },
+		"denotation": func(j *compilers.Job) {
+			j.FreeDimensionsByDenotation = map[string]int64{"n": 1}
+		},
 		"embedding":     func(j *compilers.Job) { j.Embed = true },
 		"level all":     func(j *compilers.Job) { j.GraphOptimizationLevel = "all" },
 		"route session": func(j *compilers.Job) { j.Route = compilers.RouteSessionOptions },
@@ -173,7 +196,8 @@ func TestToolsRefuseUnsupportedOptions(t *testing.T) {
 }
 
 func TestToolsAreCheckedBeforeTheyAreUsed(t *testing.T) {
-	sound := compilers.Tool{EP: "ScriptExecutionProvider", Program: "/bin/true", Args: []string{"{model}", "{output}"}}
+	sound := compilers.Tool{EP: "ScriptExecutionProvider", Program: "/bin/true",
+		Args: []string{"{model}", "{output}"}}
 	require.NoError(t, sound.Check())
 	for name, change := range map[string]func(*compilers.Tool){
 		"no execution provider": func(x *compilers.Tool) { x.EP = "" },
@@ -200,19 +224,22 @@ func TestToolsAreCheckedBeforeTheyAreUsed(t *testing.T) {
 // the tool's file and what it is told are a part of the library's identity
 func TestEquipMakesToolsPartOfTheIdentity(t *testing.T) {
 	tool := script(t, "exit 0")
-	r := compilers.Runtime{EPs: []compilers.EPLibrary{{EP: qnn, Path: "/qnn.so", Files: []string{"/qnn.so"}}}}
+	r := compilers.Runtime{EPs: []compilers.EPLibrary{{EP: qnn, Path: "/qnn.so",
+		Files: []string{"/qnn.so"}}}}
 	alone := newCommand(t, compilers.ORTOptions{}, tool).Equip(r)
 	require.Len(t, alone.EPs, 2)
 	require.Equal(t, []string{tool.Program}, alone.EPs[1].Files)
 	require.Len(t, r.EPs, 1, "the runtime itself is not changed")
 	tool.Alone = false
-	require.Len(t, newCommand(t, compilers.ORTOptions{}, tool).Equip(r).EPs, 1, "without a library and not alone")
+	require.Len(t, newCommand(t, compilers.ORTOptions{}, tool).Equip(r).EPs, 1,
+		"without a library and not alone")
 	tool.EP = qnn
 	beside := newCommand(t, compilers.ORTOptions{}, tool).Equip(r).EPs[0]
 	require.Equal(t, "/qnn.so", beside.Path)
 	require.ElementsMatch(t, []string{"/qnn.so", tool.Program}, beside.Files)
 	tool.Args = append(tool.Args, "-O3")
-	require.NotEqual(t, beside.Tool, newCommand(t, compilers.ORTOptions{}, tool).Equip(r).EPs[0].Tool)
+	require.NotEqual(t, beside.Tool, newCommand(t, compilers.ORTOptions{}, tool).Equip(r).
+		EPs[0].Tool)
 }
 
 // an ep whose library is with the applications alone
@@ -228,7 +255,10 @@ func TestToolWithoutALibrary(t *testing.T) {
 	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: eps, Graph: "/x.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.NotCheckable, check.Outcome)
-	compared, err := c.VerifyOutput(t.Context(), compilers.VerifyJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: eps, Graph: "/x.onnx"}, Source: "/y.onnx", Most: 1})
+	compared,
+		err := c.VerifyOutput(t.Context(),
+		compilers.VerifyJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: eps, Graph: "/x.onnx"},
+			Source: "/y.onnx", Most: 1})
 	require.NoError(t, err)
 	require.Equal(t, compilers.NotCheckable, compared.Outcome)
 	verdicts, err := c.Compatibility(t.Context(), r, eps[0], []string{"a", "b"})
@@ -246,12 +276,14 @@ func TestToolWithoutALibrary(t *testing.T) {
 // what a tool starts ends with it, whatever it did to get away
 func TestToolsLeaveNoProcesses(t *testing.T) {
 	tool := script(t, `setsid sleep 86399.5 >/dev/null 2>&1 & exit 1`)
-	_, err := newCommand(t, compilers.ORTOptions{}, tool).Compile(t.Context(), scriptJob(t, tool), nil)
+	_, err := newCommand(t, compilers.ORTOptions{}, tool).
+		Compile(t.Context(), scriptJob(t, tool), nil)
 	require.Error(t, err)
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	require.NoError(t, err)
 	for _, path := range commands {
 		line, err := os.ReadFile(path)
-		require.False(t, err == nil && strings.Contains(string(line), "86399.5"), "still there: %s", path)
+		require.False(t, err == nil && strings.Contains(string(line), "86399.5"), "still there: %s",
+			path)
 	}
 }

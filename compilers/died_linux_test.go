@@ -15,8 +15,8 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// A signal may hit the worker, or the process that looks after it. Neither may answer with a dump of
-// Go's runtime, whose last line is a register.
+// A signal may hit the worker, or the process that looks after it. Neither may answer with a dump
+// of Go's runtime, whose last line is a register.
 func TestDeathBySignalIsReportedByName(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGSTKFLT} {
 		name := unix.SignalName(signal)
@@ -36,8 +36,8 @@ func TestDeathBySignalIsReportedByName(t *testing.T) {
 	}
 }
 
-// killedInVendorCode compiles with an EP that prints words and blocks. Then it sends the signal to the
-// worker, or to the process that looks after it, and returns the compile's error.
+// killedInVendorCode compiles with an EP that prints words and blocks. Then it sends the signal to
+// the worker, or to the process that looks after it, and returns the compile's error.
 func killedInVendorCode(t *testing.T, signal unix.Signal, supervisor bool, words string) error {
 	t.Helper()
 	c := newORT(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{NoNamespaces: true}})

@@ -137,7 +137,8 @@ func TestOptionsInTheInstalledLibrariesAreInTheTable(t *testing.T) {
 					}
 				}
 				require.Greater(t, known, 5, "%s: hardly an option is seen in it", library)
-				require.Empty(t, unknown, "%s: put them into eps.toml, or say in noOptions what they are", library)
+				require.Empty(t, unknown,
+					"%s: put them into eps.toml, or say in noOptions what they are", library)
 				looked[ep]++
 			}
 		}

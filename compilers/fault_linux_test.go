@@ -16,7 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeWorker is a shell script in the worker's place: everything that the daemon's side must stand can be written in a line.
+// fakeWorker is a shell script in the worker's place: everything that the daemon's side must stand
+// can be written in a line.
 func fakeWorker(t *testing.T, script string) string {
 	path := filepath.Join(t.TempDir(), "worker")
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
@@ -25,10 +26,12 @@ func fakeWorker(t *testing.T, script string) string {
 
 // fakeRuntime is never loaded, for the worker is fake.
 func fakeRuntime() compilers.Runtime {
-	return compilers.Runtime{Directory: "/r", ORTLibrary: "/r/libonnxruntime.so.1.31.1", EPs: []compilers.EPLibrary{{EP: openVINO, Path: "/r/ep.so"}}}
+	return compilers.Runtime{Directory: "/r", ORTLibrary: "/r/libonnxruntime.so.1.31.1",
+		EPs: []compilers.EPLibrary{{EP: openVINO, Path: "/r/ep.so"}}}
 }
 
-func fakeCompile(t *testing.T, ctx context.Context, script string, limits compilers.Limits) (compilers.Job, error) {
+func fakeCompile(t *testing.T, ctx context.Context, script string,
+	limits compilers.Limits) (compilers.Job, error) {
 	job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
 	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, script), Limits: limits})
 	_, err := c.Compile(ctx, job, nil)
@@ -44,15 +47,22 @@ func TestWorkerFaults(t *testing.T) {
 		signal, says string
 		code         int
 	}{
-		{name: "crash", script: "echo last words >&2; kill -SEGV $$", signal: "segmentation fault", says: "last words", code: -1},
+		{name: "crash", script: "echo last words >&2; kill -SEGV $$", signal: "segmentation fault",
+			says: "last words", code: -1},
 		{name: "abort", script: "kill -ABRT $$", signal: "aborted", says: "aborted", code: -1},
 		{name: "exit", script: "exit 2", code: 2, says: "exit status 2"},
 		{name: "success without a result", script: "exit 0", code: 0, says: "exit status 0"},
-		{name: "result, then a crash", script: success + "kill -SEGV $$", signal: "segmentation fault", says: "segmentation", code: -1},
+		{name: "result, then a crash", script: success + "kill -SEGV $$",
+			signal: "segmentation fault", says: "segmentation", code: -1},
 		{name: "half a result", script: `printf '{"Result":{' >&4`, says: "exit status 0"},
-		{name: "go gives up", script: "echo 'fatal error: out of memory' >&2; echo >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "fatal error: out of memory"},
-		{name: "threads give up", script: "echo 'pthread_create failed' >&2; echo 'SIGABRT: abort' >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "pthread_create failed"},
-		{name: "a dump of Go's alone", script: "echo 'SIGSEGV: segmentation violation' >&2; echo 'PC=0x1' >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "status 2: SIGSEGV: segmentation violation"},
+		{name: "go gives up",
+			script: "echo 'fatal error: out of memory' >&2; echo >&2; echo 'gs 0x0' >&2; exit 2",
+			code:   2, says: "fatal error: out of memory"},
+		{name: "threads give up", script: "echo 'pthread_create failed' >&2; echo 'SIGABRT: " +
+			"abort' >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "pthread_create failed"},
+		{name: "a dump of Go's alone", script: "echo 'SIGSEGV: segmentation violation' >&2; echo " +
+			"'PC=0x1' >&2; echo 'gs 0x0' >&2; exit 2", code: 2,
+			says: "status 2: SIGSEGV: segmentation violation"},
 		{name: "no request read", script: "exec 3<&-; exit 61", code: 61, says: "61"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -60,7 +70,9 @@ func TestWorkerFaults(t *testing.T) {
 			var exit *compilers.ExitError
 			require.ErrorAs(t, err, &exit)
 			require.Equal(t, c.signal, exit.Signal)
-			require.Equal(t, map[string]string{"segmentation fault": "SIGSEGV", "aborted": "SIGABRT"}[c.signal], exit.Name)
+			require.Equal(t,
+				map[string]string{"segmentation fault": "SIGSEGV", "aborted": "SIGABRT"}[c.signal],
+				exit.Name)
 			require.Equal(t, c.code, exit.Code)
 			require.Equal(t, openVINO, exit.Compiler)
 			require.ErrorContains(t, err, c.says)
@@ -199,7 +211,8 @@ func TestWorkersWorldIsChosen(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(job.Folder, ".worker"), "it is removed with what is in it")
 }
 
-// Threads of the calling process come and go while workers run: none of those may take its workers along (Pdeathsig is about threads).
+// Threads of the calling process come and go while workers run: none of those may take its workers
+// along (Pdeathsig is about threads).
 func TestWorkersOutliveOtherThreads(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, "sleep 0.5; exit 33")})
 	done := make(chan error, 4)
@@ -237,7 +250,8 @@ func TestWorkerThatIsMissing(t *testing.T) {
 	require.ErrorContains(t, err, "/nowhere/epcached-ort")
 }
 
-// A load that fails as asked, and passes without optimisation, is told with the level that it needs.
+// A load that fails as asked, and passes without optimisation, is told with the level that it
+// needs.
 func TestCheckTriesWithoutOptimisation(t *testing.T) {
 	script := `read request <&3; case "$request" in *disable_all*) ` + success + ` exit 0;; esac
 echo '{"Refusal":{"Doing":"load","Code":11,"Text":"count of graph inputs"}}' >&4; exit 60`

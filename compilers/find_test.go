@@ -31,13 +31,24 @@ func TestFind(t *testing.T) {
 		ort, version string
 		eps          []string
 	}{
-		{"pip target", []string{"onnxruntime/capi/libonnxruntime.so.1.31.1", "onnxruntime_ep_openvino/" + ovLibrary, "onnxruntime_qnn/" + qnnLibrary},
-			"onnxruntime/capi/libonnxruntime.so.1.31.1", "1.31.1", []string{"OpenVINOExecutionProvider", "QNNExecutionProvider"}},
-		{"virtual environment", []string{"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.24.4", "lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary},
-			"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.24.4", "1.24.4", []string{"QNNExecutionProvider"}},
-		{"plain folder", []string{"libonnxruntime.so", ovLibrary}, "libonnxruntime.so", "", []string{"OpenVINOExecutionProvider"}},
-		{"release archive", []string{"lib/libonnxruntime.so.1.30.0", "lib/" + ovLibrary}, "lib/libonnxruntime.so.1.30.0", "1.30.0", []string{"OpenVINOExecutionProvider"}},
-		{"newest of several", []string{"libonnxruntime.so.1.9.0", "libonnxruntime.so.1.31.1", "libonnxruntime.so.1.4.0", ovLibrary}, "libonnxruntime.so.1.31.1", "1.31.1", []string{"OpenVINOExecutionProvider"}},
+		{"pip target",
+			[]string{"onnxruntime/capi/libonnxruntime.so.1.31.1",
+				"onnxruntime_ep_openvino/" + ovLibrary, "onnxruntime_qnn/" + qnnLibrary},
+			"onnxruntime/capi/libonnxruntime.so.1.31.1", "1.31.1",
+			[]string{"OpenVINOExecutionProvider", "QNNExecutionProvider"}},
+		{"virtual environment",
+			[]string{"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.24.4",
+				"lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary},
+			"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.24.4", "1.24.4",
+			[]string{"QNNExecutionProvider"}},
+		{"plain folder", []string{"libonnxruntime.so", ovLibrary}, "libonnxruntime.so", "",
+			[]string{"OpenVINOExecutionProvider"}},
+		{"release archive", []string{"lib/libonnxruntime.so.1.30.0", "lib/" + ovLibrary},
+			"lib/libonnxruntime.so.1.30.0", "1.30.0", []string{"OpenVINOExecutionProvider"}},
+		{"newest of several",
+			[]string{"libonnxruntime.so.1.9.0", "libonnxruntime.so.1.31.1",
+				"libonnxruntime.so.1.4.0", ovLibrary}, "libonnxruntime.so.1.31.1", "1.31.1",
+			[]string{"OpenVINOExecutionProvider"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := tree(t, c.files...)
@@ -68,7 +79,8 @@ func TestFindNamesTheSearchedPatterns(t *testing.T) {
 
 func TestVersionOfALink(t *testing.T) {
 	dir := tree(t, "versions/libonnxruntime.so.1.28.0", ovLibrary)
-	require.NoError(t, os.Symlink("versions/libonnxruntime.so.1.28.0", filepath.Join(dir, "libonnxruntime.so")))
+	require.NoError(t,
+		os.Symlink("versions/libonnxruntime.so.1.28.0", filepath.Join(dir, "libonnxruntime.so")))
 	r, err := Find(dir)
 	require.NoError(t, err)
 	require.Equal(t, "1.28.0", r.ORTVersion)

@@ -20,7 +20,8 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// hostileRuntime has a real ONNX Runtime, and in the place of QNN's library one whose body is the given C.
+// hostileRuntime has a real ONNX Runtime, and in the place of QNN's library one whose body is the
+// given C.
 func hostileRuntime(t *testing.T, body string) compilers.Runtime {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")
@@ -29,8 +30,12 @@ func hostileRuntime(t *testing.T, body string) compilers.Runtime {
 	}
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	dir := t.TempDir()
-	source, library := filepath.Join(dir, "ep.c"), filepath.Join(dir, "libonnxruntime_providers_qnn.so")
-	require.NoError(t, os.WriteFile(source, []byte(hostileHead+"void *CreateEpFactories(void) {\n"+body+"\n; exit(0); }\nvoid *ReleaseEpFactory(void) { return 0; }\n"), 0o600))
+	source, library := filepath.Join(dir, "ep.c"),
+		filepath.Join(dir, "libonnxruntime_providers_qnn.so")
+	require.NoError(t,
+		os.WriteFile(source,
+			[]byte(hostileHead+"void *CreateEpFactories(void) {\n"+body+
+				"\n; exit(0); }\nvoid *ReleaseEpFactory(void) { return 0; }\n"), 0o600))
 	out, err := exec.Command(compiler, "-shared", "-fPIC", "-o", library, source).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	r.EPs = []compilers.EPLibrary{{EP: qnn, Path: library}}
@@ -64,7 +69,8 @@ static void tell(const char *what, long result) {
 `
 
 // attack compiles with hostile code, and gives the error and what it told.
-func attack(t *testing.T, o compilers.ORTOptions, body string) (compilers.Job, map[string]string, error) {
+func attack(t *testing.T, o compilers.ORTOptions, body string) (compilers.Job, map[string]string,
+	error) {
 	t.Helper()
 	job := writeJob(t, hostileRuntime(t, body), compilers.EP{Name: qnn}, tinymodel.Relu())
 	result, err := newORT(t, o).Compile(t.Context(), job, nil)
@@ -82,7 +88,8 @@ func told(err error, log string) map[string]string {
 	return found
 }
 
-// requireInForce fails the test where a measure is not in force, and skips it loudly where this system has no means for it.
+// requireInForce fails the test where a measure is not in force, and skips it loudly where this
+// system has no means for it.
 func requireInForce(t *testing.T, name string) {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -111,7 +118,8 @@ func namespaces() bool {
 	return cmd.Run() == nil
 }
 
-// Every way out of the job's folder that a file system has is closed, and ordinary use of it is not.
+// Every way out of the job's folder that a file system has is closed, and ordinary use of it is
+// not.
 func TestWorkerKeepsToItsFolder(t *testing.T) {
 	requireInForce(t, "files")
 	outside := t.TempDir()
@@ -150,7 +158,9 @@ func TestWorkerKeepsToItsFolder(t *testing.T) {
 		if strings.HasPrefix(what, "own ") || what == "link" {
 			require.Equal(t, "DONE", came, what)
 		} else {
-			require.Contains(t, []string{"Permission denied", "Operation not permitted", "Invalid cross-device link"}, came, what)
+			require.Contains(t,
+				[]string{"Permission denied", "Operation not permitted",
+					"Invalid cross-device link"}, came, what)
 		}
 	}
 	entries, err := os.ReadDir(outside)
@@ -161,7 +171,8 @@ func TestWorkerKeepsToItsFolder(t *testing.T) {
 	require.Equal(t, "a model", string(text))
 }
 
-// Of a model that is an open file the worker may read that file, and neither write it, however it was opened, nor read what stands beside it.
+// Of a model that is an open file the worker may read that file, and neither write it, however it
+// was opened, nor read what stands beside it.
 func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 	requireInForce(t, "files")
 	outside := t.TempDir()

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The worker puts its limits on itself; a small one of each kind must stop a real compile, with an error that is no timeout.
+// The worker puts its limits on itself; a small one of each kind must stop a real compile, with an
+// error that is no timeout.
 func TestLimitsStopARealCompile(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	for name, limits := range map[string]compilers.Limits{
@@ -22,7 +23,9 @@ func TestLimitsStopARealCompile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newORT(t, compilers.ORTOptions{Limits: limits}).
-				Compile(t.Context(), writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 2048, 1)), nil)
+				Compile(t.Context(),
+					writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 2048, 1)),
+					nil)
 			require.Error(t, err)
 			require.NotErrorIs(t, err, compilers.ErrTimeout)
 			t.Log(err)
@@ -38,7 +41,8 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	}
 	const nobody = 65534
 	r := compilertest.Runtime(t, "openvino-1.8.1")
-	base, err := os.MkdirTemp("/var/tmp", "epcached-test-") // a folder of t.TempDir has parents that only root passes
+	// a folder of t.TempDir has parents that only root passes
+	base, err := os.MkdirTemp("/var/tmp", "epcached-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	require.NoError(t, os.Chmod(base, 0o711))
@@ -55,9 +59,11 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	if err := user.CanPass(r.ORTLibrary); err != nil {
 		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
 	}
-	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: user, Scratch: filepath.Join(base, "staging")})
+	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: user,
+		Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: model, Folder: folder, Output: "m_ctx.onnx"}
+	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: model,
+		Folder: folder, Output: "m_ctx.onnx"}
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	for _, name := range append(result.Files, ".", "../m.onnx") {
@@ -71,21 +77,29 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	prints, err := c.Fingerprint(t.Context(), r, job.EPs, nil)
 	require.NoError(t, err)
 	require.NotEmpty(t, prints[0].SDKVersion)
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)})
+	check,
+		err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 
 	compared, err := c.VerifyOutput(t.Context(), compilers.VerifyJob{Source: model, Most: 0.1,
-		CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)}})
+		CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs,
+			Graph: filepath.Join(folder, result.Graph)}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, compared.Outcome, compared.Text)
 
 	// A vendor's own compiler is started like a worker.
 	tool := filepath.Join(base, "tool")
-	require.NoError(t, os.WriteFile(tool, []byte("#!/bin/sh\ncat \"$1\" > \"$2\" && echo \"as $(id -u)\" >&2; exit 1\n"), 0o755))
-	require.NoError(t, c.AddTools([]compilers.Tool{{EP: "ScriptExecutionProvider", Program: tool, Args: []string{"{model}", "{output}"}, Alone: true}}))
+	require.NoError(t,
+		os.WriteFile(tool,
+			[]byte("#!/bin/sh\ncat \"$1\" > \"$2\" && echo \"as $(id -u)\" >&2; exit 1\n"), 0o755))
+	require.NoError(t,
+		c.AddTools([]compilers.Tool{{EP: "ScriptExecutionProvider", Program: tool,
+			Args: []string{"{model}", "{output}"}, Alone: true}}))
 	attempt := job
-	attempt.EPs, attempt.Folder = []compilers.EP{{Name: "ScriptExecutionProvider"}}, filepath.Join(base, "staging", "job", "tool")
+	attempt.EPs, attempt.Folder = []compilers.EP{{Name: "ScriptExecutionProvider"}},
+		filepath.Join(base, "staging", "job", "tool")
 	require.NoError(t, os.Mkdir(attempt.Folder, 0o700))
 	_, err = c.Compile(t.Context(), attempt, nil)
 	require.ErrorContains(t, err, "run tool: exit status 1: as 65534")
@@ -107,7 +121,8 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	measures, err := c.Sandbox(t.Context())
 	require.NoError(t, err)
 	require.Contains(t, fmt.Sprint(measures), "workers run as uid 65534")
-	require.Contains(t, fmt.Sprint(measures), "(of the workers' user)", "the kernel counts the processes of a user of their own")
+	require.Contains(t, fmt.Sprint(measures), "(of the workers' user)",
+		"the kernel counts the processes of a user of their own")
 }
 
 // A user of the workers' own has no more processes than the limit.
@@ -123,25 +138,30 @@ func TestProcessesAreLimited(t *testing.T) {
 	program, err := os.ReadFile(compilertest.Worker(t))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(worker, program, 0o755))
-	r := hostileRuntime(t, `for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { fprintf(stderr, "at %d: %s\n", i, strerror(errno)); abort(); } if (!pid) pause(); }`)
+	r := hostileRuntime(t,
+		`for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { fprintf(stderr, "at %d: %s\n", i, strerror(errno)); abort(); } if (!pid) pause(); }`)
 	library := filepath.Join(base, "libonnxruntime_providers_qnn.so")
 	require.NoError(t, os.Rename(r.EPs[0].Path, library))
 	require.NoError(t, os.Chmod(library, 0o755))
 	r.EPs[0].Path = library
-	ort := filepath.Join(base, filepath.Base(r.ORTLibrary)) // the other user may not be able to reach the project's folder
+	// the other user may not be able to reach the project's folder
+	ort := filepath.Join(base, filepath.Base(r.ORTLibrary))
 	bytes, err := os.ReadFile(r.ORTLibrary)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(ort, bytes, 0o755))
 	r.ORTLibrary = ort
 	const uid = 65533 // of no other process
-	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: &compilers.Credential{UID: uid, GID: uid}, Scratch: base, Limits: compilers.Limits{Processes: 60}})
+	c := compilers.NewORT(compilers.ORTOptions{Worker: worker,
+		User: &compilers.Credential{UID: uid, GID: uid}, Scratch: base,
+		Limits: compilers.Limits{Processes: 60}})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	facts, err := c.Probe(t.Context(), r)
 	require.NoError(t, err)
 	require.Contains(t, facts.EPs[0].Error, "Resource temporarily unavailable")
 }
 
-// Workers of another user reach what a model has in folders below its own, and the source of a weightless build, and nothing stays open.
+// Workers of another user reach what a model has in folders below its own, and the source of a
+// weightless build, and nothing stays open.
 func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root can start processes of another user")
@@ -154,9 +174,13 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
 	r.ORTLibrary, r.EPs[0].Path = copied(t, r.ORTLibrary, base), copied(t, r.EPs[0].Path, base)
 	r.EPs[0].Files = []string{r.EPs[0].Path}
-	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base), User: &compilers.Credential{UID: nobody, GID: nobody}, Scratch: filepath.Join(base, "staging")})
+	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base),
+		User:    &compilers.Credential{UID: nobody, GID: nobody},
+		Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	job := compilers.Job{Runtime: r, EPs: []compilers.EP{testEP(nil)}, Folder: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx", Session: compilers.Session{SessionOptions: byReference}}
+	job := compilers.Job{Runtime: r, EPs: []compilers.EP{testEP(nil)},
+		Folder: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx",
+		Session: compilers.Session{SessionOptions: byReference}}
 	require.NoError(t, os.MkdirAll(job.Folder, 0o700))
 	source := filepath.Join(base, "staging", "job", "model")
 	require.NoError(t, os.MkdirAll(filepath.Join(source, "w", "deep"), 0o700))
@@ -167,7 +191,8 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	job.Model = write(t, source, "m.onnx", m)
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{"m_ctx.onnx", "m_epcachedtest.bin", "m.onnx", "w/deep/m.data"}, result.Files)
+	require.ElementsMatch(t,
+		[]string{"m_ctx.onnx", "m_epcachedtest.bin", "m.onnx", "w/deep/m.data"}, result.Files)
 	for path, mode := range map[string]os.FileMode{"w": 0o700, "w/deep": 0o700, "w/deep/m.data": 0o600, "m.onnx": 0o600} {
 		info, err := os.Stat(filepath.Join(source, path))
 		require.NoError(t, err)

@@ -12,14 +12,16 @@ func TestTableIsWellFormed(t *testing.T) {
 	for _, name := range EPNames() {
 		info, ok := EPByName(name)
 		require.True(t, ok)
-		require.Equal(t, len(info.Packages) == 0, len(info.Libraries) == 0, "%s: an EP that is part of ONNX Runtime has neither", name)
+		require.Equal(t, len(info.Packages) == 0, len(info.Libraries) == 0,
+			"%s: an EP that is part of ONNX Runtime has neither", name)
 		for option, o := range info.Options {
 			require.Contains(t, kinds, o.Kind, "%s %s", name, option)
 			require.Contains(t, policies, o.Policy, "%s %s", name, option)
 			if o.Default != "" {
 				canonical, err := CanonicalValue(o.Kind, o.Default)
 				require.NoError(t, err)
-				require.Equal(t, canonical, o.Default, "%s %s: a default must be canonical to be recognised", name, option)
+				require.Equal(t, canonical, o.Default,
+					"%s %s: a default must be canonical to be recognised", name, option)
 			}
 		}
 		for _, option := range info.FingerprintOptions {
@@ -44,10 +46,15 @@ func TestEqualOptionsBecomeEqual(t *testing.T) {
 		name, ep string
 		a, b     map[string]string
 	}{
-		{"truth", "QNNExecutionProvider", map[string]string{"enable_htp_fp16_precision": "True"}, map[string]string{"enable_htp_fp16_precision": "1"}},
-		{"numbers", "QNNExecutionProvider", map[string]string{"soc_model": "060"}, map[string]string{"soc_model": "60"}},
-		{"explicit default", "QNNExecutionProvider", map[string]string{"backend_path": "libQnnHtp.so", "vtcm_mb": "0"}, nil},
-		{"json", "OpenVINOExecutionProvider", map[string]string{"load_config": `{"CPU": {"B": 1, "A": "<x>"}}`}, map[string]string{"load_config": `{"CPU":{"A":"<x>","B":1}}`}},
+		{"truth", "QNNExecutionProvider", map[string]string{"enable_htp_fp16_precision": "True"},
+			map[string]string{"enable_htp_fp16_precision": "1"}},
+		{"numbers", "QNNExecutionProvider", map[string]string{"soc_model": "060"},
+			map[string]string{"soc_model": "60"}},
+		{"explicit default", "QNNExecutionProvider",
+			map[string]string{"backend_path": "libQnnHtp.so", "vtcm_mb": "0"}, nil},
+		{"json", "OpenVINOExecutionProvider",
+			map[string]string{"load_config": `{"CPU": {"B": 1, "A": "<x>"}}`},
+			map[string]string{"load_config": `{"CPU":{"A":"<x>","B":1}}`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a, _, err := epInfo(t, c.ep).Normalize(c.a, false)
@@ -75,12 +82,14 @@ func TestRefusedOptions(t *testing.T) {
 			require.ErrorIs(t, err, ErrOption)
 		})
 	}
-	_, _, err := epInfo(t, "OpenVINOExecutionProvider").Normalize(map[string]string{"load_config": `{} {}`}, false)
+	_, _, err := epInfo(t, "OpenVINOExecutionProvider").
+		Normalize(map[string]string{"load_config": `{} {}`}, false)
 	require.ErrorIs(t, err, ErrOption)
 }
 
 func TestUnknownOptionsMayBeAllowed(t *testing.T) {
-	normal, unknown, err := epInfo(t, "QNNExecutionProvider").Normalize(map[string]string{"new_b": " x", "new_a": "y"}, true)
+	normal, unknown, err := epInfo(t, "QNNExecutionProvider").
+		Normalize(map[string]string{"new_b": " x", "new_a": "y"}, true)
 	require.NoError(t, err)
 	require.Equal(t, []string{"new_a", "new_b"}, unknown)
 	require.Equal(t, map[string]string{"new_b": " x", "new_a": "y"}, normal)
@@ -88,16 +97,24 @@ func TestUnknownOptionsMayBeAllowed(t *testing.T) {
 
 func TestResolveFillsInTheBackend(t *testing.T) {
 	info := epInfo(t, "QNNExecutionProvider")
-	require.Equal(t, map[string]string{"backend_path": "/r/qnn/libQnnHtp.so"}, info.Resolve("/r/qnn/ep.so", nil))
-	require.Equal(t, map[string]string{"backend_path": "/r/qnn/libQnnGpu.so"}, info.Resolve("/r/qnn/ep.so", map[string]string{"backend_path": "libQnnGpu.so"}))
-	require.Equal(t, map[string]string{"backend_type": "ir"}, info.Resolve("/r/qnn/ep.so", map[string]string{"backend_type": "ir"}))
-	require.Equal(t, map[string]string{"soc_model": "60"}, info.ForFingerprint(map[string]string{"soc_model": "60", "vtcm_mb": "8"}))
+	require.Equal(t, map[string]string{"backend_path": "/r/qnn/libQnnHtp.so"},
+		info.Resolve("/r/qnn/ep.so", nil))
+	require.Equal(t, map[string]string{"backend_path": "/r/qnn/libQnnGpu.so"},
+		info.Resolve("/r/qnn/ep.so", map[string]string{"backend_path": "libQnnGpu.so"}))
+	require.Equal(t, map[string]string{"backend_type": "ir"},
+		info.Resolve("/r/qnn/ep.so", map[string]string{"backend_type": "ir"}))
+	require.Equal(t, map[string]string{"soc_model": "60"},
+		info.ForFingerprint(map[string]string{"soc_model": "60", "vtcm_mb": "8"}))
 }
 
 func TestHardwareInTheCompatibilityString(t *testing.T) {
-	require.Equal(t, "6/0/60", epInfo(t, "QNNExecutionProvider").HardwareOf("v2:6:2.51.0:5.51.0:0:60:0:0"))
-	require.Equal(t, "6/73,75/57,60", epInfo(t, "QNNExecutionProvider").HardwareOf("v2:6:2.51.0:5.51.0:73,75:57,60:8,8:0"))
+	require.Equal(t, "6/0/60", epInfo(t, "QNNExecutionProvider").
+		HardwareOf("v2:6:2.51.0:5.51.0:0:60:0:0"))
+	require.Equal(t, "6/73,75/57,60", epInfo(t, "QNNExecutionProvider").
+		HardwareOf("v2:6:2.51.0:5.51.0:73,75:57,60:8,8:0"))
 	require.Equal(t, "Intel AVX10.1 and Intel AMX",
-		epInfo(t, "OpenVINOExecutionProvider").HardwareOf(`{"ovep_ver":"1.8.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX10.1 and Intel AMX"}`))
+		epInfo(t, "OpenVINOExecutionProvider").
+			HardwareOf(
+				`{"ovep_ver":"1.8.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX10.1 and Intel AMX"}`))
 	require.Empty(t, epInfo(t, "QNNExecutionProvider").HardwareOf("else"))
 }

@@ -15,10 +15,12 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// ordinaryWorker is set in the process of TestOrdinaryUser that is an ordinary user's: where the worker is.
+// ordinaryWorker is set in the process of TestOrdinaryUser that is an ordinary user's: where the
+// worker is.
 const ordinaryWorker = "EPCACHED_TEST_ORDINARY_WORKER"
 
-// An ordinary user's daemon confines its workers as root's does, with the means that the system gives to ordinary users.
+// An ordinary user's daemon confines its workers as root's does, with the means that the system
+// gives to ordinary users.
 func TestOrdinaryUser(t *testing.T) {
 	if worker := os.Getenv(ordinaryWorker); worker != "" {
 		asOrdinaryUser(t, worker)

@@ -30,7 +30,9 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
 	require.Zero(t, errno)
 	require.EqualValues(t, 3, class>>13, "the idle class")
-	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil && len(group) > 0 {
+	if group,
+		err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil &&
+		len(group) > 0 {
 		require.Contains(t, string(group), "nice 19")
 	}
 }
@@ -44,7 +46,8 @@ func TestWorkerKeepsAHigherNiceness(t *testing.T) {
 	}
 }
 
-// preparedWorker returns a worker process that was started with more niceness, and waits for its request.
+// preparedWorker returns a worker process that was started with more niceness, and waits for its
+// request.
 func preparedWorker(t *testing.T, more int, p dialogue.Preparation) (pid int) {
 	t.Helper()
 	preparation, err := json.Marshal(p)
@@ -55,7 +58,8 @@ func preparedWorker(t *testing.T, more int, p dialogue.Preparation) (pid int) {
 	answers, answer, err := os.Pipe()
 	require.NoError(t, err)
 	defer answer.Close()
-	cmd := exec.Command("nice", "-n", strconv.Itoa(more), compilertest.Worker(t), "prepare", string(preparation))
+	cmd := exec.Command("nice", "-n", strconv.Itoa(more), compilertest.Worker(t), "prepare",
+		string(preparation))
 	cmd.ExtraFiles = []*os.File{request, answer}
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	require.NoError(t, cmd.Start())
@@ -86,7 +90,8 @@ func niceness(t *testing.T, pid int) int {
 // childrenOf lists the processes that a process started.
 func childrenOf(pid int) []int {
 	var found []int
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // only a malformed pattern fails
+	// only a malformed pattern fails
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, path := range tasks {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -109,7 +114,8 @@ func TestIdleWorkerRises(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	started := filepath.Join(t.TempDir(), "started")
-	script := "ionice -c 3 -p $$; touch " + started + "; while ionice -p $$ | grep -q idle; do :; done; " + success
+	script := "ionice -c 3 -p $$; touch " + started +
+		"; while ionice -p $$ | grep -q idle; do :; done; " + success
 	job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
 	urgent := make(chan struct{})
 	job.Idle = urgent
@@ -123,7 +129,8 @@ func TestIdleWorkerRises(t *testing.T) {
 		result, err := c.Compile(ctx, job, nil)
 		done <- outcome{result, err}
 	}()
-	require.Eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(started); return err == nil },
+		time.Minute, time.Millisecond)
 	close(urgent)
 	got := <-done
 	require.ErrorIs(t, got.err, compilers.ErrOutput, "it ended by itself, and left no graph")
@@ -137,7 +144,8 @@ func TestSourceLoads(t *testing.T) {
 	job := writeJob(t, r, compilers.EP{Name: openVINO}, compilertest.Dense(1, 64, 1))
 	idle := make(chan struct{})
 	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
-		Graph: job.Model, Session: compilers.Session{GraphOptimizationLevel: "all"}, Pace: compilers.Pace{Idle: idle}})
+		Graph: job.Model, Session: compilers.Session{GraphOptimizationLevel: "all"},
+		Pace: compilers.Pace{Idle: idle}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	require.Positive(t, checked.Seconds)
@@ -145,7 +153,8 @@ func TestSourceLoads(t *testing.T) {
 }
 
 // The gain of a build is judged by what both loads take of the processor, because on a machine that
-// does other work both take many times as long by the clock: which of the two is less stays the same.
+// does other work both take many times as long by the clock: which of the two is less stays the
+// same.
 func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := newORT(t, compilers.ORTOptions{})
@@ -160,7 +169,8 @@ func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 		t.Cleanup(func() { _ = spin.Wait() })
 	}
 	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
-		Graph: filepath.Join(job.Folder, made.Graph), Against: job.Model, Session: compilers.Session{GraphOptimizationLevel: "all"}})
+		Graph: filepath.Join(job.Folder, made.Graph), Against: job.Model,
+		Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	require.Positive(t, checked.LoadCPU)

@@ -118,7 +118,11 @@ func TestHowManyTinyModelsAreTried(t *testing.T) {
 		"all": {func([]byte) error { return nil }, 1, false},
 		"nothing": {func([]byte) error { return &compilers.NoNodesError{} }, 2,
 			true},
-		"refused in the same words": {func([]byte) error { return &compilers.RefusedError{Doing: "compile", Code: 11, Text: "bad option"} }, 2, true},
+		"refused in the same words": {
+			func([]byte) error {
+				return &compilers.RefusedError{Doing: "compile", Code: 11,
+					Text: "bad option"}
+			}, 2, true},
 		"refused before it compiles": {func([]byte) error {
 			return &compilers.RefusedError{Doing: "register X", Code: 1, Text: "cannot open"}
 		}, 1, true},

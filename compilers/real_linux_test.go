@@ -38,7 +38,8 @@ func normalizer() []byte {
 		return tinymodel.Value{Name: name, Type: text, Shape: []any{1}}
 	}
 	return tinymodel.Model{
-		Nodes:  []tinymodel.Node{{Op: "StringNormalizer", Inputs: []string{"x"}, Outputs: []string{"y"}}},
+		Nodes: []tinymodel.Node{{Op: "StringNormalizer", Inputs: []string{"x"},
+			Outputs: []string{"y"}}},
 		Inputs: []tinymodel.Value{value("x")}, Outputs: []tinymodel.Value{value("y")},
 	}.Encode()
 }
@@ -47,7 +48,8 @@ func TestOpenVINO(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	suite(t, subject{
 		Compiler: newORT(t, compilers.ORTOptions{}), Runtime: r,
-		EP:           compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "cpu"}}, Options: f32},
+		EP: compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "cpu"}},
+			Options: f32},
 		NoNodesModel: normalizer(), Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
 	})
 }
@@ -56,11 +58,13 @@ func TestQNN(t *testing.T) {
 	r := compilertest.Runtime(t, "qnn-2.7.0")
 	suite(t, subject{
 		Compiler: newORT(t, compilers.ORTOptions{}), Runtime: r,
-		EP:           compilers.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+		EP: compilers.EP{Name: qnn,
+			Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
 		NoNodesModel: normalizer(),
 		Verdict:      compilers.Unknown, // it judges only where an NPU is
 		Loads:        true,
-		ShareOptions: map[string]string{"enable_htp_weight_sharing": "1"}, // and such groups do not load without an NPU
+		// and such groups do not load without an NPU
+		ShareOptions: map[string]string{"enable_htp_weight_sharing": "1"},
 	})
 }
 
@@ -153,7 +157,8 @@ func TestRefusalsOfORT(t *testing.T) {
 	}
 }
 
-// OpenVINO lists the NPUs that it knows, whether they are there or not, but its wheel lacks their compiler.
+// OpenVINO lists the NPUs that it knows, whether they are there or not, but its wheel lacks their
+// compiler.
 func TestOpenVINOForDevicesThatAreNotThere(t *testing.T) {
 	r, c := compilertest.Runtime(t, "openvino-1.8.1"), newORT(t, compilers.ORTOptions{})
 	virtual := map[string]string{compilers.IsVirtual: "1"}

@@ -21,7 +21,8 @@ func groupJob(t *testing.T, r compilers.Runtime, ep compilers.EP, models ...[]by
 		name := fmt.Sprintf("00112233445566_%d", i+2)
 		path := filepath.Join(job.Folder, name+".onnx")
 		require.NoError(t, os.WriteFile(path, model, 0o600))
-		job.Share = append(job.Share, compilers.ShareMember{Model: path, Output: name + "_ctx.onnx"})
+		job.Share = append(job.Share,
+			compilers.ShareMember{Model: path, Output: name + "_ctx.onnx"})
 	}
 	return job
 }
@@ -32,8 +33,10 @@ func TestMemberThatEndsTheWorkerIsNamed(t *testing.T) {
 		"refusal": `echo '{"Phase":"compiling","Member":2}' >&4; echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"no"}}' >&4; exit 60`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			job := groupJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu(), tinymodel.Relu())
-			_, err := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, script)}).Compile(t.Context(), job, nil)
+			job := groupJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu(),
+				tinymodel.Relu())
+			_, err := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, script)}).
+				Compile(t.Context(), job, nil)
 			var member *compilers.MemberError
 			require.ErrorAs(t, err, &member)
 			require.Equal(t, 1, member.Member)
@@ -44,15 +47,20 @@ func TestMemberThatEndsTheWorkerIsNamed(t *testing.T) {
 
 func TestGroupThatIsNone(t *testing.T) {
 	for name, edit := range map[string]func(*compilers.Job){
-		"embedded":                     func(j *compilers.Job) { j.Embed = true },
-		"two graphs of one name":       func(j *compilers.Job) { j.Share[0].Output = j.Output },
-		"graph in another folder":      func(j *compilers.Job) { j.Share[0].Output = "../" + j.Output },
+		"embedded":               func(j *compilers.Job) { j.Embed = true },
+		"two graphs of one name": func(j *compilers.Job) { j.Share[0].Output = j.Output },
+		"graph in another folder": func(j *compilers.Job) {
+			j.Share[0].Output = "../" +
+				j.Output
+		},
 		"model without its whole path": func(j *compilers.Job) { j.Share[0].Model = "model.onnx" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			job := groupJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu(), tinymodel.Relu())
+			job := groupJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu(),
+				tinymodel.Relu())
 			edit(&job)
-			_, err := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, success)}).Compile(t.Context(), job, nil)
+			_, err := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, success)}).
+				Compile(t.Context(), job, nil)
 			require.ErrorContains(t, err, "compile ")
 			var exit *compilers.ExitError
 			require.NotErrorAs(t, err, &exit, "no worker should have been started")
@@ -63,24 +71,33 @@ func TestGroupThatIsNone(t *testing.T) {
 // A load that would crash the worker, and prove nothing, is not tried.
 func TestSharedWeightsOfQNNAreNotLoadedWithoutANPU(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, "kill -SEGV $$")})
-	ep := compilers.EP{Name: qnn, Library: "/r/ep.so", Devices: []compilers.Device{{Type: "CPU"}}, Options: map[string]string{"enable_htp_weight_sharing": "1"}}
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{ep}, Graph: "/g/ctx.onnx"})
+	ep := compilers.EP{Name: qnn, Library: "/r/ep.so", Devices: []compilers.Device{{Type: "CPU"}},
+		Options: map[string]string{"enable_htp_weight_sharing": "1"}}
+	check,
+		err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{ep}, Graph: "/g/ctx.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.NotCheckable, check.Outcome)
 	require.Contains(t, check.Text, "enable_htp_weight_sharing")
 	ep.Devices[0].Type = "NPU"
-	check, err = c.Check(t.Context(), compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{ep}, Graph: "/g/ctx.onnx"})
+	check,
+		err = c.Check(t.Context(),
+		compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{ep}, Graph: "/g/ctx.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Failed, check.Outcome, "there it counts")
 }
 
-// A group that loads in one process computes what its models compute, whatever the order of the outputs' shapes.
+// A group that loads in one process computes what its models compute, whatever the order of the
+// outputs' shapes.
 func TestGroupComputes(t *testing.T) {
 	for name, subject := range map[string]struct {
 		runtime func(t *testing.T) compilers.Runtime
 		ep      compilers.EP
 	}{
-		"OpenVINO": {func(t *testing.T) compilers.Runtime { return compilertest.Runtime(t, "openvino-1.8.1") }, compilers.EP{Name: openVINO, Options: f32}},
+		"OpenVINO": {func(t *testing.T) compilers.Runtime {
+			return compilertest.Runtime(t,
+				"openvino-1.8.1")
+		}, compilers.EP{Name: openVINO, Options: f32}},
 		"test EP": {func(t *testing.T) compilers.Runtime {
 			return compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
 		}, testEP(nil)},
@@ -88,10 +105,13 @@ func TestGroupComputes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := subject.runtime(t)
 			c := newORT(t, compilers.ORTOptions{})
-			job := groupJob(t, r, subject.ep, compilertest.Dense(3, 64, 1), compilertest.Dense(3, 64, 2), compilertest.Dense(3, 64, 4))
+			job := groupJob(t, r, subject.ep, compilertest.Dense(3, 64, 1),
+				compilertest.Dense(3, 64, 2), compilertest.Dense(3, 64, 4))
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
-			group := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
+			group := compilers.CheckJob{Runtime: r, EPs: job.EPs,
+				Graph:   filepath.Join(job.Folder, result.Graph),
+				Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 			var want []byte
 			for i, source := range append([]compilers.ShareMember{{Model: job.Model}}, job.Share...) {
 				want = append(want, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs,
@@ -105,7 +125,8 @@ func TestGroupComputes(t *testing.T) {
 	}
 }
 
-// Workers of another user reach every model of a group, in whatever folder of the job's it is, and its graphs in the store, only for as long as they work.
+// Workers of another user reach every model of a group, in whatever folder of the job's it is, and
+// its graphs in the store, only for as long as they work.
 func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root starts workers of another user")

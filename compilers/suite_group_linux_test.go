@@ -26,14 +26,16 @@ func (s subject) groupJob(t *testing.T, models ...[]byte) compilers.Job {
 		name := fmt.Sprintf("0123456789abcdef_%d", i+2)
 		path := filepath.Join(job.Folder, name+".onnx")
 		require.NoError(t, os.WriteFile(path, model, 0o600))
-		job.Share = append(job.Share, compilers.ShareMember{Model: path, Output: name + "_ctx.onnx"})
+		job.Share = append(job.Share,
+			compilers.ShareMember{Model: path, Output: name + "_ctx.onnx"})
 	}
 	return job
 }
 
 // variants are three models with the same weights, which take one, two and four rows.
 func variants() [][]byte {
-	return [][]byte{compilertest.Dense(1, 64, 1), compilertest.Dense(1, 64, 2), compilertest.Dense(1, 64, 4)}
+	return [][]byte{compilertest.Dense(1, 64, 1), compilertest.Dense(1, 64, 2),
+		compilertest.Dense(1, 64, 4)}
 }
 
 func (s subject) testGroup(t *testing.T) {
@@ -59,7 +61,8 @@ func (s subject) testGroup(t *testing.T) {
 	}
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 	for _, graph := range result.Graphs {
-		alone := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, graph)}
+		alone := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
+			Graph: filepath.Join(job.Folder, graph)}
 		check, err := s.Compiler.Check(t.Context(), alone)
 		require.NoError(t, err)
 		require.Equal(t, compilers.Passed, check.Outcome, "%s alone: %s", graph, check.Text)
@@ -68,7 +71,9 @@ func (s subject) testGroup(t *testing.T) {
 
 // groupCheck loads all members of a group in one process.
 func groupCheck(s subject, job compilers.Job, result compilers.Result) compilers.CheckJob {
-	check := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
+	check := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
+		Graph:   filepath.Join(job.Folder, result.Graph),
+		Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 	for _, graph := range result.Graphs[1:] {
 		check.Share = append(check.Share, filepath.Join(job.Folder, graph))
 	}

@@ -27,9 +27,10 @@ type subject struct {
 	NoNodesOption map[string]string
 	Verdict       compilers.Verdict // of the EP on the string that its own builds carry
 	Loads         bool              // builds load on this machine
-	Tool          bool              // it is a vendor's own: no ONNX Runtime gives codes for what it refuses
-	GroupsLoad    bool              // so do weight-sharing groups
-	ShareOptions  map[string]string // provider options that groups are compiled with
+	// it is a vendor's own: no ONNX Runtime gives codes for what it refuses
+	Tool         bool
+	GroupsLoad   bool              // so do weight-sharing groups
+	ShareOptions map[string]string // provider options that groups are compiled with
 }
 
 // suite runs every promise of compilers.Compiler against one implementation.
@@ -66,8 +67,9 @@ func TestStandInKeepsThePromises(t *testing.T) {
 	require.NoError(t, err)
 	suite(t, subject{
 		Compiler: c, Runtime: r, EP: compilers.EP{Name: standin.EP},
-		NoNodesModel: tinymodel.Relu(), NoNodesOption: map[string]string{"fault": string(standin.NoNodes)},
-		Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
+		NoNodesModel:  tinymodel.Relu(),
+		NoNodesOption: map[string]string{"fault": string(standin.NoNodes)},
+		Verdict:       compilers.Optimal, Loads: true, GroupsLoad: true,
 	})
 }
 
@@ -76,7 +78,8 @@ func (s subject) job(t *testing.T, model []byte) compilers.Job {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "0123456789abcdef.onnx")
 	require.NoError(t, os.WriteFile(path, model, 0o600))
-	return compilers.Job{Runtime: s.Runtime, EPs: []compilers.EP{s.EP}, Model: path, Folder: folder, Output: "0123456789abcdef_ctx.onnx"}
+	return compilers.Job{Runtime: s.Runtime, EPs: []compilers.EP{s.EP}, Model: path, Folder: folder,
+		Output: "0123456789abcdef_ctx.onnx"}
 }
 
 func (s subject) testProbe(t *testing.T) {
@@ -107,7 +110,9 @@ func (s subject) testFingerprint(t *testing.T) {
 func (s subject) testCompatibility(t *testing.T) {
 	prints, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
-	verdicts, err := s.Compiler.Compatibility(t.Context(), s.Runtime, s.EP, []string{prints[0].CompatibilityString, "nobody's"})
+	verdicts,
+		err := s.Compiler.Compatibility(t.Context(), s.Runtime, s.EP,
+		[]string{prints[0].CompatibilityString, "nobody's"})
 	require.NoError(t, err)
 	require.Len(t, verdicts, 2)
 	require.Equal(t, s.Verdict, verdicts[0])
@@ -160,8 +165,10 @@ func (s subject) testOpenFile(t *testing.T) {
 		require.True(t, s.Tool, "a compiler in a process of ours can have it so")
 		return
 	}
-	require.False(t, opener.TakesOpen(compilers.Job{Runtime: job.Runtime, EPs: job.EPs, Model: job.Model, ModelFile: f, Folder: job.Folder, Output: job.Output,
-		Share: []compilers.ShareMember{{Model: inPlace, Output: "2_ctx.onnx"}}}))
+	require.False(t,
+		opener.TakesOpen(compilers.Job{Runtime: job.Runtime, EPs: job.EPs, Model: job.Model,
+			ModelFile: f, Folder: job.Folder, Output: job.Output,
+			Share: []compilers.ShareMember{{Model: inPlace, Output: "2_ctx.onnx"}}}))
 	var made [2]map[string][]byte
 	for i := range made {
 		made[i] = make(map[string][]byte)
@@ -205,7 +212,10 @@ func (s subject) requireLoads(t *testing.T, job compilers.Job, result compilers.
 	if !s.Loads {
 		return
 	}
-	check, err := s.Compiler.Check(t.Context(), compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+	check,
+		err := s.Compiler.Check(t.Context(),
+		compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
+			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 }
@@ -214,7 +224,9 @@ func (s subject) testControl(t *testing.T) {
 	if !s.Loads {
 		return // what a control says on such a machine is not promised
 	}
-	result, err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP}, t.TempDir(), nil)
+	result,
+		err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP},
+		t.TempDir(), nil)
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, result.Outcome, result.Text)
 }
@@ -240,7 +252,10 @@ func (s subject) testMissingBinary(t *testing.T) {
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(filepath.Join(job.Folder, result.Files[1])))
-	check, err := s.Compiler.Check(t.Context(), compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+	check,
+		err := s.Compiler.Check(t.Context(),
+		compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
+			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)
 	require.NotEqual(t, compilers.Passed, check.Outcome)
 	require.NotZero(t, check.Code)

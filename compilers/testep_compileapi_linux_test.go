@@ -15,19 +15,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// compileAPI has what ONNX Runtime's compile API promises, function by function. The worker uses it from file to file; what else there is has to
-// give the same, or it would have to be part of a request.
+// compileAPI has what ONNX Runtime's compile API promises, function by function. The worker uses it
+// from file to file; what else there is has to give the same, or it would have to be part of a
+// request.
 var compileAPI = []guideline{
 	{"no output is named: beside the model, as NAME_ctx.onnx", func(t *testing.T, h host) {
 		folder := t.TempDir()
-		h.compileBy(t, ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false))}, nil)
+		h.compileBy(t, ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false))},
+			nil)
 		require.Equal(t, []string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin"}, listing(t, folder))
 	}},
 	{"into a buffer, or as a stream: the same bytes as into a file", func(t *testing.T, h host) {
 		for _, embed := range []bool{true, false} {
 			folder, made := t.TempDir(), t.TempDir()
 			model := write(t, folder, "m.onnx", layers(1, 2, true))
-			c := ort.Compilation{ModelPath: model, OutputPath: filepath.Join(made, "m_ctx.onnx"), Embed: embed}
+			c := ort.Compilation{ModelPath: model, OutputPath: filepath.Join(made, "m_ctx.onnx"),
+				Embed: embed}
 			h.compileBy(t, c, nil)
 			file, err := os.ReadFile(c.OutputPath)
 			require.NoError(t, err)
@@ -44,7 +47,8 @@ var compileAPI = []guideline{
 			h.compileBy(t, c, nil)
 			require.Equal(t, file, stream.Bytes())
 			if !embed {
-				require.Equal(t, []string{"m_epcachedtest.bin"}, listing(t, c.BinaryFolder), "where SetEpContextBinaryInformation says")
+				require.Equal(t, []string{"m_epcachedtest.bin"}, listing(t, c.BinaryFolder),
+					"where SetEpContextBinaryInformation says")
 			}
 		}
 	}},
@@ -56,20 +60,24 @@ var compileAPI = []guideline{
 		require.Empty(t, readModel(t, c.OutputPath).Contexts[0].ONNXModelFilename)
 		binary, err := os.ReadFile(filepath.Join(made, "x_epcachedtest.bin"))
 		require.NoError(t, err)
-		h.compileBy(t, ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx", model), OutputPath: c.OutputPath}, nil)
+		h.compileBy(t,
+			ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx", model),
+				OutputPath: c.OutputPath}, nil)
 		again, err := os.ReadFile(filepath.Join(made, "x_epcachedtest.bin"))
 		require.NoError(t, err)
 		require.Len(t, again, len(binary))
 	}},
 	{"from a buffer, external data from its folder", func(t *testing.T, h host) {
 		model, folder := layers(1, 2, false), t.TempDir()
-		c := ort.Compilation{Model: externalized(t, folder, model).Encode(), OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
+		c := ort.Compilation{Model: externalized(t, folder, model).Encode(),
+			OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
 		h.compileBy(t, c, set{"session.model_external_initializers_file_folder_path": folder})
 		h.requireLoads(t, c.OutputPath, model, nil, nil)
 	}},
 	{"from a buffer, external data from memory", func(t *testing.T, h host) {
 		model, folder := layers(1, 2, false), t.TempDir()
-		c := ort.Compilation{Model: externalized(t, folder, model).Encode(), OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
+		c := ort.Compilation{Model: externalized(t, folder, model).Encode(),
+			OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
 		data, err := os.ReadFile(filepath.Join(folder, "m.data"))
 		require.NoError(t, err)
 		require.NoError(t, os.RemoveAll(folder))
@@ -82,7 +90,8 @@ var compileAPI = []guideline{
 		h.requireLoads(t, c.OutputPath, model, nil, nil)
 	}},
 	{"ERROR_IF_NO_NODES_COMPILED", func(t *testing.T, h host) {
-		c := ort.Compilation{Model: negation(), OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
+		c := ort.Compilation{Model: negation(),
+			OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx")}
 		h.compileBy(t, c, nil) // without the flag a model that nothing was compiled of
 		require.Empty(t, readModel(t, c.OutputPath).Contexts)
 		require.NoError(t, os.Remove(c.OutputPath))
@@ -95,7 +104,8 @@ var compileAPI = []guideline{
 	}},
 	{"ERROR_IF_OUTPUT_FILE_EXISTS", func(t *testing.T, h host) {
 		folder := t.TempDir()
-		c := ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false)), OutputPath: write(t, folder, "x_ctx.onnx", layers(2, 1, false))}
+		c := ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false)),
+			OutputPath: write(t, folder, "x_ctx.onnx", layers(2, 1, false))}
 		c.Flags = ort.ErrorIfOutputFileExists
 		_, err := h.options(t, nil, nil).Compile(c)
 		require.ErrorContains(t, err, "x_ctx.onnx")
@@ -104,51 +114,60 @@ var compileAPI = []guideline{
 		h.compileBy(t, c, nil)
 		require.Len(t, readModel(t, c.OutputPath).Contexts, 1, "without the flag it is replaced")
 	}},
-	{"external initializers file: those of nodes outside, from a size on", func(t *testing.T, h host) {
-		for threshold, want := range map[int64]int{0: 4, 64: 4, 65: 2, 1024: 2, 1025: 0} {
-			folder := t.TempDir()
-			c := ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx", layers(1, 2, false)), OutputPath: filepath.Join(folder, "x_ctx.onnx"),
-				InitializersFile: "rest.bin", InitializersThreshold: threshold}
-			_, err := h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
+	{"external initializers file: those of nodes outside, from a size on",
+		func(t *testing.T, h host) {
+			for threshold, want := range map[int64]int{0: 4, 64: 4, 65: 2, 1024: 2, 1025: 0} {
+				folder := t.TempDir()
+				c := ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx",
+					layers(1, 2, false)), OutputPath: filepath.Join(folder, "x_ctx.onnx"),
+					InitializersFile: "rest.bin", InitializersThreshold: threshold}
+				_, err := h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
+				require.NoError(t, err)
+				require.Equal(t, want, outside(t, c.OutputPath), "threshold %d", threshold)
+				h.requireLoads(t, c.OutputPath, layers(1, 2, false), nil, nil)
+			}
+		}},
+	{"initializer location: asked for each, with the source's place, and the data",
+		func(t *testing.T, h host) {
+			source := layers(1, 2, false)
+			from, to := t.TempDir(), t.TempDir()
+			own, err := os.Create(filepath.Join(to, "own.bin"))
 			require.NoError(t, err)
-			require.Equal(t, want, outside(t, c.OutputPath), "threshold %d", threshold)
-			h.requireLoads(t, c.OutputPath, layers(1, 2, false), nil, nil)
-		}
-	}},
-	{"initializer location: asked for each, with the source's place, and the data", func(t *testing.T, h host) {
-		source := layers(1, 2, false)
-		from, to := t.TempDir(), t.TempDir()
-		own, err := os.Create(filepath.Join(to, "own.bin"))
-		require.NoError(t, err)
-		defer own.Close() // what is written is read below
-		var size int64
-		c := ort.Compilation{ModelPath: write(t, from, "m.onnx", externalized(t, from, source)), OutputPath: filepath.Join(to, "x_ctx.onnx"),
-			Location: func(i ort.Initializer) (*ort.Place, error) {
-				require.Equal(t, "m.data", i.Place.File)
-				require.EqualValues(t, len(i.Data), i.Place.Size)
-				if strings.HasPrefix(i.Name, "b") {
-					return nil, nil // into the model
-				}
-				n, err := own.Write(i.Data)
-				size += int64(n)
-				return &ort.Place{File: "own.bin", Offset: size - int64(n), Size: int64(n)}, err
-			}}
-		_, err = h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
-		require.NoError(t, err)
-		require.Equal(t, 2, outside(t, c.OutputPath))
-		require.NoError(t, os.RemoveAll(from))
-		h.requireLoads(t, c.OutputPath, source, nil, nil)
-	}},
-	{"initializer location: an error ends the compile, in its own words", func(t *testing.T, h host) {
-		refused := errors.New("no place for it")
-		c := ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx", layers(1, 2, false)), OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx"),
-			Location: func(ort.Initializer) (*ort.Place, error) { return nil, refused }}
-		_, err := h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
-		require.ErrorIs(t, err, refused)
-	}},
+			defer own.Close() // what is written is read below
+			var size int64
+			c := ort.Compilation{ModelPath: write(t, from, "m.onnx", externalized(t, from, source)),
+				OutputPath: filepath.Join(to, "x_ctx.onnx"),
+				Location: func(i ort.Initializer) (*ort.Place, error) {
+					require.Equal(t, "m.data", i.Place.File)
+					require.EqualValues(t, len(i.Data), i.Place.Size)
+					if strings.HasPrefix(i.Name, "b") {
+						return nil, nil // into the model
+					}
+					n, err := own.Write(i.Data)
+					size += int64(n)
+					return &ort.Place{File: "own.bin", Offset: size - int64(n), Size: int64(n)}, err
+				}}
+			_, err = h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
+			require.NoError(t, err)
+			require.Equal(t, 2, outside(t, c.OutputPath))
+			require.NoError(t, os.RemoveAll(from))
+			h.requireLoads(t, c.OutputPath, source, nil, nil)
+		}},
+	{"initializer location: an error ends the compile, in its own words",
+		func(t *testing.T, h host) {
+			refused := errors.New("no place for it")
+			c := ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx", layers(1, 2, false)),
+				OutputPath: filepath.Join(t.TempDir(), "x_ctx.onnx"),
+				Location:   func(ort.Initializer) (*ort.Place, error) { return nil, refused }}
+			_, err := h.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
+			require.ErrorIs(t, err, refused)
+		}},
 	{"a stream that nobody takes is an error, in its own words", func(t *testing.T, h host) {
 		full := errors.New("no room")
-		_, err := h.options(t, nil, nil).Compile(ort.Compilation{Model: layers(1, 1, false).Encode(), Embed: true, Write: func([]byte) error { return full }})
+		_,
+			err := h.options(t, nil, nil).
+			Compile(ort.Compilation{Model: layers(1, 1, false).Encode(), Embed: true,
+				Write: func([]byte) error { return full }})
 		require.ErrorIs(t, err, full)
 	}},
 }
@@ -160,8 +179,8 @@ func (h host) compileBy(t *testing.T, c ort.Compilation, session set) []byte {
 	return made
 }
 
-// outside counts the initializers that a model has in files. ONNX Runtime 1.24 writes those that it asked a place for behind those of the source,
-// and takes the later one of two when it loads.
+// outside counts the initializers that a model has in files. ONNX Runtime 1.24 writes those that it
+// asked a place for behind those of the source, and takes the later one of two when it loads.
 func outside(t *testing.T, path string) int {
 	places := map[string]string{}
 	for _, i := range tensorsOf(t, path) {

@@ -23,15 +23,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// elsewhereEnvironment makes the test binary an application that has nothing of an artefact but the descriptor of a view, as number 3.
+// elsewhereEnvironment makes the test binary an application that has nothing of an artefact but the
+// descriptor of a view, as number 3.
 const elsewhereEnvironment = "EPCACHED_TEST_ELSEWHERE"
 
-// elsewhereOrder is what such an application is to do. It answers with the digest of what the model computes, or the error, for each way.
+// elsewhereOrder is what such an application is to do. It answers with the digest of what the model
+// computes, or the error, for each way.
 type elsewhereOrder struct {
 	ORT, EP string
-	Graph   string   // relative to the view
-	Ways    []string // words of: bytes, context (ep.context_file_path), folder (…external_initializers_file_folder_path), memory (files from memory)
-	Hide    string   // not empty: a folder that is covered first, in a mount namespace of its own
+	Graph   string // relative to the view
+	// words of: bytes, context (ep.context_file_path), folder
+	// (…external_initializers_file_folder_path), memory (files from memory)
+	Ways []string
+	Hide string // not empty: a folder that is covered first, in a mount namespace of its own
 }
 
 // elsewhere is the application's main function.
@@ -103,7 +107,8 @@ func (o elsewhereOrder) load(env *ort.Env, way string) (string, error) {
 		err = options.Set("ep.context_file_path", path)
 	}
 	if err == nil && strings.Contains(way, "folder") {
-		err = options.Set("session.model_external_initializers_file_folder_path", filepath.Dir(path))
+		err = options.Set("session.model_external_initializers_file_folder_path",
+			filepath.Dir(path))
 	}
 	if err != nil {
 		return "", err
@@ -169,25 +174,31 @@ func copied(t *testing.T, from, folder string) string {
 // session options that name that path. Initializers in files are the exception for an application
 // that cannot reach the view's real path: ONNX Runtime resolves that path, unless it is given them.
 func TestLoadingElsewhere(t *testing.T) {
-	ways := []string{"path", "path memory", "bytes", "bytes context", "bytes folder", "bytes context folder", "bytes context memory"}
+	ways := []string{"path", "path memory", "bytes", "bytes context", "bytes folder",
+		"bytes context folder", "bytes context memory"}
 	for _, version := range []string{oldestORT, newestORT} {
 		e := newElsewhere(t, version, ways)
 		for _, row := range []struct {
-			name         string
-			c            ort.Compilation
-			here, absent []string // the ways that do not load: where the real path can be reached, and where it cannot
+			name string
+			c    ort.Compilation
+			// the ways that do not load: where the real path can be reached, and where it cannot
+			here, absent []string
 		}{
 			{"sidecar", ort.Compilation{}, []string{"bytes"}, []string{"bytes"}},
 			{"embedded", ort.Compilation{Embed: true}, nil, nil},
-			{"sidecar, and initializers in a file", ort.Compilation{InitializersFile: "rest.bin"}, []string{"bytes", "bytes context"},
+			{"sidecar, and initializers in a file", ort.Compilation{InitializersFile: "rest.bin"},
+				[]string{"bytes", "bytes context"},
 				[]string{"path", "bytes", "bytes context", "bytes folder", "bytes context folder"}},
-			{"embedded, and initializers in a file", ort.Compilation{Embed: true, InitializersFile: "rest.bin"}, []string{"bytes", "bytes context"},
+			{"embedded, and initializers in a file",
+				ort.Compilation{Embed: true, InitializersFile: "rest.bin"},
+				[]string{"bytes", "bytes context"},
 				[]string{"path", "bytes", "bytes context", "bytes folder", "bytes context folder"}},
 		} {
 			for _, who := range []string{"who made it", "another user", "another mount namespace"} {
 				t.Run(version+"/"+row.name+"/"+who, func(t *testing.T) {
 					if os.Geteuid() != 0 && who != "who made it" {
-						t.Skip("NOT TESTED AS ANOTHER USER OR IN ANOTHER MOUNT NAMESPACE: only root can become one and make the other")
+						t.Skip("NOT TESTED AS ANOTHER USER OR IN ANOTHER MOUNT NAMESPACE: only " +
+							"root can become one and make the other")
 					}
 					want := row.absent
 					if who == "who made it" {
@@ -215,7 +226,9 @@ func newElsewhere(t *testing.T, version string, ways []string) elsewhereTest {
 	require.NoError(t, os.Chmod(base, 0o755))
 	self, err := os.Executable()
 	require.NoError(t, err)
-	return elsewhereTest{base, copied(t, self, base), elsewhereOrder{ORT: copied(t, r.ORTLibrary, base), EP: copied(t, r.EPs[0].Path, base), Graph: "0badcafe/x_ctx.onnx", Ways: ways},
+	return elsewhereTest{base, copied(t, self, base),
+		elsewhereOrder{ORT: copied(t, r.ORTLibrary, base), EP: copied(t, r.EPs[0].Path, base),
+			Graph: "0badcafe/x_ctx.onnx", Ways: ways},
 		hostOf(t, version)}
 }
 
@@ -226,10 +239,14 @@ func (e elsewhereTest) refused(t *testing.T, c ort.Compilation, who string) []st
 	require.NoError(t, err)
 	view := filepath.Join(state, "view")
 	require.NoError(t, os.MkdirAll(filepath.Join(view, filepath.Dir(e.order.Graph)), 0o755))
-	c.ModelPath, c.OutputPath = write(t, t.TempDir(), "x.onnx", layers(1, 2, false)), filepath.Join(view, e.order.Graph)
-	_, err = e.host.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c) // MatMul and Add, with their weights, are the CPU's
+	c.ModelPath, c.OutputPath = write(t, t.TempDir(), "x.onnx", layers(1, 2, false)),
+		filepath.Join(view, e.order.Graph)
+	// MatMul and Add, with their weights, are the CPU's
+	_, err = e.host.options(t, nil, set{"ops": "Mul,Relu"}).Compile(c)
 	require.NoError(t, err)
-	require.NoError(t, filepath.WalkDir(view, func(path string, d os.DirEntry, err error) error { return os.Chmod(path, 0o755) }))
+	require.NoError(t,
+		filepath.WalkDir(view,
+			func(path string, d os.DirEntry, err error) error { return os.Chmod(path, 0o755) }))
 	s := e.host.open(t, c.ModelPath, nil, set{"ops": "Mul,Relu"})
 	defer s.Release()
 	want, err := computes(s)
@@ -253,16 +270,19 @@ func (e elsewhereTest) run(t *testing.T, state, view, who, rest string) map[stri
 	cmd := exec.Command(e.application)
 	switch who {
 	case "another user":
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534,
+			Gid: 65534}}
 	case "another mount namespace":
 		o.Hide, cmd.SysProcAttr = state, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	}
 	if rest == "" {
-		o.Ways = slices.DeleteFunc(slices.Clone(o.Ways), func(way string) bool { return strings.Contains(way, "memory") })
+		o.Ways = slices.DeleteFunc(slices.Clone(o.Ways),
+			func(way string) bool { return strings.Contains(way, "memory") })
 	}
 	order, err := json.Marshal(o)
 	require.NoError(t, err)
-	cmd.Env, cmd.ExtraFiles, cmd.Stderr = []string{elsewhereEnvironment + "=" + string(order)}, []*os.File{d}, os.Stderr
+	cmd.Env, cmd.ExtraFiles, cmd.Stderr = []string{elsewhereEnvironment + "=" + string(order)},
+		[]*os.File{d}, os.Stderr
 	out, err := cmd.Output()
 	require.NoError(t, err)
 	var answers map[string]string

@@ -14,9 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// guideline is a sentence of ONNX Runtime's EP context design page, and what proves that the test EP keeps it. The names are in the page's words:
-// https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html. Here are those that only an EP can be held to whose options, names and
-// error messages are known; those for any EP are in testdata/ep/conformance, whose tests hold the test EP to them.
+// guideline is a sentence of ONNX Runtime's EP context design page, and what proves that the test
+// EP keeps it. The names are in the page's words:
+// https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html. Here are those that only
+// an EP can be held to whose options, names and error messages are known; those for any EP are in
+// testdata/ep/conformance, whose tests hold the test EP to them.
 type guideline struct {
 	name  string
 	prove func(t *testing.T, h host)
@@ -29,7 +31,8 @@ func TestGuidelines(t *testing.T) {
 			for _, part := range []struct {
 				name string
 				rows []guideline
-			}{{"generation", generation}, {"inference", inference}, {"weight sharing", weightSharing}, {"compile API", compileAPI}} {
+			}{{"generation", generation}, {"inference", inference},
+				{"weight sharing", weightSharing}, {"compile API", compileAPI}} {
 				for _, row := range part.rows {
 					t.Run(part.name+"/"+row.name, func(t *testing.T) { row.prove(t, h) })
 				}
@@ -47,7 +50,9 @@ var generation = []guideline{
 			require.EqualValues(t, 1, c.MainContext)
 			require.FileExists(t, filepath.Join(folder, c.CacheContext))
 		}
-		require.Equal(t, []string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin", "m_epcachedtest_1.bin", "m_epcachedtest_2.bin"}, listing(t, folder))
+		require.Equal(t,
+			[]string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin", "m_epcachedtest_1.bin",
+				"m_epcachedtest_2.bin"}, listing(t, folder))
 	}},
 	{"nowhere else", func(t *testing.T, h host) {
 		folder, c := compiledAlone(t, h, nil)
@@ -56,8 +61,8 @@ var generation = []guideline{
 			require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "ep_cache_context")
 		}
 	}},
-	// The node's own name cannot have it: up to now ONNX Runtime puts an EPContext node where it finds a fused node of the same name, and leaves
-	// plugin EPs no say in that.
+	// The node's own name cannot have it: up to now ONNX Runtime puts an EPContext node where it
+	// finds a fused node of the same name, and leaves plugin EPs no say in that.
 	{"ep.context_node_name_prefix: in the partition's name and the graph's name in the binary", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		h.compile(t, write(t, folder, "m.onnx", layers(1, 2, true)), set{"ep.context_node_name_prefix": "left_"}, nil)

@@ -27,8 +27,10 @@ func TestTestEP(t *testing.T) {
 	for _, version := range []string{oldestORT, newestORT} {
 		t.Run(version, func(t *testing.T) {
 			suite(t, subject{
-				Compiler: newORT(t, compilers.ORTOptions{}), Runtime: compilertest.TestEPRuntime(t, version, compilertest.Release{}),
-				EP: testEP(nil), NoNodesModel: negation(), Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
+				Compiler: newORT(t, compilers.ORTOptions{}),
+				Runtime:  compilertest.TestEPRuntime(t, version, compilertest.Release{}),
+				EP:       testEP(nil), NoNodesModel: negation(), Verdict: compilers.Optimal,
+				Loads: true, GroupsLoad: true,
 			})
 		})
 	}
@@ -49,41 +51,55 @@ func negation() []byte {
 func testEP(options map[string]string) compilers.EP { return testEPOn("0", options) }
 
 func testEPOn(device string, options map[string]string) compilers.EP {
-	return compilers.EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": device}}}, Options: options}
+	return compilers.EP{Name: compilertest.TestEP,
+		Devices: []compilers.Device{{Metadata: map[string]string{"device_id": device}}},
+		Options: options}
 }
 
 func TestTestEPTellsItsRelease(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
-	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Version: "3.2.1", SDK: "7.8.9", Driver: "550.1", Hardware: [2]string{"v1", "v2"}})
+	r := compilertest.TestEPRuntime(t, newestORT,
+		compilertest.Release{Version: "3.2.1", SDK: "7.8.9", Driver: "550.1",
+			Hardware: [2]string{"v1", "v2"}})
 	facts, err := c.Probe(t.Context(), r)
 	require.NoError(t, err)
 	require.Len(t, facts.EPs[0].Devices, 2)
 	for i, d := range facts.EPs[0].Devices {
 		require.Equal(t, []string{fmt.Sprint(i), "550.1", fmt.Sprint("v", i+1), "3.2.1"},
-			[]string{d.EPMetadata["device_id"], d.EPMetadata["os_driver_version"], d.EPMetadata["hardware_architecture"], d.EPMetadata["version"]})
+			[]string{d.EPMetadata["device_id"], d.EPMetadata["os_driver_version"],
+				d.EPMetadata["hardware_architecture"], d.EPMetadata["version"]})
 	}
 	for i, device := range []string{"0", "1"} {
 		prints, err := c.Fingerprint(t.Context(), r, []compilers.EP{testEPOn(device, nil)}, nil)
 		require.NoError(t, err)
 		hardware := fmt.Sprint("v", i+1)
-		require.Equal(t, []string{"7.8.9", hardware, "epcachedtest;format=1;sdk=7.8.9;hw=" + hardware, "3.2.1", "550.1"},
-			[]string{prints[0].SDKVersion, prints[0].HardwareArchitecture, prints[0].CompatibilityString, prints[0].EPVersion, prints[0].DriverVersion})
+		require.Equal(t,
+			[]string{"7.8.9", hardware, "epcachedtest;format=1;sdk=7.8.9;hw=" + hardware, "3.2.1",
+				"550.1"},
+			[]string{prints[0].SDKVersion, prints[0].HardwareArchitecture,
+				prints[0].CompatibilityString, prints[0].EPVersion, prints[0].DriverVersion})
 	}
 }
 
 func TestTestEPJudges(t *testing.T) {
-	four := []compilers.Verdict{compilers.Unknown, compilers.Optimal, compilers.PreferRecompilation, compilers.Unsupported}
+	four := []compilers.Verdict{compilers.Unknown, compilers.Optimal, compilers.PreferRecompilation,
+		compilers.Unsupported}
 	const own = "epcachedtest;format=1;sdk=1.0.0;hw=sim-1"
-	judge := func(t *testing.T, version string, release compilertest.Release, env []string, infos ...string) []compilers.Verdict {
+	judge := func(t *testing.T, version string, release compilertest.Release, env []string,
+		infos ...string) []compilers.Verdict {
 		c := newORT(t, compilers.ORTOptions{Env: env})
-		verdicts, err := c.Compatibility(t.Context(), compilertest.TestEPRuntime(t, version, release), testEP(nil), infos)
+		verdicts,
+			err := c.Compatibility(t.Context(), compilertest.TestEPRuntime(t, version, release),
+			testEP(nil), infos)
 		require.NoError(t, err)
 		return verdicts
 	}
 	for _, version := range []string{oldestORT, "1.28.0", newestORT} {
 		t.Run("by the string, ONNX Runtime "+version, func(t *testing.T) {
-			require.Equal(t, four, judge(t, version, compilertest.Release{SDK: "1.1.0"}, nil, "nobody's", "epcachedtest;format=1;sdk=1.1.0;hw=sim-2", own,
-				"epcachedtest;format=1;sdk=2.0.0;hw=sim-1"))
+			require.Equal(t, four,
+				judge(t, version, compilertest.Release{SDK: "1.1.0"}, nil, "nobody's",
+					"epcachedtest;format=1;sdk=1.1.0;hw=sim-2", own,
+					"epcachedtest;format=1;sdk=2.0.0;hw=sim-1"))
 		})
 	}
 	t.Run("other hardware, format or nothing is unsupported", func(t *testing.T) {
@@ -101,7 +117,8 @@ func TestTestEPJudges(t *testing.T) {
 	})
 }
 
-// Another release of the EP loads the binaries that it says it loads, and no others. ONNX Runtime asks it before it loads.
+// Another release of the EP loads the binaries that it says it loads, and no others. ONNX Runtime
+// asks it before it loads.
 func TestTestEPLoadsOtherReleases(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
@@ -248,8 +265,8 @@ func requireKind(t *testing.T, kind string, err error) {
 	}
 }
 
-// A binary that was damaged is refused by its checksum. Without that check it is as most EPs have it: what is damaged among the weights loads, and
-// computes something else.
+// A binary that was damaged is refused by its checksum. Without that check it is as most EPs have
+// it: what is damaged among the weights loads, and computes something else.
 func TestTestEPDamage(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})

@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// host is an application: a process with ONNX Runtime and the test EP. It is the test's own process, for the EP is ours; vendors' are only loaded in workers.
+// host is an application: a process with ONNX Runtime and the test EP. It is the test's own
+// process, for the EP is ours; vendors' are only loaded in workers.
 type host struct {
 	env     *ort.Env
 	devices []ort.Device
@@ -26,7 +27,8 @@ type host struct {
 // set is a set of options, ONNX Runtime's or the EP's.
 type set map[string]string
 
-// hosts holds the one host of each version of ONNX Runtime: in a process that has one environment, in which a library is registered once.
+// hosts holds the one host of each version of ONNX Runtime: in a process that has one environment,
+// in which a library is registered once.
 var hosts = map[string]host{}
 
 func hostOf(t *testing.T, version string) host {
@@ -89,7 +91,8 @@ func (h host) refuses(t *testing.T, code int, model string, session, provider se
 	return status.Text
 }
 
-// compile makes the compiled form of a model in its folder, by session options, and ends the session.
+// compile makes the compiled form of a model in its folder, by session options, and ends the
+// session.
 func (h host) compile(t *testing.T, model string, session, provider set) {
 	h.compiling(t, model, session, provider).Release()
 }
@@ -148,7 +151,8 @@ func floats(data []byte) []float32 {
 	return values
 }
 
-// evaluate computes a model in plain Go. All values are rows of the same width; a shorter operand of Add and Mul is repeated.
+// evaluate computes a model in plain Go. All values are rows of the same width; a shorter operand
+// of Add and Mul is repeated.
 func evaluate(m tinymodel.Model, values map[string][]float32) {
 	for _, w := range m.Initializers {
 		values[w.Name] = floats(w.Raw)
@@ -192,7 +196,8 @@ func apply(op string, a, b []float32) []float32 {
 
 const width = 16
 
-// layers is y[2,16] = layer(layer(... x)), each Relu(x W + b) * s. Between two layers stands a node that the EP leaves to the CPU, if apart.
+// layers is y[2,16] = layer(layer(... x)), each Relu(x W + b) * s. Between two layers stands a node
+// that the EP leaves to the CPU, if apart.
 func layers(seed uint64, count int, apart bool) tinymodel.Model {
 	shape := []any{2, width}
 	m := tinymodel.Model{
@@ -202,22 +207,31 @@ func layers(seed uint64, count int, apart bool) tinymodel.Model {
 	at := "x"
 	for i := range count {
 		name := func(s string) string { return s + string(rune('0'+i)) }
-		w := tinymodel.Tensor{Name: name("w"), Type: tinymodel.Float, Shape: []int64{width, width}, Raw: tinymodel.Floats(seed+uint64(i), width*width)}
-		b := tinymodel.Tensor{Name: name("b"), Type: tinymodel.Float, Shape: []int64{width}, Raw: tinymodel.Floats(seed+uint64(i)+50, width)}
-		s := tinymodel.Tensor{Name: name("s"), Type: tinymodel.Float, Raw: tinymodel.Floats(seed+uint64(i)+70, 1)}
+		w := tinymodel.Tensor{Name: name("w"), Type: tinymodel.Float, Shape: []int64{width, width},
+			Raw: tinymodel.Floats(seed+uint64(i), width*width)}
+		b := tinymodel.Tensor{Name: name("b"), Type: tinymodel.Float, Shape: []int64{width},
+			Raw: tinymodel.Floats(seed+uint64(i)+50, width)}
+		s := tinymodel.Tensor{Name: name("s"), Type: tinymodel.Float,
+			Raw: tinymodel.Floats(seed+uint64(i)+70, 1)}
 		out := name("h")
 		if i == count-1 {
 			out = "y"
 		}
 		m.Initializers = append(m.Initializers, w, b, s)
 		m.Nodes = append(m.Nodes,
-			tinymodel.Node{Name: name("mul"), Op: "MatMul", Inputs: []string{at, w.Name}, Outputs: []string{name("m")}},
-			tinymodel.Node{Name: name("add"), Op: "Add", Inputs: []string{name("m"), b.Name}, Outputs: []string{name("a")}},
-			tinymodel.Node{Name: name("act"), Op: "Relu", Inputs: []string{name("a")}, Outputs: []string{name("r")}},
-			tinymodel.Node{Name: name("scale"), Op: "Mul", Inputs: []string{name("r"), s.Name}, Outputs: []string{out}})
+			tinymodel.Node{Name: name("mul"), Op: "MatMul", Inputs: []string{at, w.Name},
+				Outputs: []string{name("m")}},
+			tinymodel.Node{Name: name("add"), Op: "Add", Inputs: []string{name("m"), b.Name},
+				Outputs: []string{name("a")}},
+			tinymodel.Node{Name: name("act"), Op: "Relu", Inputs: []string{name("a")},
+				Outputs: []string{name("r")}},
+			tinymodel.Node{Name: name("scale"), Op: "Mul", Inputs: []string{name("r"), s.Name},
+				Outputs: []string{out}})
 		at = out
 		if apart && i < count-1 {
-			m.Nodes = append(m.Nodes, tinymodel.Node{Name: name("neg"), Op: "Neg", Inputs: []string{at}, Outputs: []string{name("n")}})
+			m.Nodes = append(m.Nodes,
+				tinymodel.Node{Name: name("neg"), Op: "Neg", Inputs: []string{at},
+					Outputs: []string{name("n")}})
 			at = name("n")
 		}
 	}
@@ -256,9 +270,11 @@ func readTensors(t *testing.T, path string) (*epmodel.Model, []epmodel.Initializ
 	info, err := f.Stat()
 	require.NoError(t, err)
 	var all []epmodel.Initializer
-	m, err := epmodel.Tensors(t.Context(), filepath.Base(path), modelFile{f, info.Size()}, func(i *epmodel.Initializer) {
-		all = append(all, *i)
-	})
+	m,
+		err := epmodel.Tensors(t.Context(), filepath.Base(path), modelFile{f, info.Size()},
+		func(i *epmodel.Initializer) {
+			all = append(all, *i)
+		})
 	require.NoError(t, err)
 	return m, all
 }

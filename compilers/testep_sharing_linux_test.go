@@ -47,46 +47,55 @@ var weightSharing = []guideline{
 			require.Equal(t, 1, bytes.Count(all, w.Raw), w.Name)
 		}
 	}},
-	{"the first session decides the binary's name, the last one writes it, each creates a model: N+1 files", func(t *testing.T, h host) {
+	{"the first session decides the binary's name, the last one writes it, each creates a model: " +
+		"N+1 files", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		h.compile(t, write(t, folder, "model1.onnx", member(1, 0)), share, nil)
 		require.Equal(t, []string{"model1.onnx", "model1_ctx.onnx"}, listing(t, folder))
 		h.compile(t, write(t, folder, "model2.onnx", member(1, 1)), last, nil)
-		require.Equal(t, []string{"model1.onnx", "model1_ctx.onnx", "model1_epcachedtest.bin", "model2.onnx", "model2_ctx.onnx"}, listing(t, folder))
+		require.Equal(t,
+			[]string{"model1.onnx", "model1_ctx.onnx", "model1_epcachedtest.bin", "model2.onnx",
+				"model2_ctx.onnx"}, listing(t, folder))
 		for _, name := range []string{"model1_ctx.onnx", "model2_ctx.onnx"} {
-			require.Equal(t, "model1_epcachedtest.bin", readModel(t, filepath.Join(folder, name)).Contexts[0].CacheContext)
+			require.Equal(t, "model1_epcachedtest.bin",
+				readModel(t, filepath.Join(folder, name)).Contexts[0].CacheContext)
 		}
 	}},
 	{"a last session that fails clears it too", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		h.compile(t, write(t, folder, "model1.onnx", member(1, 0)), share, nil)
-		entries := set{"ep.context_enable": "1", "ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1"}
-		h.refuses(t, epFail, write(t, folder, "model2.onnx", member(1, 1)), entries, set{"fault": "fail@compile"})
+		entries := set{"ep.context_enable": "1", "ep.share_ep_contexts": "1",
+			"ep.stop_share_ep_contexts": "1"}
+		h.refuses(t, epFail, write(t, folder, "model2.onnx", member(1, 1)), entries,
+			set{"fault": "fail@compile"})
 		other := t.TempDir()
 		h.compile(t, write(t, other, "fresh.onnx", member(1, 0)), last, nil)
 		require.FileExists(t, filepath.Join(other, "fresh_epcachedtest.bin"))
 	}},
 	{"models that share are not embedded", func(t *testing.T, h host) {
-		entries := set{"ep.context_enable": "1", "ep.context_embed_mode": "1", "ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1"}
-		text := h.refuses(t, invalidArgument, write(t, t.TempDir(), "m.onnx", member(1, 0)), entries, nil)
+		entries := set{"ep.context_enable": "1", "ep.context_embed_mode": "1",
+			"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1"}
+		text := h.refuses(t, invalidArgument, write(t, t.TempDir(), "m.onnx", member(1, 0)),
+			entries, nil)
 		require.Contains(t, text, "ep.context_embed_mode")
 	}},
-	{"a group loads in order in one process, computes right, and is destroyed in reverse", func(t *testing.T, h host) {
-		compiled := compileGroup(t, h, t.TempDir(), 1, 3)
-		var sessions []*ort.Session
-		for _, path := range compiled {
-			sessions = append(sessions, h.open(t, path, share, nil))
-		}
-		for i, s := range sessions {
-			requireComputes(t, s, member(1, i))
-		}
-		for i := len(sessions) - 1; i >= 0; i-- {
-			sessions[i].Release()
-			for k, s := range sessions[:i] {
-				requireComputes(t, s, member(1, k))
+	{"a group loads in order in one process, computes right, and is destroyed in reverse",
+		func(t *testing.T, h host) {
+			compiled := compileGroup(t, h, t.TempDir(), 1, 3)
+			var sessions []*ort.Session
+			for _, path := range compiled {
+				sessions = append(sessions, h.open(t, path, share, nil))
 			}
-		}
-	}},
+			for i, s := range sessions {
+				requireComputes(t, s, member(1, i))
+			}
+			for i := len(sessions) - 1; i >= 0; i-- {
+				sessions[i].Release()
+				for k, s := range sessions[:i] {
+					requireComputes(t, s, member(1, k))
+				}
+			}
+		}},
 	{"the second session skips loading: its graph is in the workspace", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		compiled := compileGroup(t, h, folder, 1, 2)
@@ -96,7 +105,8 @@ var weightSharing = []guideline{
 		second := h.open(t, compiled[1], share, nil)
 		defer second.Release()
 		requireComputes(t, second, member(1, 1))
-		require.Contains(t, h.refuses(t, invalidGraph, compiled[1], nil, nil), "checksum", "without sharing it reads the file")
+		require.Contains(t, h.refuses(t, invalidGraph, compiled[1], nil, nil), "checksum",
+			"without sharing it reads the file")
 	}},
 	{"a graph that was taken is no longer in the workspace", func(t *testing.T, h host) {
 		folder := t.TempDir()
@@ -111,38 +121,44 @@ var weightSharing = []guideline{
 		spoil(t, filepath.Join(folder, "model1_epcachedtest.bin"))
 		require.Contains(t, h.refuses(t, invalidGraph, compiled[1], share, nil), "checksum")
 	}},
-	{"two groups of equal names and shapes keep apart, also at one path after the other", func(t *testing.T, h host) {
-		parent := t.TempDir()
-		at := filepath.Join(parent, "at") // both are compiled here, so that their graphs have equal names
-		for i, name := range []string{"a", "b"} {
-			compileGroup(t, h, at, uint64(1+10*i), 2)
-			require.NoError(t, os.Rename(at, filepath.Join(parent, name)))
-		}
-		names := func(group string) string {
-			return readModel(t, filepath.Join(parent, group, "model2_ctx.onnx")).Contexts[0].PartitionName
-		}
-		require.Equal(t, names("a"), names("b"), "else this would prove nothing")
-		var sessions []*ort.Session
-		var sources []tinymodel.Model
-		for _, turn := range []struct {
-			group, i int
-		}{{0, 0}, {1, 1}, {1, 0}, {0, 1}} { // each leaves a graph behind that is called like the one that comes next
-			folder := filepath.Join(parent, []string{"a", "b"}[turn.group])
-			require.NoError(t, os.Rename(folder, at))
-			sessions = append(sessions, h.open(t, filepath.Join(at, "model"+itoa(turn.i+1)+"_ctx.onnx"), share, nil))
-			sources = append(sources, member(uint64(1+10*turn.group), turn.i))
-			require.NoError(t, os.Rename(at, folder))
-		}
-		for i, s := range sessions {
-			requireComputes(t, s, sources[i])
-		}
-		for i := len(sessions) - 1; i >= 0; i-- {
-			sessions[i].Release()
-		}
-	}},
+	{"two groups of equal names and shapes keep apart, also at one path after the other",
+		func(t *testing.T, h host) {
+			parent := t.TempDir()
+			// both are compiled here, so that their graphs have equal names
+			at := filepath.Join(parent, "at")
+			for i, name := range []string{"a", "b"} {
+				compileGroup(t, h, at, uint64(1+10*i), 2)
+				require.NoError(t, os.Rename(at, filepath.Join(parent, name)))
+			}
+			names := func(group string) string {
+				return readModel(t, filepath.Join(parent, group, "model2_ctx.onnx")).
+					Contexts[0].PartitionName
+			}
+			require.Equal(t, names("a"), names("b"), "else this would prove nothing")
+			var sessions []*ort.Session
+			var sources []tinymodel.Model
+			for _, turn := range []struct {
+				group, i int
+			}{{0, 0}, {1, 1}, {1, 0}, {0, 1}} {
+				// each leaves a graph behind that is called like the one that comes next
+				folder := filepath.Join(parent, []string{"a", "b"}[turn.group])
+				require.NoError(t, os.Rename(folder, at))
+				sessions = append(sessions,
+					h.open(t, filepath.Join(at, "model"+itoa(turn.i+1)+"_ctx.onnx"), share, nil))
+				sources = append(sources, member(uint64(1+10*turn.group), turn.i))
+				require.NoError(t, os.Rename(at, folder))
+			}
+			for i, s := range sessions {
+				requireComputes(t, s, sources[i])
+			}
+			for i := len(sessions) - 1; i >= 0; i-- {
+				sessions[i].Release()
+			}
+		}},
 }
 
-// spoil changes a byte in the middle of a binary, where its weights are, and gives the file its old time again: nothing but the content tells.
+// spoil changes a byte in the middle of a binary, where its weights are, and gives the file its old
+// time again: nothing but the content tells.
 func spoil(t *testing.T, path string) {
 	info, err := os.Stat(path)
 	require.NoError(t, err)

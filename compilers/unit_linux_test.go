@@ -19,7 +19,8 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// workersUnit does what systemd does for the workers' unit: it starts a process for each connection.
+// workersUnit does what systemd does for the workers' unit: it starts a process for each
+// connection.
 type workersUnit struct {
 	socket  string
 	started chan *exec.Cmd // each process; the test waits for it
@@ -49,7 +50,8 @@ func startUnit(t *testing.T) *workersUnit {
 			if err == nil {
 				cmd := exec.Command(worker, "serve")
 				cmd.Stdin, cmd.Stderr = file, os.Stderr
-				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: workersGroup}}
+				cmd.SysProcAttr = &syscall.SysProcAttr{
+					Credential: &syscall.Credential{Gid: workersGroup}}
 				err = cmd.Start()
 				u.started <- cmd
 			}
@@ -79,7 +81,10 @@ func TestWorkersOfAUnitCompileAndLoad(t *testing.T) {
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	require.Positive(t, result.CPUSeconds)
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+	check,
+		err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: r, EPs: job.EPs,
+			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 	for range 2 {
@@ -131,7 +136,8 @@ func TestWorkersOfAUnitThatDie(t *testing.T) {
 	instance = running(folder)
 	supervisor := childrenOf(instance.Process.Pid)[0]
 	require.NoError(t, instance.Process.Kill())
-	require.NoError(t, unix.Kill(supervisor, unix.SIGKILL), "as systemd does to the rest of the unit")
+	require.NoError(t, unix.Kill(supervisor, unix.SIGKILL),
+		"as systemd does to the rest of the unit")
 	require.ErrorAs(t, <-ended, &exit)
 	require.Equal(t, "SIGKILL", exit.Name)
 	require.Error(t, instance.Wait())
@@ -165,7 +171,8 @@ func TestNoUnit(t *testing.T) {
 	require.ErrorContains(t, err, "journalctl")
 }
 
-// Only the workers of a unit let their group at what they make: a client that starts a worker itself says nothing of it.
+// Only the workers of a unit let their group at what they make: a client that starts a worker
+// itself says nothing of it.
 func TestWorkerFilesArePrivate(t *testing.T) {
 	for preparation, want := range map[string]string{`{}`: "0077\n", `{"Group":true}`: "0007\n"} {
 		request, send, err := os.Pipe()
@@ -175,7 +182,10 @@ func TestWorkerFilesArePrivate(t *testing.T) {
 		cmd := exec.Command(compilertest.Worker(t), "prepare", preparation)
 		cmd.Dir, cmd.ExtraFiles = t.TempDir(), []*os.File{request, answers}
 		require.NoError(t, cmd.Start())
-		require.NoError(t, dialogue.WriteRequest(send, dialogue.Request{Do: dialogue.Command, Args: []string{"/bin/sh", "-c", "umask > umask"}}))
+		require.NoError(t,
+			dialogue.WriteRequest(send,
+				dialogue.Request{Do: dialogue.Command,
+					Args: []string{"/bin/sh", "-c", "umask > umask"}}))
 		require.NoError(t, cmd.Wait())
 		for _, f := range []*os.File{request, send, read, answers} {
 			require.NoError(t, f.Close())

@@ -15,9 +15,12 @@ import (
 // shifted adds a constant: unlike Dense it is not zero on zeros.
 func shifted(by float32) []byte {
 	return tinymodel.Model{
-		Nodes:        []tinymodel.Node{{Op: "Add", Inputs: []string{"x", "c"}, Outputs: []string{"y"}}},
-		Initializers: []tinymodel.Tensor{{Name: "c", Type: 1, Shape: []int64{4}, Raw: floats32(by, by, by, by)}},
-		Inputs:       []tinymodel.Value{{Name: "x", Type: 1, Shape: []any{1, 4}}}, Outputs: []tinymodel.Value{{Name: "y", Type: 1, Shape: []any{1, 4}}},
+		Nodes: []tinymodel.Node{{Op: "Add", Inputs: []string{"x", "c"},
+			Outputs: []string{"y"}}},
+		Initializers: []tinymodel.Tensor{{Name: "c", Type: 1, Shape: []int64{4},
+			Raw: floats32(by, by, by, by)}},
+		Inputs:  []tinymodel.Value{{Name: "x", Type: 1, Shape: []any{1, 4}}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: 1, Shape: []any{1, 4}}},
 	}.Encode()
 }
 
@@ -35,8 +38,11 @@ func TestVerifyOutput(t *testing.T) {
 		runtime string
 		ep      compilers.EP
 	}{
-		"OpenVINO": {"openvino-1.8.1", compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "cpu"}}, Options: f32}},
-		"QNN":      {"qnn-2.7.0", compilers.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}},
+		"OpenVINO": {"openvino-1.8.1",
+			compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "cpu"}}, Options: f32}},
+		"QNN": {"qnn-2.7.0",
+			compilers.EP{Name: qnn,
+				Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.Runtime(t, real.runtime)
@@ -47,7 +53,8 @@ func TestVerifyOutput(t *testing.T) {
 			verify := func(source []byte, most float64) compilers.VerifyResult {
 				path := filepath.Join(t.TempDir(), "source.onnx")
 				require.NoError(t, os.WriteFile(path, source, 0o600))
-				v := compilers.VerifyJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, made.Graph)}, Source: path, Most: most}
+				v := compilers.VerifyJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: filepath.Join(job.Folder, made.Graph)}, Source: path, Most: most}
 				result, err := c.VerifyOutput(t.Context(), v)
 				require.NoError(t, err)
 				return result

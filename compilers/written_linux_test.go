@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Execution providers' own output, and ONNX Runtime's graph after it: all of it is there when it is told.
+// Execution providers' own output, and ONNX Runtime's graph after it: all of it is there when it is
+// told.
 func TestWrittenIsToldOfRealOutput(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
@@ -45,22 +46,27 @@ func TestWrittenIsToldOfRealOutput(t *testing.T) {
 	}
 }
 
-// A worker that goes on after its graph is written: what it does then decides whether what was read meanwhile counts.
+// A worker that goes on after its graph is written: what it does then decides whether what was read
+// meanwhile counts.
 func TestSettled(t *testing.T) {
-	const binary, graph = "../00112233445566_ctx.bin", "../00112233445566_ctx.onnx" // the worker starts in a folder of its own
+	// the worker starts in a folder of its own
+	const binary, graph = "../00112233445566_ctx.bin", "../00112233445566_ctx.onnx"
 	write := "echo context > " + binary + "; cat GRAPH > " + graph + "; "
 	for name, c := range map[string]struct {
 		before string // "": write
 		after  string // what the worker does once it was told
 		want   bool
 	}{
-		"nothing more":              {after: "true", want: true},
-		"moved into place":          {before: "echo context > " + binary + "; cp GRAPH ../g; mv ../g " + graph + "; ", after: "true", want: true},
-		"its own folder":            {before: "echo scratch > file; " + write, after: "echo scratch > file", want: true},
-		"the graph again":           {after: "cat GRAPH > " + graph},
-		"longer":                    {after: "echo more >> " + binary},
-		"other bytes, as many":      {after: "echo CONTEXT > " + binary},
-		"with the old times":        {after: "touch -r " + binary + " keep; echo CONTEXT > " + binary + "; touch -r keep " + binary},
+		"nothing more": {after: "true", want: true},
+		"moved into place": {before: "echo context > " + binary +
+			"; cp GRAPH ../g; mv ../g " + graph + "; ", after: "true", want: true},
+		"its own folder": {before: "echo scratch > file; " + write,
+			after: "echo scratch > file", want: true},
+		"the graph again":      {after: "cat GRAPH > " + graph},
+		"longer":               {after: "echo more >> " + binary},
+		"other bytes, as many": {after: "echo CONTEXT > " + binary},
+		"with the old times": {after: "touch -r " + binary + " keep; echo CONTEXT > " +
+			binary + "; touch -r keep " + binary},
 		"another file in its place": {after: "echo context > ../b; mv ../b " + binary},
 		"one more":                  {after: "echo more > ../more.bin"},
 		"one more in a folder":      {after: "mkdir ../more; echo more > ../more/more.bin"},
@@ -70,12 +76,15 @@ func TestSettled(t *testing.T) {
 			job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
 			folder := t.TempDir()
 			source, told := filepath.Join(folder, "graph"), filepath.Join(folder, "told")
-			node := nodeOf(epmodel.Context{Node: "n", Source: openVINO, CacheContext: "00112233445566_ctx.bin"}, "x", "y", set{"main_context": "1", "embed_mode": "0"})
+			node := nodeOf(epmodel.Context{Node: "n", Source: openVINO,
+				CacheContext: "00112233445566_ctx.bin"}, "x", "y",
+				set{"main_context": "1", "embed_mode": "0"})
 			require.NoError(t, os.WriteFile(source, contextModel(node).Encode(), 0o600))
 			if c.before == "" {
 				c.before = write
 			}
-			// It goes on at once, so that what it does may be in the same tick of the clock that files have their times from.
+			// It goes on at once, so that what it does may be in the same tick of the clock that
+			// files have their times from.
 			wait := "i=0; while [ ! -e " + told + " ] && [ $i -lt 1000000 ]; do i=$((i+1)); done; "
 			script := strings.ReplaceAll(c.before+wait+c.after, "GRAPH", source) + "; " + success
 			o := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, script)})
@@ -98,7 +107,8 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// Files have their times from a clock that goes in steps: where the kernel has nothing finer two changes in one step look like one.
+// Files have their times from a clock that goes in steps: where the kernel has nothing finer two
+// changes in one step look like one.
 func TestStampsTellOfEachChange(t *testing.T) {
 	folder := t.TempDir()
 	for i := range 20 {

@@ -53,7 +53,8 @@ type (
 		Location  string  `json:"location,omitempty"`
 		Offset    int64   `json:"offset,omitempty"`
 		Length    int64   `json:"length,omitempty"`
-		SHA1      string  `json:"sha1,omitempty"` // of the bytes in the graph file, where they stand in one piece
+		// of the bytes in the graph file, where they stand in one piece
+		SHA1 string `json:"sha1,omitempty"`
 	}
 	contextFacts struct {
 		Node         string            `json:"node"`
@@ -79,12 +80,13 @@ type (
 	}
 )
 
-// The onnx package and Read must tell the same of the same files: generated models of all kinds, those in testdata, and the ones
-// under EPCACHED_MODELS, if that is set.
+// The onnx package and Read must tell the same of the same files: generated models of all kinds,
+// those in testdata, and the ones under EPCACHED_MODELS, if that is set.
 func TestReadAgreesWithTheOnnxPackage(t *testing.T) {
 	python := os.Getenv("EPCACHED_PYTHON")
 	if python == "" {
-		t.Skip("NOT COMPARED WITH THE ONNX PACKAGE: set EPCACHED_PYTHON to a Python with onnx and numpy, as make test does")
+		t.Skip("NOT COMPARED WITH THE ONNX PACKAGE: set EPCACHED_PYTHON to a Python with onnx " +
+			"and numpy, as make test does")
 	}
 	models := append([]string{"testdata/compare.py", t.TempDir()}, realModels(t)...)
 	var stderr bytes.Buffer
@@ -104,7 +106,8 @@ func TestReadAgreesWithTheOnnxPackage(t *testing.T) {
 
 func encode(t *testing.T, f modelFacts) string {
 	t.Helper()
-	// sparse values and indices of one name, and constants, come in another order from Python: compare as a set
+	// sparse values and indices of one name, and constants, come in another order from Python:
+	// compare as a set
 	var all []string
 	for _, x := range f.Tensors {
 		b, err := json.Marshal(x)
@@ -150,8 +153,10 @@ func describe(t *testing.T, path string) modelFacts {
 		tensors = append(tensors, tensor(t, *i, src))
 	})
 	require.NoError(t, err)
-	facts := modelFacts{IR: m.IRVersion, Opsets: [][2]any{}, Producer: m.Producer, ProducerVersion: m.ProducerVersion, Graph: m.GraphName, Metadata: m.Metadata,
-		Inputs: values(m.Inputs), Outputs: values(m.Outputs), Contexts: []contextFacts{}, Ops: m.OpTypes, Nodes: m.Nodes}
+	facts := modelFacts{IR: m.IRVersion, Opsets: [][2]any{}, Producer: m.Producer,
+		ProducerVersion: m.ProducerVersion, Graph: m.GraphName, Metadata: m.Metadata,
+		Inputs: values(m.Inputs), Outputs: values(m.Outputs), Contexts: []contextFacts{},
+		Ops: m.OpTypes, Nodes: m.Nodes}
 	for _, o := range m.Opsets {
 		facts.Opsets = append(facts.Opsets, [2]any{o.Domain, o.Version})
 	}
@@ -176,7 +181,8 @@ func values(vs []epmodel.Value) []valueFacts {
 
 func tensor(t *testing.T, i epmodel.Initializer, src epmodel.Source) tensorFacts {
 	t.Helper()
-	f := tensorFacts{Name: i.Name, Graph: i.Graph, Node: i.Node, Attribute: i.Attribute, Part: i.Part, Type: i.Type, Shape: append([]int64{}, i.Shape...)}
+	f := tensorFacts{Name: i.Name, Graph: i.Graph, Node: i.Node, Attribute: i.Attribute,
+		Part: i.Part, Type: i.Type, Shape: append([]int64{}, i.Shape...)}
 	const float, double = 1, 11
 	switch {
 	case i.Location != "":
@@ -197,8 +203,10 @@ func sha(t *testing.T, r io.Reader) string {
 
 func contextOf(t *testing.T, c epmodel.Context, src epmodel.Source) contextFacts {
 	t.Helper()
-	f := contextFacts{c.Node, c.Graph, c.Domain, c.Inputs, c.Outputs, c.EmbedMode, c.MainContext, c.MaxSize, c.Source, c.PartitionName, c.SDKVersion,
-		c.HardwareArchitecture, c.ONNXModelFilename, c.Notes, c.DLCContext, c.CacheContext, "", slices.Sorted(slices.Values(c.WeightLocations)), c.Attributes, []string{}}
+	f := contextFacts{c.Node, c.Graph, c.Domain, c.Inputs, c.Outputs, c.EmbedMode, c.MainContext,
+		c.MaxSize, c.Source, c.PartitionName, c.SDKVersion,
+		c.HardwareArchitecture, c.ONNXModelFilename, c.Notes, c.DLCContext, c.CacheContext, "",
+		slices.Sorted(slices.Values(c.WeightLocations)), c.Attributes, []string{}}
 	if f.Weights == nil {
 		f.Weights = []string{}
 	}

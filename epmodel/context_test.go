@@ -28,17 +28,23 @@ func TestContextAttributes(t *testing.T) {
 	long := strings.Repeat("x", 5000)
 	// embed_mode comes last: what ep_cache_context means is known only then
 	b := model(msg{}.sub(1, contextNode("n",
-		attrS("ep_cache_context", "sub/c.bin"), attrI("main_context", 0), attrI("max_size", 77), attrS("ep_sdk_version", "2.51"),
-		attrS("partition_name", "p"), attrS("hardware_architecture", "v73"), attrS("onnx_model_filename", "m.onnx"), attrS("notes", "hi"),
-		attrI("is_multi_soc_ep_context", 1), attrS("ep_context_type", "bin"), msg{}.str(1, "ratio").f32(2, math.Float32bits(0.5)).num(20, 1),
+		attrS("ep_cache_context", "sub/c.bin"), attrI("main_context", 0), attrI("max_size", 77),
+		attrS("ep_sdk_version", "2.51"),
+		attrS("partition_name", "p"), attrS("hardware_architecture", "v73"),
+		attrS("onnx_model_filename", "m.onnx"), attrS("notes", "hi"),
+		attrI("is_multi_soc_ep_context", 1), attrS("ep_context_type", "bin"),
+		msg{}.str(1, "ratio").f32(2, math.Float32bits(0.5)).num(20, 1),
 		msg{}.str(1, "old").num(3, 5), msg{}.str(1, "older").str(4, "text"), attrS("empty", ""),
 		attrS("long", long), attrS("binary", "\xff\xfe"), attrs("list", "a", "b"),
 		attrI("embed_mode", 0))))
 	c := mustRead(t, b).Contexts[0]
 	require.Equal(t, []string{"TestEP", "p", "2.51", "v73", "m.onnx", "hi", "sub/c.bin"},
-		[]string{c.Source, c.PartitionName, c.SDKVersion, c.HardwareArchitecture, c.ONNXModelFilename, c.Notes, c.CacheContext})
+		[]string{c.Source, c.PartitionName, c.SDKVersion, c.HardwareArchitecture,
+			c.ONNXModelFilename, c.Notes, c.CacheContext})
 	require.Equal(t, []int64{0, 0, 77}, []int64{c.EmbedMode, c.MainContext, c.MaxSize})
-	require.Equal(t, map[string]string{"is_multi_soc_ep_context": "1", "ep_context_type": "bin", "ratio": "0.5", "old": "5", "older": "text", "empty": ""}, c.Attributes)
+	require.Equal(t,
+		map[string]string{"is_multi_soc_ep_context": "1", "ep_context_type": "bin", "ratio": "0.5",
+			"old": "5", "older": "text", "empty": ""}, c.Attributes)
 	r := c.Long["long"]
 	require.Equal(t, long, string(b[r.Offset:r.Offset+r.Length]))
 	require.EqualValues(t, 2, c.Long["binary"].Length)
@@ -47,10 +53,12 @@ func TestContextAttributes(t *testing.T) {
 	require.Equal(t, byte(1<<3|2), b[c.Offset], "the node's tag in graph")
 }
 
-// a model under the old defaults: "x.onnx_ctx.onnx", embedded, and nothing but the context in its node
+// a model under the old defaults: "x.onnx_ctx.onnx", embedded, and nothing but the context in its
+// node
 func TestContextEmbeddedUnderOldDefaults(t *testing.T) {
 	bin := "\x00\x01context\xff"
-	b := model(msg{}.sub(1, node("com.microsoft", "EPContext", "n", attrS("ep_cache_context", bin))))
+	b := model(msg{}.sub(1,
+		node("com.microsoft", "EPContext", "n", attrS("ep_cache_context", bin))))
 	m := mustRead(t, b)
 	c := m.Contexts[0]
 	require.Empty(t, c.CacheContext)
@@ -66,15 +74,27 @@ func TestSidecars(t *testing.T) {
 		node msg
 		want []string // attribute: name
 	}{
-		"embedded":                     {contextNode("n", attrS("ep_cache_context", "not a name.bin")), nil},
-		"sidecar":                      {contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin")), []string{"ep_cache_context: a.bin"}},
-		"sidecar in a sub-folder":      {contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "sub/dir/a.bin")), []string{"ep_cache_context: sub/dir/a.bin"}},
-		"xml brings its bin":           {contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "sub/a.XML")), []string{"ep_cache_context: sub/a.XML", "ep_cache_context: sub/a.bin"}},
-		"dlc, embed_mode left out":     {contextNode("n", attrS("ep_context_type", "dlc"), attrS("ep_dlc_context", "m.dlc")), []string{"ep_dlc_context: m.dlc"}},
-		"weights map":                  {contextNode("n", attrS("weights_metadata_map", `{"b":{"location":"w2","size":1},"a":{"data_offset":9007199254740993,"location":"w1"},"c":{"location":"w2"},"d":{"deeper":[{"location":"w3"}]}}`)), []string{"weights_metadata_map: w2", "weights_metadata_map: w1", "weights_metadata_map: w3"}},
-		"weights map empty":            {contextNode("n", attrS("weights_metadata_map", "")), nil},
-		"not main, nothing of its own": {contextNode("n", attrI("embed_mode", 0), attrI("main_context", 0)), nil},
-		"not main, names the file":     {contextNode("n", attrI("embed_mode", 0), attrI("main_context", 0), attrS("ep_cache_context", "a.bin")), []string{"ep_cache_context: a.bin"}},
+		"embedded": {contextNode("n",
+			attrS("ep_cache_context", "not a name.bin")), nil},
+		"sidecar": {contextNode("n", attrI("embed_mode", 0),
+			attrS("ep_cache_context", "a.bin")), []string{"ep_cache_context: a.bin"}},
+		"sidecar in a sub-folder": {contextNode("n", attrI("embed_mode", 0),
+			attrS("ep_cache_context", "sub/dir/a.bin")),
+			[]string{"ep_cache_context: sub/dir/a.bin"}},
+		"xml brings its bin": {contextNode("n", attrI("embed_mode", 0),
+			attrS("ep_cache_context", "sub/a.XML")),
+			[]string{"ep_cache_context: sub/a.XML", "ep_cache_context: sub/a.bin"}},
+		"dlc, embed_mode left out": {contextNode("n", attrS("ep_context_type", "dlc"),
+			attrS("ep_dlc_context", "m.dlc")), []string{"ep_dlc_context: m.dlc"}},
+		"weights map": {contextNode("n",
+			attrS("weights_metadata_map",
+				`{"b":{"location":"w2","size":1},"a":{"data_offset":9007199254740993,"location":"w1"},"c":{"location":"w2"},"d":{"deeper":[{"location":"w3"}]}}`)), []string{"weights_metadata_map: w2", "weights_metadata_map: w1", "weights_metadata_map: w3"}},
+		"weights map empty": {contextNode("n", attrS("weights_metadata_map", "")), nil},
+		"not main, nothing of its own": {contextNode("n", attrI("embed_mode", 0),
+			attrI("main_context", 0)), nil},
+		"not main, names the file": {contextNode("n", attrI("embed_mode", 0),
+			attrI("main_context", 0), attrS("ep_cache_context", "a.bin")),
+			[]string{"ep_cache_context: a.bin"}},
 	}
 	for name, c := range cases {
 		for where, graph := range map[string]msg{"main": msg{}.sub(1, c.node), "subgraph": msg{}.sub(1, node("", "If", "i", attrG("then_branch", msg{}.sub(1, c.node))))} {

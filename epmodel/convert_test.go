@@ -66,22 +66,30 @@ func written(s *epmodel.Splice) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// around is an artefact with the node among much else, at two depths: what is written for each form by hand.
+// around is an artefact with the node among much else, at two depths: what is written for each form
+// by hand.
 func around(first, second msg) msg {
-	g := msg{}.str(2, "g").sub(1, node("", "Relu", "before")).sub(5, inGraph("w", strings.Repeat("w", 300))).
-		sub(1, first).sub(1, node("", "If", "if", attrG("then_branch", msg{}.sub(5, inGraph("d", "abcd")).sub(1, second)))).
+	g := msg{}.str(2, "g").sub(1, node("", "Relu", "before")).
+		sub(5, inGraph("w", strings.Repeat("w", 300))).
+		sub(1, first).
+		sub(1,
+			node("", "If", "if",
+				attrG("then_branch", msg{}.sub(5, inGraph("d", "abcd")).sub(1, second)))).
 		sub(1, contextNode("secondary", attrI("main_context", 0), attrI("embed_mode", 0))).
 		num(77, 1<<40)
 	return model(g).sub(14, pair("ep_compatibility_info.TestEP", "v1")).sub(99, msg{}.f32(1, 7))
 }
 
 func TestEmbedAndDetachChangeNothingElse(t *testing.T) {
-	long := strings.Repeat("context ", 1000) // its lengths take another number of bytes than a name's
+	// its lengths take another number of bytes than a name's
+	long := strings.Repeat("context ", 1000)
 	beside := func(name, file string) msg {
-		return contextNode(name, attrI("main_context", 1), attrI("embed_mode", 0), attrS("ep_cache_context", file), attrS("notes", "n"))
+		return contextNode(name, attrI("main_context", 1), attrI("embed_mode", 0),
+			attrS("ep_cache_context", file), attrS("notes", "n"))
 	}
 	inside := func(name, bytes string) msg {
-		return contextNode(name, attrI("main_context", 1), attrI("embed_mode", 1), attrS("ep_cache_context", bytes), attrS("notes", "n"))
+		return contextNode(name, attrI("main_context", 1), attrI("embed_mode", 1),
+			attrS("ep_cache_context", bytes), attrS("notes", "n"))
 	}
 	cases := map[string]struct {
 		sidecar, embedded msg
@@ -116,7 +124,11 @@ func TestDetachStatesTheModeThatWasTheDefault(t *testing.T) {
 	got, files, err := detach(b, "x_ctx.onnx")
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"x_ctx_TestEP.bin": "bytes"}, files)
-	require.Equal(t, []byte(model(msg{}.sub(1, contextNode("n", attrS("ep_cache_context", "x_ctx_TestEP.bin"), attrI("embed_mode", 0))))), got)
+	require.Equal(t,
+		[]byte(
+			model(msg{}.sub(1,
+				contextNode("n", attrS("ep_cache_context", "x_ctx_TestEP.bin"),
+					attrI("embed_mode", 0))))), got)
 }
 
 func TestDetachNamesFilesAsTheirEPsDo(t *testing.T) {
@@ -126,7 +138,8 @@ func TestDetachNamesFilesAsTheirEPsDo(t *testing.T) {
 		"":                          "x_ctx.bin",
 		"../a/b":                    "x_ctx____a_b.bin",
 	} {
-		n := node("com.microsoft", "EPContext", "n", attrS("source", source), attrS("ep_cache_context", "bytes"))
+		n := node("com.microsoft", "EPContext", "n", attrS("source", source),
+			attrS("ep_cache_context", "bytes"))
 		got, files, err := detach(model(msg{}.sub(1, n)), "x_ctx.onnx")
 		require.NoError(t, err)
 		require.Equal(t, map[string]string{want: "bytes"}, files)
@@ -135,7 +148,8 @@ func TestDetachNamesFilesAsTheirEPsDo(t *testing.T) {
 }
 
 func TestDetachTakesNoNameThatIsTaken(t *testing.T) {
-	b := model(msg{}.sub(5, external("w", 3, "location", "x_ctx_TestEP.bin")).sub(1, contextNode("n", attrS("ep_cache_context", "bytes"))))
+	b := model(msg{}.sub(5, external("w", 3, "location", "x_ctx_TestEP.bin")).
+		sub(1, contextNode("n", attrS("ep_cache_context", "bytes"))))
 	_, files, err := detach(b, "x_ctx.onnx")
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"x_ctx_TestEP_1.bin": "bytes"}, files)
@@ -176,19 +190,30 @@ func TestEmbedRefuses(t *testing.T) {
 		b     msg
 		check func(*testing.T, error)
 	}{
-		"a model without contexts":     {plain, form("no context stands in a file")},
-		"one that is embedded already": {model(msg{}.sub(1, contextNode("n", attrS("ep_cache_context", "bytes")))), form("no context stands in a file")},
-		"a file that is not there":     {sidecar("b.bin"), form(`"b.bin" is not there`)},
-		"weights beside the context": {model(msg{}.sub(1, contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin"),
-			attrS("weights_metadata_map", `{"w":{"location":"w.bin"}}`)))), form("further files")},
+		"a model without contexts": {plain, form("no context stands in a file")},
+		"one that is embedded already": {model(msg{}.sub(1,
+			contextNode("n", attrS("ep_cache_context", "bytes")))),
+			form("no context stands in a file")},
+		"a file that is not there": {sidecar("b.bin"), form(`"b.bin" is not there`)},
+		"weights beside the context": {model(msg{}.sub(1,
+			contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin"),
+				attrS("weights_metadata_map", `{"w":{"location":"w.bin"}}`)))),
+			form("further files")},
 		"openvino's own model format": {sidecar("c.xml"), form("further files")},
-		"a value that stands twice": {model(msg{}.sub(1, contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "x").str(4, "a.bin")))), func(t *testing.T, err error) {
+		"a value that stands twice": {model(msg{}.sub(1,
+			contextNode("n", attrI("embed_mode", 0),
+				attrS("ep_cache_context", "x").str(4, "a.bin")))), func(t *testing.T, err error) {
 			require.Contains(t, formatError(t, err).Reason, "twice")
 		}},
-		"a node within a node": {model(msg{}.sub(1, contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin"),
-			attrG("g", msg{}.sub(1, contextNode("m", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin"))))))), func(t *testing.T, err error) {
-			require.Contains(t, formatError(t, err).Reason, "subgraph of another")
-		}},
+		"a node within a node": {model(msg{}.sub(1,
+			contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", "a.bin"),
+				attrG("g",
+					msg{}.sub(1,
+						contextNode("m", attrI("embed_mode", 0),
+							attrS("ep_cache_context", "a.bin"))))))),
+			func(t *testing.T, err error) {
+				require.Contains(t, formatError(t, err).Reason, "subgraph of another")
+			}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -203,11 +228,13 @@ func TestEmbedRefusesGraphsAboveTheProtobufLimit(t *testing.T) {
 	b := sidecar("a.bin")
 	of := func(size int64) (*epmodel.Splice, error) {
 		unread := source{failing{io.ErrUnexpectedEOF}, size}
-		return epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b), map[string]epmodel.Source{"a.bin": unread}, epmodel.MaxGraph)
+		return epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b),
+			map[string]epmodel.Source{"a.bin": unread}, epmodel.MaxGraph)
 	}
 	small, err := of(1 << 30)
 	require.NoError(t, err)
-	largest := int64(epmodel.MaxGraph) - (small.Size() - 1<<30) // the lengths are as long as those of 1 GiB
+	// the lengths are as long as those of 1 GiB
+	largest := int64(epmodel.MaxGraph) - (small.Size() - 1<<30)
 	s, err := of(largest)
 	require.NoError(t, err)
 	require.EqualValues(t, epmodel.MaxGraph, s.Size())
@@ -229,7 +256,9 @@ func TestValidateRefusesAGraphThatProtobufCannotTake(t *testing.T) {
 func TestSpliceSaysWhenAFileEnds(t *testing.T) {
 	b := sidecar("a.bin")
 	short := source{strings.NewReader("only this"), 100}
-	s, err := epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b), map[string]epmodel.Source{"a.bin": short}, epmodel.MaxGraph)
+	s,
+		err := epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b),
+		map[string]epmodel.Source{"a.bin": short}, epmodel.MaxGraph)
 	require.NoError(t, err)
 	require.ErrorIs(t, s.WriteTo(context.Background(), io.Discard), io.ErrUnexpectedEOF)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -248,16 +277,24 @@ func TestConversionComesBack(t *testing.T) {
 			switch kind := rapid.IntRange(0, 3).Draw(t, "kind"); {
 			case kind == 0 && main < len(names):
 				// lengths on both sides of where their encodings grow, and distinct contents
-				size := rapid.SampledFrom([]int{1, 10, 90, 127, 128, 16000, 16384, 2 << 20}).Draw(t, "size")
+				size := rapid.SampledFrom([]int{1, 10, 90, 127, 128, 16000, 16384, 2 << 20}).
+					Draw(t, "size")
 				files[names[main]] = string(rune('a'+main)) + strings.Repeat("x", size)
-				graph = graph.sub(1, contextNode("c", attrI("embed_mode", 0), attrS("ep_cache_context", names[main])))
+				graph = graph.sub(1,
+					contextNode("c", attrI("embed_mode", 0),
+						attrS("ep_cache_context", names[main])))
 				main++
 			case kind == 1:
-				graph = graph.sub(1, contextNode("s", attrI("main_context", 0), attrS("notes", rapid.String().Draw(t, "notes"))))
+				graph = graph.sub(1,
+					contextNode("s", attrI("main_context", 0),
+						attrS("notes", rapid.String().Draw(t, "notes"))))
 			case kind == 2:
-				graph = graph.sub(5, inGraph("w", strings.Repeat("w", rapid.IntRange(0, 300).Draw(t, "weights"))))
+				graph = graph.sub(5,
+					inGraph("w", strings.Repeat("w", rapid.IntRange(0, 300).Draw(t, "weights"))))
 			default:
-				graph = append(graph, protowire.AppendVarint(protowire.AppendTag(nil, 50, protowire.VarintType), rapid.Uint64().Draw(t, "unknown"))...)
+				graph = append(graph,
+					protowire.AppendVarint(protowire.AppendTag(nil, 50, protowire.VarintType),
+						rapid.Uint64().Draw(t, "unknown"))...)
 			}
 		}
 		original := model(graph)

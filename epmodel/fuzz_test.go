@@ -17,7 +17,8 @@ import (
 // seeds are the models of the other tests, real graphs, and what fuzzing has found (testdata/fuzz).
 func seeds(f *testing.F) [][]byte {
 	f.Helper()
-	all := [][]byte{everything(), sidecar("a.bin"), model(nil), model(msg{}.sub(5, external("w", 3, "location", "w.bin", "offset", "4", "length", "12")))}
+	all := [][]byte{everything(), sidecar("a.bin"), model(nil),
+		model(msg{}.sub(5, external("w", 3, "location", "w.bin", "offset", "4", "length", "12")))}
 	files, err := filepath.Glob("testdata/artefacts/*")
 	require.NoError(f, err)
 	for _, p := range files {
@@ -28,7 +29,8 @@ func seeds(f *testing.F) [][]byte {
 	return all
 }
 
-// readFuzzed reads b and checks that memory stays in proportion and that errors are about the input.
+// readFuzzed reads b and checks that memory stays in proportion and that errors are about the
+// input.
 func readFuzzed(t *testing.T, b []byte) *epmodel.Model {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -75,9 +77,11 @@ func FuzzRead(f *testing.F) {
 				inside(r.Offset, r.Length)
 			}
 		}
-		_, err := epmodel.Digest(context.Background(), m, bytes.NewReader(b), func(string) (epmodel.Source, error) {
-			return bytes.NewReader(make([]byte, 100)), nil
-		}, sum)
+		_,
+			err := epmodel.Digest(context.Background(), m, bytes.NewReader(b),
+			func(string) (epmodel.Source, error) {
+				return bytes.NewReader(make([]byte, 100)), nil
+			}, sum)
 		var fe *epmodel.FormatError
 		require.True(t, err == nil || errors.As(err, &fe), "%v", err)
 	})
@@ -101,7 +105,8 @@ func FuzzValidate(f *testing.F) {
 		require.NotEmpty(t, m.Contexts)
 		for _, r := range m.Sidecars() {
 			require.Equal(t, name, r.Name, "only what is there passes")
-			require.True(t, filepath.IsLocal(r.Name) && filepath.Clean(r.Name) == r.Name, "%q", r.Name)
+			require.True(t, filepath.IsLocal(r.Name) && filepath.Clean(r.Name) == r.Name, "%q",
+				r.Name)
 		}
 		_ = m.NodeSummary(3)
 		_ = m.CompatibilityInfo()

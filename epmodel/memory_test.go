@@ -55,7 +55,8 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// weights of 10 GB in the graph file itself (more than protobuf libraries read) and an embedded context of 3 GB
+// weights of 10 GB in the graph file itself (more than protobuf libraries read) and an embedded
+// context of 3 GB
 func TestReadPassesOverHugeFields(t *testing.T) {
 	var lengths map[string]int64 // of the tensors
 	cases := map[string]struct {
@@ -83,7 +84,8 @@ func TestReadPassesOverHugeFields(t *testing.T) {
 			require.Equal(t, "n", m.Contexts[0].Node)
 			require.EqualValues(t, 3<<30, m.Contexts[0].Inline.Length)
 			var large *epmodel.TooLargeError
-			require.ErrorAs(t, epmodel.Validate(m, nil), &large, "it can be read, and not be loaded")
+			require.ErrorAs(t, epmodel.Validate(m, nil), &large,
+				"it can be read, and not be loaded")
 		}},
 	}
 	for name, c := range cases {
@@ -95,9 +97,11 @@ func TestReadPassesOverHugeFields(t *testing.T) {
 			var m *epmodel.Model
 			lengths = map[string]int64{}
 			took := allocated(func() {
-				m, err = epmodel.Tensors(context.Background(), "big.onnx", in, func(i *epmodel.Initializer) {
-					lengths[i.Name] = i.Length
-				})
+				m,
+					err = epmodel.Tensors(context.Background(), "big.onnx", in,
+					func(i *epmodel.Initializer) {
+						lengths[i.Name] = i.Length
+					})
 			})
 			require.NoError(t, err)
 			c.check(t, m)
@@ -112,7 +116,9 @@ func TestReadAndDigestOfALargeModel(t *testing.T) {
 	const tensors, each = 20000, 10 << 30 / 20000
 	g := msg{}
 	for i := range tensors {
-		g = g.sub(5, external(fmt.Sprintf("model.layers.%d.self_attn.q_proj.weight", i), each/4, "location", "model.onnx.data", "offset", fmt.Sprint(i*each), "length", fmt.Sprint(each)))
+		g = g.sub(5,
+			external(fmt.Sprintf("model.layers.%d.self_attn.q_proj.weight", i), each/4, "location",
+				"model.onnx.data", "offset", fmt.Sprint(i*each), "length", fmt.Sprint(each)))
 		g = g.sub(1, node("", "MatMul", fmt.Sprintf("/model/layers.%d/self_attn/q_proj/MatMul", i)))
 	}
 	b := model(g)
@@ -126,7 +132,9 @@ func TestReadAndDigestOfALargeModel(t *testing.T) {
 	var ranges int
 	var hashed int64
 	took = allocated(func() {
-		_, err = epmodel.Digest(context.Background(), m, bytes.NewReader(b), func(string) (epmodel.Source, error) { return data, nil },
+		_,
+			err = epmodel.Digest(context.Background(), m, bytes.NewReader(b),
+			func(string) (epmodel.Source, error) { return data, nil },
 			func(_ context.Context, _ io.ReaderAt, _, n int64) ([32]byte, error) {
 				ranges++
 				hashed += n
@@ -179,7 +187,8 @@ func TestReadBoundsMemory(t *testing.T) {
 		"inputs":   msg{}.sub(11, nil),
 		"outputs":  msg{}.sub(12, nil),
 		"contexts": msg{}.sub(1, contextNode("")),
-		"dims":     msg{}.sub(11, msg{}.sub(2, msg{}.sub(1, msg{}.sub(2, repeated(1000, msg{}.sub(1, nil)))))),
+		"dims": msg{}.sub(11,
+			msg{}.sub(2, msg{}.sub(1, msg{}.sub(2, repeated(1000, msg{}.sub(1, nil)))))),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := read(model(repeated(1<<20/len(one)*2, one)))
@@ -206,7 +215,8 @@ func TestReadingsPassTheGate(t *testing.T) {
 		passed = append(passed, large)
 		return func() { inside-- }, ctx.Err()
 	})
-	small, large := model(msg{}.sub(5, inGraph("w", "abcd"))), model(repeated(5000, msg{}.sub(11, nil)))
+	small, large := model(msg{}.sub(5, inGraph("w", "abcd"))),
+		model(repeated(5000, msg{}.sub(11, nil)))
 	_, err := epmodel.Read(ctx, "m.onnx", bytes.NewReader(small))
 	require.NoError(t, err)
 	m, err := epmodel.Read(ctx, "m.onnx", bytes.NewReader(large))

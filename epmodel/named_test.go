@@ -22,7 +22,8 @@ const compiledXML = `<?xml version="1.0"?>
 <layer id="2" name="scale" type="Const"><data element_type="f32" shape="" offset="256" size="4" /></layer>
 </layers></net>`
 
-// exported is a container with one compiled model as OpenVINO 2026.4 writes them, with this description of its layers.
+// exported is a container with one compiled model as OpenVINO 2026.4 writes them, with this
+// description of its layers.
 func exported(t *testing.T, xml string, masked bool) []byte {
 	head, err := os.ReadFile("testdata/artefacts/openvino.bin.head")
 	require.NoError(t, err)
@@ -57,8 +58,12 @@ func TestOpenVINOsBinariesNameTheirTensors(t *testing.T) {
 		require.Equal(t, epmodel.HeadKind, all[0].Kind)
 		require.Equal(t, epmodel.PartitionKind, all[2].Kind)
 		constants := int64(65536 + 20 + len("meta=1.0;ov=2026.4.1") + 48)
-		require.Equal(t, epmodel.Named{Name: "layer0.query", Kind: epmodel.TensorKind, Type: "f32", Shape: "16x4", Range: epmodel.Range{Offset: constants, Length: 256}}, all[3])
-		require.Equal(t, epmodel.Named{Name: "scale", Kind: epmodel.TensorKind, Type: "f32", Range: epmodel.Range{Offset: constants + 256, Length: 4}}, all[4])
+		require.Equal(t,
+			epmodel.Named{Name: "layer0.query", Kind: epmodel.TensorKind, Type: "f32",
+				Shape: "16x4", Range: epmodel.Range{Offset: constants, Length: 256}}, all[3])
+		require.Equal(t,
+			epmodel.Named{Name: "scale", Kind: epmodel.TensorKind, Type: "f32",
+				Range: epmodel.Range{Offset: constants + 256, Length: 4}}, all[4])
 		require.Equal(t, epmodel.GraphKind, all[5].Kind)
 	}
 	for name, b := range map[string][]byte{"empty": nil, "another maker's": make([]byte, 4096), "masked otherwise": exported(t, "?"+compiledXML, true)} {

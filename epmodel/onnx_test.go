@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// msg is an encoded message, put together field by field so that tests can write what no serializer would.
+// msg is an encoded message, put together field by field so that tests can write what no serializer
+// would.
 type msg []byte
 
 func (m msg) str(n protowire.Number, s string) msg {
@@ -29,7 +30,10 @@ func (m msg) f32(n protowire.Number, v uint32) msg {
 }
 
 // model wraps a graph.
-func model(graph msg) msg { return msg{}.num(1, 9).sub(7, graph).sub(8, msg{}.str(1, "").num(2, 17)) }
+func model(graph msg) msg {
+	return msg{}.num(1, 9).sub(7, graph).
+		sub(8, msg{}.str(1, "").num(2, 17))
+}
 
 // pair is a StringStringEntryProto.
 func pair(k, v string) msg { return msg{}.str(1, k).str(2, v) }
@@ -71,12 +75,14 @@ func attrs(name string, t ...string) msg {
 
 // contextNode is an EPContext node of "TestEP".
 func contextNode(name string, attributes ...msg) msg {
-	return node("com.microsoft", "EPContext", name, append([]msg{attrS("source", "TestEP")}, attributes...)...)
+	return node("com.microsoft", "EPContext", name,
+		append([]msg{attrS("source", "TestEP")}, attributes...)...)
 }
 
 // sidecar is the usual artefact: one node with its context in file.
 func sidecar(file string) msg {
-	return model(msg{}.sub(1, contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", file))))
+	return model(msg{}.sub(1,
+		contextNode("n", attrI("embed_mode", 0), attrS("ep_cache_context", file))))
 }
 
 func read(b msg) (*epmodel.Model, error) {
@@ -93,9 +99,11 @@ func mustRead(t *testing.T, b msg) *epmodel.Model {
 // tensors gives every tensor of a model that takes little memory.
 func tensors(t *testing.T, b msg) (all []epmodel.Initializer) {
 	t.Helper()
-	_, err := epmodel.Tensors(context.Background(), "m.onnx", bytes.NewReader(b), func(one *epmodel.Initializer) {
-		all = append(all, *one)
-	})
+	_,
+		err := epmodel.Tensors(context.Background(), "m.onnx", bytes.NewReader(b),
+		func(one *epmodel.Initializer) {
+			all = append(all, *one)
+		})
 	require.NoError(t, err)
 	return all
 }

@@ -20,14 +20,19 @@ func container(t *testing.T, name string) []byte {
 }
 
 func TestBinaryReferencesOfRealSidecars(t *testing.T) {
-	refs, err := epmodel.BinaryReferences("x.bin", bytes.NewReader(container(t, "openvino.bin.head")))
+	refs,
+		err := epmodel.BinaryReferences("x.bin", bytes.NewReader(container(t, "openvino.bin.head")))
 	require.NoError(t, err)
 	require.Empty(t, refs)
 
 	// shared contexts of a model with external data need the source's weights beside them
-	refs, err = epmodel.BinaryReferences("x.bin", bytes.NewReader(container(t, "openvino_shared.bin.head")))
+	refs,
+		err = epmodel.BinaryReferences("x.bin",
+		bytes.NewReader(container(t, "openvino_shared.bin.head")))
 	require.NoError(t, err)
-	require.Equal(t, []epmodel.Reference{{Node: "x.bin", Attribute: "weights_metadata_map", Name: "ext.data", Offset: 308}}, refs)
+	require.Equal(t,
+		[]epmodel.Reference{{Node: "x.bin", Attribute: "weights_metadata_map", Name: "ext.data",
+			Offset: 308}}, refs)
 	require.Error(t, epmodel.ValidateReferences("x.bin", refs, map[string]int64{"x.bin": 1}))
 	require.NoError(t, epmodel.ValidateReferences("x.bin", refs, map[string]int64{"ext.data": 1}))
 }

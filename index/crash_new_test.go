@@ -39,8 +39,8 @@ func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 	}
 }
 
-// A manifest that was retracted after its commit point does not come back, because its publisher was
-// told that it is not there.
+// A manifest that was retracted after its commit point does not come back, because its publisher
+// was told that it is not there.
 func TestRetractedBuildStaysAway(t *testing.T) {
 	fs, x, old := start(t, 0)
 	b := sampleBuild()

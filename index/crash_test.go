@@ -80,7 +80,10 @@ var operations = []operation{
 		done: func(old, new Build) []outcome {
 			return []outcome{{build: old, there: true}, {build: new, there: true}}
 		},
-		maybe: func(old, new Build) []outcome { return []outcome{{build: old, there: true}, {build: new}} },
+		maybe: func(old,
+			new Build) []outcome {
+			return []outcome{{build: old, there: true}, {build: new}}
+		},
 	},
 	{
 		name: "retract",
@@ -88,12 +91,21 @@ var operations = []operation{
 		done: func(old, new Build) []outcome {
 			return []outcome{{build: old, absent: true}, {build: new, absent: true}}
 		},
-		maybe: func(old, new Build) []outcome { return []outcome{{build: old}, {build: new, absent: true}} },
+		maybe: func(old,
+			new Build) []outcome {
+			return []outcome{{build: old}, {build: new, absent: true}}
+		},
 	},
 	{
-		name:  "withhold",
-		run:   func(x *Index, old, _ Build) error { return x.Journal.SetState(old.ID, State{Name: Withheld}) },
-		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
+		name: "withhold",
+		run: func(x *Index, old,
+			_ Build) error {
+			return x.Journal.SetState(old.ID, State{Name: Withheld})
+		},
+		done: func(old,
+			_ Build) []outcome {
+			return []outcome{{build: old, there: true, state: Withheld}}
+		},
 		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
@@ -104,13 +116,19 @@ var operations = []operation{
 			x.Journal.mu.Unlock()
 			return x.Journal.SetState(old.ID, State{Name: Withheld})
 		},
-		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
+		done: func(old,
+			_ Build) []outcome {
+			return []outcome{{build: old, there: true, state: Withheld}}
+		},
 		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
-		name:  "pin",
-		run:   func(x *Index, old, _ Build) error { return x.Journal.Pin(old.ID, Pin{UID: 7}) },
-		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, pinned: true}} },
+		name: "pin",
+		run:  func(x *Index, old, _ Build) error { return x.Journal.Pin(old.ID, Pin{UID: 7}) },
+		done: func(old,
+			_ Build) []outcome {
+			return []outcome{{build: old, there: true, pinned: true}}
+		},
 		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
@@ -122,12 +140,16 @@ var operations = []operation{
 					continue
 				}
 				list = append(list, &Change{ID: b.ID, Why: "a test", Tombstone: &Tombstone{
-					BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, Reason: "a test"}})
+					BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey,
+					Reason: "a test"}})
 			}
 			x.Commit(list)
 			return errorsOf(list)
 		},
-		done:  func(old, _ Build) []outcome { return together(old, outcome{absent: true, ghost: true}) },
+		done: func(old,
+			_ Build) []outcome {
+			return together(old, outcome{absent: true, ghost: true})
+		},
 		maybe: func(old, _ Build) []outcome { return together(old, outcome{ghost: true}) },
 		more:  2,
 	},
@@ -143,7 +165,8 @@ var operations = []operation{
 				list = append(list, c)
 			}
 			if _, err := x.Get(old.ID); err == nil {
-				list = append(list, &Change{ID: old.ID, Why: "a test", Tombstone: &Tombstone{BuildID: old.ID}})
+				list = append(list,
+					&Change{ID: old.ID, Why: "a test", Tombstone: &Tombstone{BuildID: old.ID}})
 			}
 			x.Commit(list)
 			return errorsOf(list)
@@ -151,7 +174,10 @@ var operations = []operation{
 		done: func(old, new Build) []outcome {
 			return []outcome{{build: old, absent: true, ghost: true}, {build: new, there: true}}
 		},
-		maybe: func(old, new Build) []outcome { return []outcome{{build: old, ghost: true}, {build: new}} },
+		maybe: func(old,
+			new Build) []outcome {
+			return []outcome{{build: old, ghost: true}, {build: new}}
+		},
 	},
 }
 
@@ -259,7 +285,8 @@ func TestFailAtEveryStep(t *testing.T) {
 				over := fs.Steps() < before+step
 				if err != nil {
 					requireAfterCrash(t, fs, op.maybe(old, new))
-					require.NoError(t, op.run(x, old, new), "tried again after step %d failed: %v", step, err)
+					require.NoError(t, op.run(x, old, new), "tried again after step %d failed: %v",
+						step, err)
 				}
 				requireAfterCrash(t, fs, op.done(old, new))
 				require.NoError(t, x.Close())

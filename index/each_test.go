@@ -15,7 +15,8 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 	x := open(t, memoryDir(t))
 	var ids []BuildID
 	for i := range byte(5) {
-		b := publish(t, x, func(b *Build) { b.Files = []File{{b.Graph, 100 + int64(i), cas.Digest{100 + i}}} })
+		b := publish(t, x,
+			func(b *Build) { b.Files = []File{{b.Graph, 100 + int64(i), cas.Digest{100 + i}}} })
 		require.NoError(t, x.Views.Save(b.ID[:], []byte("view of "+b.ID.String())))
 		require.NoError(t, x.Shares.Save(append([]byte{i + 1}, make([]byte, 31)...), []byte{i}))
 		ids = append(ids, b.ID)
@@ -26,7 +27,8 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 	slices.SortFunc(ids, func(a, b BuildID) int { return bytes.Compare(a[:], b[:]) })
 
 	var after []BuildID
-	require.NoError(t, x.EachAfter(ctx, ids[1], func(b Build) error { after = append(after, b.ID); return nil }))
+	require.NoError(t,
+		x.EachAfter(ctx, ids[1], func(b Build) error { after = append(after, b.ID); return nil }))
 	require.Equal(t, ids[2:], after)
 
 	var viewed []BuildID
@@ -55,7 +57,9 @@ func TestEachRowIsGivenOnce(t *testing.T) {
 		require.LessOrEqual(t, bytes.Compare(last[:], d[:]), 0)
 		b, err := x.Get(id)
 		require.NoError(t, err)
-		require.True(t, slices.ContainsFunc(b.Files, func(f File) bool { return f.Digest == d && f.Size == size }))
+		require.True(t,
+			slices.ContainsFunc(b.Files,
+				func(f File) bool { return f.Digest == d && f.Size == size }))
 		needs[d]++
 		last = d
 		return nil

@@ -49,11 +49,14 @@ func TestOneUserDoesNotWashOutTheJournal(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
-	require.NoError(t, x.Journal.Note(ctx, Event{Kind: "compiled", RequestKey: b.RequestKey, Scope: "shared", By: "uid:1"}))
+	require.NoError(t,
+		x.Journal.Note(ctx,
+			Event{Kind: "compiled", RequestKey: b.RequestKey, Scope: "shared", By: "uid:1"}))
 	require.NoError(t, x.Journal.Note(ctx, Event{Kind: "changed", Runtime: "/opt/ort"}))
 	text := strings.Repeat("x", maxText)
 	for range 2 * maxJournal / maxText {
-		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", Text: text, Scope: "shared", By: "uid:2"}))
+		require.NoError(t,
+			x.Journal.Note(ctx, Event{Kind: "failed", Text: text, Scope: "shared", By: "uid:2"}))
 	}
 	for range 3 * maxEvents {
 		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", Scope: "uid:3"}))

@@ -33,12 +33,15 @@ func v1Build() Build {
 
 func v1Events() []Event {
 	return []Event{
-		{At: time.Unix(1_790_000_000, 1).UTC(), Kind: "compiled", RequestKey: RequestKey{3}, BuildID: BuildID{0xa1, 0xb2, 0xc3}, Text: "in 1.5 s"},
-		{At: time.Unix(1_790_000_100, 2).UTC(), Kind: "failed", RequestKey: RequestKey{3}, Text: "compiler crashed"},
+		{At: time.Unix(1_790_000_000, 1).UTC(), Kind: "compiled", RequestKey: RequestKey{3},
+			BuildID: BuildID{0xa1, 0xb2, 0xc3}, Text: "in 1.5 s"},
+		{At: time.Unix(1_790_000_100, 2).UTC(), Kind: "failed", RequestKey: RequestKey{3},
+			Text: "compiler crashed"},
 	}
 }
 
-var v1State = State{Name: Withheld, Reason: "reported by uid 1000", At: time.Unix(1_790_000_200, 0).UTC()}
+var v1State = State{Name: Withheld, Reason: "reported by uid 1000",
+	At: time.Unix(1_790_000_200, 0).UTC()}
 
 func TestManifestOfFormat1(t *testing.T) {
 	got, err := decodeManifest("sample", sample(t, "manifest"))
@@ -134,7 +137,8 @@ func TestTheJournalIsBounded(t *testing.T) {
 	require.NoError(t, x.Journal.SetState(b.ID, v1State))
 	text := strings.Repeat("x", maxText)
 	for range 2 * maxJournal / maxText {
-		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: b.RequestKey, Text: text}))
+		require.NoError(t,
+			x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: b.RequestKey, Text: text}))
 	}
 	info, err := os.Stat(filepath.Join(dir, "journal"))
 	require.NoError(t, err)
@@ -211,7 +215,8 @@ func FuzzRecord(f *testing.F) {
 
 func FuzzRows(f *testing.F) {
 	f.Add([]byte("stamps"), []byte("key"), encodeStamp(cas.Stamp{Dev: 1, Size: 2, Boot: "boot"}))
-	f.Add([]byte("use"), []byte("key"), encodeUse(Usage{Last: time.Unix(1, 2), Hits: 3, SavedSeconds: 4}))
+	f.Add([]byte("use"), []byte("key"),
+		encodeUse(Usage{Last: time.Unix(1, 2), Hits: 3, SavedSeconds: 4}))
 	f.Add([]byte("meta"), []byte("space"), encodeRow(Space{1, 2, 3, 4, 5, 6}))
 	f.Add([]byte("folders"), []byte{1}, encodeRow(folderTimes{1, 2, 3}))
 	f.Fuzz(func(t *testing.T, bucket, key, value []byte) {

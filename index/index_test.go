@@ -32,18 +32,23 @@ func closeSound(t *testing.T, x *Index) {
 
 func sampleBuild() Build {
 	b := Build{
-		Scope: "shared", UID: 1000, ModelName: "mobilenet.onnx", Record: []byte{1, 2, 3}, RecordJSON: `{"a":1}`,
+		Scope: "shared", UID: 1000, ModelName: "mobilenet.onnx", Record: []byte{1, 2, 3},
+		RecordJSON: `{"a":1}`,
 		EPs: []EPFacts{{
-			Name: "QNNExecutionProvider", Version: "2.7.0", Library: "libonnxruntime_providers_qnn.so",
+			Name: "QNNExecutionProvider", Version: "2.7.0",
+			Library:       "libonnxruntime_providers_qnn.so",
 			LibraryDigest: cas.Digest{9}, SDKVersion: "2.51.0", HardwareArchitecture: "v73",
 			CompatibilityString: "v2:6:2.51.0", DriverVersion: "1", Devices: []string{"NPU"},
 		}},
 		ORTVersion: "1.31.1", Route: "compile_api", Graph: "a_ctx.onnx",
-		Files:           []File{{"a_ctx.onnx", 1000, cas.Digest{1}}, {"sub/a.bin", 5000, cas.Digest{2}}},
+		Files: []File{{"a_ctx.onnx", 1000, cas.Digest{1}},
+			{"sub/a.bin", 5000, cas.Digest{2}}},
 		ProviderOptions: map[string]map[string]string{"QNNExecutionProvider": {"soc_model": "60"}},
 		SessionOptions:  map[string]string{"k": "v"}, GraphOptimizationLevel: "all",
-		CompileSeconds: 1.5, Created: time.Unix(1_790_000_000, 123).UTC(), LoadCheck: "passed", IRVersion: 13,
-		Warnings: []string{"slow"}, ModelDigest: cas.Digest{7}, RequestKey: RequestKey{3}, BuildKey: BuildKey{4},
+		CompileSeconds: 1.5, Created: time.Unix(1_790_000_000, 123).UTC(), LoadCheck: "passed",
+		IRVersion: 13,
+		Warnings:  []string{"slow"}, ModelDigest: cas.Digest{7}, RequestKey: RequestKey{3},
+		BuildKey: BuildKey{4},
 	}
 	_, _ = rand.Read(b.ID[:]) // never fails
 	return b
@@ -76,7 +81,9 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 		require.Equal(t, []BuildID{b.ID}, ids)
 		space, err := x.Space()
 		require.NoError(t, err)
-		require.Equal(t, Space{LogicalBytes: 6000, UniqueBytes: 6000, Entries: 1, Builds: 1, DiskBytes: 12288, ManifestBytes: 4096}, space)
+		require.Equal(t,
+			Space{LogicalBytes: 6000, UniqueBytes: 6000, Entries: 1, Builds: 1, DiskBytes: 12288,
+				ManifestBytes: 4096}, space)
 		closeSound(t, x)
 		x = open(t, dir)
 		require.Empty(t, x.Rebuilt())
@@ -92,8 +99,11 @@ func TestEventsAreToldAndKept(t *testing.T) {
 	b := publish(t, x)
 	want := []Event{
 		{Kind: "changed", Runtime: "/opt/ort", Text: "another library"},
-		{Kind: "judged", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: "uid:7", By: "uid:8", Runtime: "/opt/ort"},
-		{Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID), Text: "by hand"},
+		{Kind: "judged", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey,
+			ModelName: b.ModelName, Scope: "uid:7", By: "uid:8", Runtime: "/opt/ort"},
+		{Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey,
+			ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID),
+			Text: "by hand"},
 	}
 	early := time.Now().Add(-time.Hour)
 	for i, e := range want[:2] {
@@ -131,7 +141,8 @@ func TestWhereABuildComesFromIsKept(t *testing.T) {
 	require.Equal(t, compiled.Created, compiled.Compiled())
 	made := Origin{ID: compiled.ID, BuildKey: compiled.BuildKey, Created: compiled.Created}
 	b := publish(t, x, func(b *Build) {
-		b.RequestKey, b.Created, b.Converted, b.VerifiedOutput = RequestKey{8}, b.Created.Add(time.Hour), made, 0.01
+		b.RequestKey, b.Created, b.Converted, b.VerifiedOutput = RequestKey{8},
+			b.Created.Add(time.Hour), made, 0.01
 	})
 	require.NoError(t, x.Close())
 	x = open(t, dir)

@@ -26,13 +26,15 @@ func bucketRows(t *testing.T, x *Index, bucket []byte) map[string]string {
 	return out
 }
 
-// A database that is made of the manifests has the rows of one that took the builds in one after the other.
+// A database that is made of the manifests has the rows of one that took the builds in one after
+// the other.
 func TestADatabaseThatIsMadeAgainIsTheOneThatGrew(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	for i := range byte(40) {
 		publish(t, x, func(b *Build) {
-			b.RequestKey, b.BuildKey, b.UID, b.Put = RequestKey{i % 7, 1}, BuildKey{i}, uint32(i%3), i%5 == 0
+			b.RequestKey, b.BuildKey, b.UID, b.Put = RequestKey{i % 7, 1}, BuildKey{i}, uint32(i%3),
+				i%5 == 0
 			if i%2 == 0 {
 				b.Scope = "uid:7"
 			}
@@ -43,7 +45,8 @@ func TestADatabaseThatIsMadeAgainIsTheOneThatGrew(t *testing.T) {
 			}
 		})
 	}
-	made := []([]byte){bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers}
+	made := []([]byte){bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs,
+		bucketUsers}
 	grown := make([]map[string]string, len(made))
 	for i, bucket := range made {
 		grown[i] = bucketRows(t, x, bucket)
@@ -76,17 +79,21 @@ func TestMakingADatabaseIsTold(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "index.db")))
 	at := time.Unix(1e9, 0)
 	var told []int
-	x, err := Open(dir, Options{now: func() time.Time { at = at.Add(2 * tellLearn); return at }, Making: func(builds uint64, percent int) {
-		require.EqualValues(t, 1, builds)
-		told = append(told, percent)
-	}})
+	x,
+		err := Open(dir,
+		Options{now: func() time.Time { at = at.Add(2 * tellLearn); return at },
+			Making: func(builds uint64, percent int) {
+				require.EqualValues(t, 1, builds)
+				told = append(told, percent)
+			}})
 	require.NoError(t, err)
 	require.True(t, slices.IsSorted(told))
 	require.Equal(t, 100, told[len(told)-1])
 	require.NoError(t, x.Close())
 }
 
-// A bucket of several pages is read in order and whole, from anywhere on, and no further than is wanted.
+// A bucket of several pages is read in order and whole, from anywhere on, and no further than is
+// wanted.
 func TestALongBucketIsReadPageByPage(t *testing.T) {
 	x := open(t, memoryDir(t))
 	const rows = 3*scanRows + 5
@@ -104,12 +111,14 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 		if from > 0 {
 			after = bigEndian(from - 1)
 		}
-		require.NoError(t, x.db.rowsFrom(context.Background(), bucketMemo, nil, after, func(key, value []byte) error {
-			require.Equal(t, bigEndian(next), key)
-			require.Equal(t, numbers(next), value)
-			next++
-			return nil
-		}))
+		require.NoError(t,
+			x.db.rowsFrom(context.Background(), bucketMemo, nil, after,
+				func(key, value []byte) error {
+					require.Equal(t, bigEndian(next), key)
+					require.Equal(t, numbers(next), value)
+					next++
+					return nil
+				}))
 		require.EqualValues(t, rows, next)
 	}
 	n := 0
@@ -120,7 +129,9 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 		return nil
 	}), os.ErrExist)
 	ctx, stop := context.WithCancel(context.Background())
-	require.ErrorIs(t, x.db.rows(ctx, bucketMemo, func([]byte, []byte) error { stop(); return nil }), context.Canceled)
+	require.ErrorIs(t,
+		x.db.rows(ctx, bucketMemo, func([]byte, []byte) error { stop(); return nil }),
+		context.Canceled)
 	closeSound(t, x)
 }
 
@@ -181,12 +192,14 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, "view of "+stays.ID.String(), string(view))
 	require.NotContains(t, bucketRows(t, x, bucketViews), string(goes.ID[:]))
-	publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{9}, BuildKey{9} }) // it can be written to
+	// it can be written to
+	publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{9}, BuildKey{9} })
 	closeSound(t, x)
 	require.Empty(t, open(t, dir).Rebuilt())
 }
 
-// Builds that were taken in are found from then on, also where a directory needs several transactions.
+// Builds that were taken in are found from then on, also where a directory needs several
+// transactions.
 func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 	dir := memoryDir(t)
 	closeSound(t, open(t, dir))
@@ -200,7 +213,8 @@ func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 		putManifest(t, dir, b.ID, file)
 		last = b.ID
 	}
-	later := func() time.Time { return time.Now().Add(2 * fresh) } // the times of the folder have settled
+	// the times of the folder have settled
+	later := func() time.Time { return time.Now().Add(2 * fresh) }
 	for _, want := range []uint64{n, n - 1} {
 		x, err := Open(dir, Options{now: later})
 		require.NoError(t, err)

@@ -14,8 +14,10 @@ import (
 func group(b *Build) {
 	b.Files = append(b.Files, File{"a_2_ctx.onnx", 900, cas.Digest{3}})
 	b.Members = []Member{
-		{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph, SessionOptions: map[string]string{"share": "1"}, AloneKey: RequestKey{31}},
-		{ModelName: "decoder.onnx", ModelDigest: cas.Digest{8}, Graph: "a_2_ctx.onnx", SessionOptions: map[string]string{"share": "1"}, AloneKey: RequestKey{32},
+		{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph,
+			SessionOptions: map[string]string{"share": "1"}, AloneKey: RequestKey{31}},
+		{ModelName: "decoder.onnx", ModelDigest: cas.Digest{8}, Graph: "a_2_ctx.onnx",
+			SessionOptions: map[string]string{"share": "1"}, AloneKey: RequestKey{32},
 			Source: Source{Kind: SourceCopy, Files: []File{{"", 70, cas.Digest{21}}}}},
 	}
 }
@@ -40,7 +42,9 @@ func TestAGroupIsFoundByEachOfItsMembers(t *testing.T) {
 	found(x, b)
 	space, err := x.Space()
 	require.NoError(t, err)
-	require.Equal(t, Space{LogicalBytes: 6970, UniqueBytes: 6970, Entries: 1, Builds: 1, DiskBytes: 20480, ManifestBytes: 4096}, space, "one entry, and the copied source counts")
+	require.Equal(t,
+		Space{LogicalBytes: 6970, UniqueBytes: 6970, Entries: 1, Builds: 1, DiskBytes: 20480,
+			ManifestBytes: 4096}, space, "one entry, and the copied source counts")
 	ids, err := x.Needs(cas.Digest{21})
 	require.NoError(t, err)
 	require.Equal(t, []BuildID{b.ID}, ids)
@@ -74,15 +78,27 @@ func TestAGroupIsFoundByEachOfItsMembers(t *testing.T) {
 
 func TestPublishRefusesAGroupThatIsNone(t *testing.T) {
 	for name, change := range map[string]func(*Build){
-		"one member":                      func(b *Build) { b.Members = b.Members[:1] },
-		"another first model":             func(b *Build) { b.Members[0].ModelDigest[0]++ },
-		"another first graph":             func(b *Build) { b.Members[0].Graph = "a_2_ctx.onnx" },
-		"a graph that is no file":         func(b *Build) { b.Members[1].Graph = "b_ctx.onnx" },
-		"one graph for two":               func(b *Build) { b.Members[1].Graph = b.Graph },
-		"one model twice":                 func(b *Build) { b.Members[1].ModelDigest = b.ModelDigest },
-		"a second source of the first":    func(b *Build) { b.Members[0].Source = b.Members[1].Source },
-		"a source that is none":           func(b *Build) { b.Members[1].Source.Files[0].Name = "weights" },
-		"more members than anybody sends": func(b *Build) { b.Members = append(b.Members, make([]Member, maxMembers)...) },
+		"one member":              func(b *Build) { b.Members = b.Members[:1] },
+		"another first model":     func(b *Build) { b.Members[0].ModelDigest[0]++ },
+		"another first graph":     func(b *Build) { b.Members[0].Graph = "a_2_ctx.onnx" },
+		"a graph that is no file": func(b *Build) { b.Members[1].Graph = "b_ctx.onnx" },
+		"one graph for two":       func(b *Build) { b.Members[1].Graph = b.Graph },
+		"one model twice": func(
+			b *Build) {
+			b.Members[1].ModelDigest = b.ModelDigest
+		},
+		"a second source of the first": func(
+			b *Build) {
+			b.Members[0].Source = b.Members[1].Source
+		},
+		"a source that is none": func(
+			b *Build) {
+			b.Members[1].Source.Files[0].Name = "weights"
+		},
+		"more members than anybody sends": func(b *Build) {
+			b.Members = append(b.Members,
+				make([]Member, maxMembers)...)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := open(t, memoryDir(t))

@@ -42,8 +42,10 @@ func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{UID: 7}))
-	ghost := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2}, BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
-		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5, LastUsed: time.Unix(1000, 0).UTC()}
+	ghost := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2},
+		BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
+		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5,
+		LastUsed: time.Unix(1000, 0).UTC()}
 	require.NoError(t, x.Journal.AddTombstones([]Tombstone{ghost}))
 	text := strings.Repeat("x", maxText)
 	for range maxJournal / maxText * 3 / 2 {
@@ -63,14 +65,16 @@ func TestTombstonesAreBounded(t *testing.T) {
 	page := make([]Tombstone, 512)
 	for n := 0; n < 3*maxTombstones; n += len(page) {
 		for i := range page {
-			page[i] = Tombstone{BuildID: BuildID{1, byte(n >> 16), byte(n >> 8), byte(i >> 8), byte(i)}, ModelName: fmt.Sprint(n + i), Reason: strings.Repeat("x", 200)}
+			page[i] = Tombstone{BuildID: BuildID{1, byte(n >> 16), byte(n >> 8), byte(i >> 8),
+				byte(i)}, ModelName: fmt.Sprint(n + i), Reason: strings.Repeat("x", 200)}
 		}
 		require.NoError(t, x.Journal.AddTombstones(page))
 	}
 	left := x.Journal.Tombstones(nil)
 	require.GreaterOrEqual(t, len(left), maxTombstones)
 	require.LessOrEqual(t, len(left), 2*maxTombstones)
-	require.Equal(t, fmt.Sprint(3*maxTombstones-1), left[len(left)-1].ModelName, "the oldest went, not the newest")
+	require.Equal(t, fmt.Sprint(3*maxTombstones-1), left[len(left)-1].ModelName,
+		"the oldest went, not the newest")
 	info, err := os.Stat(filepath.Join(dir, "journal"))
 	require.NoError(t, err)
 	require.LessOrEqual(t, info.Size(), int64(2*maxJournal))

@@ -14,9 +14,9 @@ import (
 )
 
 // bbolt writes the database directly, and not through the file system seam of other crash tests.
-// Therefore this test cuts the power of a real file system. A database that was synced before it got
-// its name is there afterwards. Otherwise the manifests would be read again, and the last use of
-// every build would be lost.
+// Therefore this test cuts the power of a real file system. A database that was synced before it
+// got its name is there afterwards. Otherwise the manifests would be read again, and the last use
+// of every build would be lost.
 func TestANewDatabaseIsThereAfterAPowerCut(t *testing.T) {
 	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "mounted")
 	require.NoError(t, os.WriteFile(image, nil, 0o600))
@@ -24,7 +24,8 @@ func TestANewDatabaseIsThereAfterAPowerCut(t *testing.T) {
 	require.NoError(t, os.Mkdir(at, 0o700))
 	run := func(command ...string) {
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("SKIPPED: no small file system to take the power from: %s: %v: %s", command[0], err, out)
+			t.Skipf("SKIPPED: no small file system to take the power from: %s: %v: %s", command[0],
+				err, out)
 		}
 	}
 	run("mkfs.ext4", "-q", "-F", image)
@@ -47,7 +48,8 @@ func TestANewDatabaseIsThereAfterAPowerCut(t *testing.T) {
 
 	x, err = Open(dir, Options{}) // makes a new one
 	require.NoError(t, err)
-	const shutdown, nothingMore = 0x8004587d, 2 // EXT4_IOC_SHUTDOWN, without what is only in the journal's memory
+	// EXT4_IOC_SHUTDOWN, without what is only in the journal's memory
+	const shutdown, nothingMore = 0x8004587d, 2
 	err = unix.IoctlSetPointerInt(int(f.Fd()), shutdown, nothingMore)
 	require.NoError(t, f.Close())
 	_ = x.Close() // of a machine that has lost its power
@@ -82,7 +84,8 @@ func TestAnIncompleteDatabaseHasNoName(t *testing.T) {
 	require.ErrorIs(t, err, errRename)
 	require.NoFileExists(t, filepath.Join(dir, "index.db"))
 
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "index.db.new"), []byte("incomplete"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(dir, "index.db.new"), []byte("incomplete"), 0o600))
 	x, err := Open(dir, Options{})
 	require.NoError(t, err)
 	require.NoError(t, x.Close())

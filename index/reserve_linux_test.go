@@ -36,7 +36,8 @@ func (d *fullDisk) Truncate(f *os.File, size int64) error {
 
 func (d *fullDisk) WriteAt(f *os.File, p []byte, off int64) (int, error) {
 	if d.full && int64(len(p)) > d.free {
-		return 0, &fs.PathError{Op: "write", Path: f.Name(), Err: cmp.Or[error](d.err, syscall.ENOSPC)}
+		return 0,
+			&fs.PathError{Op: "write", Path: f.Name(), Err: cmp.Or[error](d.err, syscall.ENOSPC)}
 	}
 	if d.full {
 		d.free -= int64(len(p))
@@ -51,7 +52,8 @@ func TestReserveServesRequiredWritesOnly(t *testing.T) {
 	}
 }
 
-// On a full disk ghosts, states and pins are made durable in what is given up of the reserve, a piece at a time, and events are not.
+// On a full disk ghosts, states and pins are made durable in what is given up of the reserve, a
+// piece at a time, and events are not.
 func requireReserve(t *testing.T, full error) {
 	dir, disk := t.TempDir(), &fullDisk{err: full}
 	x, err := Open(dir, Options{FS: disk})
@@ -69,7 +71,8 @@ func requireReserve(t *testing.T, full error) {
 	disk.full = true
 	require.ErrorIs(t, x.Journal.Note(ctx, Event{Kind: "failed"}), full)
 	require.EqualValues(t, reserve.Bytes, reserved(), "for what may be lost nothing is given up")
-	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
+	require.NoError(t,
+		x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{1}, Reason: "evicted"}}))
 	require.EqualValues(t, reserve.Bytes-reserve.Piece, reserved())
 	disk.free = 0 // another process took the rest
 	require.NoError(t, x.Journal.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
@@ -77,7 +80,8 @@ func requireReserve(t *testing.T, full error) {
 	disk.free = 0
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{}))
 	disk.free = 0
-	require.NoError(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{2}, Reason: "evicted"}}))
+	require.NoError(t,
+		x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{2}, Reason: "evicted"}}))
 	require.Zero(t, reserved())
 	disk.free = 0
 	require.ErrorIs(t, x.Journal.AddTombstones([]Tombstone{{BuildID: BuildID{3}}}), full)
@@ -115,7 +119,8 @@ func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
 	closeSound(t, x)
 }
 
-// A reserve that is no regular file, or has no blocks, as a copied store may have it, is made again.
+// A reserve that is no regular file, or has no blocks, as a copied store may have it, is made
+// again.
 func TestBadReserveIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "reserve")

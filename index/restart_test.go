@@ -203,7 +203,9 @@ func TestSoftRowsSurviveARestart(t *testing.T) {
 
 func TestOldMemosMakeRoom(t *testing.T) {
 	var seconds atomic.Int64
-	x, err := Open(memoryDir(t), Options{now: func() time.Time { return time.Unix(seconds.Load(), 0) }})
+	x,
+		err := Open(memoryDir(t),
+		Options{now: func() time.Time { return time.Unix(seconds.Load(), 0) }})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, x.Close()) }()
 	for i := range 30 {
@@ -221,7 +223,9 @@ func TestOldMemosMakeRoom(t *testing.T) {
 // TestDatabaseIsRebuilt damages index.db in every way that is noticed at
 // Open; the builds are there afterwards, and what was damaged is set aside.
 func TestDatabaseIsRebuilt(t *testing.T) {
-	truncate := func(n int64) func(string) error { return func(p string) error { return os.Truncate(p, n) } }
+	truncate := func(n int64) func(string) error {
+		return func(p string) error { return os.Truncate(p, n) }
+	}
 	for _, c := range []struct {
 		name   string
 		damage func(path string) error
@@ -231,7 +235,11 @@ func TestDatabaseIsRebuilt(t *testing.T) {
 		{"empty", truncate(0), "it was empty"},
 		{"half a page", truncate(2000), "invalid database"},
 		{"two pages", truncate(8192), ""},
-		{"rubbish", func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("rubbish "), 8192), 0o600) }, "invalid database"},
+		{"rubbish",
+			func(p string) error {
+				return os.WriteFile(p, bytes.Repeat([]byte("rubbish "), 8192),
+					0o600)
+			}, "invalid database"},
 		{"older schema", changeSchema(0), "its schema is 0"},
 		{"newer schema", changeSchema(99), "its schema is 99"},
 		{"bucket missing", func(p string) error {
@@ -274,7 +282,8 @@ func inDatabase(path string, fn func(tx *bbolt.Tx) error) error {
 func changeSchema(version uint32) func(string) error {
 	return func(path string) error {
 		return inDatabase(path, func(tx *bbolt.Tx) error {
-			return put(tx, bucketMeta, []byte("schema"), binary.LittleEndian.AppendUint32(nil, version))
+			return put(tx, bucketMeta, []byte("schema"),
+				binary.LittleEndian.AppendUint32(nil, version))
 		})
 	}
 }
@@ -291,7 +300,8 @@ func broken(t *testing.T, dir string) (x *Index, reported chan *BrokenError) {
 }
 
 // requireBroken requires that the database was given up, and that the next start makes it again.
-func requireBroken(t *testing.T, x *Index, reported chan *BrokenError, cause string, builds ...Build) {
+func requireBroken(t *testing.T, x *Index, reported chan *BrokenError, cause string,
+	builds ...Build) {
 	t.Helper()
 	require.Contains(t, (<-reported).Error(), cause)
 	require.Empty(t, reported, "it is reported once")
@@ -402,7 +412,8 @@ func TestTheFileIsCutShortInUse(t *testing.T) {
 				var builds []Build
 				x := open(t, dir)
 				for i := range 40 {
-					builds = append(builds, publish(t, x, func(b *Build) { b.RequestKey = RequestKey{byte(i)} }))
+					builds = append(builds,
+						publish(t, x, func(b *Build) { b.RequestKey = RequestKey{byte(i)} }))
 				}
 				require.NoError(t, x.Close())
 				x, reported := broken(t, dir)
@@ -469,8 +480,10 @@ func TestOneBadManifest(t *testing.T) {
 			}
 			return b
 		}), "damaged"},
-		{"no build in it", edit(func([]byte) []byte { return sealManifest(1, []byte{8, 1}) }), "damaged"},
-		{"a length beyond all", edit(func(b []byte) []byte { return append(b[:12], 255, 255, 255, 255) }), "damaged"},
+		{"no build in it", edit(func([]byte) []byte { return sealManifest(1, []byte{8, 1}) }),
+			"damaged"},
+		{"a length beyond all",
+			edit(func(b []byte) []byte { return append(b[:12], 255, 255, 255, 255) }), "damaged"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := memoryDir(t)
@@ -518,7 +531,8 @@ func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
 	file[8] = 2
 	require.NoError(t, os.Remove(manifestFile(dir, b.ID)))
 	putManifest(t, dir, b.ID, file)
-	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // a newer format comes with a newer schema
+	// a newer format comes with a newer schema
+	require.NoError(t, os.Remove(filepath.Join(dir, "index.db")))
 	for range 3 {
 		x, err = Open(dir, Options{now: now})
 		require.NoError(t, err)
@@ -577,7 +591,9 @@ func TestAnUnknownManifestIsTakenIn(t *testing.T) {
 func TestQuietFoldersAreNotListed(t *testing.T) {
 	dir := memoryDir(t)
 	var later atomic.Int64
-	x, err := Open(dir, Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
+	x,
+		err := Open(dir,
+		Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 	require.NoError(t, err)
 	b := publish(t, x)
 	later.Store(int64(2 * fresh)) // the times of the folders have settled
@@ -609,7 +625,8 @@ func TestHistoryIsCutOffNotLost(t *testing.T) {
 	k := RequestKey{1}
 	long := strings.Repeat("x", 2*maxText)
 	for range 5 {
-		require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: k, Text: long + "\xff"}))
+		require.NoError(t,
+			x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: k, Text: long + "\xff"}))
 	}
 	require.NoError(t, x.Journal.Note(ctx, Event{Kind: "failed", RequestKey: RequestKey{2}}))
 	require.NoError(t, x.Close())

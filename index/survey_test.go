@@ -13,7 +13,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// A survey says of every build and every blob what the records say, also after some are gone and over a restart.
+// A survey says of every build and every blob what the records say, also after some are gone and
+// over a restart.
 func TestASurveyIsTheRecords(t *testing.T) {
 	ctx, dir := context.Background(), memoryDir(t)
 	sizes := map[cas.Digest]int64{}
@@ -31,9 +32,13 @@ func TestASurveyIsTheRecords(t *testing.T) {
 	for i := range byte(3) {
 		own := cas.Digest{i + 1}
 		sizes[own] = 4096 * int64(i+1)
-		b := Build{ID: BuildID{i + 1, 7}, RequestKey: RequestKey{i}, ModelDigest: cas.Digest{100 + i}, BuildKey: BuildKey{i}, Scope: "shared", UID: 1000 + uint32(i%2), Put: i == 2,
-			ModelName: "m", Graph: "g", Files: []File{{"g", 100, own}, {"s", 9000, shared}, {"again", 9000, shared}},
-			EPs: []EPFacts{{Name: "EP"}}, CompileSeconds: float64(i), Created: time.Unix(int64(i), 5).UTC()}
+		b := Build{ID: BuildID{i + 1, 7}, RequestKey: RequestKey{i},
+			ModelDigest: cas.Digest{100 + i}, BuildKey: BuildKey{i}, Scope: "shared",
+			UID: 1000 + uint32(i%2), Put: i == 2,
+			ModelName: "m", Graph: "g",
+			Files: []File{{"g", 100, own}, {"s", 9000, shared}, {"again", 9000, shared}},
+			EPs:   []EPFacts{{Name: "EP"}}, CompileSeconds: float64(i),
+			Created: time.Unix(int64(i), 5).UTC()}
 		require.NoError(t, x.Publish(ctx, b))
 		builds = append(builds, b)
 	}
@@ -47,8 +52,11 @@ func TestASurveyIsTheRecords(t *testing.T) {
 		for i, b := range s.Builds {
 			w := want[i]
 			require.Equal(t, w.ID, b.ID)
-			require.Equal(t, []any{w.RequestKey, w.Scope, w.UID, w.Put, "EP", w.Created, w.CompileSeconds, int64(18100)},
-				[]any{b.RequestKey, b.Scope, b.UID, b.Put, b.EP, b.Created, b.CompileSeconds, b.LogicalBytes})
+			require.Equal(t,
+				[]any{w.RequestKey, w.Scope, w.UID, w.Put, "EP", w.Created, w.CompileSeconds,
+					int64(18100)},
+				[]any{b.RequestKey, b.Scope, b.UID, b.Put, b.EP, b.Created, b.CompileSeconds,
+					b.LogicalBytes})
 			require.Len(t, b.Blobs, 2)
 			require.Equal(t, Blob{100, sizes[w.Files[0].Digest], 1}, s.Blobs[b.Blobs[0]])
 			require.Equal(t, Blob{9000, 12288, needs}, s.Blobs[b.Blobs[1]])

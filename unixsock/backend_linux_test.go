@@ -17,13 +17,16 @@ import (
 
 // standIn answers what its functions say, and otherwise something plain.
 type standIn struct {
-	acquire func(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
-	list    func(ctx context.Context, l *wire.List) (*wire.ListReply, error)
-	status  func(ctx context.Context) (*wire.StatusReply, error)
-	report  func(ctx context.Context, r *wire.Report) (*wire.ReportReply, error)
-	put     func(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
-	giveUp  func(r *wire.GiveUp) (*wire.GiveUpReply, error)
-	follow  func(ctx context.Context, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error)
+	acquire func(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File,
+		progress func(*wire.Progress)) (Answer, error)
+	list   func(ctx context.Context, l *wire.List) (*wire.ListReply, error)
+	status func(ctx context.Context) (*wire.StatusReply, error)
+	report func(ctx context.Context, r *wire.Report) (*wire.ReportReply, error)
+	put    func(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File,
+		progress func(*wire.Progress)) (Answer, error)
+	giveUp func(r *wire.GiveUp) (*wire.GiveUpReply, error)
+	follow func(ctx context.Context, f *wire.Follow,
+		progress func(*wire.Progress)) (*wire.JobsReply, error)
 
 	subscribe  func(ctx context.Context, send func(*wire.Event) error) error
 	folder     string // of the view
@@ -33,7 +36,8 @@ type standIn struct {
 
 func (b *standIn) Hello(Peer, *wire.Hello) *wire.HelloReply { return &wire.HelloReply{} }
 
-func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error) {
+func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File,
+	progress func(*wire.Progress)) (Answer, error) {
 	b.calls.Add(1)
 	if b.acquire != nil {
 		return b.acquire(ctx, peer, a, fds, progress)
@@ -43,16 +47,19 @@ func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds [
 
 func (b *standIn) hit() (Answer, error) {
 	view, err := os.Open(b.folder)
-	return Answer{Reply: &wire.AcquireReply{Outcome: "hit", Build: "b", Graph: "id/x_ctx.onnx"}, View: view}, err
+	return Answer{Reply: &wire.AcquireReply{Outcome: "hit", Build: "b", Graph: "id/x_ctx.onnx"},
+		View: view}, err
 }
 
 // Ask has the method that is called as the request is answer it.
-func (b *standIn) Ask(ctx context.Context, p Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error) {
+func (b *standIn) Ask(ctx context.Context, p Peer, request proto.Message,
+	progress func(*wire.Progress)) (proto.Message, error) {
 	method := reflect.ValueOf(b).MethodByName(string(request.ProtoReflect().Descriptor().Name()))
 	if !method.IsValid() || method.Type().NumIn() < 3 {
 		return nil, nil
 	}
-	args := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(p), reflect.ValueOf(request), reflect.ValueOf(progress)}
+	args := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(p), reflect.ValueOf(request),
+		reflect.ValueOf(progress)}
 	out := method.Call(args[:method.Type().NumIn()])
 	err, _ := out[1].Interface().(error)
 	return out[0].Interface().(proto.Message), err
@@ -62,7 +69,8 @@ func (b *standIn) Release(context.Context, Peer, *wire.Release) (*wire.ReleaseRe
 	return &wire.ReleaseReply{}, nil
 }
 
-func (b *standIn) List(ctx context.Context, _ Peer, l *wire.List, _ func(*wire.Progress)) (*wire.ListReply, error) {
+func (b *standIn) List(ctx context.Context, _ Peer, l *wire.List,
+	_ func(*wire.Progress)) (*wire.ListReply, error) {
 	if b.list != nil {
 		return b.list(ctx, l)
 	}
@@ -89,12 +97,14 @@ func (b *standIn) Unpin(context.Context, Peer, *wire.Unpin) (*wire.ChangeReply, 
 	return &wire.ChangeReply{FreedBytes: 4}, nil
 }
 
-func (b *standIn) Pack(_ context.Context, _ Peer, r *wire.Pack, progress func(*wire.Progress)) (*wire.PackReply, error) {
+func (b *standIn) Pack(_ context.Context, _ Peer, r *wire.Pack,
+	progress func(*wire.Progress)) (*wire.PackReply, error) {
 	progress(&wire.Progress{Phase: "packing"})
 	return &wire.PackReply{Changed: uint64(len(r.Entries))}, nil
 }
 
-func (b *standIn) Collect(_ context.Context, _ Peer, _ *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
+func (b *standIn) Collect(_ context.Context, _ Peer, _ *wire.Collect,
+	progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	progress(&wire.Progress{Phase: "collecting"})
 	return &wire.CollectReply{Removed: 5}, nil
 }
@@ -103,7 +113,8 @@ func (b *standIn) Layout(_ context.Context, _ Peer, r *wire.Layout) (*wire.Layou
 	return &wire.LayoutReply{More: uint64(r.Most)}, nil
 }
 
-func (b *standIn) Usage(_ context.Context, _ Peer, _ *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
+func (b *standIn) Usage(_ context.Context, _ Peer, _ *wire.Usage,
+	progress func(*wire.Progress)) (*wire.UsageReply, error) {
 	progress(&wire.Progress{Phase: "reading builds"})
 	return &wire.UsageReply{SharedBytes: 6}, nil
 }
@@ -119,7 +130,8 @@ func (b *standIn) Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, e
 	return &wire.ProbeReply{}, nil
 }
 
-func (b *standIn) Check(_ context.Context, _ Peer, _ *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+func (b *standIn) Check(_ context.Context, _ Peer, _ *wire.Check,
+	progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	progress(&wire.Progress{Phase: "checking files"})
 	return &wire.CheckReply{Blobs: 3}, nil
 }
@@ -143,7 +155,8 @@ func (b *standIn) Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply
 	return &wire.DoctorReply{Advice: []*wire.Advice{{Severity: "ok"}}}, nil
 }
 
-func (b *standIn) Put(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error) {
+func (b *standIn) Put(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File,
+	progress func(*wire.Progress)) (Answer, error) {
 	b.calls.Add(1)
 	if b.put != nil {
 		return b.put(ctx, peer, p, fds, progress)
@@ -162,14 +175,16 @@ func (b *standIn) Jobs(context.Context, Peer, *wire.Jobs) (*wire.JobsReply, erro
 	return &wire.JobsReply{Jobs: []*wire.Job{{Id: "job"}}}, nil
 }
 
-func (b *standIn) Follow(ctx context.Context, _ Peer, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error) {
+func (b *standIn) Follow(ctx context.Context, _ Peer, f *wire.Follow,
+	progress func(*wire.Progress)) (*wire.JobsReply, error) {
 	if b.follow != nil {
 		return b.follow(ctx, f, progress)
 	}
 	return &wire.JobsReply{Jobs: []*wire.Job{{Id: f.GetJob(), State: "done"}}}, nil
 }
 
-func (b *standIn) CancelJobs(_ context.Context, _ Peer, r *wire.CancelJobs) (*wire.JobsReply, error) {
+func (b *standIn) CancelJobs(_ context.Context, _ Peer, r *wire.CancelJobs) (*wire.JobsReply,
+	error) {
 	reply := &wire.JobsReply{}
 	for _, id := range r.GetJobs() {
 		reply.Jobs = append(reply.Jobs, &wire.Job{Id: id, State: "cancelled"})
@@ -189,7 +204,8 @@ func (b *standIn) RetryJobs(_ context.Context, _ Peer, r *wire.RetryJobs) (*wire
 	return reply, nil
 }
 
-func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
+func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe,
+	send func(*wire.Event) error) error {
 	b.subscribed.Add(1)
 	if b.subscribe != nil {
 		return b.subscribe(ctx, send)
@@ -198,7 +214,8 @@ func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe, send
 	return nil
 }
 
-// served is a server under test: at the end of the test it is stopped, and must leave no descriptor behind.
+// served is a server under test: at the end of the test it is stopped, and must leave no descriptor
+// behind.
 type served struct {
 	*Server
 	path    string
@@ -223,7 +240,8 @@ func serve(t testing.TB, backend *standIn, own limits, prepare ...func(*Server))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	backend.folder = dir
-	s := &served{Server: &Server{Backend: backend, limits: orDefault(own), Name: "epcached test"}, path: filepath.Join(dir, "s"), backend: backend}
+	s := &served{Server: &Server{Backend: backend, limits: orDefault(own), Name: "epcached test"},
+		path: filepath.Join(dir, "s"), backend: backend}
 	for _, change := range prepare {
 		change(s.Server)
 	}
@@ -245,7 +263,8 @@ func serve(t testing.TB, backend *standIn, own limits, prepare ...func(*Server))
 	}
 	t.Cleanup(func() {
 		s.stop()
-		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, 5*time.Millisecond,
+		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience,
+			5*time.Millisecond,
 			"descriptors leak: %d, %d before", openDescriptors(t), before)
 	})
 	return s
@@ -278,5 +297,6 @@ func modelFile(t testing.TB) *os.File {
 }
 
 func acquireModel() *wire.Acquire {
-	return &wire.Acquire{Model: &wire.Model{Name: "model.onnx"}, Eps: []*wire.ExecutionProvider{{Name: "StandInExecutionProvider"}}}
+	return &wire.Acquire{Model: &wire.Model{Name: "model.onnx"},
+		Eps: []*wire.ExecutionProvider{{Name: "StandInExecutionProvider"}}}
 }

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkHit asks for a build that is there, with a backend that only opens the view's folder, next to the least
-// that a round trip with one descriptor each way can cost in Go. It reports the medians and their ratio.
+// BenchmarkHit asks for a build that is there, with a backend that only opens the view's folder,
+// next to the least that a round trip with one descriptor each way can cost in Go. It reports the
+// medians and their ratio.
 func BenchmarkHit(b *testing.B) {
 	s := serve(b, &standIn{}, limits{})
 	c := dial(b, s)
@@ -53,7 +54,9 @@ func BenchmarkHit(b *testing.B) {
 
 // rawLoop sends a descriptor to a goroutine that sends another one back.
 func rawLoop(b *testing.B, f *os.File) func() {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fds,
+		err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+		0)
 	require.NoError(b, err)
 	ends := make([]*net.UnixConn, 2)
 	for i, fd := range fds {
@@ -67,14 +70,17 @@ func rawLoop(b *testing.B, f *os.File) func() {
 	go func() {
 		defer close(done)
 		for receiveOne(ends[1]) == nil {
-			if _, _, err := ends[1].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())), nil); err != nil {
+			if _, _,
+				err := ends[1].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())),
+				nil); err != nil {
 				return
 			}
 		}
 	}()
 	b.Cleanup(func() { ends[0].Close(); <-done; ends[1].Close() })
 	return func() {
-		if _, _, err := ends[0].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())), nil); err != nil {
+		if _, _,
+			err := ends[0].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())), nil); err != nil {
 			b.Fatal(err)
 		}
 		if err := receiveOne(ends[0]); err != nil {

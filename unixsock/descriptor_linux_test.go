@@ -23,18 +23,27 @@ func TestDescriptorsThatAreRefused(t *testing.T) {
 		open func() (int, error)
 		says string // "" is accepted
 	}{
-		"file":                     {at(file, unix.O_RDONLY), ""},
-		"file for both":            {at(file, unix.O_RDWR), ""},
-		"file, non-blocking":       {at(file, unix.O_RDONLY|unix.O_NONBLOCK), ""},
-		"memory file":              {func() (int, error) { return unix.MemfdCreate("m", unix.MFD_CLOEXEC) }, ""},
-		"file for writing":         {at(file, unix.O_WRONLY), "opened for writing only"},
-		"file for nothing":         {at(file, unix.O_PATH), "O_PATH"},
-		"folder":                   {at(dir, unix.O_RDONLY), "is a folder"},
-		"folder by O_PATH":         {at(dir, unix.O_PATH), "O_PATH"},
-		"FIFO":                     {at(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "is a pipe or FIFO"},
-		"character device":         {at("/dev/zero", unix.O_RDONLY), "is a character device"},
-		"socket":                   {func() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) }, "is a socket"},
-		"epoll, which has no kind": {func() (int, error) { return unix.EpollCreate1(unix.EPOLL_CLOEXEC) }, "not a regular file"},
+		"file":               {at(file, unix.O_RDONLY), ""},
+		"file for both":      {at(file, unix.O_RDWR), ""},
+		"file, non-blocking": {at(file, unix.O_RDONLY|unix.O_NONBLOCK), ""},
+		"memory file": {func() (int,
+			error) {
+			return unix.MemfdCreate("m", unix.MFD_CLOEXEC)
+		}, ""},
+		"file for writing": {at(file, unix.O_WRONLY), "opened for writing only"},
+		"file for nothing": {at(file, unix.O_PATH), "O_PATH"},
+		"folder":           {at(dir, unix.O_RDONLY), "is a folder"},
+		"folder by O_PATH": {at(dir, unix.O_PATH), "O_PATH"},
+		"FIFO":             {at(fifo, unix.O_RDONLY|unix.O_NONBLOCK), "is a pipe or FIFO"},
+		"character device": {at("/dev/zero", unix.O_RDONLY), "is a character device"},
+		"socket": {func() (int,
+			error) {
+			return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		}, "is a socket"},
+		"epoll, which has no kind": {func() (int,
+			error) {
+			return unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		}, "not a regular file"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -85,12 +94,16 @@ func TestRefusedDescriptorIsNamed(t *testing.T) {
 		`external data "sub/w.bin"`: func(a *wire.Acquire, fd uint32) {
 			a.Model.External = []*wire.ExternalFile{{Location: "sub/w.bin", Fd: fd}}
 		},
-		`file of option "backend_path"`: func(a *wire.Acquire, fd uint32) { a.Eps[0].OptionFds = map[string]uint32{"backend_path": fd} },
+		`file of option "backend_path"`: func(a *wire.Acquire,
+			fd uint32) {
+			a.Eps[0].OptionFds = map[string]uint32{"backend_path": fd}
+		},
 		`library of "SomeEP"`: func(a *wire.Acquire, fd uint32) {
 			a.Runtime = &wire.Runtime{EpLibraries: []*wire.EpLibrary{{Ep: "SomeEP", Fd: &fd}}}
 		},
 		`library beside that of "SomeEP"`: func(a *wire.Acquire, fd uint32) {
-			a.Runtime = &wire.Runtime{EpLibraries: []*wire.EpLibrary{{Ep: "SomeEP", Beside: []*wire.ExternalFile{{Location: "x.so", Fd: fd}}}}}
+			a.Runtime = &wire.Runtime{EpLibraries: []*wire.EpLibrary{{Ep: "SomeEP",
+				Beside: []*wire.ExternalFile{{Location: "x.so", Fd: fd}}}}}
 		},
 		`descriptor 1 is a folder`: func(*wire.Acquire, uint32) {},
 	}

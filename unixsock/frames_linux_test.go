@@ -21,34 +21,61 @@ func TestBrokenFrames(t *testing.T) {
 		send func(c *rawClient, f *os.File)
 		text string
 	}{
-		"zero length":       {func(c *rawClient, f *os.File) { c.write(length(0), int(f.Fd())) }, "a frame of 0 bytes"},
-		"one byte too long": {func(c *rawClient, f *os.File) { c.write(length(MaxFrame+1), int(f.Fd())) }, "a frame of 1048577 bytes"},
-		"four gigabytes":    {func(c *rawClient, f *os.File) { c.write(length(1<<32-1), int(f.Fd())) }, "a frame of 4294967295 bytes"},
+		"zero length": {func(c *rawClient, f *os.File) { c.write(length(0), int(f.Fd())) },
+			"a frame of 0 bytes"},
+		"one byte too long": {func(c *rawClient,
+			f *os.File) {
+			c.write(length(MaxFrame+1), int(f.Fd()))
+		}, "a frame of 1048577 bytes"},
+		"four gigabytes": {func(c *rawClient, f *os.File) { c.write(length(1<<32-1), int(f.Fd())) },
+			"a frame of 4294967295 bytes"},
 		"garbage": {func(c *rawClient, f *os.File) {
 			c.write(append(length(5), 0xff, 0xff, 0xff, 0xff, 0xff), int(f.Fd()))
 		}, "is no envelope"},
-		"a descriptor too few":  {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 2), int(f.Fd())) }, "names 2 descriptors and 1 came"},
-		"a descriptor too many": {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 1), many(f, 2)...) }, "names 1 descriptors and 2 came"},
-		"descriptors not named": {func(c *rawClient, f *os.File) { c.write(statusFrame(1), int(f.Fd())) }, "names none"},
-		"descriptors not there": {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 1)) }, "none came with its first byte"},
+		"a descriptor too few": {func(c *rawClient,
+			f *os.File) {
+			c.write(acquireFrame(1, 2), int(f.Fd()))
+		}, "names 2 descriptors and 1 came"},
+		"a descriptor too many": {func(c *rawClient,
+			f *os.File) {
+			c.write(acquireFrame(1, 1), many(f, 2)...)
+		}, "names 1 descriptors and 2 came"},
+		"descriptors not named": {func(c *rawClient,
+			f *os.File) {
+			c.write(statusFrame(1), int(f.Fd()))
+		}, "names none"},
+		"descriptors not there": {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 1)) },
+			"none came with its first byte"},
 		"descriptors for a request without": {func(c *rawClient, f *os.File) {
-			c.write(framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Status{Status: &wire.Status{}}}), int(f.Fd()))
+			c.write(framed(&wire.Envelope{Request: 1, Descriptors: 1,
+				Body: &wire.Envelope_Status{Status: &wire.Status{}}}), int(f.Fd()))
 		}, "takes none"},
-		"65 descriptors":       {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 64), many(f, 65)...) }, "more than 64 descriptors"},
-		"65 descriptors named": {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 65), many(f, 64)...) }, "names 65 descriptors"},
+		"65 descriptors": {func(c *rawClient,
+			f *os.File) {
+			c.write(acquireFrame(1, 64), many(f, 65)...)
+		}, "more than 64 descriptors"},
+		"65 descriptors named": {func(c *rawClient,
+			f *os.File) {
+			c.write(acquireFrame(1, 65), many(f, 64)...)
+		}, "names 65 descriptors"},
 		"descriptors with the second half": {func(c *rawClient, f *os.File) {
 			frame := acquireFrame(1, 1)
 			c.write(frame[:7])
 			time.Sleep(20 * time.Millisecond) // so that the halves arrive as two
 			c.write(frame[7:], int(f.Fd()))
 		}, "none came with its first byte"},
-		"request number 0": {func(c *rawClient, f *os.File) { c.write(acquireFrame(0, 1), int(f.Fd())) }, "request number 0"},
+		"request number 0": {func(c *rawClient,
+			f *os.File) {
+			c.write(acquireFrame(0, 1), int(f.Fd()))
+		}, "request number 0"},
 		"a second hello": {func(c *rawClient, f *os.File) {
-			c.write(framed(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1}}}))
+			c.write(
+				framed(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1}}}))
 		}, "request number 0"},
 		"too many attached": {func(c *rawClient, f *os.File) {
 			for range MaxAttached/MaxDescriptors + 1 {
-				frame := framed(&wire.Envelope{Request: 1, Descriptors: MaxDescriptors, Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}})
+				frame := framed(&wire.Envelope{Request: 1, Descriptors: MaxDescriptors,
+					Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}})
 				if c.tryWrite(frame, many(f, MaxDescriptors)...) != nil {
 					return // the daemon has closed
 				}
@@ -58,13 +85,21 @@ func TestBrokenFrames(t *testing.T) {
 			c.write(acquireFrame(1, 1)[:9], int(f.Fd()))
 			require.NoError(c.t, c.conn.CloseWrite())
 		}, ""},
-		"half a frame, then nothing":  {func(c *rawClient, f *os.File) { c.write(acquireFrame(1, 1)[:9], int(f.Fd())) }, ""},
-		"half a length, then nothing": {func(c *rawClient, f *os.File) { c.write([]byte{9, 0}, int(f.Fd())) }, ""},
+		"half a frame, then nothing": {func(c *rawClient,
+			f *os.File) {
+			c.write(acquireFrame(1, 1)[:9], int(f.Fd()))
+		}, ""},
+		"half a length, then nothing": {func(c *rawClient,
+			f *os.File) {
+			c.write([]byte{9, 0}, int(f.Fd()))
+		}, ""},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			var few limits
-			if tc.text == "" { // nothing more comes of a frame; the others come in pieces, and this process may be held up between them
+			// nothing more comes of a frame; the others come in pieces, and this process may be
+			// held up between them
+			if tc.text == "" {
 				few.FrameTimeout = 100 * time.Millisecond
 			}
 			s := serve(t, &standIn{}, few)
@@ -93,7 +128,8 @@ func TestRequestNumberInUse(t *testing.T) {
 	require.Contains(t, c.readEnd().GetText(), "number 7 is not answered yet")
 }
 
-func waitForEnd(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+func waitForEnd(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
+	_ func(*wire.Progress)) (Answer, error) {
 	<-ctx.Done()
 	return Answer{}, ctx.Err()
 }
@@ -101,14 +137,17 @@ func waitForEnd(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ fu
 func TestUnknownRequestLeavesTheConnection(t *testing.T) {
 	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
-	c.write([]byte{5, 0, 0, 0, 0x08, 3, 0xa2, 0x3f, 0}) // request 3, an empty message under field 1012
+	// request 3, an empty message under field 1012
+	c.write([]byte{5, 0, 0, 0, 0x08, 3, 0xa2, 0x3f, 0})
 	e, _ := c.read()
 	require.EqualValues(t, 3, e.GetRequest())
 	require.Equal(t, wire.ErrorClass_VERSION, e.GetError().GetClass())
 
-	c.write(framed(&wire.Envelope{Request: 4, Body: &wire.Envelope_StatusReply{StatusReply: &wire.StatusReply{}}}))
+	c.write(framed(&wire.Envelope{Request: 4,
+		Body: &wire.Envelope_StatusReply{StatusReply: &wire.StatusReply{}}}))
 	e, _ = c.read()
-	require.Equal(t, wire.ErrorClass_BAD_REQUEST, e.GetError().GetClass(), "an answer is no request")
+	require.Equal(t, wire.ErrorClass_BAD_REQUEST, e.GetError().GetClass(),
+		"an answer is no request")
 
 	c.write(statusFrame(5))
 	e, _ = c.read()
@@ -121,9 +160,12 @@ func TestFirstFrame(t *testing.T) {
 		frame []byte
 		class wire.ErrorClass
 	}{
-		"not hello":       {statusFrame(1), wire.ErrorClass_BAD_REQUEST},
-		"under a number":  {hello(&wire.Envelope{Request: 1, Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1}}}), wire.ErrorClass_BAD_REQUEST},
-		"without version": {hello(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{}}}), wire.ErrorClass_VERSION},
+		"not hello": {statusFrame(1), wire.ErrorClass_BAD_REQUEST},
+		"under a number": {hello(&wire.Envelope{Request: 1,
+			Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1}}}),
+			wire.ErrorClass_BAD_REQUEST},
+		"without version": {hello(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{}}}),
+			wire.ErrorClass_VERSION},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +176,10 @@ func TestFirstFrame(t *testing.T) {
 	}
 	t.Run("a newer client is told our version", func(t *testing.T) {
 		c := rawDial(t, serve(t, &standIn{}, limits{}))
-		c.write(hello(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 9, Features: []string{"later"}}}}))
+		c.write(
+			hello(
+				&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 9,
+					Features: []string{"later"}}}}))
 		e, _ := c.read()
 		require.EqualValues(t, Version, e.GetHelloReply().GetVersion())
 		require.EqualValues(t, os.Geteuid(), e.GetHelloReply().GetUid())
@@ -145,7 +190,9 @@ func TestFirstFrame(t *testing.T) {
 	})
 	t.Run("byte by byte is too slow as well", func(t *testing.T) {
 		c := rawDial(t, serve(t, &standIn{}, limits{HelloTimeout: 100 * time.Millisecond}))
-		frame := hello(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1, Client: strings.Repeat("a client with a long name", 30)}}})
+		frame := hello(
+			&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1,
+				Client: strings.Repeat("a client with a long name", 30)}}})
 		for _, b := range frame {
 			if c.tryWrite([]byte{b}) != nil {
 				return // closed, as it should

@@ -20,7 +20,9 @@ import (
 )
 
 func pair(t require.TestingT) [2]*net.UnixConn {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fds,
+		err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+		0)
 	require.NoError(t, err)
 	var ends [2]*net.UnixConn
 	for i, fd := range fds {
@@ -73,7 +75,8 @@ func anyFrame(t *rapid.T) *wire.Envelope {
 	return &wire.Envelope{
 		Request:     rapid.Uint64Range(1, 1<<63).Draw(t, "request"),
 		Descriptors: rapid.Uint32Range(0, MaxDescriptors).Draw(t, "descriptors"),
-		Body:        &wire.Envelope_Show{Show: &wire.Show{Entry: string(bytes.Repeat([]byte{'x'}, size))}},
+		Body: &wire.Envelope_Show{
+			Show: &wire.Show{Entry: string(bytes.Repeat([]byte{'x'}, size))}},
 	}
 }
 
@@ -101,7 +104,8 @@ func sendAll(conn *net.UnixConn, envelopes []*wire.Envelope, files []*os.File) e
 
 func sameFile(fd int, f *os.File) bool {
 	var a, b unix.Stat_t
-	return unix.Fstat(fd, &a) == nil && unix.Fstat(int(f.Fd()), &b) == nil && a.Ino == b.Ino && a.Dev == b.Dev
+	return unix.Fstat(fd, &a) == nil && unix.Fstat(int(f.Fd()), &b) == nil && a.Ino == b.Ino &&
+		a.Dev == b.Dev
 }
 
 // FuzzEnvelope: what is accepted can be sent again, and is then the same.
@@ -116,11 +120,13 @@ func FuzzEnvelope(f *testing.F) {
 			require.ErrorIs(t, err, ErrBadRequest)
 			return
 		}
-		_, _ = checkAcquire(e.GetAcquire(), slices.Repeat([]int{-1}, int(e.GetDescriptors()))) // must not panic
+		// must not panic
+		_, _ = checkAcquire(e.GetAcquire(), slices.Repeat([]int{-1}, int(e.GetDescriptors())))
 		_, _ = checkPut(e.GetPut(), make([]int, e.GetDescriptors()))
 		frame, err := encode(e)
 		if err != nil {
-			require.True(t, len(payload) == 0 || proto.Size(e) == 0 || errors.Is(err, errTooLarge), err)
+			require.True(t, len(payload) == 0 || proto.Size(e) == 0 ||
+				errors.Is(err, errTooLarge), err)
 			return
 		}
 		again, err := decode((*frame)[4:])
@@ -130,8 +136,8 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
-// FuzzConnection: whatever a client writes, in two pieces and with a descriptor at the front, the daemon answers
-// or closes, keeps no descriptor, and serves the next one.
+// FuzzConnection: whatever a client writes, in two pieces and with a descriptor at the front, the
+// daemon answers or closes, keeps no descriptor, and serves the next one.
 func FuzzConnection(f *testing.F) {
 	f.Add([]byte{}, 0, false)
 	f.Add(acquireFrame(1, 1), 3, true)
@@ -139,7 +145,9 @@ func FuzzConnection(f *testing.F) {
 	f.Add(append(subscribeFrame(1), cancelFrame(1)...), 12, false)
 	f.Add(append(subscribeFrame(1), statusFrame(1)...), 0, false)
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, 1, true)
-	f.Add(append(putFrame(1, 1), framed(&wire.Envelope{Request: 2, Body: &wire.Envelope_Follow{Follow: &wire.Follow{}}})...), 5, true)
+	f.Add(append(putFrame(1, 1),
+		framed(&wire.Envelope{Request: 2, Body: &wire.Envelope_Follow{Follow: &wire.Follow{}}})...),
+		5, true)
 	f.Fuzz(func(t *testing.T, data []byte, split int, descriptor bool) {
 		s := serve(t, &standIn{}, limits{FrameTimeout: time.Second, WriteTimeout: time.Second})
 		c := rawHello(t, s)

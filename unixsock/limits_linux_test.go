@@ -36,9 +36,11 @@ func TestRequestBytesOfOneUser(t *testing.T) {
 	one, other, f := rawHello(t, s), rawHello(t, s), modelFile(t)
 	large := acquireModel()
 	large.Model.Name = string(make([]byte, 600<<10))
-	frame := framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Acquire{Acquire: large}})
+	frame := framed(&wire.Envelope{Request: 1, Descriptors: 1,
+		Body: &wire.Envelope_Acquire{Acquire: large}})
 	one.write(frame, int(f.Fd()))
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
+		time.Millisecond)
 	other.write(frame, int(f.Fd()))
 	e, _ := other.read()
 	require.Equal(t, wire.ErrorClass_BUSY, e.GetError().GetClass())
@@ -48,11 +50,13 @@ func TestDescriptorsOfOneUser(t *testing.T) {
 	s := serve(t, &standIn{acquire: waitForEnd}, limits{DescriptorsPerUID: 10})
 	c, f := rawHello(t, s), modelFile(t)
 	c.write(acquireFrame(1, 8), many(f, 8)...)
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
+		time.Millisecond)
 	c.write(acquireFrame(2, 8), many(f, 8)...)
 	e, _ := c.read()
 	require.Equal(t, wire.ErrorClass_BUSY, e.GetError().GetClass())
-	c.write(framed(&wire.Envelope{Request: 3, Descriptors: 8, Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}}), many(f, 8)...)
+	c.write(framed(&wire.Envelope{Request: 3, Descriptors: 8,
+		Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}}), many(f, 8)...)
 	require.Equal(t, wire.ErrorClass_BUSY, c.readEnd().GetClass(), "attached ones count as well")
 }
 
@@ -83,7 +87,8 @@ func TestUnreadAnswersWithDescriptors(t *testing.T) {
 	for i := range 20 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
 	}
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 20 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 20 }, patience,
+		time.Millisecond)
 	time.Sleep(50 * time.Millisecond) // for a ninth to be sent, if it were
 	unread := s.unreadAnswers()
 	require.EqualValues(t, 8, unread)
@@ -110,15 +115,19 @@ func TestClientThatNeverReadsDescriptors(t *testing.T) {
 	for i := range 3 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
 	}
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 3 }, patience, time.Millisecond)
-	require.Eventually(t, func() bool { return c.tryWrite(statusFrame(9)) != nil }, patience, 5*time.Millisecond, "the daemon gives up")
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 3 }, patience,
+		time.Millisecond)
+	require.Eventually(t, func() bool { return c.tryWrite(statusFrame(9)) != nil }, patience,
+		5*time.Millisecond, "the daemon gives up")
 	require.EqualValues(t, 2, s.unreadAnswers(), "and goes on counting what is under way")
 	c.readEnd()
-	require.Eventually(t, func() bool { return s.unreadAnswers() == 0 && s.Connections() == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.unreadAnswers() == 0 && s.Connections() == 0 },
+		patience, time.Millisecond)
 }
 
 func TestUnreadAnswersOfOneUser(t *testing.T) {
-	s := serve(t, &standIn{}, limits{Unread: 2, UnreadPerUID: 3, WriteTimeout: 200 * time.Millisecond})
+	s := serve(t, &standIn{},
+		limits{Unread: 2, UnreadPerUID: 3, WriteTimeout: 200 * time.Millisecond})
 	f := modelFile(t)
 	lazy := []*rawClient{rawHello(t, s), rawHello(t, s)}
 	lazy[0].write(acquireFrame(1, 1), int(f.Fd()))
@@ -140,10 +149,15 @@ func TestUnreadAnswersOfOneUser(t *testing.T) {
 
 func TestClientThatNeverReads(t *testing.T) {
 	large := &wire.ListReply{Next: string(make([]byte, 900<<10))}
-	s := serve(t, &standIn{list: func(context.Context, *wire.List) (*wire.ListReply, error) { return large, nil }}, limits{WriteTimeout: 100 * time.Millisecond})
+	s := serve(t,
+		&standIn{list: func(context.Context, *wire.List) (*wire.ListReply, error) {
+			return large,
+				nil
+		}}, limits{WriteTimeout: 100 * time.Millisecond})
 	c := rawHello(t, s)
 	require.Eventually(t, func() bool {
-		frame := framed(&wire.Envelope{Request: uint64(time.Now().UnixNano()), Body: &wire.Envelope_List{List: &wire.List{}}})
+		frame := framed(&wire.Envelope{Request: uint64(time.Now().UnixNano()),
+			Body: &wire.Envelope_List{List: &wire.List{}}})
 		_ = c.conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
 		_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 		require.NoError(t, err, "others are served meanwhile")

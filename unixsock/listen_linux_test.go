@@ -127,7 +127,9 @@ func TestDialWithoutDaemon(t *testing.T) {
 	dir := shortDir(t)
 	synctest.Test(t, func(t *testing.T) { // where time passes only while all goroutines wait
 		start := time.Now()
-		_, err := Dialer{}.Dial(t.Context(), filepath.Join(dir, "own"), filepath.Join(dir, "system"))
+		_,
+			err := Dialer{}.Dial(t.Context(), filepath.Join(dir, "own"),
+			filepath.Join(dir, "system"))
 		require.ErrorIs(t, err, ErrNoDaemon)
 		require.ErrorContains(t, err, "own: no such file")
 		require.ErrorContains(t, err, "system: no such file")
@@ -139,7 +141,8 @@ func TestDialPathThatIsTooLong(t *testing.T) {
 	long := "/" + strings.Repeat("x", maxSocketPath)
 	_, err := Dialer{}.Dial(t.Context(), long)
 	require.ErrorIs(t, err, ErrNoDaemon)
-	require.EqualError(t, err, "no daemon answers at "+long+": the path has 108 bytes, which is more than a socket's may have")
+	require.EqualError(t, err, "no daemon answers at "+long+
+		": the path has 108 bytes, which is more than a socket's may have")
 }
 
 func TestDialTakesTheFirstThatListens(t *testing.T) {
@@ -259,11 +262,13 @@ func TestDefaultSocket(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", "relative, so not valid")
 	t.Setenv("HOME", "/home/a")
 	t.Setenv(SocketVariable, "")
-	require.Equal(t, []string{"/run/user/7/epcached/epcached.sock", inState, SystemSocket}, DefaultSocket())
+	require.Equal(t, []string{"/run/user/7/epcached/epcached.sock", inState, SystemSocket},
+		DefaultSocket())
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	require.Equal(t, []string{inState, SystemSocket}, DefaultSocket())
 	t.Setenv("XDG_STATE_HOME", "/home/a/state")
-	require.Equal(t, []string{"/home/a/state/epcached/epcached.sock", SystemSocket}, DefaultSocket())
+	require.Equal(t, []string{"/home/a/state/epcached/epcached.sock", SystemSocket},
+		DefaultSocket())
 	t.Setenv(SocketVariable, "/elsewhere")
 	require.Equal(t, []string{"/elsewhere"}, DefaultSocket())
 }
@@ -285,6 +290,7 @@ func TestForeignFoldersAreNotOurs(t *testing.T) {
 	require.NoError(t, os.Chown(ours, 4711, 4711))
 	require.NotContains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
 	require.ErrorContains(t, OwnFolder(ours), "belongs to user 4711")
-	require.ErrorContains(t, OwnFolder(filepath.Join(ours, "state", "epcached")), "nothing is made in it")
+	require.ErrorContains(t, OwnFolder(filepath.Join(ours, "state", "epcached")),
+		"nothing is made in it")
 	require.NoDirExists(t, filepath.Join(ours, "state"))
 }

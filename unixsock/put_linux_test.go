@@ -20,12 +20,14 @@ func putModel() *wire.Put {
 }
 
 func putFrame(number uint64, descriptors int) []byte {
-	return framed(&wire.Envelope{Request: number, Descriptors: uint32(descriptors), Body: &wire.Envelope_Put{Put: putModel()}})
+	return framed(&wire.Envelope{Request: number, Descriptors: uint32(descriptors),
+		Body: &wire.Envelope_Put{Put: putModel()}})
 }
 
 func TestPutGivesFilesAndTheView(t *testing.T) {
 	backend := &standIn{}
-	backend.put = func(_ context.Context, _ Peer, p *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error) {
+	backend.put = func(_ context.Context, _ Peer, p *wire.Put, fds []*os.File,
+		progress func(*wire.Progress)) (Answer, error) {
 		require.Equal(t, "claim", p.GetClaim())
 		require.Len(t, fds, 1)
 		text, err := io.ReadAll(fds[p.GetFiles()[0].GetFd()])
@@ -39,7 +41,9 @@ func TestPutGivesFilesAndTheView(t *testing.T) {
 	}
 	s := serve(t, backend, limits{})
 	var seen []string
-	reply, view, err := dial(t, s).Put(background(t), putModel(), []*os.File{modelFile(t)}, func(p *wire.Progress) { seen = append(seen, p.GetPhase()) })
+	reply, view,
+		err := dial(t, s).Put(background(t), putModel(), []*os.File{modelFile(t)},
+		func(p *wire.Progress) { seen = append(seen, p.GetPhase()) })
 	require.NoError(t, err)
 	defer view.Close()
 	require.Equal(t, "b", reply.GetBuild())
@@ -54,7 +58,8 @@ func TestPutGivesFilesAndTheView(t *testing.T) {
 func TestPutWithManyDescriptors(t *testing.T) {
 	const n = 130 // three frames
 	backend := &standIn{}
-	backend.put = func(_ context.Context, _ Peer, p *wire.Put, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.put = func(_ context.Context, _ Peer, p *wire.Put, fds []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		require.Len(t, fds, n)
 		for _, f := range p.GetFiles() {
 			text, err := io.ReadAll(io.NewSectionReader(fds[f.GetFd()], 0, 100))
@@ -90,12 +95,17 @@ func TestPutThatIsRefused(t *testing.T) {
 		files []*os.File
 		says  string
 	}{
-		"no files":        {&wire.Put{}, []*os.File{modelFile(t)}, "put: no files"},
-		"no descriptors":  {putModel(), nil, `put: file "x_ctx.onnx" is descriptor 0 of 0`},
-		"beyond the end":  {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1<<32 - 1}}}, []*os.File{modelFile(t)}, `put: file "x.bin" is descriptor 4294967295 of 1`},
-		"a folder":        {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1}}}, []*os.File{modelFile(t), folder}, `put: descriptor of file "x.bin" is a folder`},
-		"not named":       {putModel(), []*os.File{modelFile(t), folder}, "put: descriptor 1 is a folder"},
-		"too many graphs": {&wire.Put{Files: putModel().GetFiles(), Graphs: 2}, []*os.File{modelFile(t)}, "put: 2 graphs among 1 files"},
+		"no files":       {&wire.Put{}, []*os.File{modelFile(t)}, "put: no files"},
+		"no descriptors": {putModel(), nil, `put: file "x_ctx.onnx" is descriptor 0 of 0`},
+		"beyond the end": {&wire.Put{Files: []*wire.PutFile{{Name: "g"},
+			{Name: "x.bin", Fd: 1<<32 - 1}}}, []*os.File{modelFile(t)},
+			`put: file "x.bin" is descriptor 4294967295 of 1`},
+		"a folder": {&wire.Put{Files: []*wire.PutFile{{Name: "g"}, {Name: "x.bin", Fd: 1}}},
+			[]*os.File{modelFile(t), folder}, `put: descriptor of file "x.bin" is a folder`},
+		"not named": {putModel(), []*os.File{modelFile(t), folder},
+			"put: descriptor 1 is a folder"},
+		"too many graphs": {&wire.Put{Files: putModel().GetFiles(), Graphs: 2},
+			[]*os.File{modelFile(t)}, "put: 2 graphs among 1 files"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -108,15 +118,18 @@ func TestPutThatIsRefused(t *testing.T) {
 	}
 }
 
-// A claim is its connection's: a backend must hear of the end, and know one connection from another.
+// A claim is its connection's: a backend must hear of the end, and know one connection from
+// another.
 func TestConnectionOfAPeer(t *testing.T) {
 	peers := make(chan Peer, 3)
 	backend := &standIn{}
-	backend.acquire = func(_ context.Context, peer Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(_ context.Context, peer Peer, _ *wire.Acquire, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		peers <- peer
 		return Answer{}, nil
 	}
-	backend.put = func(_ context.Context, peer Peer, _ *wire.Put, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.put = func(_ context.Context, peer Peer, _ *wire.Put, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		peers <- peer
 		return Answer{}, nil
 	}
@@ -135,7 +148,8 @@ func TestConnectionOfAPeer(t *testing.T) {
 	other := (<-peers).Connection
 	require.NotSame(t, claimed.Connection, other)
 
-	require.NoError(t, claimed.Connection.Err(), "the end of a request is not that of its connection")
+	require.NoError(t, claimed.Connection.Err(),
+		"the end of a request is not that of its connection")
 	require.NoError(t, first.Close())
 	select {
 	case <-claimed.Connection.Done():
@@ -147,9 +161,11 @@ func TestConnectionOfAPeer(t *testing.T) {
 
 func TestGroupOfModels(t *testing.T) {
 	backend := &standIn{}
-	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		if len(a.GetGroup()[1].GetExternal()) == 0 {
-			return Answer{}, &NeedError{Locations: []string{"w.bin", "w.bin"}, Members: []uint32{0, 2}}
+			return Answer{},
+				&NeedError{Locations: []string{"w.bin", "w.bin"}, Members: []uint32{0, 2}}
 		}
 		require.Empty(t, a.GetGroup()[0].GetExternal())
 		for member, m := range map[string]*wire.Model{"0": a.GetModel(), "2": a.GetGroup()[1]} {
@@ -183,11 +199,13 @@ func TestNeedOfNoMember(t *testing.T) {
 	}
 	for name, need := range cases {
 		t.Run(name, func(t *testing.T) {
-			backend := &standIn{acquire: func(context.Context, Peer, *wire.Acquire, []*os.File, func(*wire.Progress)) (Answer, error) {
+			backend := &standIn{acquire: func(context.Context, Peer, *wire.Acquire, []*os.File,
+				func(*wire.Progress)) (Answer, error) {
 				return Answer{}, need
 			}}
 			external := func(int, string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
-			_, _, err := dial(t, serve(t, backend, limits{})).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
+			_, _, err := dial(t, serve(t, backend, limits{})).
+				Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
 			require.ErrorIs(t, err, ErrBadRequest)
 		})
 	}
@@ -195,13 +213,17 @@ func TestNeedOfNoMember(t *testing.T) {
 
 func TestFollow(t *testing.T) {
 	backend := &standIn{}
-	backend.follow = func(_ context.Context, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error) {
+	backend.follow = func(_ context.Context, f *wire.Follow,
+		progress func(*wire.Progress)) (*wire.JobsReply, error) {
 		progress(&wire.Progress{Phase: "compiling", Job: f.GetJob(), Waiting: 3, EstimateMs: 4000})
-		return &wire.JobsReply{Jobs: []*wire.Job{{Id: f.GetJob(), State: "failed", Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED}}}}, nil
+		return &wire.JobsReply{Jobs: []*wire.Job{{Id: f.GetJob(), State: "failed",
+			Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED}}}}, nil
 	}
 	c := dial(t, serve(t, backend, limits{}))
 	var seen []*wire.Progress
-	job, err := c.Follow(background(t), &wire.Follow{Job: "j"}, func(p *wire.Progress) { seen = append(seen, p) })
+	job,
+		err := c.Follow(background(t), &wire.Follow{Job: "j"},
+		func(p *wire.Progress) { seen = append(seen, p) })
 	require.NoError(t, err, "that the job failed is no failure to follow it")
 	require.Equal(t, "failed", job.GetState())
 	require.Len(t, seen, 1)
@@ -214,7 +236,8 @@ func TestFollowIsGivenUp(t *testing.T) {
 	ended := make(chan error, 1)
 	backend := &standIn{}
 	started := make(chan struct{})
-	backend.follow = func(ctx context.Context, _ *wire.Follow, _ func(*wire.Progress)) (*wire.JobsReply, error) {
+	backend.follow = func(ctx context.Context, _ *wire.Follow,
+		_ func(*wire.Progress)) (*wire.JobsReply, error) {
 		close(started)
 		<-ctx.Done()
 		ended <- ctx.Err()
@@ -253,7 +276,9 @@ func TestJobRequests(t *testing.T) {
 	forgotten, err := Ask[wire.JobsReply](ctx, c, &wire.RetryJobs{Entries: []string{"b"}}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "b", forgotten.GetFailures()[0].GetBuild())
-	_, err = Ask[wire.GiveUpReply](ctx, c, &wire.GiveUp{Claim: "c", Text: string(make([]byte, 2*MaxReportText))}, nil)
+	_,
+		err = Ask[wire.GiveUpReply](ctx, c,
+		&wire.GiveUp{Claim: "c", Text: string(make([]byte, 2*MaxReportText))}, nil)
 	require.NoError(t, err)
 	require.Len(t, <-text, MaxReportText, "of a compiler's words only so many are kept")
 }

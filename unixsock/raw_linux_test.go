@@ -37,7 +37,8 @@ func rawDial(t testing.TB, s *served) *rawClient {
 func rawHello(t testing.TB, s *served) *rawClient {
 	t.Helper()
 	c := rawDial(t, s)
-	c.write(framed(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: Version}}}))
+	c.write(
+		framed(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: Version}}}))
 	e, _ := c.read()
 	require.NotNil(t, e.GetHelloReply())
 	return c
@@ -99,7 +100,8 @@ func (c *rawClient) readEnd() *wire.Error {
 	for {
 		e, fds, err := c.tryRead(patience)
 		if err != nil {
-			require.Truef(c.t, errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET), "the connection ends: %v", err)
+			require.Truef(c.t, errors.Is(err, io.EOF) ||
+				errors.Is(err, unix.ECONNRESET), "the connection ends: %v", err)
 			return last
 		}
 		closeAll(fds)
@@ -110,11 +112,13 @@ func (c *rawClient) readEnd() *wire.Error {
 }
 
 func acquireFrame(number uint64, descriptors int) []byte {
-	return framed(&wire.Envelope{Request: number, Descriptors: uint32(descriptors), Body: &wire.Envelope_Acquire{Acquire: acquireModel()}})
+	return framed(&wire.Envelope{Request: number, Descriptors: uint32(descriptors),
+		Body: &wire.Envelope_Acquire{Acquire: acquireModel()}})
 }
 
 func statusFrame(number uint64) []byte {
-	return framed(&wire.Envelope{Request: number, Body: &wire.Envelope_Status{Status: &wire.Status{}}})
+	return framed(&wire.Envelope{Request: number,
+		Body: &wire.Envelope_Status{Status: &wire.Status{}}})
 }
 
 func many(f *os.File, n int) []int {

@@ -28,7 +28,8 @@ func background(t testing.TB) context.Context {
 
 func TestAcquireGivesTheView(t *testing.T) {
 	s := serve(t, &standIn{}, limits{})
-	reply, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	reply, view,
+		err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
 	require.NoError(t, err)
 	defer view.Close()
 	require.Equal(t, "hit", reply.GetOutcome())
@@ -44,7 +45,8 @@ func TestAcquireGivesTheView(t *testing.T) {
 
 func TestBackendSeesPeerAndFiles(t *testing.T) {
 	backend := &standIn{}
-	backend.acquire = func(_ context.Context, peer Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(_ context.Context, peer Peer, a *wire.Acquire, fds []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		require.EqualValues(t, os.Geteuid(), peer.UID)
 		require.EqualValues(t, os.Getpid(), peer.PID)
 		require.Len(t, fds, 1)
@@ -57,7 +59,8 @@ func TestBackendSeesPeerAndFiles(t *testing.T) {
 		return Answer{}, nil
 	}
 	s := serve(t, backend, limits{})
-	_, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	_, view,
+		err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
 	require.NoError(t, err)
 	require.Nil(t, view)
 }
@@ -84,10 +87,14 @@ func TestOtherRequests(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 4, unpinned.GetFreedBytes())
 	var phases []string
-	packed, err := Ask[wire.PackReply](ctx, c, &wire.Pack{Entries: []string{"a", "b"}}, func(p *wire.Progress) { require.Equal(t, "packing", p.GetPhase()) })
+	packed,
+		err := Ask[wire.PackReply](ctx, c, &wire.Pack{Entries: []string{"a", "b"}},
+		func(p *wire.Progress) { require.Equal(t, "packing", p.GetPhase()) })
 	require.NoError(t, err)
 	require.EqualValues(t, 2, packed.GetChanged())
-	collected, err := Ask[wire.CollectReply](ctx, c, &wire.Collect{}, func(p *wire.Progress) { phases = append(phases, p.GetPhase()) })
+	collected,
+		err := Ask[wire.CollectReply](ctx, c, &wire.Collect{},
+		func(p *wire.Progress) { phases = append(phases, p.GetPhase()) })
 	require.NoError(t, err)
 	require.EqualValues(t, 5, collected.GetRemoved())
 	require.Equal(t, []string{"collecting"}, phases)
@@ -122,13 +129,15 @@ func TestOtherRequests(t *testing.T) {
 func TestListPagesFollowsPages(t *testing.T) {
 	backend := &standIn{list: func(_ context.Context, l *wire.List) (*wire.ListReply, error) {
 		next := map[string]string{"": "a", "a": "b", "b": ""}
-		return &wire.ListReply{Builds: []*wire.Build{{Build: "after " + l.GetAfter()}}, Next: next[l.GetAfter()]}, nil
+		return &wire.ListReply{Builds: []*wire.Build{{Build: "after " + l.GetAfter()}},
+			Next: next[l.GetAfter()]}, nil
 	}}
 	var builds []*wire.Build
-	err := dial(t, serve(t, backend, limits{})).ListPages(background(t), &wire.List{}, nil, func(page []*wire.Build) error {
-		builds = append(builds, page...)
-		return nil
-	})
+	err := dial(t, serve(t, backend, limits{})).
+		ListPages(background(t), &wire.List{}, nil, func(page []*wire.Build) error {
+			builds = append(builds, page...)
+			return nil
+		})
 	require.NoError(t, err)
 	require.Len(t, builds, 3)
 	require.Equal(t, "after b", builds[2].GetBuild())
@@ -137,7 +146,8 @@ func TestListPagesFollowsPages(t *testing.T) {
 func TestAnswersComeInAnyOrder(t *testing.T) {
 	release := make(chan struct{})
 	backend := &standIn{}
-	backend.acquire = func(ctx context.Context, _ Peer, a *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(ctx context.Context, _ Peer, a *wire.Acquire, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		if a.GetModel().GetName() == "slow" {
 			<-release
 		}
@@ -169,7 +179,9 @@ func TestManyCallersOnOneConnection(t *testing.T) {
 	for range 16 {
 		callers.Go(func() {
 			for range 50 {
-				_, view, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
+				_, view,
+					err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil,
+					nil)
 				if err != nil {
 					failed <- err
 					return
@@ -185,18 +197,28 @@ func TestManyCallersOnOneConnection(t *testing.T) {
 
 func TestErrorsAreTheSameOnBothEnds(t *testing.T) {
 	sentinels := map[wire.ErrorClass]error{
-		wire.ErrorClass_NOT_FOUND: ErrNotFound, wire.ErrorClass_STALE: ErrStale, wire.ErrorClass_COMPILE_FAILED: ErrCompileFailed,
-		wire.ErrorClass_BUSY: ErrBusy, wire.ErrorClass_DEADLINE: ErrDeadline, wire.ErrorClass_BAD_MODEL: ErrBadModel,
-		wire.ErrorClass_BAD_REQUEST: ErrBadRequest, wire.ErrorClass_NOT_ALLOWED: ErrNotAllowed, wire.ErrorClass_NO_SPACE: ErrNoSpace,
-		wire.ErrorClass_VERSION: ErrVersion, wire.ErrorClass_UNAVAILABLE: ErrUnavailable, wire.ErrorClass_INTERNAL: ErrInternal,
+		wire.ErrorClass_NOT_FOUND: ErrNotFound, wire.ErrorClass_STALE: ErrStale,
+		wire.ErrorClass_COMPILE_FAILED: ErrCompileFailed,
+		wire.ErrorClass_BUSY:           ErrBusy, wire.ErrorClass_DEADLINE: ErrDeadline,
+		wire.ErrorClass_BAD_MODEL:   ErrBadModel,
+		wire.ErrorClass_BAD_REQUEST: ErrBadRequest, wire.ErrorClass_NOT_ALLOWED: ErrNotAllowed,
+		wire.ErrorClass_NO_SPACE: ErrNoSpace,
+		wire.ErrorClass_VERSION:  ErrVersion, wire.ErrorClass_UNAVAILABLE: ErrUnavailable,
+		wire.ErrorClass_INTERNAL:  ErrInternal,
 		wire.ErrorClass_CANCELLED: ErrCancelled,
 	}
 	require.Len(t, sentinels, len(wire.ErrorClass_name)-1, "every class has a sentinel")
 	answers := make(chan error, 1)
-	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) { return nil, <-answers }}, limits{})
+	s := serve(t,
+		&standIn{status: func(context.Context) (*wire.StatusReply, error) {
+			return nil,
+				<-answers
+		}}, limits{})
 	c := dial(t, s)
 	for number, sentinel := range sentinels {
-		sent := fmt.Errorf("status: %w", &Error{Class: number, Text: "no luck", Hint: "try", Facts: map[string]string{"code": "10"}})
+		sent := fmt.Errorf("status: %w",
+			&Error{Class: number, Text: "no luck", Hint: "try",
+				Facts: map[string]string{"code": "10"}})
 		require.ErrorIs(t, sent, sentinel)
 		answers <- sent
 		_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
@@ -228,7 +250,9 @@ func TestInternalErrorsStayInside(t *testing.T) {
 func TestErrorTextOfACompiler(t *testing.T) {
 	long := string(make([]byte, 2<<20)) + "\xff"
 	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
-		return nil, &Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "bad \xff byte " + long, Facts: map[string]string{"log": long}}
+		return nil,
+			&Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "bad \xff byte " + long,
+				Facts: map[string]string{"log": long}}
 	}}, limits{})
 	_, err := Ask[wire.StatusReply](background(t), dial(t, s), &wire.Status{}, nil)
 	require.ErrorIs(t, err, ErrCompileFailed)
@@ -251,7 +275,8 @@ func TestNeed(t *testing.T) {
 	dir := t.TempDir()
 	locations := []string{"weights.bin", "more/weights.bin"}
 	backend := &standIn{}
-	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		if len(a.GetModel().GetExternal()) == 0 {
 			return Answer{}, fmt.Errorf("acquire: %w", &NeedError{Locations: locations})
 		}
@@ -292,8 +317,10 @@ func TestNeed(t *testing.T) {
 
 func TestNeedForEver(t *testing.T) {
 	backend := &standIn{}
-	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
-		return Answer{}, &NeedError{Locations: []string{fmt.Sprint("part ", len(a.GetModel().GetExternal()))}}
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
+		return Answer{},
+			&NeedError{Locations: []string{fmt.Sprint("part ", len(a.GetModel().GetExternal()))}}
 	}
 	c := dial(t, serve(t, backend, limits{}))
 	external := func(int, string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
@@ -305,12 +332,14 @@ func TestNeedForEver(t *testing.T) {
 func TestManyDescriptors(t *testing.T) {
 	const n = 151
 	backend := &standIn{}
-	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		require.Len(t, fds, n)
 		for i, f := range fds {
 			text, err := io.ReadAll(io.NewSectionReader(f, 0, 100))
 			require.NoError(t, err)
-			require.Equal(t, fmt.Sprint(i), string(text), "descriptors keep their order over frames")
+			require.Equal(t, fmt.Sprint(i), string(text),
+				"descriptors keep their order over frames")
 		}
 		return backend.hit()
 	}
@@ -333,7 +362,8 @@ func TestManyDescriptors(t *testing.T) {
 
 func TestCancelReachesTheBackend(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
-	backend := &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend := &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		close(started)
 		<-ctx.Done()
 		ended <- ctx.Err()
@@ -354,11 +384,13 @@ func TestDeadlineTravels(t *testing.T) {
 	c := rawHello(t, s)
 	a := acquireModel()
 	a.DeadlineMs = 30
-	c.write(framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Acquire{Acquire: a}}), int(modelFile(t).Fd()))
+	c.write(framed(&wire.Envelope{Request: 1, Descriptors: 1,
+		Body: &wire.Envelope_Acquire{Acquire: a}}), int(modelFile(t).Fd()))
 	e, _ := c.read()
 	require.Equal(t, wire.ErrorClass_DEADLINE, e.GetError().GetClass())
 
-	c.write(framed(&wire.Envelope{Request: 2, Descriptors: 1, DeadlineMs: -5, Body: &wire.Envelope_Acquire{Acquire: acquireModel()}}), int(modelFile(t).Fd()))
+	c.write(framed(&wire.Envelope{Request: 2, Descriptors: 1, DeadlineMs: -5,
+		Body: &wire.Envelope_Acquire{Acquire: acquireModel()}}), int(modelFile(t).Fd()))
 	e, _ = c.read()
 	require.Equal(t, wire.ErrorClass_DEADLINE, e.GetError().GetClass())
 
@@ -370,14 +402,17 @@ func TestDeadlineTravels(t *testing.T) {
 
 func TestClientThatLeavesCancels(t *testing.T) {
 	ended := make(chan error, 1)
-	s := serve(t, &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
-		<-ctx.Done()
-		ended <- ctx.Err()
-		return Answer{}, ctx.Err()
-	}}, limits{})
+	s := serve(t,
+		&standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
+			_ func(*wire.Progress)) (Answer, error) {
+			<-ctx.Done()
+			ended <- ctx.Err()
+			return Answer{}, ctx.Err()
+		}}, limits{})
 	c := rawHello(t, s)
 	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
+		time.Millisecond)
 	require.NoError(t, c.conn.Close())
 	require.ErrorIs(t, <-ended, context.Canceled)
 }
@@ -385,7 +420,8 @@ func TestClientThatLeavesCancels(t *testing.T) {
 func TestProgress(t *testing.T) {
 	backend := &standIn{}
 	kept := make(chan func(*wire.Progress), 1)
-	backend.acquire = func(_ context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, progress func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(_ context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
+		progress func(*wire.Progress)) (Answer, error) {
 		kept <- progress
 		m := &wire.Progress{Phase: "reading"}
 		for i := range 1000 { // far more than once a second
@@ -398,11 +434,14 @@ func TestProgress(t *testing.T) {
 	}
 	c := dial(t, serve(t, backend, limits{}))
 	var seen []string
-	_, view, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, func(m *wire.Progress) { seen = append(seen, m.GetPhase()) })
+	_, view,
+		err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil,
+		func(m *wire.Progress) { seen = append(seen, m.GetPhase()) })
 	require.NoError(t, err)
 	require.NoError(t, view.Close())
 	(<-kept)(&wire.Progress{Phase: "too late"})
-	_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil) // what was sent before has come before this answer
+	// what was sent before has come before this answer
+	_, err = Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	require.NoError(t, err)
 	require.Less(t, len(seen), 100, "each second one of a phase")
 	require.Equal(t, []string{"reading", "compiling", "storing"}, slices.Compact(seen))
@@ -410,14 +449,16 @@ func TestProgress(t *testing.T) {
 
 func TestProgressDoesNotWaitForTheClient(t *testing.T) {
 	done := make(chan struct{})
-	s := serve(t, &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, progress func(*wire.Progress)) (Answer, error) {
-		detail := string(make([]byte, maxProgressDetail))
-		for i := range 20000 { // some 20 MB, were it all sent
-			progress(&wire.Progress{Phase: fmt.Sprint(i), Detail: detail})
-		}
-		close(done)
-		return Answer{}, nil
-	}}, limits{WriteTimeout: 100 * time.Millisecond})
+	s := serve(t,
+		&standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
+			progress func(*wire.Progress)) (Answer, error) {
+			detail := string(make([]byte, maxProgressDetail))
+			for i := range 20000 { // some 20 MB, were it all sent
+				progress(&wire.Progress{Phase: fmt.Sprint(i), Detail: detail})
+			}
+			close(done)
+			return Answer{}, nil
+		}}, limits{WriteTimeout: 100 * time.Millisecond})
 	c := rawHello(t, s)
 	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
 	select {
@@ -430,7 +471,8 @@ func TestProgressDoesNotWaitForTheClient(t *testing.T) {
 func TestShutdown(t *testing.T) {
 	release, started := make(chan struct{}), make(chan struct{})
 	backend := &standIn{}
-	backend.acquire = func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		close(started)
 		select {
 		case <-release:
@@ -444,7 +486,8 @@ func TestShutdown(t *testing.T) {
 		c, model := dial(t, s), modelFile(t)
 		answered := make(chan error, 1)
 		go func() {
-			_, view, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
+			_, view,
+				err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
 			answered <- errors.Join(err, view.Close())
 		}()
 		<-started
@@ -466,7 +509,8 @@ func TestShutdown(t *testing.T) {
 		s := serve(t, &standIn{acquire: waitForEnd}, limits{})
 		c := rawHello(t, s)
 		c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
-		require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
+			time.Millisecond)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
@@ -483,9 +527,14 @@ func TestRefusalAnswersEveryRequest(t *testing.T) {
 		_, _, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
 		underWay <- err
 	}()
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience,
+		time.Millisecond)
 	s.Refuse(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged", Hint: "wait"})
-	status := func() error { _, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil); return err }
+	status := func() error {
+		_,
+			err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
+		return err
+	}
 	_, newcomer := Dial(background(t), s.path)
 	for name, err := range map[string]error{"under way": <-underWay, "later": status(), "new connection": newcomer} {
 		require.ErrorIs(t, err, ErrUnavailable, name)

@@ -69,7 +69,8 @@ func (b *broadcaster) subscribers() int {
 func (b *broadcaster) publish(text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.events = append(b.events, &wire.Event{Sequence: uint64(len(b.events) + 1), Kind: "compiled", Text: text})
+	b.events = append(b.events,
+		&wire.Event{Sequence: uint64(len(b.events) + 1), Kind: "compiled", Text: text})
 	if b.more != nil {
 		close(b.more)
 		b.more = nil
@@ -82,11 +83,13 @@ func (b *broadcaster) await(t *testing.T, n int) {
 }
 
 func subscribeFrame(number uint64) []byte {
-	return framed(&wire.Envelope{Request: number, Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}})
+	return framed(&wire.Envelope{Request: number,
+		Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}})
 }
 
 func cancelFrame(number uint64) []byte {
-	return framed(&wire.Envelope{Request: number, Body: &wire.Envelope_Cancel{Cancel: &wire.Cancel{}}})
+	return framed(&wire.Envelope{Request: number,
+		Body: &wire.Envelope_Cancel{Cancel: &wire.Cancel{}}})
 }
 
 func TestEventsComeInOrder(t *testing.T) {
@@ -189,7 +192,8 @@ func TestSlowCallbackIsTold(t *testing.T) {
 	for range published {
 		b.publish("made")
 	}
-	require.Eventually(t, func() bool { return b.sent.Load() == published }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return b.sent.Load() == published }, patience,
+		time.Millisecond)
 	close(release)
 	require.NoError(t, <-ended)
 	require.Less(t, len(seen), published)
@@ -247,7 +251,8 @@ func TestCancelledSubscription(t *testing.T) {
 func TestDeadlineEndsASubscription(t *testing.T) {
 	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
-	c.write(framed(&wire.Envelope{Request: 1, DeadlineMs: 20, Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}}))
+	c.write(framed(&wire.Envelope{Request: 1, DeadlineMs: 20,
+		Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}}))
 	e, _ := c.read()
 	require.Equal(t, wire.ErrorClass_DEADLINE, e.GetError().GetClass())
 }
@@ -367,16 +372,21 @@ func TestEndOfTheConnectionEndsASubscription(t *testing.T) {
 	s.stop()
 	err := <-ended
 	require.Truef(t, errors.Is(err, ErrConnectionLost) || errors.Is(err, ErrBusy), "%v", err)
-	require.ErrorIs(t, c.Subscribe(background(t), func(*wire.Event) error { return nil }), ErrConnectionLost)
+	require.ErrorIs(t, c.Subscribe(background(t), func(*wire.Event) error { return nil }),
+		ErrConnectionLost)
 }
 
 func TestBackendThatCannotSubscribe(t *testing.T) {
 	failed := fmt.Errorf("events: %w", &Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "none"})
-	s := serve(t, &standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return failed }}, limits{})
+	s := serve(t,
+		&standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return failed }},
+		limits{})
 	err := dial(t, s).Subscribe(background(t), func(*wire.Event) error { return nil })
 	require.ErrorIs(t, err, ErrUnavailable)
 
-	s = serve(t, &standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return nil }}, limits{})
+	s = serve(t,
+		&standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return nil }},
+		limits{})
 	err = dial(t, s).Subscribe(background(t), func(*wire.Event) error { return nil })
 	require.ErrorIs(t, err, ErrCancelled, "an end that nobody asked for is told")
 }
@@ -385,11 +395,12 @@ func TestBackendThatCannotSubscribe(t *testing.T) {
 // of the same number.
 func TestEventsAfterTheEnd(t *testing.T) {
 	kept := make(chan func(*wire.Event) error, 1)
-	s := serve(t, &standIn{subscribe: func(ctx context.Context, send func(*wire.Event) error) error {
-		kept <- send
-		<-ctx.Done()
-		return nil
-	}}, limits{})
+	s := serve(t,
+		&standIn{subscribe: func(ctx context.Context, send func(*wire.Event) error) error {
+			kept <- send
+			<-ctx.Done()
+			return nil
+		}}, limits{})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(1))
 	send := <-kept
@@ -405,17 +416,19 @@ func TestEventsAfterTheEnd(t *testing.T) {
 func TestSubscribeWithDescriptors(t *testing.T) {
 	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
-	frame := framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}})
+	frame := framed(&wire.Envelope{Request: 1, Descriptors: 1,
+		Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}})
 	c.write(frame, int(modelFile(t).Fd()))
 	require.Contains(t, c.readEnd().GetText(), "takes none")
 }
 
 func TestReportsTextIsCut(t *testing.T) {
 	got := make(chan int, 1)
-	s := serve(t, &standIn{report: func(_ context.Context, r *wire.Report) (*wire.ReportReply, error) {
-		got <- len(r.GetText())
-		return &wire.ReportReply{}, nil
-	}}, limits{})
+	s := serve(t,
+		&standIn{report: func(_ context.Context, r *wire.Report) (*wire.ReportReply, error) {
+			got <- len(r.GetText())
+			return &wire.ReportReply{}, nil
+		}}, limits{})
 	report := &wire.Report{Text: strings.Repeat("x", 100<<10)}
 	_, err := Ask[wire.ReportReply](background(t), dial(t, s), report, nil)
 	require.NoError(t, err)
@@ -425,7 +438,8 @@ func TestReportsTextIsCut(t *testing.T) {
 func TestManySubscribersComeAndGo(t *testing.T) {
 	var b broadcaster
 	// A subscription that was cancelled counts until the daemon has seen it.
-	s := serve(t, &standIn{subscribe: b.subscribe}, limits{Subscriptions: 100, SubscriptionsPerUID: 100, Requests: 100})
+	s := serve(t, &standIn{subscribe: b.subscribe},
+		limits{Subscriptions: 100, SubscriptionsPerUID: 100, Requests: 100})
 	stop := make(chan struct{})
 	var publisher, callers sync.WaitGroup
 	publisher.Go(func() {

@@ -36,7 +36,9 @@ func dialAs(t *testing.T, s *served, uid int) (c *Client, err error) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
+		if _, _,
+			errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid),
+			^uintptr(0)); errno != 0 {
 			err = fmt.Errorf("become uid %d: %w", uid, errno)
 			return
 		}
@@ -68,20 +70,23 @@ func waits(t *testing.T, s *served, c *Client) {
 	t.Helper()
 	before, ctx, f := s.backend.calls.Load(), t.Context(), modelFile(t)
 	go func() { _, _, _ = c.Acquire(ctx, acquireModel(), []*os.File{f}, nil, nil) }()
-	require.Eventually(t, func() bool { return s.backend.calls.Load() > before }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() > before }, patience,
+		time.Millisecond)
 }
 
 func alive(t *testing.T, c *Client) bool {
 	t.Helper()
 	_, err := Ask[wire.StatusReply](background(t), c, &wire.Status{}, nil)
 	if err != nil {
-		require.True(t, WentAway(err), "the daemon gives no reason, so that clients connect again: %v", err)
+		require.True(t, WentAway(err),
+			"the daemon gives no reason, so that clients connect again: %v", err)
 	}
 	return err == nil
 }
 
 func TestNoUsersTakeAllConnections(t *testing.T) {
-	s := serveUsers(t, &standIn{acquire: waitForEnd}, limits{Connections: 64, ConnectionsPerUID: 16, RefusalDelay: time.Millisecond}, nil)
+	s := serveUsers(t, &standIn{acquire: waitForEnd},
+		limits{Connections: 64, ConnectionsPerUID: 16, RefusalDelay: time.Millisecond}, nil)
 	for uid := 5001; uid < 5017; uid++ {
 		all := connectAll(t, s, uid)
 		require.NotEmpty(t, all, "a user who comes later has some too")
@@ -104,18 +109,22 @@ func TestNoUsersTakeAllConnections(t *testing.T) {
 
 func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
 	backend := &standIn{}
-	backend.acquire = func(ctx context.Context, _ Peer, a *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(ctx context.Context, _ Peer, a *wire.Acquire, _ []*os.File,
+		_ func(*wire.Progress)) (Answer, error) {
 		if a.OnMiss == wire.OnMiss_CLAIM {
-			return Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: &wire.Claim{Id: "c", DeadlineMs: 1e6}}}, nil
+			return Answer{Reply: &wire.AcquireReply{Outcome: "claim",
+				Claim: &wire.Claim{Id: "c", DeadlineMs: 1e6}}}, nil
 		}
 		return waitForEnd(ctx, Peer{}, a, nil, nil)
 	}
 	s := serveUsers(t, backend, limits{Connections: 48, RefusalDelay: time.Millisecond}, nil)
 	many := connectAll(t, s, 5001)
 	require.Len(t, many, 6)
-	subscriber, claimant, waiter, first, second, third := many[0], many[1], many[2], many[4], many[3], many[5]
+	subscriber, claimant, waiter, first, second, third := many[0], many[1], many[2], many[4],
+		many[3], many[5]
 	go func() { _ = subscriber.Subscribe(t.Context(), func(*wire.Event) error { return nil }) }()
-	require.Eventually(t, func() bool { return backend.subscribed.Load() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return backend.subscribed.Load() == 1 }, patience,
+		time.Millisecond)
 	claim := proto.CloneOf(acquireModel())
 	claim.OnMiss = wire.OnMiss_CLAIM
 	_, _, err := claimant.Acquire(background(t), claim, []*os.File{modelFile(t)}, nil, nil)
@@ -134,12 +143,13 @@ func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
 }
 
 func TestUidsOfOneOwnerShareLimits(t *testing.T) {
-	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 2, RefusalDelay: time.Millisecond}, func(uid uint32) uint32 {
-		if uid >= 100_000 {
-			return 5001
-		}
-		return 0 // a range of root's is not root
-	})
+	s := serveUsers(t, &standIn{}, limits{ConnectionsPerUID: 2, RefusalDelay: time.Millisecond},
+		func(uid uint32) uint32 {
+			if uid >= 100_000 {
+				return 5001
+			}
+			return 0 // a range of root's is not root
+		})
 	for _, uid := range []int{100_001, 165_535} {
 		_, err := dialAs(t, s, uid)
 		require.NoError(t, err)
@@ -176,14 +186,17 @@ func TestUnfinishedFramesOfOneUser(t *testing.T) {
 	half := append([]byte{0, 0, 16, 0}, make([]byte, 100<<10)...)
 	one, other := rawHello(t, s), rawHello(t, s)
 	one.write(half)
-	require.Eventually(t, func() bool { return s.frameBytes() == 128<<10 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.frameBytes() == 128<<10 }, patience,
+		time.Millisecond)
 	other.write(half)
-	require.Eventually(t, func() bool { return s.frameBytes() == 256<<10 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.frameBytes() == 256<<10 }, patience,
+		time.Millisecond)
 	_ = other.tryWrite(half) // the daemon may have closed it already
 	e := other.readEnd()
 	require.Equal(t, wire.ErrorClass_BUSY, e.GetClass())
 	require.Contains(t, e.GetText(), "large frames of one user")
-	require.Eventually(t, func() bool { return s.frameBytes() == 128<<10 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.frameBytes() == 128<<10 }, patience,
+		time.Millisecond)
 	require.NoError(t, one.conn.Close())
 	require.Eventually(t, func() bool { return s.frameBytes() == 0 }, patience, time.Millisecond)
 }
@@ -202,7 +215,8 @@ func TestRequestsOfOneUser(t *testing.T) {
 	f := modelFile(t)
 	for i := range 3 {
 		rawHello(t, s).write(acquireFrame(1, 1), int(f.Fd()))
-		require.Eventually(t, func() bool { return s.backend.calls.Load() == int64(i+1) }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return s.backend.calls.Load() == int64(i+1) }, patience,
+			time.Millisecond)
 	}
 	c := rawHello(t, s)
 	c.write(acquireFrame(1, 1), int(f.Fd()))
@@ -217,7 +231,8 @@ func TestRequestsThatWaitPassTheirTurnOn(t *testing.T) {
 	for i := range 8 { // on a connection of their own, and behind another one on the same
 		c := rawHello(t, s)
 		c.write(append(acquireFrame(1, 1), acquireFrame(2, 0)...), int(f.Fd()))
-		require.Eventually(t, func() bool { return s.backend.calls.Load() == int64(i+1) }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return s.backend.calls.Load() == int64(i+1) }, patience,
+			time.Millisecond)
 		c.write(statusFrame(3))
 		for number := uint64(0); number != 3; {
 			e, _ := c.read()

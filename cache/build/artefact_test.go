@@ -26,9 +26,12 @@ func TestOutputsOfOthers(t *testing.T) {
 	require.NoError(t, SuitsOutput(inFile, graph(2, "rest.bin")))
 	require.NoError(t, SuitsOutput(inFile, graph(1)), "nothing was left to put there")
 	require.ErrorContains(t, SuitsOutput(inFile, graph(2, "rest.bin", "other.bin")), `"other.bin"`)
-	require.NoError(t, SuitsOutput(&identity.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
+	require.NoError(t,
+		SuitsOutput(&identity.RecordOutput{InitializersInSource: true}, graph(2, "m.data")))
 
-	wish := identity.Record{Session: compilers.Session{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}}
+	wish := identity.Record{
+		Session: compilers.Session{
+			SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}}
 	require.NoError(t, CheckComplete(&wish, graph(1)))
 	require.ErrorContains(t, CheckComplete(&wish, graph(3)), "2 nodes")
 	require.NoError(t, CheckComplete(&identity.Record{}, graph(3)))

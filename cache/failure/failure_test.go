@@ -10,14 +10,16 @@ import (
 
 func TestLongLastWordsAreCut(t *testing.T) {
 	stderr := string(make([]byte, 1<<20)) + "the end"
-	f := Of(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: stderr}, "")
+	f := Of(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: stderr},
+		"")
 	require.Less(t, len(f.Facts["stderr"]), 2*maxLastWords)
 	require.Contains(t, f.Facts["stderr"], "the end")
 	require.Less(t, len(f.Text), 2*maxLastWords)
 }
 
 func TestBadAllocIsAMemoryFailure(t *testing.T) {
-	f := Of(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: "terminate called\n  what():  std::bad_alloc\n"}, "")
+	f := Of(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT",
+		Stderr: "terminate called\n  what():  std::bad_alloc\n"}, "")
 	require.Equal(t, Memory, f.Reason)
 	f = Of(&compilers.RefusedError{Doing: "compile", Code: 1, Text: "std::bad_alloc"}, "")
 	require.Equal(t, Memory, f.Reason)
@@ -37,7 +39,8 @@ func TestLimitsThatAToolReportsItself(t *testing.T) {
 	} {
 		for name, err := range map[string]error{
 			"ONNX Runtime": &compilers.RefusedError{Doing: "compile", Code: 1, Text: words},
-			"tool":         &compilers.RefusedError{Doing: "compile", Code: -1, Text: "exit status 1: " + words},
+			"tool": &compilers.RefusedError{Doing: "compile", Code: -1,
+				Text: "exit status 1: " + words},
 		} {
 			f := Of(err, "")
 			require.Equal(t, reason, f.Reason, "%s: %s", name, words)
@@ -48,7 +51,8 @@ func TestLimitsThatAToolReportsItself(t *testing.T) {
 			}
 			require.Equal(t, want, o.lasts(f, 1), "a limit is tried again soon, a refusal is not")
 		}
-		crash := Of(&compilers.ExitError{Compiler: "X", Code: 1, Stderr: "Traceback:\n" + words + "\n"}, "")
+		crash := Of(&compilers.ExitError{Compiler: "X", Code: 1,
+			Stderr: "Traceback:\n" + words + "\n"}, "")
 		if reason == Refused {
 			reason = Crash
 		}

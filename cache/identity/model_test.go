@@ -77,7 +77,8 @@ func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 		if !ok {
 			t.Skip("SKIPPED: the temporary folder's file system promises nothing of stamps")
 		}
-		ms.known.Save(memoEntry{key, "graph"}, Model{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
+		ms.known.Save(memoEntry{key, "graph"},
+			Model{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
 	}
 	m, err := ms.Identify(t.Context(), &Asked{UID: 1, Models: models})
 	require.NoError(t, err)
@@ -126,7 +127,8 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	}
 }
 
-// A file system that another user serves may never answer. It blocks a bounded number of goroutines.
+// A file system that another user serves may never answer. It blocks a bounded number of
+// goroutines.
 func TestOpensOfOtherUsersFilesAreBounded(t *testing.T) {
 	s := NewSources(1)
 	stuck := make(chan struct{})

@@ -25,7 +25,8 @@ var noEntries = map[string]string{
 	"ep.cudaexecutionprovider.":             "what provider options are kept under",
 	"session.moe.offload.":                  "what several entries begin with",
 	"session.moe.offload.gpu_budget_bytes.": "what the budgets of single devices begin with",
-	"ep.openvinoexecutionprovider.hardware_device_type": "how ONNX Runtime keeps a provider option; " +
+	"ep.openvinoexecutionprovider.hardware_device_type": "how ONNX Runtime keeps a provider " +
+		"option; " +
 		"as an entry it is unknown, and refused",
 }
 
@@ -35,7 +36,10 @@ var areas = []string{"session.", "ep.", "optimization.", "mlas."}
 // keyLike yields what may be session config entries in a library, each with the byte before it and
 // the one after.
 func keyLike(library []byte) iter.Seq2[string, [2]byte] {
-	inKey := func(c byte) bool { return c == '.' || c == '_' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
+	inKey := func(c byte) bool {
+		return c == '.' || c == '_' || c >= 'a' && c <= 'z' ||
+			c >= '0' && c <= '9'
+	}
 	return func(yield func(string, [2]byte) bool) {
 		for _, begin := range areas {
 			for at := 0; ; at++ {
@@ -79,8 +83,10 @@ func unclassified(library []byte) []string {
 			continue
 		}
 		begins := func(key string) bool { return strings.HasPrefix(key, piece) }
-		pieces := slices.ContainsFunc(areas, func(area string) bool { return strings.Contains(found[1:], area) })
-		if around == [2]byte{} && !pieces || !slices.ContainsFunc(slices.Collect(maps.Keys(sessionKeys)), begins) {
+		pieces := slices.ContainsFunc(areas,
+			func(area string) bool { return strings.Contains(found[1:], area) })
+		if around == [2]byte{} && !pieces ||
+			!slices.ContainsFunc(slices.Collect(maps.Keys(sessionKeys)), begins) {
 			missing[found] = true
 		}
 	}
@@ -112,18 +118,23 @@ func TestEveryEntryOfTheInstalledRuntimesIsClassified(t *testing.T) {
 			continue // in another runtime
 		}
 		read[same] = true
-		require.Empty(t, unclassified(library), "%s: classify them in session.toml, or say in noEntries what they are", path)
+		require.Empty(t, unclassified(library),
+			"%s: classify them in session.toml, or say in noEntries what they are", path)
 	}
 }
 
 func TestUnclassifiedEntriesAreFound(t *testing.T) {
-	data := []byte("\x00session.no_such_entry\x00x\x00session.intra_op.allow_spinning\x00mlas.disable_kleX9\x00optimization.nothing_known,")
-	require.Equal(t, []string{"optimization.nothing_known", "session.no_such_entry"}, unclassified(data))
-	require.Equal(t, []string{"session.intra_op"}, unclassified([]byte("\x00session.intra_op\x00")), "whole, and only the beginning of one")
+	data := []byte(
+		"\x00session.no_such_entry\x00x\x00session.intra_op.allow_spinning\x00mlas.disable_kleX9\x00optimization.nothing_known,")
+	require.Equal(t, []string{"optimization.nothing_known", "session.no_such_entry"},
+		unclassified(data))
+	require.Equal(t, []string{"session.intra_op"}, unclassified([]byte("\x00session.intra_op\x00")),
+		"whole, and only the beginning of one")
 }
 
 func requestKey(t *testing.T, entries map[string]string) string {
-	terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}}
+	terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}},
+		Session: compilers.Session{SessionOptions: entries}}}
 	record, err := terms.Record(t.Context(), nil, StatedDevices)
 	require.NoError(t, err)
 	key, _ := record.Key()
@@ -149,7 +160,8 @@ func TestOnlyEntriesThatConcernTheCompileChangeTheKey(t *testing.T) {
 			require.NotEqual(t, plain, requestKey(t, entries), key)
 			require.Equal(t, entries, compile, key)
 		default:
-			terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}}, Session: compilers.Session{SessionOptions: entries}}}
+			terms := Terms{Wish: Wish{EPs: []EP{{Name: "QNNExecutionProvider"}},
+				Session: compilers.Session{SessionOptions: entries}}}
 			_, err := terms.Record(t.Context(), Allowed{"session/" + key}, StatedDevices)
 			require.ErrorContains(t, err, key, "refused, whatever an administrator allows")
 		}
@@ -158,7 +170,8 @@ func TestOnlyEntriesThatConcernTheCompileChangeTheKey(t *testing.T) {
 
 func TestOptimalBuildsOnly(t *testing.T) {
 	for value, want := range map[string]bool{"1": true, "0": false, "true": false} {
-		entries := map[string]string{onlyOptimal: value, "session.x64quantprecision": "1", "session.log_id": "x"}
+		entries := map[string]string{onlyOptimal: value, "session.x64quantprecision": "1",
+			"session.log_id": "x"}
 		compile, optimal := SplitSession(entries)
 		require.Equal(t, want, optimal, value)
 		require.Equal(t, map[string]string{"session.x64quantprecision": "1"}, compile)
@@ -169,7 +182,8 @@ func TestOptimalBuildsOnly(t *testing.T) {
 func TestSessionTableIsWellFormed(t *testing.T) {
 	for key, rule := range sessionKeys {
 		require.Contains(t, []string{"", "bool", "int"}, rule.Kind, key)
-		require.NotEqual(t, rule.Class == classRefused, rule.Because == "", "%s: the reason of what is refused", key)
+		require.NotEqual(t, rule.Class == classRefused, rule.Because == "",
+			"%s: the reason of what is refused", key)
 	}
 	for name, data := range map[string]string{
 		"twice":         "run = [\"a.b\"]\nserve = [\"a.b\"]",
@@ -184,7 +198,8 @@ func TestSessionTableIsWellFormed(t *testing.T) {
 // pythonTable is the table as the Python client has it.
 func pythonTable() []byte {
 	var out bytes.Buffer
-	out.WriteString("\"\"\"The classes of session config entries. Written by `make session-keys` from cache/identity/session.toml: change that one.\"\"\"\n\n" +
+	out.WriteString("\"\"\"The classes of session config entries. Written by `make session-keys` " +
+		"from cache/identity/session.toml: change that one.\"\"\"\n\n" +
 		"from __future__ import annotations\n\n")
 	set := func(name string, class sessionClass) {
 		fmt.Fprintf(&out, "%s = frozenset(\n    (\n", name)

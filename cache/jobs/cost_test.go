@@ -42,12 +42,13 @@ func TestCostIsLearntByProviderAndSize(t *testing.T) {
 		memory int64
 		length time.Duration
 	}{
-		"of like size":           {ofSize(120 * mib), 1000 * mib, 8 * time.Second},
-		"four times as large":    {ofSize(400 * mib), 4000 * mib, 32 * time.Second},
-		"a quarter of it":        {ofSize(25 * mib), 1000 * mib, 2 * time.Second},
-		"of quite another size":  {ofSize(1 * mib), 260 * mib, 0},
-		"of another provider":    {Kind{[]string{"QNNExecutionProvider"}, 100 * mib}, 656 * mib, 0},
-		"of one provider more":   {Kind{[]string{ep, "QNNExecutionProvider"}, 100 * mib}, 656 * mib, 0},
+		"of like size":          {ofSize(120 * mib), 1000 * mib, 8 * time.Second},
+		"four times as large":   {ofSize(400 * mib), 4000 * mib, 32 * time.Second},
+		"a quarter of it":       {ofSize(25 * mib), 1000 * mib, 2 * time.Second},
+		"of quite another size": {ofSize(1 * mib), 260 * mib, 0},
+		"of another provider":   {Kind{[]string{"QNNExecutionProvider"}, 100 * mib}, 656 * mib, 0},
+		"of one provider more": {Kind{[]string{ep, "QNNExecutionProvider"}, 100 * mib}, 656 * mib,
+			0},
 		"of a sparse file":       {ofSize(1 << 62), 256*mib + 4<<50, 0},
 		"of a size that is none": {ofSize(0), 256 * mib, 0},
 	} {
@@ -70,7 +71,8 @@ func TestCostFollowsTheLatest(t *testing.T) {
 	costs.Learn(model, time.Hour, 1000, 0, true)
 	memory, length = costs.Estimate(model)
 	require.EqualValues(t, 2700, memory)
-	require.Equal(t, 13*time.Second, length, "at the lowest priority it took as long as the machine was busy")
+	require.Equal(t, 13*time.Second, length,
+		"at the lowest priority it took as long as the machine was busy")
 }
 
 func TestDamagedCostCountsForNothing(t *testing.T) {
@@ -84,7 +86,8 @@ func TestDamagedCostCountsForNothing(t *testing.T) {
 		"more than any":   `{"Memory":9223372036854775807,"Count":1}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.NoError(t, notes.Save([]byte(costKey(ofSize(mib), sizeClass(mib))), []byte(row)))
+			require.NoError(t,
+				notes.Save([]byte(costKey(ofSize(mib), sizeClass(mib))), []byte(row)))
 			memory, length := costs.Estimate(ofSize(mib))
 			require.EqualValues(t, 260*mib, memory)
 			require.Zero(t, length)

@@ -35,7 +35,8 @@ func (l *lane) comes(r Rank, memory int64, users ...uint32) *Turn {
 // order ends the one job that runs again and again, and lists which of the turns runs next.
 func (l *lane) order(turns ...*Turn) (order []int) {
 	for range turns {
-		i := slices.IndexFunc(turns, func(t *Turn) bool { return t.runs() && slices.Contains(l.running, t) })
+		i := slices.IndexFunc(turns,
+			func(t *Turn) bool { return t.runs() && slices.Contains(l.running, t) })
 		require.NotEqual(l, -1, i, "nothing runs after %v", order)
 		order = append(order, i)
 		l.Leave(turns[i])
@@ -50,7 +51,8 @@ func TestUsersTakeTurnsWithinARank(t *testing.T) {
 	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
 	asked := l.comes(AskedFor, 0, eve)
 	b0, b1 := l.comes(WaitedFor, 0, bob), l.comes(WaitedFor, 0, bob)
-	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.placesOf(b0, a0, a1, b1, a2, asked), "as they are listed")
+	require.Equal(t, []int{1, 0, 2, 3, 4, 5}, l.placesOf(b0, a0, a1, b1, a2, asked),
+		"as they are listed")
 	require.Equal(t, []int{0, 4, 1, 5, 2, 3}, l.order(a0, a1, a2, asked, b0, b1))
 }
 
@@ -73,9 +75,11 @@ func TestSharedJobCountsForTheFirstOfItsUsers(t *testing.T) {
 func TestLastSlotIsOnLoan(t *testing.T) {
 	l := newLane(t, 2, 0)
 	a0, a1, a2 := l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann), l.comes(WaitedFor, 0, ann)
-	require.Equal(t, []bool{true, true, false}, []bool{a0.runs(), a1.runs(), a2.runs()}, "nobody else needs a slot")
+	require.Equal(t, []bool{true, true, false}, []bool{a0.runs(), a1.runs(), a2.runs()},
+		"nobody else needs a slot")
 	b0, b1 := l.comes(WaitedFor, 0, bob), l.comes(WaitedFor, 0, bob)
-	require.Equal(t, []bool{true, false}, []bool{b0.runs(), b1.runs()}, "the slot on loan is free for others")
+	require.Equal(t, []bool{true, false}, []bool{b0.runs(), b1.runs()},
+		"the slot on loan is free for others")
 	e0 := l.comes(WaitedFor, 0, eve)
 	l.Leave(a1)
 	require.False(t, e0.runs(), "the two slots are taken")
@@ -152,9 +156,11 @@ func TestSlots(t *testing.T) {
 	l := newLane(t, 2, 0)
 	own := l.comes(OwnWish, 0)
 	b1, b2, b3 := l.comes(AskedFor, 0), l.comes(AskedFor, 0), l.comes(AskedFor, 0)
-	require.Equal(t, []bool{true, true, true, false}, []bool{own.runs(), b1.runs(), b2.runs(), b3.runs()})
+	require.Equal(t, []bool{true, true, true, false},
+		[]bool{own.runs(), b1.runs(), b2.runs(), b3.runs()})
 	w1, w2, w3 := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
-	require.Equal(t, []bool{true, true, false}, []bool{w1.runs(), w2.runs(), w3.runs()}, "those that run for nobody who waits do not count")
+	require.Equal(t, []bool{true, true, false}, []bool{w1.runs(), w2.runs(), w3.runs()},
+		"those that run for nobody who waits do not count")
 	l.Leave(b1)
 	require.False(t, b3.runs())
 	l.Leave(w1)
@@ -167,7 +173,8 @@ func TestSlots(t *testing.T) {
 func TestMemoryIsShared(t *testing.T) {
 	l := newLane(t, 8, 100)
 	a, b, c := l.comes(WaitedFor, 60), l.comes(WaitedFor, 50), l.comes(WaitedFor, 10)
-	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()}, "nobody overtakes the one that needs more")
+	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()},
+		"nobody overtakes the one that needs more")
 	l.Leave(a)
 	require.True(t, b.runs())
 	require.True(t, c.runs())
@@ -191,12 +198,15 @@ func TestRequestTakesMemoryFromBackgroundJobs(t *testing.T) {
 		need    int64
 		yields  []bool
 	}{
-		"there is enough":                     {[]Rank{AskedFor}, 60, []bool{false}},
-		"the one that began last":             {[]Rank{AskedFor, OwnWish}, 50, []bool{false, true}},
-		"both":                                {[]Rank{OwnWish, AskedFor}, 90, []bool{true, true}},
-		"more than there is":                  {[]Rank{OwnWish, AskedFor}, 1000, []bool{true, true}},
-		"it would not do":                     {[]Rank{WaitedFor, OwnWish}, 90, []bool{false, false}},
-		"the other one waits for it, as well": {[]Rank{WaitedFor, OwnWish}, 50, []bool{false, true}},
+		"there is enough":         {[]Rank{AskedFor}, 60, []bool{false}},
+		"the one that began last": {[]Rank{AskedFor, OwnWish}, 50, []bool{false, true}},
+		"both":                    {[]Rank{OwnWish, AskedFor}, 90, []bool{true, true}},
+		"more than there is": {[]Rank{OwnWish, AskedFor}, 1000,
+			[]bool{true, true}},
+		"it would not do": {[]Rank{WaitedFor, OwnWish}, 90,
+			[]bool{false, false}},
+		"the other one waits for it, as well": {[]Rank{WaitedFor, OwnWish}, 50,
+			[]bool{false, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLane(t, 8, 100)
@@ -258,7 +268,8 @@ func TestEstimateCountsJobsAhead(t *testing.T) {
 	}
 	l.at = l.at.Add(8 * time.Second)
 	require.Zero(t, l.Wait(turns[0]))
-	require.Equal(t, time.Second, l.Wait(turns[2]), "2 s of the first are left, and nothing of the second, on two slots")
+	require.Equal(t, time.Second, l.Wait(turns[2]),
+		"2 s of the first are left, and nothing of the second, on two slots")
 	require.Equal(t, 3*time.Second, l.Wait(turns[4]))
 }
 
@@ -279,7 +290,8 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 	}
 	var all []*Turn
 	for step := range 3000 {
-		switch runs := slices.DeleteFunc(slices.Clone(all), func(one *Turn) bool { return !one.runs() }); {
+		switch runs := slices.DeleteFunc(slices.Clone(all),
+			func(one *Turn) bool { return !one.runs() }); {
 		case step < 2000 && random.IntN(2) == 0:
 			rank := Rank(random.IntN(3))
 			all = append(all, l.comes(rank, random.Int64N(130), users(rank)...))
@@ -296,7 +308,8 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 			used += one.Memory
 		}
 		require.LessOrEqual(t, len(l.latest), len(all)*2, "users are forgotten with their jobs")
-		require.True(t, used <= 100 || len(l.running) == 1, "step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
+		require.True(t, used <= 100 || len(l.running) == 1,
+			"step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
 	}
 	for len(all) > 0 {
 		i := slices.IndexFunc(all, (*Turn).runs)

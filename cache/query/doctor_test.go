@@ -30,9 +30,13 @@ func about(t testing.TB, list []Advice, subject string) Advice {
 // The texts are those of real libraries.
 func TestDoctorKnowsCauses(t *testing.T) {
 	device := []compilers.DeviceFacts{{Type: "CPU", Vendor: "Intel"}}
-	crash := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault", Name: "SIGSEGV"}
-	killed := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "killed", Name: "SIGKILL"}
-	_, half := identity.FillOptions("QNNExecutionProvider", nil, compilers.EPLibrary{Path: "/opt/x.so"})
+	crash := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault",
+		Name: "SIGSEGV"}
+	killed := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "killed",
+		Name: "SIGKILL"}
+	_,
+		half := identity.FillOptions("QNNExecutionProvider", nil,
+		compilers.EPLibrary{Path: "/opt/x.so"})
 	for _, c := range []struct {
 		name  string
 		probe compilers.EPProbe
@@ -40,23 +44,43 @@ func TestDoctorKnowsCauses(t *testing.T) {
 		text  string
 		hint  string
 	}{
-		{"plugin 1.8.0 on ORT 1.31.1", compilers.EPProbe{Name: "OpenVINOExecutionProvider", Devices: device},
-			errors.New("compile: ort error 1: Error creating execution provider: [ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Experimental function OrtEpApi_ReleaseEpContextConfig_SinceV28 is not available in this build"),
+		{"plugin 1.8.0 on ORT 1.31.1",
+			compilers.EPProbe{Name: "OpenVINOExecutionProvider", Devices: device},
+			errors.New("compile: ort error 1: Error creating execution provider: " +
+				"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Experimental function " +
+				"OrtEpApi_ReleaseEpContextConfig_SinceV28 is not available in this build"),
 			"not even a model of one node", "1.24.4 to 1.28.0"},
 		{"an ORT that is too old", compilers.EPProbe{Name: "OpenVINOExecutionProvider",
-			Error: "The requested API version [27] is not available, only API versions [1, 22] are supported in this build. Current ORT Version is: 1.22.0"}, nil, "does not load", "older than"},
-		{"a missing library", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, nil, "does not load", "is not there"},
+			Error: "The requested API version [27] is not available, only API versions [1, 22] " +
+				"are supported in this build. Current ORT Version is: 1.22.0"}, nil,
+			"does not load", "older than"},
+		{"a missing library",
+			compilers.EPProbe{Name: "QNNExecutionProvider",
+				Error: "libQnnSystem.so: cannot open shared object file: No such file or directory"}, nil, "does not load", "is not there"},
 		{"half a package", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
 			half, "one node", "whole package"},
-		{"noexec", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "x.so: failed to map segment from shared object"}, nil, "does not load", "noexec"},
-		{"unreadable", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "open /opt/x.so: permission denied"}, nil, "does not load", "cannot read"},
+		{"noexec",
+			compilers.EPProbe{Name: "QNNExecutionProvider",
+				Error: "x.so: failed to map segment from shared object"}, nil, "does not load",
+			"noexec"},
+		{"unreadable",
+			compilers.EPProbe{Name: "QNNExecutionProvider",
+				Error: "open /opt/x.so: permission denied"}, nil, "does not load", "cannot read"},
 		{"no worker", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
-			fmt.Errorf("%w: epcached-ort: prepare: landlock: permission denied", compilers.ErrStart), "one node", "beside epcached"},
-		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Err: crash, Error: crash.Error()}, nil, "does not load", "crashed"},
-		{"an end from outside", compilers.EPProbe{Name: "QNNExecutionProvider", Err: killed, Error: killed.Error()}, nil, "does not load", "may not fit"},
+			fmt.Errorf("%w: epcached-ort: prepare: landlock: permission denied",
+				compilers.ErrStart), "one node", "beside epcached"},
+		{"a crash",
+			compilers.EPProbe{Name: "QNNExecutionProvider", Err: crash, Error: crash.Error()}, nil,
+			"does not load", "crashed"},
+		{"an end from outside",
+			compilers.EPProbe{Name: "QNNExecutionProvider", Err: killed, Error: killed.Error()},
+			nil, "does not load", "may not fit"},
 		{"no answer", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
 			fmt.Errorf("compile: %w", compilers.ErrTimeout), "one node", "a driver may hang"},
-		{"words like ours", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "compiler crashed: time limit reached: there is no library"}, nil, "does not load", "may not fit"},
+		{"words like ours",
+			compilers.EPProbe{Name: "QNNExecutionProvider",
+				Error: "compiler crashed: time limit reached: there is no library"}, nil,
+			"does not load", "may not fit"},
 		{"a disk that is full", compilers.EPProbe{Name: "QNNExecutionProvider", Devices: device},
 			fmt.Errorf("stage: %w", syscall.ENOSPC), "one node", "the disk"},
 	} {
@@ -67,17 +91,25 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			require.Contains(t, a.Hint, c.hint)
 		})
 	}
-	require.Contains(t, adviseUnusable("runtime /opt/ort", &fs.PathError{Op: "open", Path: "/opt/ort", Err: syscall.EACCES}).Hint, "cannot read")
-	require.Contains(t, adviseUnusable("runtime /opt/ort", fmt.Errorf("probe: %w", compilers.ErrNotFound)).Hint, "moved or removed")
-	require.Contains(t, adviseUnusable("runtime /opt/ort", errors.New("not found")).Hint, "probe --refresh")
+	require.Contains(t,
+		adviseUnusable("runtime /opt/ort",
+			&fs.PathError{Op: "open", Path: "/opt/ort", Err: syscall.EACCES}).Hint, "cannot read")
+	require.Contains(t,
+		adviseUnusable("runtime /opt/ort", fmt.Errorf("probe: %w", compilers.ErrNotFound)).Hint,
+		"moved or removed")
+	require.Contains(t, adviseUnusable("runtime /opt/ort", errors.New("not found")).Hint,
+		"probe --refresh")
 	require.Contains(t, whyNoDevice("OpenVINOExecutionProvider", "AuthenticAMD"), "AuthenticAMD")
 	require.Empty(t, whyNoDevice("OpenVINOExecutionProvider", "GenuineIntel"))
 	require.Empty(t, whyNoDevice("QNNExecutionProvider", "AuthenticAMD"))
-	require.Contains(t, adviseEP("runtime /opt/ort", "1.31.1", compilers.EPProbe{Name: "QNNExecutionProvider"}, nil, compilers.Fingerprint{}).Text, "no device")
+	require.Contains(t,
+		adviseEP("runtime /opt/ort", "1.31.1", compilers.EPProbe{Name: "QNNExecutionProvider"}, nil,
+			compilers.Fingerprint{}).Text, "no device")
 }
 
 func TestDoctorOnTheDisk(t *testing.T) {
-	sound := fileSystem{kind: "ext4", free: 100 << 30, size: 500 << 30, freeInodes: 1e6, inodes: 2e6, timesHold: true}
+	sound := fileSystem{kind: "ext4", free: 100 << 30, size: 500 << 30, freeInodes: 1e6,
+		inodes: 2e6, timesHold: true}
 	for _, c := range []struct {
 		name     string
 		change   func(s *fileSystem)
@@ -86,15 +118,23 @@ func TestDoctorOnTheDisk(t *testing.T) {
 	}{
 		{"sound", func(*fileSystem) {}, SeverityOK, "100.0 GiB"},
 		{"read-only", func(s *fileSystem) { s.readOnly = true }, SeverityProblem, "read-only"},
-		{"full", func(s *fileSystem) { s.free = 1 << 20 }, SeverityProblem, "no model is compiled that has to be copied"},
+		{"full", func(s *fileSystem) { s.free = 1 << 20 }, SeverityProblem,
+			"no model is compiled that has to be copied"},
 		{"nearly full", func(s *fileSystem) { s.free = 500 << 20 }, SeverityWarning, "500.0 MiB"},
-		{"small, and not full", func(s *fileSystem) { s.free, s.size = 500<<20, 900<<20 }, SeverityOK, "500.0 MiB"},
+		{"small, and not full", func(s *fileSystem) { s.free, s.size = 500<<20, 900<<20 },
+			SeverityOK, "500.0 MiB"},
 		{"no inodes", func(s *fileSystem) { s.freeInodes = 3 }, SeverityProblem, "inodes"},
 		{"few inodes", func(s *fileSystem) { s.freeInodes = 5000 }, SeverityWarning, "5000 inodes"},
-		{"makes inodes as it needs them", func(s *fileSystem) { s.freeInodes, s.inodes = 0, 0 }, SeverityOK, ""},
-		{"another machine's", func(s *fileSystem) { s.kind, s.network, s.timesHold = "NFS", true, false }, SeverityWarning, "another machine"},
-		{"in memory", func(s *fileSystem) { s.kind, s.volatile, s.timesHold = "tmpfs", true, false }, SeverityWarning, "restart"},
-		{"times that do not hold", func(s *fileSystem) { s.kind, s.timesHold = "overlay", false }, SeverityWarning, "overlay"},
+		{"makes inodes as it needs them", func(s *fileSystem) { s.freeInodes, s.inodes = 0, 0 },
+			SeverityOK, ""},
+		{"another machine's",
+			func(s *fileSystem) { s.kind, s.network, s.timesHold = "NFS", true, false },
+			SeverityWarning, "another machine"},
+		{"in memory",
+			func(s *fileSystem) { s.kind, s.volatile, s.timesHold = "tmpfs", true, false },
+			SeverityWarning, "restart"},
+		{"times that do not hold", func(s *fileSystem) { s.kind, s.timesHold = "overlay", false },
+			SeverityWarning, "overlay"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := sound
@@ -115,8 +155,10 @@ func TestDoctorOnRights(t *testing.T) {
 		text     string
 	}{
 		{"its own", owner{uid: 990, mode: fs.ModeDir | 0o711}, 990, SeverityOK, "alone"},
-		{"another's", owner{uid: 1000, mode: fs.ModeDir | 0o711}, 990, SeverityProblem, "belongs to uid 1000"},
-		{"writable for the group", owner{uid: 990, mode: fs.ModeDir | 0o771}, 990, SeverityProblem, "others may write"},
+		{"another's", owner{uid: 1000, mode: fs.ModeDir | 0o711}, 990, SeverityProblem,
+			"belongs to uid 1000"},
+		{"writable for the group", owner{uid: 990, mode: fs.ModeDir | 0o771}, 990, SeverityProblem,
+			"others may write"},
 		{"root", owner{uid: 0, mode: fs.ModeDir | 0o711}, 0, SeverityWarning, "runs as root"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -16,7 +16,9 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 	e := &wire.Explanation{Decision: "miss"}
 	for i := range 300 {
 		e.History = append(e.History, &wire.Event{Sequence: uint64(i + 1), Text: long})
-		e.Neighbours = append(e.Neighbours, &wire.Neighbour{ModelName: fmt.Sprint(i), Differences: []*wire.Difference{{Asked: long}}})
+		e.Neighbours = append(e.Neighbours,
+			&wire.Neighbour{ModelName: fmt.Sprint(i),
+				Differences: []*wire.Difference{{Asked: long}}})
 		e.Candidates = append(e.Candidates, &wire.Candidate{Reason: fmt.Sprint(i, long)})
 	}
 	reply := proto.CloneOf(e)
@@ -24,7 +26,8 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 	require.LessOrEqual(t, proto.Size(reply), wire.MaxReply)
 	require.Equal(t, "miss", reply.Decision)
 	require.NotEmpty(t, reply.Candidates, "the history goes first, then the neighbours")
-	require.True(t, strings.HasPrefix(reply.Candidates[0].Reason, "0x"), "the first candidates stay")
+	require.True(t, strings.HasPrefix(reply.Candidates[0].Reason, "0x"),
+		"the first candidates stay")
 
 	e.Candidates = nil
 	reply = proto.CloneOf(e)

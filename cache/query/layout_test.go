@@ -13,14 +13,20 @@ import (
 // Overlapping ranges are counted once, in any order.
 func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 	h, other := cas.Digest{1}, cas.Digest{2}
-	has := rangesIn([]Piece{{Length: 60, Holder: h, From: 1030}, {Length: 60, Holder: h, From: 1000}, {Length: 5, Holder: h, From: 1140}, {Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
-	require.Equal(t, map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
+	has := rangesIn([]Piece{{Length: 60, Holder: h, From: 1030},
+		{Length: 60, Holder: h, From: 1000}, {Length: 5, Holder: h, From: 1140},
+		{Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
+	require.Equal(t,
+		map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
 	r := relative{has: has}
 	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
-	require.EqualValues(t, 95, r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
+	require.EqualValues(t, 95,
+		r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
 	require.EqualValues(t, 2, r.overlap([]Piece{{Length: 4, Holder: h, From: 1088}}))
 	pieces := []Piece{{At: 0, Length: 100}, {At: 100, Length: 50}}
-	require.Equal(t, []int{0, 1, 1, 2}, []int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149), firstAt(pieces, 150)})
+	require.Equal(t, []int{0, 1, 1, 2},
+		[]int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149),
+			firstAt(pieces, 150)})
 }
 
 // Bytes that one file has and another takes count once, and the own bytes of a packed file are
@@ -28,17 +34,25 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 	d := func(n byte) cas.Digest { return cas.Digest{n} }
 	l := Layout{Files: []LaidFile{
-		{File: index.File{Digest: d(1), Size: 100}, Told: &wire.LaidFile{}, Pieces: []Piece{{Length: 100, Holder: d(1)}}},
-		{File: index.File{Digest: d(2), Size: 100}, Told: &wire.LaidFile{}, Pieces: []Piece{{Length: 90, Holder: d(1)}, {At: 90, Length: 10, Holder: d(2), From: 90}}},
-		{File: index.File{Digest: d(3), Size: 100}, Told: &wire.LaidFile{}, Pieces: []Piece{{Length: 95, Holder: d(2)}, {At: 95, Length: 5, Holder: d(3), From: 95}}},
+		{File: index.File{Digest: d(1), Size: 100}, Told: &wire.LaidFile{},
+			Pieces: []Piece{{Length: 100, Holder: d(1)}}},
+		{File: index.File{Digest: d(2), Size: 100}, Told: &wire.LaidFile{},
+			Pieces: []Piece{{Length: 90, Holder: d(1)},
+				{At: 90, Length: 10, Holder: d(2), From: 90}}},
+		{File: index.File{Digest: d(3), Size: 100}, Told: &wire.LaidFile{},
+			Pieces: []Piece{{Length: 95, Holder: d(2)},
+				{At: 95, Length: 5, Holder: d(3), From: 95}}},
 	}}
 	l.countShared()
-	require.Equal(t, []int64{90, 95, 95}, []int64{l.Files[0].Told.SharedBytes, l.Files[1].Told.SharedBytes, l.Files[2].Told.SharedBytes})
+	require.Equal(t, []int64{90, 95, 95},
+		[]int64{l.Files[0].Told.SharedBytes, l.Files[1].Told.SharedBytes,
+			l.Files[2].Told.SharedBytes})
 }
 
 // A blob has all of itself, also where it might be packed with a third one.
 func TestABlobHasAllOfItself(t *testing.T) {
 	h := cas.Digest{1}
-	has := heldBy(h, 100, []Piece{{Length: 100, Holder: cas.Digest{9}}}, map[cas.Digest]bool{h: true})
+	has := heldBy(h, 100, []Piece{{Length: 100, Holder: cas.Digest{9}}},
+		map[cas.Digest]bool{h: true})
 	require.Equal(t, map[cas.Digest][]byteRange{h: {{Length: 100}}}, has)
 }

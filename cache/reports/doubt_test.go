@@ -12,7 +12,10 @@ import (
 func TestDoubtsAreBounded(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	ds := newDoubts(func() time.Time { return now })
-	id := func(n int) *index.Build { return &index.Build{ID: index.BuildID{byte(n >> 8), byte(n), 1}} }
+	id := func(n int) *index.Build {
+		return &index.Build{ID: index.BuildID{byte(n >> 8), byte(n),
+			1}}
+	}
 	for n := range doubtsPerUser {
 		require.True(t, ds.add(id(n), 7, 7, "why", true))
 	}

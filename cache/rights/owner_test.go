@@ -45,8 +45,10 @@ func TestLimiter(t *testing.T) {
 
 func TestOwners(t *testing.T) {
 	byName := func(name string) (uint32, bool) { return 1000, name == "alice" }
-	text := "alice:100000:65536\n# a comment\nbroken\n:1\nbob:1:1\n1001:231072:65536\n5:x:1\n6:1:-3\n"
-	require.Equal(t, []uidRange{{1000, 100_000, 65_536}, {1001, 231_072, 65_536}}, parseSubuid([]byte(text), byName))
+	text := "alice:100000:65536\n# a " +
+		"comment\nbroken\n:1\nbob:1:1\n1001:231072:65536\n5:x:1\n6:1:-3\n"
+	require.Equal(t, []uidRange{{1000, 100_000, 65_536}, {1001, 231_072, 65_536}},
+		parseSubuid([]byte(text), byName))
 
 	o := Owners{Path: filepath.Join(t.TempDir(), "subuid")}
 	require.EqualValues(t, 100_000, o.Of(100_000), "there is no such file")

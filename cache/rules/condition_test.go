@@ -64,9 +64,13 @@ func TestConditions(t *testing.T) {
 		{"matches, does not", `{ runtime_matches = '^v2:' }`, "v2:6", "v1:6", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			set, err := Parse("f.toml", []byte("[[ep.X.rule]]\nname = 'n'\nwhen.sdk_version = "+c.when+"\nverdict = 'optimal'\nreason = 'r'\n"))
+			set,
+				err := Parse("f.toml",
+				[]byte("[[ep.X.rule]]\nname = 'n'\nwhen.sdk_version = "+c.when+
+					"\nverdict = 'optimal'\nreason = 'r'\n"))
 			require.NoError(t, err)
-			j := set.Judge(Facts{EP: "X", SDKVersion: c.build}, Facts{EP: "X", SDKVersion: c.runtime})
+			j := set.Judge(Facts{EP: "X", SDKVersion: c.build},
+				Facts{EP: "X", SDKVersion: c.runtime})
 			require.Equal(t, c.holds, j.Verdict == compilers.Optimal, j.Reason)
 		})
 	}
@@ -104,7 +108,8 @@ reason = "{build.version} {runtime.version} {build.deep} {runtime.more}"
 		"larger than a fact":  {"new:3", `old:4:` + string(make([]byte, maxFact)), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j := set.Judge(Facts{EP: "X", CompatibilityString: c.build}, Facts{EP: "X", CompatibilityString: c.runtime})
+			j := set.Judge(Facts{EP: "X", CompatibilityString: c.build},
+				Facts{EP: "X", CompatibilityString: c.runtime})
 			if c.reason == "" {
 				require.Equal(t, compilers.Unknown, j.Verdict)
 				return

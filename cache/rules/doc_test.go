@@ -19,7 +19,10 @@ func TestExamplesOfTheDocumentParse(t *testing.T) {
 	require.Greater(t, len(examples), 5)
 	for _, at := range examples {
 		line := strings.Count(string(text[:at[2]]), "\n")
-		set, err := Parse("doc/rules.md", []byte(strings.Repeat("\n", line)+string(text[at[2]:at[3]]))) // so that mistakes have the document's lines
+		// so that mistakes have the document's lines
+		set,
+			err := Parse("doc/rules.md",
+			[]byte(strings.Repeat("\n", line)+string(text[at[2]:at[3]])))
 		require.NoError(t, err)
 		require.NotEmpty(t, set.EPs())
 	}

@@ -34,22 +34,29 @@ func makeBuild(t *testing.T, c *compilers.ORT, name string, ep compilers.EP) mad
 	prints, err := c.Fingerprint(t.Context(), m.runtime, eps, nil)
 	require.NoError(t, err)
 	p := prints[0]
-	m.facts = rules.Facts{EP: ep.Name, EPVersion: p.EPVersion, SDKVersion: p.SDKVersion, HardwareArchitecture: p.HardwareArchitecture,
-		CompatibilityString: p.CompatibilityString, DriverVersion: p.DriverVersion, ORTVersion: m.runtime.ORTVersion}
+	m.facts = rules.Facts{EP: ep.Name, EPVersion: p.EPVersion, SDKVersion: p.SDKVersion,
+		HardwareArchitecture: p.HardwareArchitecture,
+		CompatibilityString:  p.CompatibilityString, DriverVersion: p.DriverVersion,
+		ORTVersion: m.runtime.ORTVersion}
 	folder := t.TempDir()
 	model := filepath.Join(folder, "00112233445566.onnx")
 	require.NoError(t, os.WriteFile(model, tinymodel.Relu(), 0o600))
-	done, err := c.Compile(t.Context(), compilers.Job{Runtime: m.runtime, EPs: eps, Model: model, Folder: folder, Output: "00112233445566_ctx.onnx"}, nil)
+	done,
+		err := c.Compile(t.Context(),
+		compilers.Job{Runtime: m.runtime, EPs: eps, Model: model, Folder: folder,
+			Output: "00112233445566_ctx.onnx"}, nil)
 	require.NoError(t, err)
 	m.graph = filepath.Join(folder, done.Graph)
 	return m
 }
 
-// The shipped rules say of each pair of releases what the vendor's own libraries do, and what these answer when they refuse is taken for stale.
+// The shipped rules say of each pair of releases what the vendor's own libraries do, and what these
+// answer when they refuse is taken for stale.
 func TestShippedRulesAgreeWithTheLibraries(t *testing.T) {
 	for ep, names := range map[string][]string{
-		"OpenVINOExecutionProvider": {"openvino-1.4.0", "openvino-1.8.0-ort-1.28.0", "openvino-1.8.1"},
-		"QNNExecutionProvider":      {"qnn-2.5.0", "qnn-2.7.0"},
+		"OpenVINOExecutionProvider": {"openvino-1.4.0", "openvino-1.8.0-ort-1.28.0",
+			"openvino-1.8.1"},
+		"QNNExecutionProvider": {"qnn-2.5.0", "qnn-2.7.0"},
 	} {
 		t.Run(ep, func(t *testing.T) {
 			c := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
@@ -64,7 +71,8 @@ func TestShippedRulesAgreeWithTheLibraries(t *testing.T) {
 			}
 			for _, build := range all {
 				for _, now := range all {
-					if build.name != now.name { // a release's own builds are the same library's, and no rule is asked
+					// a release's own builds are the same library's, and no rule is asked
+					if build.name != now.name {
 						agree(t, c, build, now)
 					}
 				}
@@ -74,14 +82,19 @@ func TestShippedRulesAgreeWithTheLibraries(t *testing.T) {
 }
 
 func agree(t *testing.T, c *compilers.ORT, build, now made) {
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: now.runtime, EPs: []compilers.EP{now.ep}, Graph: build.graph})
+	check,
+		err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: now.runtime, EPs: []compilers.EP{now.ep}, Graph: build.graph})
 	require.NoError(t, err)
 	j := rules.Shipped().Judge(build.facts, now.facts)
 	if check.Outcome == compilers.Passed {
-		require.Contains(t, []compilers.Verdict{compilers.Optimal, compilers.PreferRecompilation}, j.Verdict, "%s loads %s: %s", now.name, build.name, j.Reason)
+		require.Contains(t, []compilers.Verdict{compilers.Optimal, compilers.PreferRecompilation},
+			j.Verdict, "%s loads %s: %s", now.name, build.name, j.Reason)
 		return
 	}
-	require.Equal(t, compilers.Unsupported, j.Verdict, "%s refuses %s (%s): %s", now.name, build.name, check.Text, j.Reason)
+	require.Equal(t, compilers.Unsupported, j.Verdict, "%s refuses %s (%s): %s", now.name,
+		build.name, check.Text, j.Reason)
 	class := rules.Shipped().Classify(now.ep.Name, check.Code, check.Text)
-	require.Equal(t, rules.Stale, class.Name, "%s refuses %s: %s", now.name, build.name, class.Reason)
+	require.Equal(t, rules.Stale, class.Name, "%s refuses %s: %s", now.name, build.name,
+		class.Reason)
 }

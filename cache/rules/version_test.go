@@ -31,7 +31,8 @@ func TestCompareVersions(t *testing.T) {
 		{"1.8", "1.8.1", -1},
 		{"535.104.05", "535.104.5", 0},
 		{"9", "10", -1},
-		{"1.99999999999999999999999999", "1.100000000000000000000000000", -1}, // longer than any integer
+		// longer than any integer
+		{"1.99999999999999999999999999", "1.100000000000000000000000000", -1},
 	} {
 		got, ok := compareTexts(c.a, c.b)
 		require.True(t, ok, "%s, %s", c.a, c.b)
@@ -48,7 +49,8 @@ func TestNoVersionsAreNotComparable(t *testing.T) {
 	}
 }
 
-// drawVersion draws versions that are close to each other, so that equal ones turn up, and spells them in some way.
+// drawVersion draws versions that are close to each other, so that equal ones turn up, and spells
+// them in some way.
 func drawVersion(t *rapid.T, label string) (text string, numbers []int) {
 	numbers = rapid.SliceOfN(rapid.SampledFrom([]int{0, 0, 1, 2, 9, 10, 2026}), 1, 5).Draw(t, label)
 	var parts []string

@@ -126,7 +126,8 @@ func TestDescriptorsAreClosedByTheLastComparison(t *testing.T) {
 	require.False(t, fs.retain())
 }
 
-// A report of the kernel is taken by one call; one beside it must not take the mounts for unchanged.
+// A report of the kernel is taken by one call; one beside it must not take the mounts for
+// unchanged.
 func TestMountChangesOfCallsAtTheSameTime(t *testing.T) {
 	fs, err := openFolders(nil)
 	require.NoError(t, err)

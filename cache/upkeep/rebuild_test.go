@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// A request with more files than a task may hold is not held, because its files stay open for minutes.
+// A request with more files than a task may hold is not held, because its files stay open for
+// minutes.
 func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
 	for name, c := range map[string]struct {
 		files int

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The slow rows wait and do not compute: they may all run at the same time, whatever the number of processors.
+// The slow rows wait and do not compute: they may all run at the same time, whatever the number of
+// processors.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "32"); err != nil {
@@ -29,7 +30,8 @@ func TestClients(t *testing.T) {
 			rows := c.rows(t, rows)
 			command := c.command(t)
 			quick := startDriver(t, command)
-			quick.ask(question{Do: "forget"}) // what it keeps open from the start is open from here on
+			// what it keeps open from the start is open from here on
+			quick.ask(question{Do: "forget"})
 			for _, r := range rows {
 				if !r.Slow {
 					runRow(t, quick, r)
@@ -49,8 +51,10 @@ func TestClients(t *testing.T) {
 // rows are those that hold for the client. One that it is without has to be there.
 func (c client) rows(t *testing.T, all []row) []row {
 	t.Helper()
-	left := slices.DeleteFunc(slices.Clone(all), func(r row) bool { return c.without[r.Name] != "" })
-	require.Len(t, left, len(all)-len(c.without), "a row that this client is to be without is not in the list")
+	left := slices.DeleteFunc(slices.Clone(all),
+		func(r row) bool { return c.without[r.Name] != "" })
+	require.Len(t, left, len(all)-len(c.without),
+		"a row that this client is to be without is not in the list")
 	return left
 }
 
@@ -99,9 +103,11 @@ func (d *driver) pass(t *testing.T, r row) {
 	if timeout == 0 {
 		timeout = 20_000
 	}
-	q := question{Do: do, Socket: daemon.path, Model: daemon.file, Options: r.Options, Adopt: r.Adopt, TimeoutMs: timeout}
+	q := question{Do: do, Socket: daemon.path, Model: daemon.file, Options: r.Options,
+		Adopt: r.Adopt, TimeoutMs: timeout}
 	if !r.Hurried {
-		q.HelloMs = 20_000 // on a busy machine this daemon takes longer than an application would wait
+		// on a busy machine this daemon takes longer than an application would wait
+		q.HelloMs = 20_000
 	}
 	var a answer
 	for range max(1, r.Times) {
@@ -124,5 +130,6 @@ func (d *driver) pass(t *testing.T, r row) {
 	if r.AtMost > 0 {
 		require.LessOrEqual(t, connections, r.AtMost, "%s: connections", r.Name)
 	}
-	require.Equal(t, before, d.descriptors(), "%s: the client has left descriptors open, or closed what is not its own", r.Name)
+	require.Equal(t, before, d.descriptors(),
+		"%s: the client has left descriptors open, or closed what is not its own", r.Name)
 }

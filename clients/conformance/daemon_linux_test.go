@@ -63,11 +63,15 @@ func startDaemon(t *testing.T, r row) *daemon {
 	folder, err := os.MkdirTemp("", "conf") // the test's own is too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(folder) })
-	d := &daemon{t: t, row: r, path: filepath.Join(folder, "s"), view: filepath.Join(folder, "view"), file: filepath.Join(folder, "model.onnx"), over: make(chan struct{})}
+	d := &daemon{t: t, row: r, path: filepath.Join(folder, "s"),
+		view: filepath.Join(folder, "view"), file: filepath.Join(folder, "model.onnx"),
+		over: make(chan struct{})}
 	require.NoError(t, os.MkdirAll(filepath.Join(d.view, "abc"), 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(d.view, "abc", "x_ctx.onnx"), []byte(graphContent), 0o644))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(d.view, "abc", "x_ctx.onnx"), []byte(graphContent), 0o644))
 	require.NoError(t, os.WriteFile(d.file, []byte("no client looks into a model"), 0o644))
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "weights"), []byte("external data"), 0o644))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(folder, "weights"), []byte("external data"), 0o644))
 	d.listen()
 	return d
 }
@@ -130,7 +134,9 @@ func (d *daemon) serve(conn *net.UnixConn, steps []step) {
 		err := p.step(&steps[i])
 		switch {
 		case err == nil:
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+			errors.Is(err, net.ErrClosed), errors.Is(err, unix.EPIPE),
+			errors.Is(err, unix.ECONNRESET):
 			return // the client went away: what it made of that is seen there
 		default:
 			d.mu.Lock()
@@ -171,7 +177,9 @@ func (p *peer) step(s *step) error {
 			return errors.Join(err, badStep(err == nil, "the first frame is no Hello"))
 		}
 		reply := &wire.HelloReply{Version: 1, Server: "scripted", Scope: "uid:0"}
-		return p.send(s, &wire.Envelope{Descriptors: uint32(len(s.paths(p.daemon))), Body: &wire.Envelope_HelloReply{HelloReply: reply}})
+		return p.send(s,
+			&wire.Envelope{Descriptors: uint32(len(s.paths(p.daemon))),
+				Body: &wire.Envelope_HelloReply{HelloReply: reply}})
 	case "read":
 		_, err := p.read()
 		return err
@@ -234,8 +242,10 @@ func (p *peer) readRequest(what string) error {
 		switch {
 		case err != nil:
 			return err
-		case what == "acquire" && e.GetAcquire() != nil && e.GetAcquire().GetAdopt() != p.daemon.row.Adopt:
-			return fmt.Errorf("the client's Acquire has adopt = %v, not %v", !p.daemon.row.Adopt, p.daemon.row.Adopt)
+		case what == "acquire" && e.GetAcquire() != nil &&
+			e.GetAcquire().GetAdopt() != p.daemon.row.Adopt:
+			return fmt.Errorf("the client's Acquire has adopt = %v, not %v", !p.daemon.row.Adopt,
+				p.daemon.row.Adopt)
 		case what == "acquire" && e.GetAcquire() != nil, what == "jobs" && e.GetJobs() != nil:
 			return nil
 		case e.GetAttach() == nil && e.GetCancel() == nil:
@@ -271,9 +281,12 @@ func (p *peer) sendMany(s *step) error {
 func (d *daemon) envelope(s *step) (*wire.Envelope, error) {
 	content := s.Envelope
 	if s.Do == "hit" {
-		reply := map[string]any{"outcome": "hit", "request_key": "a1", "build": "b2", "model_digest": "c3", "ep": "E", "compatibility": "optimal",
-			"why": "it is there", "fd": 0, "view": "/views/of/nobody", "graph": "abc/x_ctx.onnx", "compile_seconds": 1.5,
-			"files": []any{map[string]any{"name": "abc/x_ctx.onnx", "size": len(graphContent), "digest": digestOfGraph}}}
+		reply := map[string]any{"outcome": "hit", "request_key": "a1", "build": "b2",
+			"model_digest": "c3", "ep": "E", "compatibility": "optimal",
+			"why": "it is there", "fd": 0, "view": "/views/of/nobody", "graph": "abc/x_ctx.onnx",
+			"compile_seconds": 1.5,
+			"files": []any{map[string]any{"name": "abc/x_ctx.onnx",
+				"size": len(graphContent), "digest": digestOfGraph}}}
 		maps.Copy(reply, s.With)
 		maps.DeleteFunc(reply, func(_ string, v any) bool { return v == nil })
 		content = map[string]any{"acquire_reply": reply}

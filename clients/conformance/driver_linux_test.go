@@ -19,13 +19,16 @@ import (
 type client struct {
 	name    string
 	command func(t *testing.T) []string
-	alone   bool              // it starts a process for each question, and the 50 ms of the others are not to be spent on that
+	// it starts a process for each question, and the 50 ms of the others are not to be spent on
+	// that
+	alone   bool
 	without map[string]string // rows that cannot hold for it, by name, and why
 }
 
 // clients are all that there are. A further one is added here.
 var clients = []client{
-	{name: "go", command: func(t *testing.T) []string { return []string{built(t, "./drivers/go")} }},
+	{name: "go",
+		command: func(t *testing.T) []string { return []string{built(t, "./drivers/go")} }},
 	{name: "epcachectl", command: func(t *testing.T) []string {
 		return []string{built(t, "./drivers/epcachectl"), built(t, "../../cmd/epcachectl")}
 	}, alone: true, without: map[string]string{
@@ -39,25 +42,30 @@ var clients = []client{
 		"dies of the request, then is stopped":                patient,
 		"stopped during the request":                          patient,
 		"stopped between two requests":                        patient,
-		"refused with the hello":                              "what is refused before there is a question is said in words, without its class",
-		"a large request that is not read":                    "no argument may be so long",
+		"refused with the hello": "what is refused before there is " +
+			"a question is said in words, without its class",
+		"a large request that is not read": "no argument may be so long",
 	}},
 	{name: "python", command: func(t *testing.T) []string {
 		python := os.Getenv("EPCACHED_PYTHON")
-		if _, err := exec.LookPath(python); err != nil { // its client needs nothing but the language
+		// its client needs nothing but the language
+		if _, err := exec.LookPath(python); err != nil {
 			python = "python3"
 		}
 		return []string{python, "drivers/python/driver.py"}
 	}},
 }
 
-// patient is why rows do not hold that are about the 50 ms after which applications go on without a daemon.
+// patient is why rows do not hold that are about the 50 ms after which applications go on without a
+// daemon.
 const patient = "epcachectl, which has nothing else to go on with, waits ten seconds for a daemon"
 
-// built builds a program as `make build` does, which has most of it in Go's cache, and looks at all that it is made of: then go test knows that its
-// result is of these files.
+// built builds a program as `make build` does, which has most of it in Go's cache, and looks at all
+// that it is made of: then go test knows that its result is of these files.
 func built(t *testing.T, folder string) string {
-	list, err := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{end}}", folder).Output()
+	list,
+		err := exec.Command("go", "list", "-deps", "-f",
+		"{{if and .Module .Module.Main}}{{.Dir}}{{end}}", folder).Output()
 	require.NoError(t, err)
 	for dir := range strings.FieldsSeq(string(list)) {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -130,7 +138,8 @@ func startDriver(t *testing.T, command []string) *driver {
 	return d
 }
 
-// ask waits for the answer. A client that gives none in time hangs, and hanging is what it must never do.
+// ask waits for the answer. A client that gives none in time hangs, and hanging is what it must
+// never do.
 func (d *driver) ask(q question) answer {
 	d.t.Helper()
 	line, err := json.Marshal(q)

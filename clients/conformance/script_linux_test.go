@@ -12,18 +12,22 @@ import (
 
 // row is one thing that a daemon may do, and what every client makes of it.
 type row struct {
-	Name        string   `json:"name"`
-	Listen      string   `json:"listen"`      // "": yes; "none", "refused", "not a socket", "full", "stopped", "not allowed"
-	Connections [][]step `json:"connections"` // what is done on the first, the second, ...; the last is that of all further ones
-	Do          string   `json:"do"`          // "acquire" (the default) or "jobs"
-	Times       int      `json:"times"`       // how often it is asked, by one client; 0: once
-	Options     int      `json:"options"`     // bytes of a provider option: makes the request large
-	Adopt       bool     `json:"adopt"`       // what the Acquire has to say
-	TimeoutMs   int      `json:"timeout_ms"`  // the caller's; 0: 20 s
-	Hurried     bool     `json:"hurried"`     // it is about the time limit for a first answer, which else no client has to keep while other tests run
-	Slow        bool     `json:"slow"`        // it takes a client's time limits to be found out
-	Want        want     `json:"want"`
-	AtMost      int      `json:"at_most"` // connections; 0: any number
+	Name string `json:"name"`
+	// "": yes; "none", "refused", "not a socket", "full", "stopped", "not allowed"
+	Listen string `json:"listen"`
+	// what is done on the first, the second, ...; the last is that of all further ones
+	Connections [][]step `json:"connections"`
+	Do          string   `json:"do"`         // "acquire" (the default) or "jobs"
+	Times       int      `json:"times"`      // how often it is asked, by one client; 0: once
+	Options     int      `json:"options"`    // bytes of a provider option: makes the request large
+	Adopt       bool     `json:"adopt"`      // what the Acquire has to say
+	TimeoutMs   int      `json:"timeout_ms"` // the caller's; 0: 20 s
+	// it is about the time limit for a first answer, which else no client has to keep while other
+	// tests run
+	Hurried bool `json:"hurried"`
+	Slow    bool `json:"slow"` // it takes a client's time limits to be found out
+	Want    want `json:"want"`
+	AtMost  int  `json:"at_most"` // connections; 0: any number
 }
 
 // want is what the last request comes to.
@@ -35,23 +39,27 @@ type want struct {
 	Text    string   `json:"text,omitempty"`  // a part of the error's text
 }
 
-// step is one thing done on a connection. In the rows it is an object, or only the name of one without arguments.
+// step is one thing done on a connection. In the rows it is an object, or only the name of one
+// without arguments.
 type step struct {
 	Do       string         `json:"do"` // see daemon.go
 	Envelope map[string]any `json:"envelope"`
-	With     map[string]any `json:"with"`     // fields of a hit's reply; null takes one out
-	Fds      []string       `json:"fds"`      // "view", "file": what travels with the frame
-	Times    int            `json:"times"`    // how often fds are repeated, or the frame sent; 0: once
-	Announce *int           `json:"announce"` // descriptors that the frame says it has; none: as many as travel
-	FdsAt    int            `json:"fds_at"`   // the byte with which they travel
-	Number   *uint64        `json:"number"`   // the request's; none: that of the last request
-	Cut      *int           `json:"cut"`      // the frame is sent up to this byte; negative: from its end
-	CutEach  bool           `json:"cut_each"` // the row is run once for each byte at which the frame can be cut
-	Length   *uint32        `json:"length"`   // what the frame's length says
-	Extra    string         `json:"extra"`    // appended to the message: hexadecimal
-	Hex      string         `json:"hex"`
-	Every    int            `json:"every_ms"` // sends byte by byte, with this pause
-	Ms       int            `json:"ms"`
+	With     map[string]any `json:"with"` // fields of a hit's reply; null takes one out
+	Fds      []string       `json:"fds"`  // "view", "file": what travels with the frame
+	// how often fds are repeated, or the frame sent; 0: once
+	Times int `json:"times"`
+	// descriptors that the frame says it has; none: as many as travel
+	Announce *int    `json:"announce"`
+	FdsAt    int     `json:"fds_at"` // the byte with which they travel
+	Number   *uint64 `json:"number"` // the request's; none: that of the last request
+	Cut      *int    `json:"cut"`    // the frame is sent up to this byte; negative: from its end
+	// the row is run once for each byte at which the frame can be cut
+	CutEach bool    `json:"cut_each"`
+	Length  *uint32 `json:"length"` // what the frame's length says
+	Extra   string  `json:"extra"`  // appended to the message: hexadecimal
+	Hex     string  `json:"hex"`
+	Every   int     `json:"every_ms"` // sends byte by byte, with this pause
+	Ms      int     `json:"ms"`
 }
 
 func (s *step) UnmarshalJSON(data []byte) error {
@@ -76,7 +84,8 @@ func readRows(t *testing.T) []row {
 	for _, r := range rows {
 		require.NotEmpty(t, r.Name)
 		require.False(t, names[r.Name], "two rows have the name %q", r.Name)
-		require.True(t, r.Want.Outcome != "" || len(r.Want.Error) > 0, "%s: nothing is wanted of the client", r.Name)
+		require.True(t, r.Want.Outcome != "" ||
+			len(r.Want.Error) > 0, "%s: nothing is wanted of the client", r.Name)
 		names[r.Name] = true
 	}
 	return rows

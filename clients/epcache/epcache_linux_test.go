@@ -28,8 +28,8 @@ const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// refusing is a backend that answers with a build, notes reports and decides as told. It has no answer to
-// other requests.
+// refusing is a backend that answers with a build, notes reports and decides as told. It has no
+// answer to other requests.
 type refusing struct {
 	unixsock.Backend
 	acquire  func() (unixsock.Answer, error) // nil: hit
@@ -144,7 +144,8 @@ func load(t *testing.T, b *refusing, errs ...error) (*epcache.Lease, int, error)
 	})
 	if err != nil {
 		require.Nil(t, lease)
-		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, time.Millisecond, "no lease is left")
+		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience,
+			time.Millisecond, "no lease is left")
 	}
 	return lease, loads, err
 }
@@ -228,7 +229,8 @@ func TestSecondAcquireFails(t *testing.T) {
 	b := newRefusing("retry")
 	b.acquire = func() (unixsock.Answer, error) {
 		if b.calls.Load() > 1 {
-			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "no luck"}
+			return unixsock.Answer{},
+				&unixsock.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "no luck"}
 		}
 		return b.hit()
 	}

@@ -102,7 +102,8 @@ type standInWorker struct{ *standin.Compiler }
 
 func (standInWorker) Close() error { return nil }
 
-// claimed calls get with libraries of its own, of a daemon that refuses the put, and gives the files in --out.
+// claimed calls get with libraries of its own, of a daemon that refuses the put, and gives the
+// files in --out.
 func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result, out []string) {
 	t.Helper()
 	defer func(was func() acquire.Worker) { acquire.NewWorker = was }(acquire.NewWorker)

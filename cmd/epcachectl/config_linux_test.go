@@ -19,25 +19,30 @@ func TestConfigCheck(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	write("epcached.toml", "jobs = -1\n[policy]\nunknwon = \"serve\"\n")
-	wrong := file + ":1:1: field \"jobs\": -1 is not 0 to 4096\n" + file + ":3:1: unknown field \"policy.unknwon\"; is it \"unknown\"?\n"
+	wrong := file + ":1:1: field \"jobs\": -1 is not 0 to 4096\n" + file +
+		":3:1: unknown field \"policy.unknwon\"; is it \"unknown\"?\n"
 	require.Equal(t, result{exit.Failed, wrong, ""}, call(t, "config", "check", file))
 	var out configResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
-	first := &config.Error{Position: config.Position{Line: 1, Column: 1}, Field: "jobs", Text: "-1 is not 0 to 4096"}
+	first := &config.Error{Position: config.Position{Line: 1, Column: 1}, Field: "jobs",
+		Text: "-1 is not 0 to 4096"}
 	require.Equal(t, first, out.Errors[0])
 
 	write("epcached.toml", "rules = [\"rules.toml\"]\n")
 	write("rules.toml", "what = 1\n")
 	r := call(t, "config", "check", file)
 	require.Equal(t, exit.Failed, r.code)
-	require.Contains(t, r.out, filepath.Join(dir, "rules.toml")+":1:1: ", "a relative path is meant from the file's folder on")
+	require.Contains(t, r.out, filepath.Join(dir, "rules.toml")+":1:1: ",
+		"a relative path is meant from the file's folder on")
 
 	write("epcached.toml", "jobs = 1\n")
-	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""},
+		call(t, "config", "check", file))
 	write("epcached.toml", "[space]\npack = \"always\"\ncompress_after = \"3d\"\n")
 	r = call(t, "config", "check", file)
 	require.Equal(t, exit.Done, r.code, "a field of the version before is no mistake")
-	require.Contains(t, r.out, "warning: "+file+":3:1: field \"space.compress_after\": it has no effect any more: ")
+	require.Contains(t, r.out, "warning: "+file+
+		":3:1: field \"space.compress_after\": it has no effect any more: ")
 	out = configResult{}
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
 	require.Empty(t, out.Errors)
@@ -53,11 +58,15 @@ func TestConfigShow(t *testing.T) {
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Contains(t, r.out, "jobs = 3  # "+file+":1\n")
 	var fields []config.Field
-	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "show", file, "--json").out), &fields))
+	require.NoError(t,
+		json.Unmarshal([]byte(call(t, "config", "show", file, "--json").out), &fields))
 	require.Contains(t, fields, config.Field{Name: "jobs", Value: float64(3), Origin: file + ":1"})
-	require.Contains(t, fields, config.Field{Name: "policy.unknown", Value: "load_check", Origin: "default"})
-	require.Contains(t, fields, config.Field{Name: "rules", Value: []any{}, Origin: "default"}, "a list, as the text has it")
-	require.Contains(t, fields, config.Field{Name: "administrators", Value: []any{}, Origin: "default"})
+	require.Contains(t, fields,
+		config.Field{Name: "policy.unknown", Value: "load_check", Origin: "default"})
+	require.Contains(t, fields, config.Field{Name: "rules", Value: []any{}, Origin: "default"},
+		"a list, as the text has it")
+	require.Contains(t, fields,
+		config.Field{Name: "administrators", Value: []any{}, Origin: "default"})
 	require.Equal(t, exit.NotFound, call(t, "config", "show", file+".none").code)
 	require.Equal(t, exit.Done, call(t, "config").code)
 }
@@ -82,7 +91,8 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 		wrong("user ")
 	}
 	require.NoError(t, os.Chmod(folder, 0o700))
-	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""},
+		call(t, "config", "check", file))
 }
 
 // Without a name it is the file that the caller's own daemon reads.
@@ -96,10 +106,12 @@ func TestConfigIsTheUsersOwnWhereThereIsOne(t *testing.T) {
 	file := filepath.Join(dir, "epcached", "epcached.toml")
 	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
 	require.NoError(t, os.WriteFile(file, []byte("jobs = 3\n"), 0o600))
-	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""}, call(t, "config", "check"))
+	require.Equal(t, result{exit.Done, file + ": nothing is wrong\n", ""},
+		call(t, "config", "check"))
 	shown := call(t, "config", "show")
 	require.Contains(t, shown.out, "jobs = 3  # "+file+":1\n")
-	require.Contains(t, shown.out, "state = \""+filepath.Join(dir, "epcached")+"\"", "also for root, whose daemon of its own has it there")
+	require.Contains(t, shown.out, "state = \""+filepath.Join(dir, "epcached")+"\"",
+		"also for root, whose daemon of its own has it there")
 	require.NoError(t, os.WriteFile(file, []byte("jobs = -1\n"), 0o600))
 	got := call(t, "config", "check")
 	require.Equal(t, exit.Failed, got.code)

@@ -26,7 +26,8 @@ func (b *standIn) Why(_ context.Context, _ unixsock.Peer, w *wire.Why) (*wire.Ex
 	return &wire.Explanation{Decision: "current"}, b.err
 }
 
-func (b *standIn) Events(_ context.Context, _ unixsock.Peer, e *wire.Events) (*wire.EventsReply, error) {
+func (b *standIn) Events(_ context.Context, _ unixsock.Peer, e *wire.Events) (*wire.EventsReply,
+	error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asks++
@@ -48,7 +49,8 @@ func (b *standIn) Doctor(context.Context, unixsock.Peer, *wire.Doctor) (*wire.Do
 	return &wire.DoctorReply{Advice: b.advice}, b.err
 }
 
-func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
+func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscribe,
+	send func(*wire.Event) error) error {
 	tell := make(chan *wire.Event, 64)
 	b.set(func() {
 		if b.tell == nil {

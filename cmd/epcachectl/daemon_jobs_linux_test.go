@@ -9,7 +9,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ []*os.File, _ func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ []*os.File,
+	_ func(*wire.Progress)) (unixsock.Answer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.put != nil {
@@ -18,7 +19,8 @@ func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ []*os.F
 	return b.hit()
 }
 
-func (b *standIn) GiveUp(_ context.Context, _ unixsock.Peer, g *wire.GiveUp) (*wire.GiveUpReply, error) {
+func (b *standIn) GiveUp(_ context.Context, _ unixsock.Peer, g *wire.GiveUp) (*wire.GiveUpReply,
+	error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.changes = append(b.changes, "give up "+g.GetClaim()+": "+g.GetText())
@@ -31,20 +33,23 @@ func (b *standIn) Jobs(context.Context, unixsock.Peer, *wire.Jobs) (*wire.JobsRe
 	return &wire.JobsReply{Jobs: b.jobs, Failures: b.failures}, b.err
 }
 
-func (b *standIn) Follow(_ context.Context, _ unixsock.Peer, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error) {
+func (b *standIn) Follow(_ context.Context, _ unixsock.Peer, f *wire.Follow,
+	progress func(*wire.Progress)) (*wire.JobsReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.changes = append(b.changes, "follow "+f.GetJob())
 	for _, j := range b.jobs {
 		if j.GetId() == f.GetJob() {
-			progress(&wire.Progress{Phase: "compiling", ElapsedMs: 1500, EstimateMs: 3000, Job: j.GetId(), Waiting: j.GetWaiting()})
+			progress(&wire.Progress{Phase: "compiling", ElapsedMs: 1500, EstimateMs: 3000,
+				Job: j.GetId(), Waiting: j.GetWaiting()})
 			return &wire.JobsReply{Jobs: []*wire.Job{j}}, b.err
 		}
 	}
 	return nil, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no such job"}
 }
 
-func (b *standIn) CancelJobs(_ context.Context, _ unixsock.Peer, r *wire.CancelJobs) (*wire.JobsReply, error) {
+func (b *standIn) CancelJobs(_ context.Context, _ unixsock.Peer,
+	r *wire.CancelJobs) (*wire.JobsReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.changes = append(b.changes, "cancel "+namedOrAll(r.GetJobs(), r.GetAll()))
@@ -56,7 +61,8 @@ func (b *standIn) Stop(context.Context, unixsock.Peer) (*os.File, error) {
 	return b.stop()
 }
 
-func (b *standIn) RetryJobs(_ context.Context, _ unixsock.Peer, r *wire.RetryJobs) (*wire.JobsReply, error) {
+func (b *standIn) RetryJobs(_ context.Context, _ unixsock.Peer, r *wire.RetryJobs) (*wire.JobsReply,
+	error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.changes = append(b.changes, "retry "+namedOrAll(r.GetEntries(), r.GetAll()))
@@ -69,7 +75,8 @@ func (b *standIn) queue() {
 		name := a.GetModel().GetName()
 		for _, j := range b.jobs {
 			if j.GetModelName() == name && j.GetState() != "done" {
-				return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: j.GetId(), Ep: j.GetEp()}}, nil
+				return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background",
+					Job: j.GetId(), Ep: j.GetEp()}}, nil
 			}
 		}
 		return b.hit()

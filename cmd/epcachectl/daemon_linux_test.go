@@ -80,7 +80,8 @@ func (b *standIn) Hello(unixsock.Peer, *wire.Hello) *wire.HelloReply {
 	return &wire.HelloReply{Scope: "uid:0", Rights: []string{"administrator"}}
 }
 
-func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire, fds []*os.File,
+	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	if b.progress != nil {
 		progress(b.progress)
 	}
@@ -123,9 +124,12 @@ func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire,
 func (b *standIn) hit() (unixsock.Answer, error) {
 	view, err := os.Open(b.folder)
 	return unixsock.Answer{View: view, Reply: &wire.AcquireReply{
-		Outcome: "hit", RequestKey: strings.Repeat("ab", 32), Build: strings.Repeat("cd", 32), ModelDigest: strings.Repeat("ef", 32),
-		Ep: "StandInExecutionProvider", SdkVersion: "1.0", HardwareArchitecture: "any", Compatibility: "optimal", Why: "same",
-		View: b.folder, Graph: b.id + "/0123456789abcdef_ctx.onnx", Files: b.files, CompileSeconds: 2, Record: `{"version":1}`,
+		Outcome: "hit", RequestKey: strings.Repeat("ab", 32), Build: strings.Repeat("cd", 32),
+		ModelDigest: strings.Repeat("ef", 32),
+		Ep:          "StandInExecutionProvider", SdkVersion: "1.0", HardwareArchitecture: "any",
+		Compatibility: "optimal", Why: "same",
+		View: b.folder, Graph: b.id + "/0123456789abcdef_ctx.onnx", Files: b.files,
+		CompileSeconds: 2, Record: `{"version":1}`,
 		ProviderOptions:        map[string]*wire.StringMap{"StandInExecutionProvider": {}},
 		SessionOptions:         map[string]string{"ep.context_enable": "0"},
 		GraphOptimizationLevel: "disable_all",
@@ -133,28 +137,33 @@ func (b *standIn) hit() (unixsock.Answer, error) {
 }
 
 func (b *standIn) build() *wire.Build {
-	return &wire.Build{Build: strings.Repeat("cd", 32), ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", Files: b.files, State: "current", Hits: 3, CreatedMs: 1}
+	return &wire.Build{Build: strings.Repeat("cd", 32), ModelName: "tiny.onnx",
+		Ep: "StandInExecutionProvider", Files: b.files, State: "current", Hits: 3, CreatedMs: 1}
 }
 
 // Ask has the method that is called as the request is answer it.
-func (b *standIn) Ask(ctx context.Context, p unixsock.Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error) {
+func (b *standIn) Ask(ctx context.Context, p unixsock.Peer, request proto.Message,
+	progress func(*wire.Progress)) (proto.Message, error) {
 	method := reflect.ValueOf(b).MethodByName(string(request.ProtoReflect().Descriptor().Name()))
 	if !method.IsValid() || method.Type().NumIn() < 3 {
 		return nil, nil
 	}
-	args := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(p), reflect.ValueOf(request), reflect.ValueOf(progress)}
+	args := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(p), reflect.ValueOf(request),
+		reflect.ValueOf(progress)}
 	out := method.Call(args[:method.Type().NumIn()])
 	err, _ := out[1].Interface().(error)
 	return out[0].Interface().(proto.Message), err
 }
 
-func (b *standIn) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.ReleaseReply, error) {
+func (b *standIn) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.ReleaseReply,
+	error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return &wire.ReleaseReply{}, b.err
 }
 
-func (b *standIn) List(_ context.Context, _ unixsock.Peer, l *wire.List, _ func(*wire.Progress)) (*wire.ListReply, error) {
+func (b *standIn) List(_ context.Context, _ unixsock.Peer, l *wire.List,
+	_ func(*wire.Progress)) (*wire.ListReply, error) {
 	if err := b.page(l.GetAfter()); err != nil {
 		return nil, err
 	}
@@ -183,14 +192,17 @@ func (b *standIn) Show(_ context.Context, _ unixsock.Peer, s *wire.Show) (*wire.
 	if b.builds != nil {
 		return &wire.ShowReply{Builds: b.builds}, b.err
 	}
-	return &wire.ShowReply{Builds: []*wire.Build{b.build()}, Records: []string{`{"version":1}`}, History: []string{"compiled"}}, b.err
+	return &wire.ShowReply{Builds: []*wire.Build{b.build()}, Records: []string{`{"version":1}`},
+		History: []string{"compiled"}}, b.err
 }
 
-func (b *standIn) Invalidate(_ context.Context, _ unixsock.Peer, i *wire.Invalidate) (*wire.ChangeReply, error) {
+func (b *standIn) Invalidate(_ context.Context, _ unixsock.Peer,
+	i *wire.Invalidate) (*wire.ChangeReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !i.GetDryRun() {
-		b.changes = append(b.changes, "invalidate "+strings.Join(i.GetEntries(), " ")+" "+i.GetReason())
+		b.changes = append(b.changes, "invalidate "+strings.Join(i.GetEntries(), " ")+" "+
+			i.GetReason())
 	}
 	return &wire.ChangeReply{Builds: []*wire.Build{b.build()}}, b.err
 }
@@ -199,7 +211,8 @@ func (b *standIn) Pin(_ context.Context, _ unixsock.Peer, r *wire.Pin) (*wire.Ch
 	return b.changePin("pin", r.GetEntries(), r.GetDryRun())
 }
 
-func (b *standIn) Unpin(_ context.Context, _ unixsock.Peer, r *wire.Unpin) (*wire.ChangeReply, error) {
+func (b *standIn) Unpin(_ context.Context, _ unixsock.Peer, r *wire.Unpin) (*wire.ChangeReply,
+	error) {
 	return b.changePin("unpin", r.GetEntries(), r.GetDryRun())
 }
 
@@ -214,7 +227,8 @@ func (b *standIn) changePin(verb string, entries []string, dryRun bool) (*wire.C
 	return &wire.ChangeReply{Builds: []*wire.Build{build}}, b.err
 }
 
-func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack, _ func(*wire.Progress)) (*wire.PackReply, error) {
+func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack,
+	_ func(*wire.Progress)) (*wire.PackReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	outcome, frees := "packed", int64(4096)
@@ -228,12 +242,16 @@ func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack, _ func(
 	if r.GetUnpack() {
 		later, sum = 0, 0
 	}
-	return &wire.PackReply{Changed: 1, FreedBytes: frees, LaterBytes: sum, More: 3, Builds: []*wire.PackedBuild{
-		{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", Outcome: outcome, FreesBytes: frees},
-		{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider", Outcome: "kept: in use", LaterBytes: later}}}, b.err
+	return &wire.PackReply{Changed: 1, FreedBytes: frees, LaterBytes: sum, More: 3,
+		Builds: []*wire.PackedBuild{
+			{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider",
+				Outcome: outcome, FreesBytes: frees},
+			{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider",
+				Outcome: "kept: in use", LaterBytes: later}}}, b.err
 }
 
-func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _ func(*wire.Progress)) (*wire.CollectReply, error) {
+func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect,
+	_ func(*wire.Progress)) (*wire.CollectReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	outcome := "planned"
@@ -244,49 +262,75 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _
 		}
 		b.changes, outcome = append(b.changes, "collect "+to), "removed"
 	}
-	return &wire.CollectReply{UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(), ShortBytes: 1024, Removed: 1,
-		Steps: []*wire.CollectStep{{Action: "remove", Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why", Outcome: outcome, Models: 2}},
-		Kept:  []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}}, {Reason: "needed by builds that are not planned for", Bytes: 1024}}}, b.err
+	return &wire.CollectReply{UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(),
+		ShortBytes: 1024, Removed: 1,
+		Steps: []*wire.CollectStep{{Action: "remove", Build: "cdcdcdcdcdcdcdcd",
+			ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why",
+			Outcome: outcome, Models: 2}},
+		Kept: []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}},
+			{Reason: "needed by builds that are not planned for", Bytes: 1024}}}, b.err
 }
 
 // Layout gives two files, of which the second takes half from the first.
-func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*wire.LayoutReply, error) {
+func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*wire.LayoutReply,
+	error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(r.GetEntries()) == 1 {
 		b.changes = append(b.changes, "layout "+r.GetEntries()[0])
 	}
-	first := &wire.LaidFile{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", ModelDigest: "aaaa", Ep: "StandInExecutionProvider", Name: "a_ctx.bin", Digest: "h0", Size: 1 << 20,
+	first := &wire.LaidFile{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx",
+		ModelDigest: "aaaa", Ep: "StandInExecutionProvider", Name: "a_ctx.bin", Digest: "h0",
+		Size:   1 << 20,
 		Shapes: "batch=1", Pieces: []*wire.Piece{{Length: 1 << 20}}}
-	second := &wire.LaidFile{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, ModelDigest: "bbbb", Ep: "StandInExecutionProvider", Name: "b_ctx.bin", Digest: "h1", Size: 1 << 20, Packed: true,
-		Pieces: []*wire.Piece{{Length: 1 << 19, From: 4096}, {At: 1 << 19, Length: 1 << 19, Holder: 1, From: 1 << 19}}}
-	reply := &wire.LayoutReply{Holders: []string{"h0", "h1"}, Files: []*wire.LaidFile{first, second}, More: 7, MoreBytes: 7 << 20}
+	second := &wire.LaidFile{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`,
+		ModelDigest: "bbbb", Ep: "StandInExecutionProvider", Name: "b_ctx.bin", Digest: "h1",
+		Size: 1 << 20, Packed: true,
+		Pieces: []*wire.Piece{{Length: 1 << 19, From: 4096},
+			{At: 1 << 19, Length: 1 << 19, Holder: 1, From: 1 << 19}}}
+	reply := &wire.LayoutReply{Holders: []string{"h0", "h1"},
+		Files: []*wire.LaidFile{first, second}, More: 7, MoreBytes: 7 << 20}
 	if r.GetTensors() {
-		first.Sharers = []*wire.Sharer{{Build: second.Build, ModelName: second.ModelName, File: second.Name}}
-		first.Tensors = []*wire.Placed{{Name: "layer0.weight", Kind: "tensor", Type: "f32", Shape: "256x256", Offset: 4096, Length: 1 << 18, From: 4096, SharedBytes: 1 << 18, With: []uint32{0}}}
+		first.Sharers = []*wire.Sharer{{Build: second.Build, ModelName: second.ModelName,
+			File: second.Name}}
+		first.Tensors = []*wire.Placed{{Name: "layer0.weight", Kind: "tensor", Type: "f32",
+			Shape: "256x256", Offset: 4096, Length: 1 << 18, From: 4096, SharedBytes: 1 << 18,
+			With: []uint32{0}}}
 		first.NamedBytes = 1 << 18
-		second.Sharers = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName, File: first.Name}}
+		second.Sharers = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName,
+			File: first.Name}}
 		second.NamedBytes = 1<<18 + 1<<17
 		second.Tensors = []*wire.Placed{
-			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 64, Length: 1 << 17, From: 4096 + 64, SharedBytes: 1 << 17, With: []uint32{0}},
+			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 64,
+				Length: 1 << 17, From: 4096 + 64, SharedBytes: 1 << 17, With: []uint32{0}},
 			{Name: "layer", Kind: "partition", Offset: 128, Length: 100, Holder: 1, From: 128},
 			{Name: "layer", Kind: "partition", Offset: 256, Length: 100, Holder: 1, From: 256},
-			{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Offset: 1 << 18, Length: 1024, Holder: 1, From: 1 << 18},
-			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 1 << 19, Length: 1 << 18, Holder: 1, From: 1 << 19},
+			{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Offset: 1 << 18,
+				Length: 1024, Holder: 1, From: 1 << 18},
+			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 1 << 19,
+				Length: 1 << 18, Holder: 1, From: 1 << 19},
 		}
-		third := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800, Unknown: "this graph has no tensors: the files beside it have them"}
-		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBytes: 1024,
-			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Length: 1024}}}
-		fifth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "v.bin", Digest: "h5", Size: 1024, NamedBytes: 1024,
-			Tensors: []*wire.Placed{{Name: "scale", Kind: "tensor", Type: "float", Shape: "256", Length: 1024, Holder: 1}}}
-		reply.HeldBy = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName, File: first.Name}, {}}
+		third := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName,
+			Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800,
+			Unknown: "this graph has no tensors: the files beside it have them"}
+		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName,
+			Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBytes: 1024,
+			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256",
+				Length: 1024}}}
+		fifth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName,
+			Ep: second.Ep, Name: "v.bin", Digest: "h5", Size: 1024, NamedBytes: 1024,
+			Tensors: []*wire.Placed{{Name: "scale", Kind: "tensor", Type: "float", Shape: "256",
+				Length: 1024, Holder: 1}}}
+		reply.HeldBy = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName,
+			File: first.Name}, {}}
 		reply.Files = append(reply.Files, third, fourth, fifth)
 	}
 	return reply, b.err
 }
 
 // Usage gives two models of one name on two pages, and what two entries share.
-func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ func(*wire.Progress)) (*wire.UsageReply, error) {
+func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage,
+	_ func(*wire.Progress)) (*wire.UsageReply, error) {
 	if err := b.page(r.GetAfter()); err != nil {
 		return nil, err
 	}
@@ -296,31 +340,41 @@ func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ fun
 		b.changes = append(b.changes, "usage "+r.GetEntries()[0])
 	}
 	of := func(model, build string, own int64) *wire.BuildUsage {
-		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096, OnceBytes: map[bool]int64{true: 4096}[build != "a2"], Shapes: "batch=" + strings.TrimLeft(build, "ab"),
-			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model, Ep: "StandInExecutionProvider", Scope: "shared", KeptAs: map[bool]string{true: "packed", false: "whole"}[build == "a2"]}}
+		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096,
+			OnceBytes: map[bool]int64{true: 4096}[build != "a2"],
+			Shapes:    "batch=" + strings.TrimLeft(build, "ab"),
+			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model,
+				Ep: "StandInExecutionProvider", Scope: "shared",
+				KeptAs: map[bool]string{true: "packed", false: "whole"}[build == "a2"]}}
 	}
 	if r.GetAfter() != "" {
 		return &wire.UsageReply{Builds: []*wire.BuildUsage{of("bbbb", "b1", 0)}}, b.err
 	}
-	reply := &wire.UsageReply{Next: "more", Space: &wire.Space{DiskBytes: 8192, Builds: 3}, Builds: []*wire.BuildUsage{of("aaaa", "a1", 4096), of("aaaa", "a2", 8192)}}
+	reply := &wire.UsageReply{Next: "more", Space: &wire.Space{DiskBytes: 8192, Builds: 3},
+		Builds: []*wire.BuildUsage{of("aaaa", "a1", 4096), of("aaaa", "a2", 8192)}}
 	if len(r.GetEntries()) == 2 {
 		reply.SharedBytes = 2048
-		reply.Shared = []*wire.SharedBlob{{Size: 4096, Bytes: 1536, FirstName: "a_ctx.bin", SecondName: "b_ctx.bin"}, {Size: 800, Bytes: 512, FirstName: "a_ctx.onnx", SecondName: "b_ctx.onnx"}}
+		reply.Shared = []*wire.SharedBlob{{Size: 4096, Bytes: 1536, FirstName: "a_ctx.bin",
+			SecondName: "b_ctx.bin"},
+			{Size: 800, Bytes: 512, FirstName: "a_ctx.onnx", SecondName: "b_ctx.onnx"}}
 	} else {
 		reply.PackableBytes = 3 << 20
-		reply.Users = []*wire.UsageSum{{Name: "uid:1", Builds: 3, OwnBytes: 4096, DiskBytes: 8192, LogicalBytes: 24576, QuotaBytes: 1 << 20}}
+		reply.Users = []*wire.UsageSum{{Name: "uid:1", Builds: 3, OwnBytes: 4096, DiskBytes: 8192,
+			LogicalBytes: 24576, QuotaBytes: 1 << 20}}
 	}
 	return reply, b.err
 }
 
-func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*wire.ChangeReply, error) {
+func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*wire.ChangeReply,
+	error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !r.GetDryRun() {
 		b.changes = append(b.changes, "remove "+strings.Join(r.GetEntries(), " "))
 	}
 	if b.builds != nil {
-		return &wire.ChangeReply{Builds: b.builds, FreedBytes: 7 * int64(min(len(b.builds), 1))}, b.err
+		return &wire.ChangeReply{Builds: b.builds, FreedBytes: 7 * int64(min(len(b.builds), 1))},
+			b.err
 	}
 	return &wire.ChangeReply{Builds: []*wire.Build{b.build()}, FreedBytes: 2048}, b.err
 }
@@ -328,7 +382,8 @@ func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*w
 func (b *standIn) Status(context.Context, unixsock.Peer, *wire.Status) (*wire.StatusReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return &wire.StatusReply{Version: "9", Pid: 77, Socket: "/run/s", StartedBy: b.startedBy, Space: &wire.Space{UniqueBytes: 7, ToLookAt: 3}}, b.err
+	return &wire.StatusReply{Version: "9", Pid: 77, Socket: "/run/s", StartedBy: b.startedBy,
+		Space: &wire.Space{UniqueBytes: 7, ToLookAt: 3}}, b.err
 }
 
 func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.ProbeReply, error) {
@@ -337,15 +392,19 @@ func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.Prob
 	if b.runtimes != nil {
 		return &wire.ProbeReply{Runtimes: b.runtimes}, b.err
 	}
-	return &wire.ProbeReply{Runtimes: []*wire.RuntimeFacts{{Directory: "/opt/ort", OrtVersion: "1.31.1", Eps: []*wire.EpFacts{
-		{Name: "StandInExecutionProvider", Devices: []*wire.DeviceFacts{{Type: "CPU", Vendor: "Some"}}}}}}}, b.err
+	return &wire.ProbeReply{Runtimes: []*wire.RuntimeFacts{{Directory: "/opt/ort",
+		OrtVersion: "1.31.1", Eps: []*wire.EpFacts{
+			{Name: "StandInExecutionProvider",
+				Devices: []*wire.DeviceFacts{{Type: "CPU", Vendor: "Some"}}}}}}}, b.err
 }
 
-func (b *standIn) Check(_ context.Context, _ unixsock.Peer, r *wire.Check, _ func(*wire.Progress)) (*wire.CheckReply, error) {
+func (b *standIn) Check(_ context.Context, _ unixsock.Peer, r *wire.Check,
+	_ func(*wire.Progress)) (*wire.CheckReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r.GetSpace() {
-		return &wire.CheckReply{Space: []*wire.SpaceLine{{Name: "objects", Files: 2, DiskBytes: 8192}, {Name: "recipes", Files: 1, DiskBytes: 4096}}}, b.err
+		return &wire.CheckReply{Space: []*wire.SpaceLine{{Name: "objects", Files: 2,
+			DiskBytes: 8192}, {Name: "recipes", Files: 1, DiskBytes: 4096}}}, b.err
 	}
 	if r.GetRepair() {
 		b.changes = append(b.changes, "repair")

@@ -54,16 +54,22 @@ func TestDoctorAsksTheDaemon(t *testing.T) {
 	require.True(t, strings.HasSuffix(r.out, "\nall is well\n"), r.out)
 
 	b.set(func() {
-		b.advice = append(b.advice, &wire.Advice{Severity: "warning", Subject: "clock", Text: "it went back", Hint: "set it"},
-			&wire.Advice{Severity: "problem", Subject: "rights", Text: "the library is not readable", Hint: "make it so"})
+		b.advice = append(b.advice,
+			&wire.Advice{Severity: "warning", Subject: "clock", Text: "it went back",
+				Hint: "set it"},
+			&wire.Advice{Severity: "problem", Subject: "rights",
+				Text: "the library is not readable", Hint: "make it so"})
 	})
 	r = call(t, "doctor")
 	require.Equal(t, exit.Failed, r.code)
-	require.True(t, strings.HasPrefix(r.out, "problem  rights: the library is not readable\n         -> make it so\nwarning  clock: it went back\n         -> set it\nok "), r.out)
+	require.True(t, strings.HasPrefix(r.out, "problem  rights: the library is not readable\n     "+
+		"    -> make it so\nwarning  clock: it went back\n         -> set it\nok "), r.out)
 	require.True(t, strings.HasSuffix(r.out, "\n1 problem, 1 warning\n"), r.out)
 
 	out, _ := doctored(t)
-	require.Equal(t, doctor.Finding{Severity: "problem", Subject: "rights", Text: "the library is not readable", Hint: "make it so", Side: "daemon"}, find(t, out, "problem", "readable"))
+	require.Equal(t,
+		doctor.Finding{Severity: "problem", Subject: "rights", Text: "the library is not readable",
+			Hint: "make it so", Side: "daemon"}, find(t, out, "problem", "readable"))
 	b.set(func() { b.advice = b.advice[:2] })
 	_, code := doctored(t)
 	require.Equal(t, exit.Done, code, "warnings are no failure")
@@ -73,7 +79,8 @@ func TestDoctorFindsAnOldDaemon(t *testing.T) {
 	newStandIn(t).serve()
 	out, code := doctored(t)
 	require.Equal(t, exit.Done, code)
-	require.Equal(t, "client", find(t, out, "warning", "it is epcached 9, and this is epcachectl "+version).Side)
+	require.Equal(t, "client",
+		find(t, out, "warning", "it is epcached 9, and this is epcachectl "+version).Side)
 }
 
 func TestDoctorOfADaemonThatGivesNone(t *testing.T) {
@@ -92,7 +99,9 @@ func TestDoctorWithoutADaemon(t *testing.T) {
 	out, code := doctored(t, "--wait=0", "--runtime", dir)
 	require.Equal(t, exit.NoDaemon, code)
 	require.False(t, out.Daemon)
-	require.Equal(t, "client", find(t, out, "problem", "no daemon answers at "+path+": there is no such socket; EPCACHE_SOCKET names it").Side)
+	require.Equal(t, "client",
+		find(t, out, "problem", "no daemon answers at "+path+
+			": there is no such socket; EPCACHE_SOCKET names it").Side)
 	require.Equal(t, "application", find(t, out, "problem", "libonnxruntime.so").Side)
 
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
@@ -283,7 +292,8 @@ func TestDoctorOfAPython(t *testing.T) {
 	})
 }
 
-// The real thing: a plugin that registers, and fails only when a session is made, with which Python by itself goes on on the CPU.
+// The real thing: a plugin that registers, and fails only when a session is made, with which Python
+// by itself goes on on the CPU.
 func TestDoctorOfARealPython(t *testing.T) {
 	python, runtimes := os.Getenv("EPCACHED_PYTHON"), os.Getenv("EPCACHED_RUNTIMES")
 	if python == "" || runtimes == "" {

@@ -19,7 +19,8 @@ func TestDu(t *testing.T) {
 		`(?m)^12.0 KiB +4.0 KiB +16.0 KiB +tiny.onnx aaaa$`, // what both share, once
 		`(?m)^4.0 KiB +4.0 KiB +8.0 KiB +├─ a1 StandInExecutionProvider, batch=1$`,
 		`(?m)^8.0 KiB +4.0 KiB +8.0 KiB +└─ a2 StandInExecutionProvider, batch=2, packed$`,
-		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`, // of the same name, and another model; on the second page
+		// of the same name, and another model; on the second page
+		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`,
 		`(?m)^uid:1 +4.0 KiB +8.0 KiB +24.0 KiB +3 builds +1.0 MiB$`,
 		`(?m)^8.0 KiB on disk, .*, 3 builds$`,
 		`(?m)^packing would free some 3.0 MiB of it: epcachectl pack --all -n tells of which, and when$`,
@@ -27,7 +28,8 @@ func TestDu(t *testing.T) {
 		require.Regexp(t, line, out)
 	}
 	out = call(t, "du", "a", "b").out
-	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, stand in a_ctx.bin as well\n512 B of small files, mostly graphs, as well\nthe second has 2.0 KiB in common with the first\n")
+	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, stand in a_ctx.bin as well\n512 B "+
+		"of small files, mostly graphs, as well\nthe second has 2.0 KiB in common with the first\n")
 	require.NotContains(t, out, "on disk", "the whole store is not asked for")
 	require.NotContains(t, out, "packing")
 	r := said(t, call(t, "du", "--json"))
@@ -49,8 +51,9 @@ func TestDu(t *testing.T) {
 func TestDuReportsUncomparedBlobs(t *testing.T) {
 	for want, line := range map[string]string{
 		"packing would free nothing": packableLine(0, 0),
-		"what packing would free is not known yet: 1 file is still to be compared with others":                                                   packableLine(0, 1),
-		"packing would free some 1.0 MiB of it: epcachectl pack --all -n tells of which, and when; 2 files are still to be compared with others": packableLine(1<<20, 2),
+		"what packing would free is not known yet: 1 file is still to be compared with others": packableLine(0, 1),
+		"packing would free some 1.0 MiB of it: epcachectl pack --all -n tells of which, and " +
+			"when; 2 files are still to be compared with others": packableLine(1<<20, 2),
 	} {
 		require.Equal(t, want, line)
 	}
@@ -76,7 +79,8 @@ func TestDuOfAModelsFile(t *testing.T) {
 	}
 	require.Equal(t, []string{"usage " + entry, "layout " + entry}, b.changed())
 	b.set(func() {
-		b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no entry " + strconv.Quote(entry)}
+		b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND,
+			Text: "no entry " + strconv.Quote(entry)}
 	})
 	require.Contains(t, call(t, "du", model).err, "no entry "+strconv.Quote(model))
 }

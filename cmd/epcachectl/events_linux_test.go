@@ -21,7 +21,8 @@ import (
 )
 
 func event(sequence uint64, at time.Time, text string) *wire.Event {
-	return &wire.Event{Sequence: sequence, AtMs: at.UnixMilli(), Kind: "compiled", Model: "tiny.onnx", Build: strings.Repeat("cd", 32), Text: text}
+	return &wire.Event{Sequence: sequence, AtMs: at.UnixMilli(), Kind: "compiled",
+		Model: "tiny.onnx", Build: strings.Repeat("cd", 32), Text: text}
 }
 
 func TestEvents(t *testing.T) {
@@ -33,8 +34,9 @@ func TestEvents(t *testing.T) {
 	}
 	b.serve()
 	r := call(t, "events")
-	require.Equal(t, result{exit.Done, "2026-11-21 14:30:00  changed      /opt/ort  QNN 2.6.0 -> 2.7.0\n" +
-		"2026-11-21 15:30:00  compiled     tiny.onnx  build cdcdcdcdcdcd  in 2 s\n", ""}, r)
+	require.Equal(t,
+		result{exit.Done, "2026-11-21 14:30:00  changed      /opt/ort  QNN 2.6.0 -> 2.7.0\n" +
+			"2026-11-21 15:30:00  compiled     tiny.onnx  build cdcdcdcdcdcd  in 2 s\n", ""}, r)
 	require.Equal(t, 1, strings.Count(call(t, "events", "--since", "2026-11-21 15:00").out, "\n"))
 	require.Equal(t, 1, strings.Count(call(t, "events", "--limit", "1").out, "\n"))
 	require.Empty(t, call(t, "events", "--since", at.Add(24*time.Hour).Format(time.RFC3339)).out)
@@ -43,16 +45,21 @@ func TestEvents(t *testing.T) {
 	require.Len(t, lines, 2)
 	var one map[string]any
 	require.NoError(t, json.Unmarshal([]byte(lines[1]), &one))
-	require.ElementsMatch(t, []string{"at", "sequence", "kind", "request_key", "build", "model", "runtime", "text"}, keysOf(one))
+	require.ElementsMatch(t,
+		[]string{"at", "sequence", "kind", "request_key", "build", "model", "runtime", "text"},
+		keysOf(one))
 	require.Equal(t, at.Add(time.Hour).UTC().Format(time.RFC3339), one["at"])
 }
 
 func TestSince(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.FixedZone("here", 3600))
 	cases := map[string]string{
-		"2h": "2026-11-21T10:00:00+01:00", "3d": "2026-11-18T12:00:00+01:00", "1d12h": "2026-11-20T00:00:00+01:00",
-		"2026-11-20": "2026-11-20T00:00:00+01:00", "2026-11-20 08:00": "2026-11-20T08:00:00+01:00", "2026-11-20T08:00:00Z": "2026-11-20T08:00:00Z",
-		"11:30": "2026-11-21T11:30:00+01:00", "14:30": "2026-11-20T14:30:00+01:00", "12:00": "2026-11-21T12:00:00+01:00",
+		"2h": "2026-11-21T10:00:00+01:00", "3d": "2026-11-18T12:00:00+01:00",
+		"1d12h":      "2026-11-20T00:00:00+01:00",
+		"2026-11-20": "2026-11-20T00:00:00+01:00", "2026-11-20 08:00": "2026-11-20T08:00:00+01:00",
+		"2026-11-20T08:00:00Z": "2026-11-20T08:00:00Z",
+		"11:30":                "2026-11-21T11:30:00+01:00", "14:30": "2026-11-20T14:30:00+01:00",
+		"12:00": "2026-11-21T12:00:00+01:00",
 	}
 	for text, want := range cases {
 		got, err := parseSince(text, now)
@@ -86,7 +93,8 @@ func (s *stream) String() string {
 
 func (s *stream) waitFor(t *testing.T, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(s.String(), text) }, 2*time.Minute, time.Millisecond, "waiting for %q", text)
+	require.Eventually(t, func() bool { return strings.Contains(s.String(), text) }, 2*time.Minute,
+		time.Millisecond, "waiting for %q", text)
 }
 
 // following runs events --follow until stop, which gives the exit code.
@@ -95,7 +103,8 @@ func following(t *testing.T, args ...string) (out, errs *stream, stop func() int
 	out, errs = &stream{}, &stream{}
 	code := make(chan int, 1)
 	go func() {
-		code <- run(ctx, append([]string{"events", "--follow"}, args...), strings.NewReader(""), out, errs)
+		code <- run(ctx, append([]string{"events", "--follow"}, args...), strings.NewReader(""),
+			out, errs)
 	}()
 	return out, errs, func() int { cancel(); return <-code }
 }
@@ -103,7 +112,8 @@ func following(t *testing.T, args ...string) (out, errs *stream, stop func() int
 func TestFollow(t *testing.T) {
 	b := newStandIn(t)
 	start := time.Now()
-	b.past = []*wire.Event{event(1, start.Add(-time.Hour), "long ago"), event(2, start.Add(-time.Minute), "just before")}
+	b.past = []*wire.Event{event(1, start.Add(-time.Hour), "long ago"),
+		event(2, start.Add(-time.Minute), "just before")}
 	b.serve()
 	out, errs, stop := following(t, "--since", "10m")
 	out.waitFor(t, "just before")
@@ -168,7 +178,9 @@ func TestFollowOverARestart(t *testing.T) {
 	out.waitFor(t, "after")
 	require.Equal(t, exit.Done, stop())
 	require.Regexp(t, `(?s)^[^\n]*before\n[^\n]*in between\n[^\n]*after\n$`, out.String())
-	require.Equal(t, "epcachectl: the daemon went away; waiting for it\nepcachectl: the daemon is back\n", errs.String())
+	require.Equal(t,
+		"epcachectl: the daemon went away; waiting for it\nepcachectl: the daemon is back\n",
+		errs.String())
 }
 
 func TestFollowRefused(t *testing.T) {
@@ -178,10 +190,12 @@ func TestFollowRefused(t *testing.T) {
 	r := call(t, "events", "--follow")
 	require.Equal(t, exit.NotAllowed, r.code)
 	require.Equal(t, "epcachectl: not yours\n", r.err)
-	require.Equal(t, exit.NoDaemon, call(t, "--socket", fmt.Sprintf("%s/none", t.TempDir()), "events", "-f", "--wait=0").code)
+	require.Equal(t, exit.NoDaemon,
+		call(t, "--socket", fmt.Sprintf("%s/none", t.TempDir()), "events", "-f", "--wait=0").code)
 }
 
-// A daemon that is killed breaks the connection; one that stops says that it is busy; neither is a refusal.
+// A daemon that is killed breaks the connection; one that stops says that it is busy; neither is a
+// refusal.
 func TestInterrupted(t *testing.T) {
 	for _, err := range []error{unixsock.ErrConnectionLost, unixsock.ErrBusy, unixsock.ErrNoDaemon, fmt.Errorf("x: %w", unixsock.ErrConnectionLost)} {
 		require.True(t, daemon.Interrupted(err), err)

@@ -19,11 +19,16 @@ kept, needed by builds that are not planned for: 1.0 KiB
 1.0 KiB above 3.0 KiB: nothing more may go
 `, call(t, "gc", "--to", "3KiB", "-n").out)
 	require.Empty(t, b.changed())
-	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n").code, "less may go than should")
-	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n", "--json").code, "a script is told so too")
+	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n").code,
+		"less may go than should")
+	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n", "--json").code,
+		"a script is told so too")
 	out := said(t, call(t, "gc", "-n", "--json"))
-	require.Equal(t, []any{jsonout.Object{"reason": "pinned", "builds": 1.0, "bytes": 4096.0, "keys": []any{"ab"}},
-		jsonout.Object{"reason": "needed by builds that are not planned for", "builds": 0.0, "bytes": 1024.0, "keys": []any{}}},
+	require.Equal(t,
+		[]any{jsonout.Object{"reason": "pinned", "builds": 1.0, "bytes": 4096.0,
+			"keys": []any{"ab"}},
+			jsonout.Object{"reason": "needed by builds that are not planned for", "builds": 0.0,
+				"bytes": 1024.0, "keys": []any{}}},
 		at(t, out, "kept"))
 	out = said(t, call(t, "gc", "--to", "1.5MiB", "--json"))
 	require.Equal(t, "removed", at(t, out, "steps", 0, "outcome"))
@@ -31,7 +36,8 @@ kept, needed by builds that are not planned for: 1.0 KiB
 	out = said(t, call(t, "gc", "--json"))
 	require.Equal(t, false, at(t, out, "dry_run"))
 	require.Equal(t, "remove", at(t, out, "steps", 0, "action"))
-	require.Equal(t, []string{"collect 1572864", "collect as configured"}, b.changed(), "without --to the configuration's bounds count")
+	require.Equal(t, []string{"collect 1572864", "collect as configured"}, b.changed(),
+		"without --to the configuration's bounds count")
 	for _, size := range []string{"", "x", "-1", "1GB", "NaN", "9999999TiB"} {
 		require.Equal(t, exit.BadUsage, call(t, "gc", "--to", size).code, size)
 	}

@@ -31,7 +31,9 @@ func TestGetPrintsOneLine(t *testing.T) {
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Regexp(t, `^hit `+model+`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 12 B in \S+ \(compiled in 2s\)\n$`, r.out)
+	require.Regexp(t,
+		`^hit `+model+
+			`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 12 B in \S+ \(compiled in 2s\)\n$`, r.out)
 	require.Empty(t, r.err, "nothing to tell, and no terminal")
 }
 
@@ -47,13 +49,20 @@ func TestGetJSON(t *testing.T) {
 	for name := range list[0] {
 		names = append(names, name)
 	}
-	require.ElementsMatch(t, []string{"model", "outcome", "request_key", "build", "model_digest", "ep", "sdk_version", "hardware_architecture", "compatibility",
-		"view", "graph", "files", "provider_options", "session_options", "compile_seconds", "elapsed_seconds", "why",
-		"unkept", "job", "member", "members", "warnings", "dry_run"}, names)
+	require.ElementsMatch(t,
+		[]string{"model", "outcome", "request_key", "build", "model_digest", "ep", "sdk_version",
+			"hardware_architecture", "compatibility",
+			"view", "graph", "files", "provider_options", "session_options", "compile_seconds",
+			"elapsed_seconds", "why",
+			"unkept", "job", "member", "members", "warnings", "dry_run"}, names)
 	require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", list[0]["graph"])
-	require.Equal(t, map[string]any{"ep.context_enable": "0", "graph_optimization_level": "disable_all"}, list[0]["session_options"])
-	require.Equal(t, map[string]any{"StandInExecutionProvider": map[string]any{}}, list[0]["provider_options"])
-	require.ElementsMatch(t, []string{"name", "size", "digest"}, keysOf(list[0]["files"].([]any)[0].(map[string]any)))
+	require.Equal(t,
+		map[string]any{"ep.context_enable": "0", "graph_optimization_level": "disable_all"},
+		list[0]["session_options"])
+	require.Equal(t, map[string]any{"StandInExecutionProvider": map[string]any{}},
+		list[0]["provider_options"])
+	require.ElementsMatch(t, []string{"name", "size", "digest"},
+		keysOf(list[0]["files"].([]any)[0].(map[string]any)))
 	b.set(func() { // others, for the first may still be being sent
 		var files []*wire.File
 		for _, f := range b.files {
@@ -71,9 +80,12 @@ func keysOf(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 func TestGetSendsTheFlags(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1", "--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
-		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation", "DATA_BATCH=2", "--runtime", "rt", "--embed", "--optimization-level", "basic",
-		"--initializers-file", "rest.bin", "--initializers-threshold", "100", "--keep-initializers", "--node-name-prefix", "left_", "--complete",
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1",
+		"--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
+		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation",
+		"DATA_BATCH=2", "--runtime", "rt", "--embed", "--optimization-level", "basic",
+		"--initializers-file", "rest.bin", "--initializers-threshold", "100", "--keep-initializers",
+		"--node-name-prefix", "left_", "--complete",
 		"--on-miss", "refresh", "--store", "user", "--timeout", "1h")
 	require.Equal(t, exit.Done, r.code, r.err)
 	a := b.first()
@@ -81,7 +93,8 @@ func TestGetSendsTheFlags(t *testing.T) {
 	require.Len(t, a.GetEps(), 2)
 	require.Equal(t, "A", a.GetEps()[0].GetName())
 	require.Equal(t, "NPU", a.GetEps()[0].GetDevices()[0].GetType())
-	require.Equal(t, map[string]string{"one": "1", "x": "a=b", "three": "3"}, a.GetEps()[0].GetOptions())
+	require.Equal(t, map[string]string{"one": "1", "x": "a=b", "three": "3"},
+		a.GetEps()[0].GetOptions())
 	require.Equal(t, map[string]string{"two": "2"}, a.GetEps()[1].GetOptions())
 	require.Equal(t, map[string]string{"session.x": "y"}, a.GetSessionOptions())
 	require.Equal(t, map[string]int64{"batch": 4}, a.GetFreeDimensions())
@@ -102,7 +115,9 @@ func TestGetSendsTheFlags(t *testing.T) {
 func TestGetNamesADeviceByItsIdsAndMetadata(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu,vendor=0x8086,device=25662,is_virtual=1,name=a=b", "--ep", "B:,device_id=1", "--ep", "C:device=0x643e")
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep",
+		"A:npu,vendor=0x8086,device=25662,is_virtual=1,name=a=b", "--ep", "B:,device_id=1", "--ep",
+		"C:device=0x643e")
 	require.Equal(t, exit.Done, r.code, r.err)
 	eps := b.first().GetEps()
 	require.Nil(t, b.first().GetOutput())
@@ -111,7 +126,8 @@ func TestGetNamesADeviceByItsIdsAndMetadata(t *testing.T) {
 	require.EqualValues(t, 0x643e, eps[0].GetDevices()[0].GetDeviceId())
 	require.EqualValues(t, 0x643e, eps[2].GetDevices()[0].GetDeviceId())
 	require.Empty(t, eps[2].GetDevices()[0].GetType())
-	require.Equal(t, map[string]string{"is_virtual": "1", "name": "a=b"}, eps[0].GetDevices()[0].GetMetadata())
+	require.Equal(t, map[string]string{"is_virtual": "1", "name": "a=b"},
+		eps[0].GetDevices()[0].GetMetadata())
 	require.Empty(t, eps[1].GetDevices()[0].GetType())
 	require.Equal(t, map[string]string{"device_id": "1"}, eps[1].GetDevices()[0].GetMetadata())
 }
@@ -131,26 +147,33 @@ func TestGetUsage(t *testing.T) {
 		args []string
 		says string
 	}{
-		"no model":              {[]string{ep}, "no model"},
-		"no EP to claim for":    {[]string{"m", "--on-miss", "claim", "--runtime", "rt"}, "no --ep"},
-		"level without EP":      {[]string{"m", "--optimization-level", "9"}, "--optimization-level"},
-		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP, EP:TYPE`},
-		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:TYPE`},
-		"metadata of nothing":   {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:TYPE`},
-		"no id":                 {[]string{"m", "--ep", "A:NPU,device=x"}, "device=x is no id such as 0x8086"},
-		"id 0":                  {[]string{"m", "--ep", "A:NPU,vendor=0"}, "vendor=0 is no id"},
-		"metadata without =":    {[]string{"m", "--ep", "A:NPU,x"}, `"x" is not K=V`},
-		"option without value":  {[]string{"m", ep, "--option", "x"}, `"x" is not K=V`},
-		"option of whom":        {[]string{"m", "--option", "x=1", ep, "--ep", "B"}, "before the first of several --ep"},
-		"option of nobody":      {[]string{"m", ep, "--option", "C/x=1"}, "there is no --ep C"},
-		"option twice":          {[]string{"m", ep, "--option", "x=1", "--option", "x=2"}, "given twice"},
-		"dim without number":    {[]string{"m", ep, "--dim", "batch=all"}, "is not NAME=N"},
-		"dim of zero":           {[]string{"m", ep, "--dim", "batch=0"}, "is not NAME=N"},
-		"level":                 {[]string{"m", ep, "--optimization-level", "9"}, "--optimization-level"},
-		"store":                 {[]string{"m", ep, "--store", "mine"}, "--store"},
-		"on-miss":               {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
-		"claim":                 {[]string{"m", ep, "--on-miss", "claim"}, "there is no --runtime"},
-		"claim of a group":      {[]string{"m", "n", ep, "--share", "--on-miss", "claim", "--runtime", "rt"}, "one model at a time"},
+		"no model": {[]string{ep}, "no model"},
+		"no EP to claim for": {[]string{"m", "--on-miss", "claim", "--runtime", "rt"},
+			"no --ep"},
+		"level without EP": {[]string{"m", "--optimization-level", "9"},
+			"--optimization-level"},
+		"EP without name":     {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP, EP:TYPE`},
+		"device without name": {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:TYPE`},
+		"metadata of nothing": {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:TYPE`},
+		"no id": {[]string{"m", "--ep", "A:NPU,device=x"},
+			"device=x is no id such as 0x8086"},
+		"id 0":                 {[]string{"m", "--ep", "A:NPU,vendor=0"}, "vendor=0 is no id"},
+		"metadata without =":   {[]string{"m", "--ep", "A:NPU,x"}, `"x" is not K=V`},
+		"option without value": {[]string{"m", ep, "--option", "x"}, `"x" is not K=V`},
+		"option of whom": {[]string{"m", "--option", "x=1", ep, "--ep", "B"},
+			"before the first of several --ep"},
+		"option of nobody": {[]string{"m", ep, "--option", "C/x=1"}, "there is no --ep C"},
+		"option twice": {[]string{"m", ep, "--option", "x=1", "--option", "x=2"},
+			"given twice"},
+		"dim without number": {[]string{"m", ep, "--dim", "batch=all"}, "is not NAME=N"},
+		"dim of zero":        {[]string{"m", ep, "--dim", "batch=0"}, "is not NAME=N"},
+		"level": {[]string{"m", ep, "--optimization-level", "9"},
+			"--optimization-level"},
+		"store":   {[]string{"m", ep, "--store", "mine"}, "--store"},
+		"on-miss": {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
+		"claim":   {[]string{"m", ep, "--on-miss", "claim"}, "there is no --runtime"},
+		"claim of a group": {[]string{"m", "n", ep, "--share", "--on-miss", "claim",
+			"--runtime", "rt"}, "one model at a time"},
 		"share":                 {[]string{"m", ep, "--share"}, "two models or more"},
 		"unknown flag":          {[]string{"m", ep, "--frobnicate"}, "frobnicate"},
 		"no program":            {[]string{"m", ep, "--"}, "no program behind --"},
@@ -173,14 +196,17 @@ func TestGetUsage(t *testing.T) {
 
 func TestGetExitCodes(t *testing.T) {
 	codes := map[wire.ErrorClass]int{
-		wire.ErrorClass_NOT_FOUND: exit.NotFound, wire.ErrorClass_STALE: exit.Stale, wire.ErrorClass_NOT_ALLOWED: exit.NotAllowed,
-		wire.ErrorClass_COMPILE_FAILED: exit.Failed, wire.ErrorClass_BAD_MODEL: exit.Failed, wire.ErrorClass_UNAVAILABLE: exit.Failed,
+		wire.ErrorClass_NOT_FOUND: exit.NotFound, wire.ErrorClass_STALE: exit.Stale,
+		wire.ErrorClass_NOT_ALLOWED:    exit.NotAllowed,
+		wire.ErrorClass_COMPILE_FAILED: exit.Failed, wire.ErrorClass_BAD_MODEL: exit.Failed,
+		wire.ErrorClass_UNAVAILABLE: exit.Failed,
 		wire.ErrorClass_BAD_REQUEST: exit.BadUsage,
 	}
 	for class, code := range codes {
 		b := newStandIn(t)
 		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-			return unixsock.Answer{}, &unixsock.Error{Class: class, Text: "no such luck", Hint: "try harder"}
+			return unixsock.Answer{},
+				&unixsock.Error{Class: class, Text: "no such luck", Hint: "try harder"}
 		}
 		b.serve()
 		model := tinyModel(t, "tiny.onnx")
@@ -190,7 +216,9 @@ func TestGetExitCodes(t *testing.T) {
 		if class == wire.ErrorClass_NOT_FOUND {
 			hint = "compile it: epcachectl get --ep StandInExecutionProvider " + model
 		}
-		require.Equal(t, fmt.Sprintf("epcachectl: get %q: no such luck\nepcachectl: hint: %s\n", model, hint), r.err)
+		require.Equal(t,
+			fmt.Sprintf("epcachectl: get %q: no such luck\nepcachectl: hint: %s\n", model, hint),
+			r.err)
 		require.Empty(t, r.out)
 
 		list := said(t, call(t, "get", model, ep, "--on-miss=fail", "--json"))
@@ -209,12 +237,15 @@ func TestGetExitCodes(t *testing.T) {
 func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no build"}
+		return unixsock.Answer{},
+			&unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no build"}
 	}
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
-	flags := "--ep StandInExecutionProvider:NPU --option a=1 --session-option b=2 --dim batch=1 --dim-by-denotation DATA_BATCH=2 --runtime /opt/ort " +
-		"--optimization-level basic --route session_options --store user --initializers-file rest.bin --initializers-threshold 64 --node-name-prefix p " +
+	flags := "--ep StandInExecutionProvider:NPU --option a=1 --session-option b=2 --dim batch=1 " +
+		"--dim-by-denotation DATA_BATCH=2 --runtime /opt/ort " +
+		"--optimization-level basic --route session_options --store user --initializers-file " +
+		"rest.bin --initializers-threshold 64 --node-name-prefix p " +
 		"--verify-output 0.01 --embed --strict-ort --keep-initializers --complete"
 	r := call(t, append([]string{"get", model, "--on-miss=fail"}, strings.Fields(flags)...)...)
 	require.Equal(t, exit.NotFound, r.code, r.err)

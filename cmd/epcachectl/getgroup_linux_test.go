@@ -23,12 +23,16 @@ func newGroup(t *testing.T) *standIn {
 	require.NoError(t, os.WriteFile(filepath.Join(b.folder, b.id, second), []byte("second"), 0o400))
 	digest, err := cas.Sum(t.Context(), strings.NewReader("second"), 0, 6)
 	require.NoError(t, err)
-	b.files = append(b.files, &wire.File{Name: b.id + "/" + second, Size: 6, Digest: digest.String()})
+	b.files = append(b.files,
+		&wire.File{Name: b.id + "/" + second, Size: 6, Digest: digest.String()})
 	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
 		answer, err := b.hit()
 		for i, name := range []string{"0123456789abcdef_ctx.onnx", second} {
-			answer.Reply.Members = append(answer.Reply.Members, &wire.Member{Name: fmt.Sprintf("%d.onnx", i+1), ModelDigest: strings.Repeat(fmt.Sprint(i+1), 64),
-				Graph: b.id + "/" + name, SessionOptions: map[string]string{"ep.share_ep_contexts": "1"}})
+			answer.Reply.Members = append(answer.Reply.Members,
+				&wire.Member{Name: fmt.Sprintf("%d.onnx", i+1),
+					ModelDigest:    strings.Repeat(fmt.Sprint(i+1), 64),
+					Graph:          b.id + "/" + name,
+					SessionOptions: map[string]string{"ep.share_ep_contexts": "1"}})
 		}
 		if len(a.Group) == 0 {
 			answer.Reply.Member, answer.Reply.Graph = 1, answer.Reply.Members[1].Graph
@@ -46,10 +50,13 @@ func TestGetShareRequestsOnceAndListsMembers(t *testing.T) {
 	require.Equal(t, exit.Done, r.code, r.err)
 	lines := strings.Split(strings.TrimSpace(r.out), "\n")
 	require.Len(t, lines, 4)
-	require.Regexp(t, `^hit group of `+prefill+`, `+decode+`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 18 B in \S+ \(compiled in 2s\)$`, lines[0])
+	require.Regexp(t, `^hit group of `+prefill+`, `+decode+
+		`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 18 B in \S+ \(compiled in 2s\)$`,
+		lines[0])
 	require.Equal(t, "  1. "+prefill+"  f00d/0123456789abcdef_ctx.onnx", lines[1])
 	require.Equal(t, "  2. "+decode+"  f00d/0123456789abcdef_2_ctx.onnx", lines[2])
-	require.Equal(t, "  several in one process: in this order, with ep.share_ep_contexts=1, and destroyed in reverse", lines[3])
+	require.Equal(t, "  several in one process: in this order, with ep.share_ep_contexts=1, and "+
+		"destroyed in reverse", lines[3])
 	require.Len(t, b.asked, 1)
 	require.Equal(t, "prefill.onnx", b.asked[0].GetModel().GetName())
 	require.Len(t, b.asked[0].GetGroup(), 1)

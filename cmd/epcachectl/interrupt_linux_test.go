@@ -22,22 +22,35 @@ func TestInterruptedGetReportsTheJob(t *testing.T) {
 		status   int
 		says     []string
 	}{
-		"nobody else waits": {nil, &wire.Progress{Phase: "compiling", Job: "0123456789abcdef", Waiting: 1}, syscall.SIGINT, 130,
-			[]string{"interrupted (compiling): the compile ends", "hint: with --keep-going it is finished"}},
-		"others wait": {nil, &wire.Progress{Phase: "compiling", Job: "0123456789abcdef", Waiting: 3}, syscall.SIGINT, 130,
-			[]string{"interrupted (compiling): the compile goes on, for others", "hint: wait for it: epcachectl jobs follow 0123456789ab"}},
-		"kept": {[]string{"--keep-going"}, &wire.Progress{Phase: "queued", Job: "0123456789abcdef", Waiting: 1}, syscall.SIGINT, 130,
-			[]string{"interrupted (queued): the compile goes on, as --keep-going has it", "epcachectl jobs follow 0123456789ab"}},
-		"nothing compiled yet": {nil, &wire.Progress{Phase: "reading"}, syscall.SIGTERM, 143, []string{"terminated (reading)\n"}},
-		"out of time": {[]string{"--timeout", "1s"}, &wire.Progress{Phase: "compiling", Job: "0123456789abcdef", Waiting: 2}, 0, 1,
-			[]string{"given up after 1s (compiling): the compile goes on", "hint: allow more with --timeout; wait for it: epcachectl jobs follow 0123456789ab"}},
+		"nobody else waits": {nil,
+			&wire.Progress{Phase: "compiling", Job: "0123456789abcdef", Waiting: 1}, syscall.SIGINT,
+			130,
+			[]string{"interrupted (compiling): the compile ends",
+				"hint: with --keep-going it is finished"}},
+		"others wait": {nil,
+			&wire.Progress{Phase: "compiling", Job: "0123456789abcdef", Waiting: 3}, syscall.SIGINT,
+			130,
+			[]string{"interrupted (compiling): the compile goes on, for others",
+				"hint: wait for it: epcachectl jobs follow 0123456789ab"}},
+		"kept": {[]string{"--keep-going"},
+			&wire.Progress{Phase: "queued", Job: "0123456789abcdef", Waiting: 1}, syscall.SIGINT,
+			130,
+			[]string{"interrupted (queued): the compile goes on, as --keep-going has it",
+				"epcachectl jobs follow 0123456789ab"}},
+		"nothing compiled yet": {nil, &wire.Progress{Phase: "reading"}, syscall.SIGTERM, 143,
+			[]string{"terminated (reading)\n"}},
+		"out of time": {[]string{"--timeout", "1s"},
+			&wire.Progress{Phase: "compiling", Job: "0123456789abcdef", Waiting: 2}, 0, 1,
+			[]string{"given up after 1s (compiling): the compile goes on",
+				"hint: allow more with --timeout; wait for it: epcachectl jobs follow 0123456789ab"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newStandIn(t)
 			b.hold, b.progress = make(chan struct{}), c.progress
 			b.serve()
 			model := tinyModel(t, "m.onnx")
-			cmd := exec.Command(os.Args[0], append([]string{"get", ep, "--progress", model}, c.args...)...)
+			cmd := exec.Command(os.Args[0],
+				append([]string{"get", ep, "--progress", model}, c.args...)...)
 			cmd.Env = append(os.Environ(), asProgram+"=1")
 			pipe, err := cmd.StderrPipe()
 			require.NoError(t, err)

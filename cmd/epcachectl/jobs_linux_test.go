@@ -15,19 +15,24 @@ import (
 
 func someJobs() []*wire.Job {
 	return []*wire.Job{
-		{Id: "j1", State: "running", Phase: "compiling", ModelName: "det.onnx", Ep: "A", ElapsedMs: 12_400, EstimateMs: 30_000, Waiting: 2, Why: "asked for"},
-		{Id: "j2", State: "queued", Phase: "queued", ModelDigest: "0123456789abcdef", Ep: "B", Background: true, Models: 3},
+		{Id: "j1", State: "running", Phase: "compiling", ModelName: "det.onnx", Ep: "A",
+			ElapsedMs: 12_400, EstimateMs: 30_000, Waiting: 2, Why: "asked for"},
+		{Id: "j2", State: "queued", Phase: "queued", ModelDigest: "0123456789abcdef", Ep: "B",
+			Background: true, Models: 3},
 	}
 }
 
 func TestJobs(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, result{exit.Done, "", "epcachectl: no jobs, and no failures are remembered\n"}, call(t, "jobs"), "nothing to tell")
-	require.Equal(t, result{exit.Done, "{\n  \"failures\": [],\n  \"jobs\": []\n}\n", ""}, call(t, "jobs", "--json"))
+	require.Equal(t, result{exit.Done, "", "epcachectl: no jobs, and no failures are remembered\n"},
+		call(t, "jobs"), "nothing to tell")
+	require.Equal(t, result{exit.Done, "{\n  \"failures\": [],\n  \"jobs\": []\n}\n", ""},
+		call(t, "jobs", "--json"))
 	b.set(func() {
 		b.jobs = someJobs()
-		b.failures = []*wire.Failure{{Build: "fedcba9876543210", ModelName: "bad.onnx", Ep: "A", Reason: "crash", Text: "signal 11\nSegmentation fault", Count: 3,
+		b.failures = []*wire.Failure{{Build: "fedcba9876543210", ModelName: "bad.onnx", Ep: "A",
+			Reason: "crash", Text: "signal 11\nSegmentation fault", Count: 3,
 			LastMs: 1, RetryMs: time.Now().Add(10*time.Minute + time.Second/2).UnixMilli()}}
 	})
 	r := call(t, "jobs")

@@ -11,8 +11,11 @@ import (
 
 func twoEPs() []*wire.RuntimeFacts {
 	return []*wire.RuntimeFacts{
-		{Eps: []*wire.EpFacts{{Name: "A", Devices: []*wire.DeviceFacts{{Type: "CPU"}, {Type: "GPU", Error: "no driver"}}}}},
-		{Eps: []*wire.EpFacts{{Name: "A", Devices: []*wire.DeviceFacts{{Type: "CPU"}}}, {Name: "B", Devices: []*wire.DeviceFacts{{Type: "NPU"}}},
+		{
+			Eps: []*wire.EpFacts{{Name: "A",
+				Devices: []*wire.DeviceFacts{{Type: "CPU"}, {Type: "GPU", Error: "no driver"}}}}},
+		{Eps: []*wire.EpFacts{{Name: "A", Devices: []*wire.DeviceFacts{{Type: "CPU"}}},
+			{Name: "B", Devices: []*wire.DeviceFacts{{Type: "NPU"}}},
 			{Name: "C", Error: "does not load", Devices: []*wire.DeviceFacts{{Type: "CPU"}}}}},
 	}
 }
@@ -33,7 +36,8 @@ func TestGetWithoutEPTakesTheOnlyOne(t *testing.T) {
 	for _, verb := range []string{"get", "key", "warm"} {
 		r = call(t, verb, model)
 		require.Equal(t, exit.BadUsage, r.code)
-		require.Equal(t, "epcachectl: "+verb+": no --ep: which execution provider shall compile? here are A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)
+		require.Equal(t, "epcachectl: "+verb+": no --ep: which execution provider shall compile? "+
+			"here are A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)
 	}
 	b.set(func() { b.runtimes = []*wire.RuntimeFacts{{Error: "gone"}} })
 	r = call(t, "get", model)

@@ -23,7 +23,8 @@ func TestALongResultIsPrintedAsItComes(t *testing.T) {
 	}{
 		"list":        {[]string{"list"}, 2},
 		"list --json": {[]string{"list", "--json"}, 3},
-		"du --json":   {[]string{"du", "--json"}, 1}, // the model may have further builds on the second
+		// the model may have further builds on the second
+		"du --json": {[]string{"du", "--json"}, 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

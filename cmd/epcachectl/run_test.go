@@ -16,6 +16,7 @@ func TestRunHandsDevicesOnWithTheirIds(t *testing.T) {
 	require.NoError(t, err)
 	text, err := json.Marshal(settings)
 	require.NoError(t, err)
-	require.Equal(t, `{"eps":[{"name":"A","devices":[{"type":"NPU","vendor_id":32902,"device_id":25662,`+
-		`"metadata":{"is_virtual":"1"}}]}],"on_miss":""}`, string(text))
+	require.Equal(t,
+		`{"eps":[{"name":"A","devices":[{"type":"NPU","vendor_id":32902,"device_id":25662,`+
+			`"metadata":{"is_virtual":"1"}}]}],"on_miss":""}`, string(text))
 }

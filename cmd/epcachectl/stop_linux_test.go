@@ -61,7 +61,9 @@ func TestStopNamesWhatStartsTheDaemon(t *testing.T) {
 func TestStopThatIsNotAllowed(t *testing.T) {
 	b := newStandIn(t)
 	b.stop = func() (*os.File, error) {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "the daemon of uid 5", Hint: "be uid 5"}
+		return nil,
+			&unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "the daemon of uid 5",
+				Hint: "be uid 5"}
 	}
 	b.serve()
 	got := call(t, "stop")

@@ -30,12 +30,14 @@ func TestList(t *testing.T) {
 
 func TestListSaysHowBuildsAreKept(t *testing.T) {
 	b := newStandIn(t)
-	b.builds = []*wire.Build{{Build: "cd", ModelName: "a.onnx", State: "current", KeptAs: "packed, with a copy"}}
+	b.builds = []*wire.Build{{Build: "cd", ModelName: "a.onnx", State: "current",
+		KeptAs: "packed, with a copy"}}
 	b.serve()
 	require.Regexp(t, ` KEPT +STATE\n.* packed, with a copy +current\n$`, call(t, "list").out)
 	require.Contains(t, call(t, "list", "--json").out, `"kept_as": "packed, with a copy"`)
 	b.set(func() { // another one, for the first may still be being sent
-		b.builds = []*wire.Build{{Build: "cd", ModelName: "a.onnx", State: "current", KeptAs: "packed, with a copy", KeptText: "packed, 1 B of 2 B its own"}}
+		b.builds = []*wire.Build{{Build: "cd", ModelName: "a.onnx", State: "current",
+			KeptAs: "packed, with a copy", KeptText: "packed, 1 B of 2 B its own"}}
 	})
 	require.Regexp(t, `\nkept +packed, 1 B of 2 B its own\n`, call(t, "show", "cd").out)
 	shown := call(t, "show", "cd", "--json").out
@@ -45,9 +47,11 @@ func TestListSaysHowBuildsAreKept(t *testing.T) {
 
 func TestShowNamesTheUserOfAPut(t *testing.T) {
 	b := newStandIn(t)
-	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx", MadeBy: "uid 1000"}}
+	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx",
+		MadeBy: "uid 1000"}}
 	b.serve()
-	require.Regexp(t, `compiled by +uid 1000, with libraries of its own\n`, call(t, "show", "a.onnx").out)
+	require.Regexp(t, `compiled by +uid 1000, with libraries of its own\n`,
+		call(t, "show", "a.onnx").out)
 	require.Contains(t, call(t, "list", "--json").out, `"made_by": "uid 1000"`)
 }
 
@@ -72,7 +76,8 @@ func TestModelAsEntry(t *testing.T) {
 	model := tinyModel(t, "tiny.onnx")
 	text, err := os.ReadFile(model)
 	require.NoError(t, err)
-	digest, err := cas.Sum(context.Background(), strings.NewReader(string(text)), 0, int64(len(text)))
+	digest,
+		err := cas.Sum(context.Background(), strings.NewReader(string(text)), 0, int64(len(text)))
 	require.NoError(t, err)
 	for _, args := range [][]string{{"show", model}, {"invalidate", model, "--reason", "why"}, {"rm", model}} {
 		require.Equal(t, exit.Done, call(t, args...).code)

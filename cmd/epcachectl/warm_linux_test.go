@@ -20,7 +20,8 @@ func TestGetInTheBackground(t *testing.T) {
 	b.queue()
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
-	require.Equal(t, result{exit.Done, "queued " + model + ": job j1\n", ""}, call(t, "get", model, ep, "--on-miss", "background", "--keep-going"))
+	require.Equal(t, result{exit.Done, "queued " + model + ": job j1\n", ""},
+		call(t, "get", model, ep, "--on-miss", "background", "--keep-going"))
 	require.Equal(t, wire.OnMiss_BACKGROUND, b.first().GetOnMiss())
 	require.True(t, b.first().GetKeepGoing())
 	list := said(t, call(t, "get", model, ep, "--on-miss", "background", "--json"))
@@ -36,7 +37,8 @@ func TestGetInTheBackground(t *testing.T) {
 		require.NoDirExists(t, out)
 	}
 	b.set(func() { b.jobs = nil })
-	require.Contains(t, call(t, "get", model, ep, "--on-miss", "background").out, "hit ", "what is there is there at once")
+	require.Contains(t, call(t, "get", model, ep, "--on-miss", "background").out, "hit ",
+		"what is there is there at once")
 }
 
 func TestWarm(t *testing.T) {
@@ -252,7 +254,8 @@ func TestWarmWaitsForRoom(t *testing.T) {
 	require.Contains(t, r.err, "too many compiles")
 }
 
-// A job that ended before it was followed, or with a daemon, is asked for again; a daemon that never knows it is not asked for ever.
+// A job that ended before it was followed, or with a daemon, is asked for again; a daemon that
+// never knows it is not asked for ever.
 func TestWarmFollowsAJobThatIsGone(t *testing.T) {
 	b := newStandIn(t)
 	asked := 0

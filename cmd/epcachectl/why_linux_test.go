@@ -17,16 +17,22 @@ import (
 func explained(decision string) *wire.Explanation {
 	at := time.Date(2026, 11, 21, 14, 30, 0, 0, time.Local).UnixMilli()
 	return &wire.Explanation{
-		Decision: decision, Reason: "made by an earlier library", RequestKey: strings.Repeat("ab", 32), Runtime: "/opt/ort",
+		Decision: decision, Reason: "made by an earlier library",
+		RequestKey: strings.Repeat("ab", 32), Runtime: "/opt/ort",
 		Record: `{"version":1,"eps":[{"name":"StandInExecutionProvider","options":{"precision":"f16"}}]}`,
 		Candidates: []*wire.Candidate{{
-			Build: &wire.Build{Build: strings.Repeat("cd", 32), Ep: "StandInExecutionProvider", EpVersion: "1.7", SdkVersion: "2026.3", State: "current",
-				CreatedMs: at, CompileSeconds: 2, Compatibility: "unsupported", CompatibilitySource: "execution provider", CompatibilityRuntime: "/opt/ort",
-				CompatibilityReason: "runtime requirements", JudgedMs: at, LoadSeconds: 0.1, SourceLoadSeconds: 0.52},
-			Reason:      "the execution provider refuses it",
-			Differences: []*wire.Difference{{Field: "sdk_version", Asked: "2026.4", Found: "2026.3"}},
+			Build: &wire.Build{Build: strings.Repeat("cd", 32), Ep: "StandInExecutionProvider",
+				EpVersion: "1.7", SdkVersion: "2026.3", State: "current",
+				CreatedMs: at, CompileSeconds: 2, Compatibility: "unsupported",
+				CompatibilitySource: "execution provider", CompatibilityRuntime: "/opt/ort",
+				CompatibilityReason: "runtime requirements", JudgedMs: at, LoadSeconds: 0.1,
+				SourceLoadSeconds: 0.52},
+			Reason: "the execution provider refuses it",
+			Differences: []*wire.Difference{{Field: "sdk_version", Asked: "2026.4",
+				Found: "2026.3"}},
 		}},
-		Neighbours: []*wire.Neighbour{{RequestKey: strings.Repeat("12", 32), ModelName: "other.onnx", Builds: 2,
+		Neighbours: []*wire.Neighbour{{RequestKey: strings.Repeat("12", 32),
+			ModelName: "other.onnx", Builds: 2,
 			Differences: []*wire.Difference{{Field: "eps[0].options.precision", Asked: "f16"}}}},
 		History: []*wire.Event{{AtMs: at, Kind: "compiled", Model: "tiny.onnx", Text: "in 2 s"}},
 	}
@@ -34,7 +40,8 @@ func explained(decision string) *wire.Explanation {
 
 func explaining(e *wire.Explanation) func(*wire.Acquire) (unixsock.Answer, error) {
 	return func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "explanation", Explanation: e}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "explanation", Explanation: e}},
+			nil
 	}
 }
 
@@ -48,10 +55,12 @@ func TestWhyModel(t *testing.T) {
 	require.Equal(t, wire.OnMiss_EXPLAIN, b.first().GetOnMiss())
 	require.Equal(t, map[string]int64{"batch": 4}, b.first().GetFreeDimensions())
 	lines := strings.Split(r.out, "\n")
-	require.Equal(t, model+" has a build that must not be loaded: made by an earlier library", lines[0], "the decision comes first")
+	require.Equal(t, model+" has a build that must not be loaded: made by an earlier library",
+		lines[0], "the decision comes first")
 	for _, want := range []string{
 		"build cdcdcdcdcdcd is not served: the execution provider refuses it\n",
-		"unsupported, says the execution provider, for /opt/ort, 2026-11-21 14:30:00: runtime requirements\n",
+		"unsupported, says the execution provider, for /opt/ort, 2026-11-21 14:30:00: runtime " +
+			"requirements\n",
 		"StandInExecutionProvider 1.7, SDK 2026.3\n",
 		"loads in 0.10 s of processor time, the source in 0.52 s\n",
 		"  FIELD        NOW     MADE WITH\n  sdk_version  2026.4  2026.3\n",
@@ -75,8 +84,11 @@ func TestWhyEntry(t *testing.T) {
 	b.serve()
 	r := call(t, "why", "abababab")
 	require.Equal(t, exit.Stale, r.code, r.err)
-	require.True(t, strings.HasPrefix(r.out, "abababab is kept and withheld: made by an earlier library\n"), r.out)
-	require.Equal(t, exit.Stale, call(t, "why", tinyModel(t, "tiny.onnx")).code, "a file without --ep stands for its entry")
+	require.True(t,
+		strings.HasPrefix(r.out, "abababab is kept and withheld: made by an earlier library\n"),
+		r.out)
+	require.Equal(t, exit.Stale, call(t, "why", tinyModel(t, "tiny.onnx")).code,
+		"a file without --ep stands for its entry")
 	changed := b.changed()
 	require.Equal(t, "why abababab", changed[0])
 	require.Regexp(t, `^why [0-9a-f]{64}$`, changed[1])
@@ -96,7 +108,8 @@ func TestWhyOfAMiss(t *testing.T) {
 // Scripts branch on the exit code.
 func TestWhyExitCodes(t *testing.T) {
 	codes := map[string]int{
-		"hit": exit.Done, "passthrough": exit.Done, "current": exit.Done, "miss": exit.NotFound, "gone": exit.NotFound,
+		"hit": exit.Done, "passthrough": exit.Done, "current": exit.Done, "miss": exit.NotFound,
+		"gone":  exit.NotFound,
 		"stale": exit.Stale, "withheld": exit.Stale, "damaged": exit.Damage, "failed": exit.Failed,
 	}
 	for decision, code := range codes {
@@ -117,14 +130,21 @@ func TestWhyJSON(t *testing.T) {
 	b.serve()
 	var out map[string]any
 	require.NoError(t, json.Unmarshal([]byte(call(t, "why", "x", "--json").out), &out))
-	require.ElementsMatch(t, []string{"decision", "reason", "request_key", "runtime", "record", "candidates", "neighbours", "history"}, keysOf(out))
+	require.ElementsMatch(t,
+		[]string{"decision", "reason", "request_key", "runtime", "record", "candidates",
+			"neighbours", "history"}, keysOf(out))
 	candidate := out["candidates"].([]any)[0].(map[string]any)
-	require.ElementsMatch(t, []string{"build", "served", "reason", "differences"}, keysOf(candidate))
-	require.Equal(t, "execution provider", candidate["build"].(map[string]any)["compatibility_source"])
-	require.Equal(t, map[string]any{"field": "sdk_version", "asked": "2026.4", "found": "2026.3"}, candidate["differences"].([]any)[0])
+	require.ElementsMatch(t, []string{"build", "served", "reason", "differences"},
+		keysOf(candidate))
+	require.Equal(t, "execution provider",
+		candidate["build"].(map[string]any)["compatibility_source"])
+	require.Equal(t, map[string]any{"field": "sdk_version", "asked": "2026.4", "found": "2026.3"},
+		candidate["differences"].([]any)[0])
 	neighbour := out["neighbours"].([]any)[0].(map[string]any)
-	require.ElementsMatch(t, []string{"request_key", "model_name", "builds", "differences"}, keysOf(neighbour))
-	require.Equal(t, "f16", out["record"].(map[string]any)["eps"].([]any)[0].(map[string]any)["options"].(map[string]any)["precision"])
+	require.ElementsMatch(t, []string{"request_key", "model_name", "builds", "differences"},
+		keysOf(neighbour))
+	require.Equal(t, "f16",
+		out["record"].(map[string]any)["eps"].([]any)[0].(map[string]any)["options"].(map[string]any)["precision"])
 
 	b.set(func() { b.explain = &wire.Explanation{Decision: "current"} })
 	require.Contains(t, call(t, "why", "x", "--json").out, `"record": null`)

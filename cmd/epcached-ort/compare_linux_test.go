@@ -26,11 +26,13 @@ func TestCompare(t *testing.T) {
 		got, want ort.Tensor
 		says      string // "" if they are near
 	}{
-		"equal":                    {floats("y", 1, 2), floats("y", 1, 2), ""},
-		"near as they are":         {floats("y", 0.005), floats("y", 0), ""},
-		"near as a part":           {floats("y", 1005), floats("y", 1000), ""},
-		"apart":                    {floats("y", 1, 2, 0.5), floats("y", 1, 2, 0.25), `output "y" of shape [3]: value 2 is 0.5, and 0.25 in the source model`},
-		"apart as a part":          {floats("y", 1020), floats("y", 1000), "value 0 is 1020, and 1000"},
+		"equal":            {floats("y", 1, 2), floats("y", 1, 2), ""},
+		"near as they are": {floats("y", 0.005), floats("y", 0), ""},
+		"near as a part":   {floats("y", 1005), floats("y", 1000), ""},
+		"apart": {floats("y", 1, 2, 0.5), floats("y", 1, 2, 0.25),
+			`output "y" of shape [3]: value 2 is 0.5, and 0.25 in the source model`},
+		"apart as a part": {floats("y", 1020), floats("y", 1000),
+			"value 0 is 1020, and 1000"},
 		"of another sign":          {floats("y", -1), floats("y", 1), "value 0"},
 		"not a number, both":       {floats("y", nan, 1), floats("y", nan, 1), ""},
 		"not a number, one":        {floats("y", nan), floats("y", 1), "value 0 is NaN"},
@@ -39,8 +41,10 @@ func TestCompare(t *testing.T) {
 		"infinite in the other":    {floats("y", inf), floats("y", 1), "value 0 is +Inf"},
 		"infinite, of other signs": {floats("y", -inf), floats("y", inf), "value 0 is -Inf"},
 		"another name":             {floats("z", 1), floats("y", 1), `there is no output "y"`},
-		"another shape":            {floats("y", 1, 2), floats("y", 1), "shape [2]; in the source model 1, [1]"},
-		"another type":             {ort.Tensor{Name: "y", Type: ort.Int32, Shape: []int64{1}, Data: make([]byte, 4)}, floats("y", 0), "element type 6"},
+		"another shape": {floats("y", 1, 2), floats("y", 1),
+			"shape [2]; in the source model 1, [1]"},
+		"another type": {ort.Tensor{Name: "y", Type: ort.Int32, Shape: []int64{1},
+			Data: make([]byte, 4)}, floats("y", 0), "element type 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			says, err := compare([]ort.Tensor{c.got}, []ort.Tensor{c.want}, 0.01)
@@ -52,6 +56,8 @@ func TestCompare(t *testing.T) {
 	says, err := compare([]ort.Tensor{floats("y", 1)}, nil, 0.01)
 	require.NoError(t, err)
 	require.Contains(t, says, "1 outputs, and the source model has 0")
-	_, err = compare([]ort.Tensor{{Name: "y", Type: 8, Data: []byte("a")}}, []ort.Tensor{{Name: "y", Type: 8, Data: []byte("b")}}, 0.01)
+	_,
+		err = compare([]ort.Tensor{{Name: "y", Type: 8, Data: []byte("a")}},
+		[]ort.Tensor{{Name: "y", Type: 8, Data: []byte("b")}}, 0.01)
 	require.ErrorContains(t, err, "cannot be compared")
 }

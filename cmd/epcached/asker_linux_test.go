@@ -18,9 +18,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// An asker is an application of a test, in a process of its own: this test binary, started with its order in the
-// environment. It connects, says "ready", and asks for the model when it reads a line. It says each phase, and at
-// last what it got as JSON.
+// An asker is an application of a test, in a process of its own: this test binary, started with its
+// order in the environment. It connects, says "ready", and asks for the model when it reads a line.
+// It says each phase, and at last what it got as JSON.
 const askerEnvironment = "EPCACHED_TEST_ASK"
 
 type order struct {
@@ -31,8 +31,9 @@ type order struct {
 // told is what an asker got.
 type told struct {
 	Outcome, Build, RequestKey, Error string
-	Files                             map[string]string // their digests, by name, which are those of the bytes in the view where these are read
-	At                                time.Time         // when the answer was there
+	// their digests, by name, which are those of the bytes in the view where these are read
+	Files map[string]string
+	At    time.Time // when the answer was there
 }
 
 // ask is the asker's main function; it gives the exit status.
@@ -72,13 +73,16 @@ func (o order) ask() (told, error) {
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return told{}, err
 	}
-	reply, view, err := c.Acquire(ctx, forModel(o.Model), []*os.File{f}, nil, func(p *wire.Progress) { fmt.Println("phase", p.Phase) })
+	reply, view,
+		err := c.Acquire(ctx, forModel(o.Model), []*os.File{f}, nil,
+		func(p *wire.Progress) { fmt.Println("phase", p.Phase) })
 	if err != nil {
 		return told{}, err
 	}
 	defer view.Close()
 	a := lease{reply, view}
-	got := told{Outcome: reply.Outcome, Build: reply.Build, RequestKey: reply.RequestKey, Files: a.names(), At: time.Now()}
+	got := told{Outcome: reply.Outcome, Build: reply.Build, RequestKey: reply.RequestKey,
+		Files: a.names(), At: time.Now()}
 	if o.Unread {
 		return got, nil
 	}

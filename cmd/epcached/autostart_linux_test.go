@@ -38,8 +38,11 @@ func newHome(t *testing.T) *home {
 
 func (h *home) run(t *testing.T, args ...string) (status int, stderr string) {
 	t.Helper()
-	env := []string{"HOME=" + h.dir, "XDG_STATE_HOME=" + filepath.Dir(h.state), "XDG_RUNTIME_DIR=", "XDG_CONFIG_HOME=" + filepath.Join(h.dir, "config")}
-	status, _, stderr = runThrough(t, h.program, env, append([]string{"--autostart", "--log-level", "debug"}, args...)...)
+	env := []string{"HOME=" + h.dir, "XDG_STATE_HOME=" + filepath.Dir(h.state), "XDG_RUNTIME_DIR=",
+		"XDG_CONFIG_HOME=" + filepath.Join(h.dir, "config")}
+	status, _,
+		stderr = runThrough(t, h.program, env,
+		append([]string{"--autostart", "--log-level", "debug"}, args...)...)
 	return status, stderr
 }
 
@@ -66,17 +69,22 @@ func TestAutostartedDaemonComesAndLeaves(t *testing.T) {
 
 	// A connection that only is there counts.
 	left := strings.Count(h.log(t), "leaving")
-	require.Never(t, func() bool { return strings.Count(h.log(t), "leaving") > left }, stay, pollEvery)
+	require.Never(t, func() bool { return strings.Count(h.log(t), "leaving") > left }, stay,
+		pollEvery)
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return strings.Count(h.log(t), "idle for 300ms") > left }, patience, pollEvery)
-	require.Eventually(t, func() bool { _, err := os.Lstat(h.socket); return os.IsNotExist(err) }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Count(h.log(t), "idle for 300ms") > left },
+		patience, pollEvery)
+	require.Eventually(t, func() bool { _, err := os.Lstat(h.socket); return os.IsNotExist(err) },
+		patience, pollEvery)
 
 	status, errs := h.run(t, "--idle-exit", "300ms")
 	require.Zero(t, status, errs)
-	require.Eventually(t, func() bool { return strings.Count(h.log(t), "leaving") == left+2 }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Count(h.log(t), "leaving") == left+2 },
+		patience, pollEvery)
 }
 
-// begin starts a daemon and connects. Again, where this process was held up for so long that the daemon has left meanwhile.
+// begin starts a daemon and connects. Again, where this process was held up for so long that the
+// daemon has left meanwhile.
 func (h *home) begin(t *testing.T, idle string, more ...string) *unixsock.Client {
 	t.Helper()
 	for range 20 {
@@ -86,7 +94,8 @@ func (h *home) begin(t *testing.T, idle string, more ...string) *unixsock.Client
 		if err == nil {
 			return c
 		}
-		require.Truef(t, errors.Is(err, unixsock.ErrNoDaemon) || errors.Is(err, unixsock.ErrConnectionLost), "%v", err)
+		require.Truef(t, errors.Is(err, unixsock.ErrNoDaemon) ||
+			errors.Is(err, unixsock.ErrConnectionLost), "%v", err)
 	}
 	t.Fatal("each of the daemons left at once")
 	return nil
@@ -100,7 +109,8 @@ func TestAutostartedDaemonDropsInheritedLimits(t *testing.T) {
 	const nice, oom, fileSize = 10, 500, 1 << 30
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread with these limits ends with the goroutine
+		// never unlocked: the thread with these limits ends with the goroutine
+		runtime.LockOSThread()
 		one := unix.CPUSet{}
 		one.Set(firstProcessor(t))
 		require.NoError(t, unix.SchedSetaffinity(0, &one))
@@ -108,7 +118,8 @@ func TestAutostartedDaemonDropsInheritedLimits(t *testing.T) {
 		require.NoError(t, err)
 		low := &unix.SchedAttr{Policy: unix.SCHED_BATCH, Nice: int32(max(nice, 20-left))}
 		require.NoError(t, unix.SchedSetAttr(0, low, 0))
-		limits := `echo ` + strconv.Itoa(oom) + ` > /proc/$$/oom_score_adj; ulimit -S -f ` + strconv.Itoa(fileSize>>9) + `; exec "$0" "$@"`
+		limits := `echo ` + strconv.Itoa(oom) + ` > /proc/$$/oom_score_adj; ulimit -S -f ` +
+			strconv.Itoa(fileSize>>9) + `; exec "$0" "$@"`
 		h.program = []string{"/bin/sh", "-c", limits}
 		done <- h.begin(t, "1m")
 	}()
@@ -151,7 +162,8 @@ func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
 			reply, err := unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil)
 			require.NoError(t, err)
 			return slices.ContainsFunc(reply.GetAdvice(), func(a *wire.Advice) bool {
-				return a.GetSubject() == "configuration" && a.GetSeverity() == severity && strings.Contains(a.GetText(), words)
+				return a.GetSubject() == "configuration" && a.GetSeverity() == severity &&
+					strings.Contains(a.GetText(), words)
 			})
 		}, patience, 10*pollEvery, "%s %s", severity, words)
 	}
@@ -197,7 +209,8 @@ func TestAutostartRefusals(t *testing.T) {
 		s := newSite(t)
 		s.start(t)
 		require.NoError(t, os.Chmod(s.state, 0o700))
-		status, _, errs := runToEnd(t, nil, "--autostart", "--state", s.state, "--socket", s.socket+"2")
+		status, _,
+			errs := runToEnd(t, nil, "--autostart", "--state", s.state, "--socket", s.socket+"2")
 		require.Equal(t, exitFailure, status)
 		require.Contains(t, errs, "in use by process", "the starter passes on what the daemon says")
 	})
@@ -206,10 +219,13 @@ func TestAutostartRefusals(t *testing.T) {
 // A daemon whose socket was removed leaves, because no client can reach it.
 func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 	h := newHome(t)
-	status, errs := h.run(t, "--idle-exit", "20s") // far more than this process may be held up for; it looks every tenth of that
+	// far more than this process may be held up for; it looks every tenth of that
+	status, errs := h.run(t, "--idle-exit", "20s")
 	require.Zero(t, status, errs)
 	require.NoError(t, os.Remove(h.socket))
-	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "is not there any more") }, patience, pollEvery)
+	require.Eventually(t,
+		func() bool { return strings.Contains(h.log(t), "is not there any more") }, patience,
+		pollEvery)
 }
 
 // That holds too if the socket is removed before the daemon first looks for it, right after its

@@ -13,9 +13,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// BenchmarkSDKChange switches a link from one real QNN SDK to another under a running daemon, and measures how long it
-// takes from that write until the stored build has been judged for the new one and subscribers have heard, beyond the
-// quiet period. The goal is one second.
+// BenchmarkSDKChange switches a link from one real QNN SDK to another under a running daemon, and
+// measures how long it takes from that write until the stored build has been judged for the new one
+// and subscribers have heard, beyond the quiet period. The goal is one second.
 func BenchmarkSDKChange(b *testing.B) {
 	const quiet = time.Second
 	real := [2]string{runtimeFolder(b, qnn), runtimeFolder(b, olderQNN)}

@@ -19,9 +19,10 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// BenchmarkHit measures a warm hit on the built daemon, in a process of its own, with a real runtime: the client
-// sends the model and its EP library by descriptor, and gets the view's. Beside it, in the same run, a bare round
-// trip with one descriptor each way to another process in Go, which is the least that a socket costs.
+// BenchmarkHit measures a warm hit on the built daemon, in a process of its own, with a real
+// runtime: the client sends the model and its EP library by descriptor, and gets the view's. Beside
+// it, in the same run, a bare round trip with one descriptor each way to another process in Go,
+// which is the least that a socket costs.
 func BenchmarkHit(b *testing.B) {
 	h := newHitBench(b, "")
 	hit := h.hit
@@ -52,7 +53,8 @@ func BenchmarkHit(b *testing.B) {
 }
 
 // BenchmarkHitAlone measures a hit that comes 10 ms after the last one, when the caches of the
-// processors have other contents, as applications see it; and a bare round trip that also comes alone.
+// processors have other contents, as applications see it; and a bare round trip that also comes
+// alone.
 func BenchmarkHitAlone(b *testing.B) {
 	h := newHitBench(b, "")
 	raw := rawRoundTrip(b, h.fds[0])
@@ -87,7 +89,8 @@ func microseconds(d []time.Duration, q int) float64 {
 	return float64(d[len(d)*q/100].Nanoseconds()) / 1000
 }
 
-// hitBench is a daemon with one compiled model, whose files are old enough to be believed, and a client that asks for it.
+// hitBench is a daemon with one compiled model, whose files are old enough to be believed, and a
+// client that asks for it.
 type hitBench struct {
 	*testing.B
 	client  *unixsock.Client
@@ -131,7 +134,9 @@ func newHitBench(b *testing.B, config string) *hitBench {
 	h := &hitBench{B: b, socket: filepath.Join(dir, "s"), fds: make([]*os.File, 2)}
 	settings := filepath.Join(dir, "epcached.toml")
 	require.NoError(b, os.WriteFile(settings, []byte(config), 0o644))
-	daemon := exec.Command(filepath.Join(bin, "epcached"), "--state", filepath.Join(dir, "state"), "--socket", h.socket, "--runtime", runtime.Directory, "--log-level", "warn", "--config", settings)
+	daemon := exec.Command(filepath.Join(bin, "epcached"), "--state", filepath.Join(dir, "state"),
+		"--socket", h.socket, "--runtime", runtime.Directory, "--log-level", "warn", "--config",
+		settings)
 	daemon.Stderr = os.Stderr
 	require.NoError(b, daemon.Start())
 	h.daemon = daemon.Process
@@ -166,7 +171,9 @@ func newHitBench(b *testing.B, config string) *hitBench {
 
 // rawRoundTrip sends a descriptor to another process, which sends one back.
 func rawRoundTrip(b *testing.B, f *os.File) func() {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	pair,
+		err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+		0)
 	require.NoError(b, err)
 	theirs := os.NewFile(uintptr(pair[1]), "")
 	peer := exec.Command(os.Args[0], "-test.run", "^TestRawPeer$")

@@ -13,17 +13,20 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// BenchmarkMachinery measures what a miss costs beyond the worker's compile and load check of the same model, which are
-// run by hand beside it, in turn: identity, queue, validation, storing and syncing. The goal is 60 ms and
-// 5 % of the work by hand. A model that was just written costs its private copy too.
+// BenchmarkMachinery measures what a miss costs beyond the worker's compile and load check of the
+// same model, which are run by hand beside it, in turn: identity, queue, validation, storing and
+// syncing. The goal is 60 ms and 5 % of the work by hand. A model that was just written costs its
+// private copy too.
 func BenchmarkMachinery(b *testing.B) {
 	for _, size := range []struct {
 		name  string
 		model func(seed uint64) []byte
 	}{
 		{name: "33 KB", model: func(seed uint64) []byte { return compilertest.Dense(seed, 91, 1) }},
-		{name: "32 MiB", model: func(seed uint64) []byte { return compilertest.Dense(seed, 2896, 1) }},
-		{name: "128 MiB", model: func(seed uint64) []byte { return compilertest.Dense(seed, 5793, 1) }},
+		{name: "32 MiB",
+			model: func(seed uint64) []byte { return compilertest.Dense(seed, 2896, 1) }},
+		{name: "128 MiB",
+			model: func(seed uint64) []byte { return compilertest.Dense(seed, 5793, 1) }},
 	} {
 		b.Run(size.name, func(b *testing.B) { benchMachinery(b, size.model, believed) })
 		b.Run(size.name+", just written", func(b *testing.B) { benchMachinery(b, size.model, 0) })
@@ -61,13 +64,20 @@ func benchMachinery(b *testing.B, model func(seed uint64) []byte, before time.Du
 	b.ReportMetric((0.060+0.05*hand)*1000, "goal-ms")
 }
 
-// compileByHand does what any client of the worker program has to: compile, and load the result in another process.
+// compileByHand does what any client of the worker program has to: compile, and load the result in
+// another process.
 func compileByHand(b *testing.B, ort *compilers.ORT, runtime compilers.Runtime, model string) {
 	eps := []compilers.EP{{Name: "OpenVINOExecutionProvider"}}
 	out := b.TempDir()
-	result, err := ort.Compile(b.Context(), compilers.Job{Runtime: runtime, EPs: eps, Model: model, Folder: out, Output: "0123456789abcdef_ctx.onnx"}, nil)
+	result,
+		err := ort.Compile(b.Context(),
+		compilers.Job{Runtime: runtime, EPs: eps, Model: model, Folder: out,
+			Output: "0123456789abcdef_ctx.onnx"}, nil)
 	require.NoError(b, err)
-	checked, err := ort.Check(b.Context(), compilers.CheckJob{Runtime: runtime, EPs: eps, Graph: filepath.Join(out, result.Graph), Session: compilers.Session{GraphOptimizationLevel: "all"}})
+	checked,
+		err := ort.Check(b.Context(),
+		compilers.CheckJob{Runtime: runtime, EPs: eps, Graph: filepath.Join(out, result.Graph),
+			Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(b, err)
 	require.Equal(b, compilers.Passed, checked.Outcome, checked.Text)
 }

@@ -16,9 +16,10 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// BenchmarkHitBesideSpaceWork measures a hit on a whole blob in two daemons, turn by turn. One has nothing on that saves room; the other looks for what is
-// shared, packs, unpacks and collects, other builds, without a pause. The work takes as much of the processors from the one as from the other, so the
-// ratio is what it does to hits.
+// BenchmarkHitBesideSpaceWork measures a hit on a whole blob in two daemons, turn by turn. One has
+// nothing on that saves room; the other looks for what is shared, packs, unpacks and collects,
+// other builds, without a pause. The work takes as much of the processors from the one as from the
+// other, so the ratio is what it does to hits.
 func BenchmarkHitBesideSpaceWork(b *testing.B) {
 	off := newHitBench(b, "[space]\npack = \"off\"\n")
 	on := newHitBench(b, "[space]\nbudget = \"64 MiB\"\npack = \"always\"\n")
@@ -51,7 +52,8 @@ func BenchmarkHitBesideSpaceWork(b *testing.B) {
 	b.ReportMetric(microseconds(idle, 50)/microseconds(idleOff, 50), "idle-on/off-p50")
 }
 
-// saveRoom has the daemon compile models that are alike, and pack, unpack and collect them, in turn, until end, which gives how often that was.
+// saveRoom has the daemon compile models that are alike, and pack, unpack and collect them, in
+// turn, until end, which gives how often that was.
 func (h *hitBench) saveRoom() (end func() (rounds int)) {
 	c, err := unixsock.Dialer{Wait: patience}.Dial(context.Background(), h.socket)
 	require.NoError(h, err)
@@ -67,7 +69,9 @@ func (h *hitBench) saveRoom() (end func() (rounds int)) {
 			for _, path := range models {
 				request := forModel(path)
 				request.HoldsView = true
-				_, view, err := c.Acquire(context.Background(), request, []*os.File{openFile(h, path)}, nil, nil)
+				_, view,
+					err := c.Acquire(context.Background(), request, []*os.File{openFile(h, path)},
+					nil, nil)
 				if err != nil {
 					return err
 				}
@@ -76,15 +80,21 @@ func (h *hitBench) saveRoom() (end func() (rounds int)) {
 			return nil
 		},
 		func() error {
-			_, err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true}, no)
+			_,
+				err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true},
+				no)
 			return err
 		},
 		func() error {
-			_, err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true, Unpack: true}, no)
+			_,
+				err := unixsock.Ask[wire.PackReply](context.Background(), c,
+				&wire.Pack{All: true, Unpack: true}, no)
 			return err
 		},
 		func() error {
-			_, err := unixsock.Ask[wire.CollectReply](context.Background(), c, &wire.Collect{ToBytes: &to}, no)
+			_,
+				err := unixsock.Ask[wire.CollectReply](context.Background(), c,
+				&wire.Collect{ToBytes: &to}, no)
 			return err
 		},
 	}

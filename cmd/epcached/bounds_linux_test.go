@@ -39,14 +39,15 @@ func (d *epcached) peak() int {
 // crowd is a model of nothing but that many equal parts of its graph.
 func crowd(seed, parts int, field protowire.Number, part []byte) []byte {
 	one := protowire.AppendBytes(protowire.AppendTag(nil, field, protowire.BytesType), part)
-	graph := protowire.AppendString(protowire.AppendTag(nil, 2, protowire.BytesType), fmt.Sprint(seed))
+	graph := protowire.AppendString(protowire.AppendTag(nil, 2, protowire.BytesType),
+		fmt.Sprint(seed))
 	graph = append(graph, bytes.Repeat(one, parts)...)
 	model := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 9)
 	return protowire.AppendBytes(protowire.AppendTag(model, 7, protowire.BytesType), graph)
 }
 
-// Forty models at once of nothing but small parts, 0.8 MB each, do not take the daemon's memory, and
-// another user is served meanwhile.
+// Forty models at once of nothing but small parts, 0.8 MB each, do not take the daemon's memory,
+// and another user is served meanwhile.
 func TestMemoryOfReadingModelsIsBounded(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	d := s.start(t)
@@ -111,8 +112,8 @@ func TestMemoryOfReadingModelsIsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "more than 16 MiB of memory")
 }
 
-// multiply adds builds like the one that a store has, with keys and files of their own. The manifests
-// are as doc/format.md has them; the next daemon makes the index of these.
+// multiply adds builds like the one that a store has, with keys and files of their own. The
+// manifests are as doc/format.md has them; the next daemon makes the index of these.
 func multiply(t testing.TB, state string, builds int) {
 	manifests, err := filepath.Glob(filepath.Join(state, "manifests", "*", "*"))
 	require.NoError(t, err)
@@ -124,7 +125,8 @@ func multiply(t testing.TB, state string, builds int) {
 	write := func(dir string, name, content []byte) {
 		shard := filepath.Join(state, dir, fmt.Sprintf("%x", name[:1]))
 		require.NoError(t, os.MkdirAll(shard, 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(shard, fmt.Sprintf("%x", name)), content, 0o444))
+		require.NoError(t,
+			os.WriteFile(filepath.Join(shard, fmt.Sprintf("%x", name)), content, 0o444))
 	}
 	for i := range builds {
 		for _, f := range one.Files {
@@ -181,8 +183,11 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 		for j := range 30 {
 			group.Go(func() error {
 				// The request may be refused or not; here it counts that it is answered.
-				_, err := unixsock.Ask[wire.ListReply](ctx, c, questions[(i+j)%len(questions)](), nil)
-				if errors.Is(err, unixsock.ErrConnectionLost) || errors.Is(err, unixsock.ErrInternal) {
+				_,
+					err := unixsock.Ask[wire.ListReply](ctx, c, questions[(i+j)%len(questions)](),
+					nil)
+				if errors.Is(err, unixsock.ErrConnectionLost) ||
+					errors.Is(err, unixsock.ErrInternal) {
 					return err
 				}
 				answered <- struct{}{}

@@ -66,8 +66,8 @@ func (v *victim) putBack() {
 	require.NoError(v, os.Chtimes(v.path, v.info.ModTime(), v.info.ModTime()))
 }
 
-// waysToChange are those in which content gets into a file. before is done when the file is new; change brings new
-// content.
+// waysToChange are those in which content gets into a file. before is done when the file is new;
+// change brings new content.
 var waysToChange = map[string]struct {
 	before func(*victim)
 	change func(*victim, uint64)
@@ -131,7 +131,9 @@ var waysToChange = map[string]struct {
 func readInto(v *victim, number uint64, flags int) {
 	from := filepath.Join(v.dir, fmt.Sprint("from", number))
 	size := len(v.mapped)
-	require.NoError(v, os.WriteFile(from, append(v.content(number), make([]byte, size-len(v.content(number)))...), 0o644))
+	require.NoError(v,
+		os.WriteFile(from, append(v.content(number), make([]byte, size-len(v.content(number)))...),
+			0o644))
 	f, err := os.OpenFile(from, os.O_RDWR|flags, 0)
 	if err != nil {
 		v.Skipf("SKIPPED: no direct reading here: %v", err)
@@ -164,7 +166,8 @@ func (v *victim) askFor(c *unixsock.Client, graph, data string) (answer lease, r
 	return answer, read
 }
 
-// requireTrue requires that the answer is what a copy of the files gets, which the daemon has never seen.
+// requireTrue requires that the answer is what a copy of the files gets, which the daemon has never
+// seen.
 func (v *victim) requireTrue(c *unixsock.Client, got lease) {
 	v.Helper()
 	dir := v.TempDir()
@@ -173,15 +176,19 @@ func (v *victim) requireTrue(c *unixsock.Client, got lease) {
 		require.NoError(v, err)
 		require.NoError(v, os.WriteFile(filepath.Join(dir, filepath.Base(path)), content, 0o644))
 	}
-	want, read := v.askFor(c, filepath.Join(dir, "model.onnx"), filepath.Join(dir, filepath.Base(v.path)))
+	want,
+		read := v.askFor(c, filepath.Join(dir, "model.onnx"),
+		filepath.Join(dir, filepath.Base(v.path)))
 	require.True(v, read)
-	require.Equal(v, want.ModelDigest, got.ModelDigest, "the answer is for other bytes than the file has")
+	require.Equal(v, want.ModelDigest, got.ModelDigest,
+		"the answer is for other bytes than the file has")
 	require.Equal(v, want.RequestKey, got.RequestKey)
 	require.Equal(v, want.names(), got.names())
 }
 
 func newVictim(t testing.TB, dir string, external bool) *victim {
-	v := &victim{TB: t, owner: t, dir: dir, external: external, path: filepath.Join(dir, "model.onnx")}
+	v := &victim{TB: t, owner: t, dir: dir, external: external,
+		path: filepath.Join(dir, "model.onnx")}
 	if external {
 		m := compilertest.DenseModel(1, 16, 1)
 		m.Initializers[0].Location = "weights.bin"
@@ -196,8 +203,9 @@ func newVictim(t testing.TB, dir string, external bool) *victim {
 	return v
 }
 
-// TestChangedBehindItsTimes has each way to change a file meet a daemon that believes to know it. Twice, for after
-// the first time the file's times, and the kernel's idea of which pages are dirty, are others.
+// TestChangedBehindItsTimes has each way to change a file meet a daemon that believes to know it.
+// Twice, for after the first time the file's times, and the kernel's idea of which pages are dirty,
+// are others.
 func TestChangedBehindItsTimes(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	c := d.dial()
@@ -223,7 +231,8 @@ func TestChangedBehindItsTimes(t *testing.T) {
 	}
 }
 
-// requireNoticed changes the file twice, once when the daemon believes to know it and once right afterwards.
+// requireNoticed changes the file twice, once when the daemon believes to know it and once right
+// afterwards.
 func (v *victim) requireNoticed(c *unixsock.Client, number uint64) {
 	v.Helper()
 	old, _ := v.ask(c)
@@ -254,7 +263,8 @@ func believable(t testing.TB, path string) bool {
 	return false
 }
 
-// In a tmpfs and in a memory file a store through a mapping moves no time at all: they are read each time.
+// In a tmpfs and in a memory file a store through a mapping moves no time at all: they are read
+// each time.
 func TestChangedInMemory(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	c := d.dial()

@@ -20,7 +20,8 @@ import (
 
 const stranger = 4242 // a user without any privilege
 
-// owner is an application with libraries that the daemon does not know: it compiles with them in a worker of its own.
+// owner is an application with libraries that the daemon does not know: it compiles with them in a
+// worker of its own.
 type owner struct {
 	*epcached
 	uid     int
@@ -36,9 +37,12 @@ func newOwner(t *testing.T, d *epcached, uid int) *owner {
 	return newOwnerOf(t, d, uid, openVINO, openVINOProvider())
 }
 
-func newOwnerOf(t *testing.T, d *epcached, uid int, folder string, ep *wire.ExecutionProvider) *owner {
+func newOwnerOf(t *testing.T, d *epcached, uid int, folder string,
+	ep *wire.ExecutionProvider) *owner {
 	t.Helper()
-	o := &owner{epcached: d, uid: uid, worker: compilers.NewORT(compilers.ORTOptions{Worker: filepath.Join(programs, "epcached-ort"), Scratch: t.TempDir()})}
+	o := &owner{epcached: d, uid: uid,
+		worker: compilers.NewORT(compilers.ORTOptions{Worker: filepath.Join(programs,
+			"epcached-ort"), Scratch: t.TempDir()})}
 	var err error
 	o.spec, err = compilers.Find(runtimeFolder(t, folder))
 	require.NoError(t, err)
@@ -70,21 +74,27 @@ func (o *owner) tryConnect() (c *unixsock.Client, err error) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(o.uid), ^uintptr(0)); errno != 0 {
+		if _, _,
+			errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(o.uid),
+			^uintptr(0)); errno != 0 {
 			err = fmt.Errorf("become uid %d: %w", o.uid, errno)
 			return
 		}
-		c, err = unixsock.Dialer{Name: "test", Wait: patience, HelloTimeout: patience}.Dial(context.Background(), o.socket)
+		c,
+			err = unixsock.Dialer{Name: "test", Wait: patience,
+			HelloTimeout: patience}.Dial(context.Background(), o.socket)
 	}()
 	<-done
 	if err == nil && int(c.Hello().Uid) != o.uid {
-		err = errors.Join(fmt.Errorf("the daemon takes uid %d for %d", o.uid, c.Hello().Uid), c.Close())
+		err = errors.Join(fmt.Errorf("the daemon takes uid %d for %d", o.uid, c.Hello().Uid),
+			c.Close())
 	}
 	return c, err
 }
 
 // ask asks for a model, showing its libraries.
-func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss, progress func(*wire.Progress)) (lease, error) {
+func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss,
+	progress func(*wire.Progress)) (lease, error) {
 	r := forModel(path, &wire.ExecutionProvider{Name: o.library.EP, Options: o.options})
 	r.OnMiss, r.Embed = miss, o.embed
 	fds := []*os.File{openFile(o, path)}
@@ -102,7 +112,8 @@ func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss, progress 
 		require.NoError(o, err)
 		library.Beside = append(library.Beside, &wire.ExternalFile{Location: name, Fd: show(file)})
 	}
-	r.Runtime = &wire.Runtime{OrtVersion: o.spec.ORTVersion, EpLibraries: []*wire.EpLibrary{library}}
+	r.Runtime = &wire.Runtime{OrtVersion: o.spec.ORTVersion,
+		EpLibraries: []*wire.EpLibrary{library}}
 	reply, view, err := c.Acquire(limited(o), r, fds, nil, progress)
 	if view != nil {
 		o.Cleanup(func() { view.Close() })
@@ -114,11 +125,17 @@ func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss, progress 
 func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	o.Helper()
 	folder := o.TempDir()
-	result, err := o.worker.Compile(limited(o), compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output, Route: claim.Claim.Route,
-		Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions}, Embed: o.embed,
-		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path, Options: claim.ProviderOptions[o.library.EP].GetEntries()}}}, nil)
+	result,
+		err := o.worker.Compile(limited(o),
+		compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output,
+			Route: claim.Claim.Route,
+			Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel,
+				SessionOptions: claim.SessionOptions}, Embed: o.embed,
+			EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path,
+				Options: claim.ProviderOptions[o.library.EP].GetEntries()}}}, nil)
 	require.NoError(o, err)
-	put := &wire.Put{Claim: claim.Claim.Id, CompileSeconds: result.Seconds, OrtVersion: result.ORTVersion}
+	put := &wire.Put{Claim: claim.Claim.Id, CompileSeconds: result.Seconds,
+		OrtVersion: result.ORTVersion}
 	for _, ep := range result.EPs {
 		put.MadeBy = append(put.MadeBy, &wire.MadeBy{Ep: ep.Name, Version: ep.Version})
 	}
@@ -130,7 +147,8 @@ func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	return put, fds
 }
 
-// An application whose runtime the daemon does not have compiles with OpenVINO, and is given its own artefact from then on.
+// An application whose runtime the daemon does not have compiles with OpenVINO, and is given its
+// own artefact from then on.
 func TestRealArtefactUnderAClaim(t *testing.T) {
 	s := newSite(t) // no runtime at all
 	d := s.start(t)
@@ -138,7 +156,8 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	model := writeModel(t, t.TempDir(), 1)
 	c := o.connect()
 	_, err := o.ask(c, model, wire.OnMiss_WAIT, nil)
-	require.ErrorIs(t, err, unixsock.ErrUnavailable, "nobody compiles it, so there is nothing to wait for")
+	require.ErrorIs(t, err, unixsock.ErrUnavailable,
+		"nobody compiles it, so there is nothing to wait for")
 
 	claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
 	require.NoError(t, err)
@@ -167,8 +186,11 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Equal(t, "put", got.Outcome)
 	got.requireRight(t)
 	require.NotEmpty(t, got.SdkVersion)
-	checked, err := o.worker.Check(limited(t), compilers.CheckJob{Runtime: o.spec, Graph: filepath.Join(got.View, got.Graph),
-		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path}}, Session: compilers.Session{GraphOptimizationLevel: "all"}})
+	checked,
+		err := o.worker.Check(limited(t),
+		compilers.CheckJob{Runtime: o.spec, Graph: filepath.Join(got.View, got.Graph),
+			EPs:     []compilers.EP{{Name: o.library.EP, Library: o.library.Path}},
+			Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	waited := <-waiting
@@ -176,7 +198,9 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Equal(t, got.Graph, waited.Graph)
 
 	require.Equal(t, "uid 4242", d.list()[0].MadeBy)
-	_, err = newOwner(t, d, stranger+1).ask(newOwner(t, d, stranger+1).connect(), model, wire.OnMiss_FAIL, nil)
+	_,
+		err = newOwner(t, d, stranger+1).ask(newOwner(t, d, stranger+1).connect(), model,
+		wire.OnMiss_FAIL, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound, "it is its user's own")
 	d.stop()
 	d = s.start(t)
@@ -238,9 +262,13 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 	require.Equal(t, "claim", handed.Outcome)
 	require.NotEqual(t, claim.Claim.Id, handed.Claim.Id)
 	require.Contains(t, handed.Why, "its connection ended")
-	_, err = unixsock.Ask[wire.GiveUpReply](limited(t), second, &wire.GiveUp{Claim: handed.Claim.Id, Text: "enough", Code: 1}, nil)
+	_,
+		err = unixsock.Ask[wire.GiveUpReply](limited(t), second,
+		&wire.GiveUp{Claim: handed.Claim.Id, Text: "enough", Code: 1}, nil)
 	require.NoError(t, err)
-	_, err = unixsock.Ask[wire.GiveUpReply](limited(t), second, &wire.GiveUp{Claim: handed.Claim.Id}, nil)
+	_,
+		err = unixsock.Ask[wire.GiveUpReply](limited(t), second,
+		&wire.GiveUp{Claim: handed.Claim.Id}, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound)
 	put := &wire.Put{Claim: claim.Claim.Id, Files: []*wire.PutFile{{Name: claim.Claim.Output}}}
 	_, _, err = second.Put(limited(t), put, []*os.File{openFile(t, model)}, nil)

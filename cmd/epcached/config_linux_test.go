@@ -13,13 +13,15 @@ import (
 )
 
 // runToEnd runs the daemon with these arguments alone, and gives its exit status and what it said.
-func runToEnd(t *testing.T, environment []string, args ...string) (status int, stdout, stderr string) {
+func runToEnd(t *testing.T, environment []string, args ...string) (status int, stdout,
+	stderr string) {
 	t.Helper()
 	return runThrough(t, nil, environment, args...)
 }
 
 // runThrough has another program start epcached, unless it is nil.
-func runThrough(t *testing.T, program, environment []string, args ...string) (status int, stdout, stderr string) {
+func runThrough(t *testing.T, program, environment []string, args ...string) (status int, stdout,
+	stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	command := slices.Concat(program, []string{filepath.Join(programs, "epcached")}, args)

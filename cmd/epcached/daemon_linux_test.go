@@ -21,7 +21,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// patience bounds every wait of these tests: far more than anything takes on a busy machine, and no hang.
+// patience bounds every wait of these tests: far more than anything takes on a busy machine, and no
+// hang.
 const patience = time.Minute
 
 // site is where a daemon lives: its state and its socket, which outlast it.
@@ -35,11 +36,12 @@ type site struct {
 
 func newSite(t testing.TB, runtimes ...string) *site {
 	dir := shortFolder(t)
-	return &site{state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"), runtimes: runtimes, config: unmeasured}
+	return &site{state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"),
+		runtimes: runtimes, config: unmeasured}
 }
 
-// unmeasured keeps the daemon from loading source models after its answers, and from having a worker stand by: most tests look at its files
-// and processes.
+// unmeasured keeps the daemon from loading source models after its answers, and from having a
+// worker stand by: most tests look at its files and processes.
 const unmeasured = "[policy]\nmeasure_gain = false\n"
 
 // epcached is a running daemon.
@@ -72,7 +74,8 @@ func (b *syncBuffer) String() string {
 
 // command is the daemon's, not started.
 func (s *site) command(t testing.TB, more ...string) *exec.Cmd {
-	args := append(slices.Clone(s.under), filepath.Join(programs, "epcached"), "--state", s.state, "--socket", s.socket)
+	args := append(slices.Clone(s.under), filepath.Join(programs, "epcached"), "--state", s.state,
+		"--socket", s.socket)
 	for _, dir := range s.runtimes {
 		args = append(args, "--runtime", dir)
 	}
@@ -87,11 +90,12 @@ func (s *site) command(t testing.TB, more ...string) *exec.Cmd {
 	return cmd
 }
 
-// launch starts a daemon and does not wait for it. At the end of the test it is stopped, if it still runs, and what
-// its store holds must then be sound.
+// launch starts a daemon and does not wait for it. At the end of the test it is stopped, if it
+// still runs, and what its store holds must then be sound.
 func (s *site) launch(t testing.TB, more ...string) *epcached {
 	t.Helper()
-	d := &epcached{TB: t, site: s, cmd: s.command(t, more...), log: &syncBuffer{}, done: make(chan struct{})}
+	d := &epcached{TB: t, site: s, cmd: s.command(t, more...), log: &syncBuffer{},
+		done: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	d.run(t)
 	return d
@@ -167,7 +171,8 @@ func (d *epcached) dial() *unixsock.Client {
 	d.Helper()
 	c, err := d.tryDial()
 	require.NoError(d, err, "the daemon's log:\n%s", d.log)
-	d.Cleanup(func() { _ = c.Close() }) // the test may have closed it already, or killed the other end
+	// the test may have closed it already, or killed the other end
+	d.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -244,13 +249,15 @@ func workersOf(daemon int) []int {
 	return found
 }
 
-// keepersOf lists the processes that look after a worker each. One is there before its worker, and after it.
+// keepersOf lists the processes that look after a worker each. One is there before its worker, and
+// after it.
 func keepersOf(daemon int) []int { return childrenOf(daemon) }
 
 // childrenOf lists the children of a process that run the worker program.
 func childrenOf(parent int) []int {
 	var found []int
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent)) // only a malformed pattern fails
+	// only a malformed pattern fails
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
 	for _, path := range tasks {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -261,7 +268,8 @@ func childrenOf(parent int) []int {
 			if err != nil {
 				continue
 			}
-			program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)) // its name may be a thread's of the vendor
+			// its name may be a thread's of the vendor
+			program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 			if err == nil && filepath.Base(program) == "epcached-ort" {
 				found = append(found, pid)
 			}
@@ -285,7 +293,8 @@ func (d *epcached) freeze() (thaw func()) {
 		}
 		return false
 	}, patience, time.Millisecond, "no worker has stopped")
-	thaw = sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // gone if its daemon was killed
+	// gone if its daemon was killed
+	thaw = sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	d.Cleanup(thaw)
 	return thaw
 }

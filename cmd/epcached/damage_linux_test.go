@@ -15,15 +15,15 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A damage is done to a stored file behind the daemon's back. Execution providers load most of what comes of these,
-// some with wrong results.
+// A damage is done to a stored file behind the daemon's back. Execution providers load most of what
+// comes of these, some with wrong results.
 type damage struct {
 	graph bool // to the graph; else to the context binary
 	do    func(t testing.TB, path string)
 }
 
-// The ways in which stored files go bad: what disks, tools and people do to a context binary, and what a graph would
-// have to say to lead an execution provider astray.
+// The ways in which stored files go bad: what disks, tools and people do to a context binary, and
+// what a graph would have to say to lead an execution provider astray.
 var damages = map[string]damage{
 	"one bit of the binary": {false, edited(func(_ testing.TB, b []byte) []byte {
 		b[len(b)/2] ^= 0x40
@@ -38,14 +38,18 @@ var damages = map[string]damage{
 		})(t, path)
 		require.NoError(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
 	}},
-	"last byte missing": {false, edited(func(_ testing.TB, b []byte) []byte { return b[:len(b)-1] })},
+	"last byte missing": {false,
+		edited(func(_ testing.TB, b []byte) []byte { return b[:len(b)-1] })},
 	"4 KiB of zeros appended": {false, edited(func(_ testing.TB, b []byte) []byte {
 		return append(b, make([]byte, 4096)...)
 	})},
-	"half of the binary":    {false, edited(func(_ testing.TB, b []byte) []byte { return b[:len(b)/2] })},
+	"half of the binary": {false,
+		edited(func(_ testing.TB, b []byte) []byte { return b[:len(b)/2] })},
 	"nothing in the binary": {false, edited(func(testing.TB, []byte) []byte { return nil })},
-	"binary missing":        {false, func(t testing.TB, path string) { require.NoError(t, os.Remove(path)) }},
-	"folder missing":        {false, func(t testing.TB, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) }},
+	"binary missing": {false,
+		func(t testing.TB, path string) { require.NoError(t, os.Remove(path)) }},
+	"folder missing": {false,
+		func(t testing.TB, path string) { require.NoError(t, os.RemoveAll(filepath.Dir(path))) }},
 	"other bytes by rename": {false, func(t testing.TB, path string) {
 		b := contentOf(t, path)
 		b[len(b)/2] ^= 1
@@ -57,31 +61,42 @@ var damages = map[string]damage{
 		b[len(b)/2] ^= 1
 		linkTo(t, path, b)
 	}},
-	"symbolic link to the same bytes": {false, func(t testing.TB, path string) { linkTo(t, path, contentOf(t, path)) }},
+	"symbolic link to the same bytes": {false,
+		func(t testing.TB, path string) { linkTo(t, path, contentOf(t, path)) }},
 	"folder in its place": {false, func(t testing.TB, path string) {
 		require.NoError(t, os.Remove(path))
 		require.NoError(t, os.Mkdir(path, 0o755))
 	}},
 
-	"graph missing": {true, func(t testing.TB, path string) { require.NoError(t, os.Remove(path)) }},
+	"graph missing": {true,
+		func(t testing.TB, path string) { require.NoError(t, os.Remove(path)) }},
 	"no compatibility string": {true, edited(func(t testing.TB, b []byte) []byte {
 		without := withoutMetadata(t, b, "ep_compatibility_info.")
 		require.NotEqual(t, b, without)
 		return without
 	})},
 	"compatibility string of another SDK": {true, edited(func(t testing.TB, b []byte) []byte {
-		return []byte(strings.NewReplacer("ov=2026.4.1", "ov=2025.1.0", "v2:6:2.", "v2:6:1.").Replace(string(b)))
+		return []byte(strings.NewReplacer("ov=2026.4.1", "ov=2025.1.0", "v2:6:2.", "v2:6:1.").
+			Replace(string(b)))
 	})},
-	"another partition name":        {true, attribute("partition_name", func(old string) string { return "x" + old[1:] })},
-	"another source":                {true, attribute("source", func(string) string { return "CPUExecutionProvider" })},
-	"another SDK version":           {true, attribute("ep_sdk_version", func(old string) string { return "9" + old })},
-	"path to the binary: absolute":  {true, attribute("ep_cache_context", func(old string) string { return "/tmp/" + old })},
-	"path to the binary: parent":    {true, attribute("ep_cache_context", func(old string) string { return "../" + old })},
-	"path to the binary: subfolder": {true, attribute("ep_cache_context", func(old string) string { return "sub/" + old })},
-	"path to the binary: another":   {true, attribute("ep_cache_context", func(old string) string { return "another.bin" })},
+	"another partition name": {true,
+		attribute("partition_name", func(old string) string { return "x" + old[1:] })},
+	"another source": {true,
+		attribute("source", func(string) string { return "CPUExecutionProvider" })},
+	"another SDK version": {true,
+		attribute("ep_sdk_version", func(old string) string { return "9" + old })},
+	"path to the binary: absolute": {true,
+		attribute("ep_cache_context", func(old string) string { return "/tmp/" + old })},
+	"path to the binary: parent": {true,
+		attribute("ep_cache_context", func(old string) string { return "../" + old })},
+	"path to the binary: subfolder": {true,
+		attribute("ep_cache_context", func(old string) string { return "sub/" + old })},
+	"path to the binary: another": {true,
+		attribute("ep_cache_context", func(old string) string { return "another.bin" })},
 }
 
-// edited writes other bytes into the same file, as a tool or a disk does: links to it have them too.
+// edited writes other bytes into the same file, as a tool or a disk does: links to it have them
+// too.
 func edited(change func(testing.TB, []byte) []byte) func(testing.TB, string) {
 	return func(t testing.TB, path string) {
 		before := contentOf(t, path)
@@ -128,10 +143,10 @@ var realProviders = map[string]struct {
 	provider *wire.ExecutionProvider
 }{"OpenVINO": {openVINO, openVINOProvider()}, "QNN": {qnn, qnnProvider()}}
 
-// TestDamage has each damage meet a running daemon with a live view, whose files are the stored ones, and a daemon
-// that is started after it. It is found before the next answer, and healed, because the model is at
-// hand. The daemon finds it, not the execution provider: builds of QNN, which have other files, are
-// damaged one way or the other, in turn.
+// TestDamage has each damage meet a running daemon with a live view, whose files are the stored
+// ones, and a daemon that is started after it. It is found before the next answer, and healed,
+// because the model is at hand. The daemon finds it, not the execution provider: builds of QNN,
+// which have other files, are damaged one way or the other, in turn.
 func TestDamage(t *testing.T) {
 	for ep, p := range realProviders {
 		t.Run(ep, func(t *testing.T) {
@@ -197,7 +212,8 @@ func (p *patient) damagedBuilds() []string {
 	return found
 }
 
-// suffer does the damage, under a live view or while no daemon runs, and requires that it is found and healed.
+// suffer does the damage, under a live view or while no daemon runs, and requires that it is found
+// and healed.
 func (p *patient) suffer(t *testing.T, damage damage, stopped bool) {
 	t.Helper()
 	defer func() {
@@ -233,8 +249,14 @@ func TestDamageToAView(t *testing.T) {
 			require.NoError(t, os.WriteFile(file+".new", b, 0o444))
 			require.NoError(t, os.Rename(file+".new", file))
 		},
-		"symbolic link to the same bytes": func(t testing.TB, file string) { linkTo(t, file, contentOf(t, file)) },
-		"view removed":                    func(t testing.TB, file string) { require.NoError(t, os.RemoveAll(filepath.Dir(filepath.Dir(file)))) },
+		"symbolic link to the same bytes": func(t testing.TB,
+			file string) {
+			linkTo(t, file, contentOf(t, file))
+		},
+		"view removed": func(t testing.TB,
+			file string) {
+			require.NoError(t, os.RemoveAll(filepath.Dir(filepath.Dir(file))))
+		},
 		"all views removed": func(t testing.TB, file string) {
 			require.NoError(t, os.RemoveAll(filepath.Join(file, "../../../..")))
 		},

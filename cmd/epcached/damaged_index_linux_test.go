@@ -35,7 +35,8 @@ func TestDaemonWithADamagedIndexEndsAndTheNextOneRepairsIt(t *testing.T) {
 	followed, following := make(chan error, 1), make(chan struct{})
 	subscribed := sync.OnceFunc(func() { close(following) })
 	go func() {
-		followed <- follower.Subscribe(limited(t), func(*wire.Event) error { subscribed(); return nil })
+		followed <- follower.Subscribe(limited(t),
+			func(*wire.Event) error { subscribed(); return nil })
 	}()
 	require.Eventually(t, func() bool {
 		get(t, asker, heard, refresh)
@@ -79,8 +80,9 @@ func startSlowly(t *testing.T, ready func()) *slowStart {
 	settings.State, settings.Socket = filepath.Join(dir, "state"), filepath.Join(dir, "s")
 	settings.Worker = filepath.Join(programs, "epcached-ort")
 	ctx, stop := context.WithCancel(context.Background())
-	d := &slowStart{socket: settings.Socket, opens: make(chan struct{}), opened: make(chan struct{}),
-		ended: make(chan error, 1), stop: stop}
+	d := &slowStart{socket: settings.Socket, opens: make(chan struct{}),
+		opened: make(chan struct{}),
+		ended:  make(chan error, 1), stop: stop}
 	d.process = &process{stderr: &syncBuffer{}, ready: ready,
 		read: func() (*config.Settings, *rules.Set, error) { return settings, nil, nil },
 		open: func(dir string, o cache.Options) (*cache.Cache, error) {
@@ -107,7 +109,8 @@ func TestClientsOfADaemonThatMakesItsIndexGoOnAtOnce(t *testing.T) {
 	for range 2 {
 		_, err := d.dial(t)
 		require.ErrorIs(t, err, unixsock.ErrUnavailable)
-		require.ErrorContains(t, err, "the daemon is starting: the index is being made: 7 builds, 3 %")
+		require.ErrorContains(t, err,
+			"the daemon is starting: the index is being made: 7 builds, 3 %")
 	}
 	close(d.opened)
 	require.Eventually(t, func() bool {

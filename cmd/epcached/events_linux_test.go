@@ -47,9 +47,11 @@ func hear(events <-chan *wire.Event, kind, model string, within time.Duration) *
 }
 
 // compileAndHear compiles models until a subscriber hears of one.
-func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client, events <-chan *wire.Event) (string, lease, *wire.Event) {
+func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client,
+	events <-chan *wire.Event) (string, lease, *wire.Event) {
 	dir := t.TempDir()
-	for seed, within := uint64(0), 100*time.Millisecond; within < patience; seed, within = seed+1, 2*within {
+	for seed, within := uint64(0), 100*time.Millisecond; within < patience; seed, within = seed+1,
+		2*within {
 		model := writeModel(t, dir, seed)
 		made := get(t, c, model)
 		require.Equal(t, "compiled", made.GetOutcome())
@@ -93,7 +95,9 @@ func TestStoryOfAModel(t *testing.T) {
 	require.True(t, after.GetCandidates()[0].GetServed())
 	require.Equal(t, made.GetBuild(), after.GetCandidates()[0].GetBuild().GetBuild())
 
-	why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: filepath.Base(model)}, nil)
+	why,
+		err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: filepath.Base(model)},
+		nil)
 	require.NoError(t, err)
 	require.Equal(t, "current", why.GetDecision())
 	require.NotEmpty(t, why.GetHistory())
@@ -119,7 +123,8 @@ func TestLoadThatIsRefused(t *testing.T) {
 	c := d.dial()
 	defer c.Close()
 	model := writeModel(t, t.TempDir(), 1)
-	refusal := &epcache.Refusal{Code: 10, Text: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : not here"}
+	refusal := &epcache.Refusal{Code: 10,
+		Text: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : not here"}
 	request := func() epcache.Request {
 		return epcache.Request{Acquire: forModel(model), Files: []*os.File{openFile(t, model)}}
 	}

@@ -29,7 +29,8 @@ func (d *epcached) failures() []*wire.Failure {
 }
 
 // fails asks for the model, and requires an error with the reason.
-func (d *epcached) fails(t *testing.T, reason, path string, change ...func(*wire.Acquire)) *unixsock.Error {
+func (d *epcached) fails(t *testing.T, reason, path string,
+	change ...func(*wire.Acquire)) *unixsock.Error {
 	t.Helper()
 	c, err := d.tryDial()
 	require.NoError(t, err)
@@ -44,7 +45,8 @@ func (d *epcached) fails(t *testing.T, reason, path string, change ...func(*wire
 
 // failsFromMemory requests a model again that failed, and requires the same answer without a
 // compile.
-func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path string, change ...func(*wire.Acquire)) {
+func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path string,
+	change ...func(*wire.Acquire)) {
 	t.Helper()
 	before := d.status().Failures
 	start := time.Now()
@@ -65,9 +67,12 @@ func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, broken, 0o644))
 	e := d.fails(t, "refused", path)
 	require.Equal(t, "10", e.Facts["code"])
-	require.True(t, strings.HasPrefix(e.Text, `model "broken.onnx" does not compile: 10 INVALID_GRAPH: Load model from broken.onnx failed`), e.Text)
+	require.True(t,
+		strings.HasPrefix(e.Text,
+			`model "broken.onnx" does not compile: 10 INVALID_GRAPH: Load model from broken.onnx failed`), e.Text)
 	require.Equal(t, 1, strings.Count(e.Text, "INVALID_GRAPH"), e.Text)
-	require.NotContains(t, fmt.Sprint(e.Text, e.Facts), d.state, "where the daemon has its copy is nothing that a user can use")
+	require.NotContains(t, fmt.Sprint(e.Text, e.Facts), d.state,
+		"where the daemon has its copy is nothing that a user can use")
 	list := d.failures()
 	require.Len(t, list, 1)
 	require.Contains(t, list[0].Text, "Load model from broken.onnx failed")
@@ -97,7 +102,9 @@ func TestRealCrashIsRemembered(t *testing.T) {
 	require.Equal(t, "crash", known[0].Reason)
 	require.EqualValues(t, 1, known[0].Count)
 	require.Greater(t, known[0].RetryMs, known[0].LastMs)
-	forgotten, err := unixsock.Ask[wire.JobsReply](limited(t), d.dial(), &wire.RetryJobs{Entries: []string{known[0].Build[:12]}}, nil)
+	forgotten,
+		err := unixsock.Ask[wire.JobsReply](limited(t), d.dial(),
+		&wire.RetryJobs{Entries: []string{known[0].Build[:12]}}, nil)
 	require.NoError(t, err)
 	require.Len(t, forgotten.Failures, 1)
 	require.Empty(t, d.failures())
@@ -133,7 +140,8 @@ func TestNoNodeIsRemembered(t *testing.T) {
 	d.failsFromMemory(t, first, path)
 }
 
-// A limit so small that nothing at all compiles is the machine's fault, and nothing is known against the model afterwards.
+// A limit so small that nothing at all compiles is the machine's fault, and nothing is known
+// against the model afterwards.
 func TestNothingCompilesUnderTheLimits(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	d := s.start(t)
@@ -157,8 +165,8 @@ func TestNothingCompilesUnderTheLimits(t *testing.T) {
 	require.Equal(t, "compiled", get(t, d.dial(), path).Outcome)
 }
 
-// misbehaving stands between ONNX Runtime and OpenVINO's library, and does what it finds in the model that is compiled:
-// all other models OpenVINO gets.
+// misbehaving stands between ONNX Runtime and OpenVINO's library, and does what it finds in the
+// model that is compiled: all other models OpenVINO gets.
 const misbehaving = `
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -219,18 +227,22 @@ void *ReleaseEpFactory(void *factory) {
 func misbehavingSite(t *testing.T, seconds string, wall, cpu int) *site {
 	t.Helper()
 	real := runtimeFolder(t, openVINO)
-	plugin := filepath.Join(real, "onnxruntime_ep_openvino", "libonnxruntime_providers_openvino_plugin.so")
+	plugin := filepath.Join(real, "onnxruntime_ep_openvino",
+		"libonnxruntime_providers_openvino_plugin.so")
 	require.FileExists(t, plugin)
 	dir := faultyRuntime(t, real, func(string) {})
-	vendorLibrary(t, filepath.Join(dir, filepath.Base(plugin)), fmt.Sprintf(misbehaving, plugin, seconds))
+	vendorLibrary(t, filepath.Join(dir, filepath.Base(plugin)),
+		fmt.Sprintf(misbehaving, plugin, seconds))
 	s := newSite(t, dir)
-	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = %d\ncpu_seconds = %d\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
+	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = %d\ncpu_seconds = "+
+		"%d\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
 		wall, cpu, 1<<30, 64<<20, filepath.Dir(plugin))
 	return s
 }
 
 func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
-	seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano()) // finds its descendants again
+	// finds its descendants again
+	seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano())
 	cases := map[string]struct{ reason, says string }{
 		"hang":  {"timeout", "these are its last words"},
 		"spin":  {"processor time", "these are its last words"},
@@ -245,7 +257,8 @@ func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
 		require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 1)).Outcome)
 		if wall != 600 {
 			d.stop() // it knows the runtime, and does not look at it again
-			s.config = strings.Replace(s.config, "wall_seconds = 600", fmt.Sprint("wall_seconds = ", wall), 1)
+			s.config = strings.Replace(s.config, "wall_seconds = 600",
+				fmt.Sprint("wall_seconds = ", wall), 1)
 			d = s.start(t)
 		}
 		for _, what := range whats {
@@ -266,12 +279,14 @@ func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
 		}
 		require.Len(t, d.failures(), len(whats))
 		if wall == 600 {
-			require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 3)).Outcome, "the daemon goes on")
+			require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 3)).Outcome,
+				"the daemon goes on")
 		}
 	}
 }
 
-// stoppingSite has a runtime of which a worker stops itself in the middle of the compile of a model that writeStopping wrote: see freeze.
+// stoppingSite has a runtime of which a worker stops itself in the middle of the compile of a model
+// that writeStopping wrote: see freeze.
 func stoppingSite(t *testing.T) *site { return misbehavingSite(t, "0", 3600, 3600) }
 
 // writeStopping is writeModel for a model at which a worker stops.
@@ -301,7 +316,9 @@ func TestWorkersDeath(t *testing.T) {
 	for deaths, c := range []string{"compiled", "compiled", "worker died"} {
 		t.Run(fmt.Sprintf("%d deaths", deaths), func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "large.onnx")
-			require.NoError(t, os.WriteFile(path, compilertest.Dense(uint64(10+deaths), 2000, 1), 0o644)) // takes a while
+			// takes a while
+			require.NoError(t,
+				os.WriteFile(path, compilertest.Dense(uint64(10+deaths), 2000, 1), 0o644))
 			ended := make(chan struct{})
 			var striker, askers sync.WaitGroup
 			striker.Go(func() { d.strike(deaths, syscall.SIGKILL, ended) })

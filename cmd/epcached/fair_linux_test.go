@@ -31,8 +31,10 @@ type turnstile struct {
 	begun []int64 // guarded by mu
 }
 
-func (g *turnstile) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
-	if info, err := os.Stat(job.Model); err == nil && filepath.Base(job.Model) != compilers.ProbeModel {
+func (g *turnstile) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
+	if info, err := os.Stat(job.Model); err == nil &&
+		filepath.Base(job.Model) != compilers.ProbeModel {
 		g.mu.Lock()
 		g.begun = append(g.begun, info.Size())
 		g.mu.Unlock()
@@ -52,8 +54,8 @@ func (g *turnstile) sizes() []int64 {
 	return slices.Clone(g.begun)
 }
 
-// A request that comes after 120 of another user's is compiled after one of them at most, besides those that run; and
-// where there are several slots it does not wait for any.
+// A request that comes after 120 of another user's is compiled after one of them at most, besides
+// those that run; and where there are several slots it does not wait for any.
 func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as another user")
@@ -62,7 +64,8 @@ func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 	for slots, before := range map[int]int{1: 1 + 1, 2: 2} {
 		t.Run(fmt.Sprintf("%d slots", slots), func(t *testing.T) {
 			g := &turnstile{Compiler: standin.New(), pass: make(chan struct{})}
-			in := serveInside(t, filepath.Join(inMemory(t), "state"), cache.Options{Compiler: g, Jobs: slots})
+			in := serveInside(t, filepath.Join(inMemory(t), "state"),
+				cache.Options{Compiler: g, Jobs: slots})
 			root, err := in.dial(t)
 			require.NoError(t, err)
 			defer root.Close()
@@ -83,7 +86,10 @@ func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 				require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, width, 1), 0o644))
 				f, done := openFile(t, path), make(chan error, 1)
 				asked.Go(func() {
-					_, view, err := c.Acquire(ctx, forModel(path, &wire.ExecutionProvider{Name: standin.EP}), []*os.File{f}, nil, nil)
+					_, view,
+						err := c.Acquire(ctx,
+						forModel(path, &wire.ExecutionProvider{Name: standin.EP}), []*os.File{f},
+						nil, nil)
 					if err == nil {
 						err = view.Close()
 					}
@@ -104,14 +110,17 @@ func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 			large := func(size int64) bool { return size > 2<<10 }
 			for passed := 0; !slices.ContainsFunc(g.sizes(), large); passed++ {
 				began := len(g.sizes())
-				require.LessOrEqual(t, began, before, "%d compiles of the other user's began first", began)
+				require.LessOrEqual(t, began, before, "%d compiles of the other user's began first",
+					began)
 				if began == before && slots > 1 {
-					require.Eventually(t, func() bool { return len(g.sizes()) > began }, patience, time.Millisecond,
+					require.Eventually(t, func() bool { return len(g.sizes()) > began }, patience,
+						time.Millisecond,
 						"the user waits though another one has all slots")
 					continue
 				}
 				g.pass <- struct{}{}
-				require.Eventually(t, func() bool { return len(g.sizes()) > began }, patience, time.Millisecond)
+				require.Eventually(t, func() bool { return len(g.sizes()) > began }, patience,
+					time.Millisecond)
 			}
 			close(g.pass)
 			require.NoError(t, <-served)

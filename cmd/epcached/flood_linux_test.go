@@ -55,10 +55,13 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 	}
 	most, threads, held := d.memory("VmHWM"), d.memory("Threads"), d.descriptors()
 	done := f.end()
-	t.Logf("flood: %d requests, %d connections (%d refused) in %.1f s, %.1f s of processor time: %v",
-		done.Requests, done.Connections, done.Refused, done.Seconds, done.ProcessorSeconds, done.Attacks)
+	t.Logf(
+		"flood: %d requests, %d connections (%d refused) in %.1f s, %.1f s of processor time: %v",
+		done.Requests, done.Connections, done.Refused, done.Seconds, done.ProcessorSeconds,
+		done.Attacks)
 	report := func(what, goal string, calm, during []time.Duration) {
-		t.Logf("%s: p50 %v instead of %v, %.1f times; p99 %v instead of %v, %.1f times; goal: %s", what,
+		t.Logf("%s: p50 %v instead of %v, %.1f times; p99 %v instead of %v, %.1f times; goal: %s",
+			what,
 			at(during, 50), at(calm, 50), ratio(during, calm, 50),
 			at(during, 99), at(calm, 99), ratio(during, calm, 99), goal)
 	}
@@ -69,7 +72,8 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 		before, held)
 	require.Empty(t, during.failed, "every request of the other user is answered")
 	require.Less(t, most<<10, floodMemory)
-	require.Equal(t, database, fileID(t, filepath.Join(s.state, "index.db")), "the database was kept")
+	require.Equal(t, database, fileID(t, filepath.Join(s.state, "index.db")),
+		"the database was kept")
 	// A view of what was just compiled is kept for a while.
 	before += len(calm.misses) + len(during.misses)
 	require.Eventually(t, func() bool { return d.descriptors() <= before }, patience, pollEvery,

@@ -103,7 +103,8 @@ func flood(text string) int {
 	began := time.Now()
 	f.run(ctx)
 	done := flooded{Requests: f.requests.Load(), Connections: f.connections.Load(),
-		Refused: f.refused.Load(), Seconds: time.Since(began).Seconds(), Attacks: make(map[string]int64)}
+		Refused: f.refused.Load(), Seconds: time.Since(began).Seconds(),
+		Attacks: make(map[string]int64)}
 	for name, sent := range f.sent {
 		done.Attacks[name] = sent.Load()
 	}
@@ -136,7 +137,8 @@ func (f *flooding) run(ctx context.Context) {
 		})
 	}
 	begun := func() bool { // each attack
-		return !slices.ContainsFunc(names, func(name string) bool { return f.sent[name].Load() == 0 })
+		return !slices.ContainsFunc(names,
+			func(name string) bool { return f.sent[name].Load() == 0 })
 	}
 	f.say(ctx, "flooding", begun)
 	f.say(ctx, "enough", func() bool { return f.requests.Load() >= f.Requests })
@@ -430,7 +432,8 @@ func largeAttack(ctx context.Context, f *flooding, c *hostile, random *rand.Rand
 	tensor := protowire.AppendVarint([]byte{0x08}, raw/4)                  // dims
 	tensor = protowire.AppendVarint(append(tensor, 0x10, 0x01, 0x4a), raw) // of float, raw_data
 	tensor = append(protowire.AppendVarint([]byte{0x2a}, uint64(len(tensor)+raw)), tensor...)
-	graph := append(protowire.AppendVarint([]byte{0x08, 0x08, 0x3a}, uint64(len(tensor)+raw)), tensor...)
+	graph := append(protowire.AppendVarint([]byte{0x08, 0x08, 0x3a}, uint64(len(tensor)+raw)),
+		tensor...)
 	file, err := f.write(graph, int64(len(graph)+raw))
 	if err != nil {
 		return err

@@ -116,7 +116,8 @@ func answerFUSE(request, content []byte) []byte {
 	case 1: // LOOKUP
 		child := fuseNodes[strings.TrimRight(string(body), "\x00")]
 		if failed = unix.ENOENT; child != 0 {
-			failed, reply = 0, attributes(append(le.AppendUint64(nil, child), make([]byte, 32)...), child)
+			failed, reply = 0,
+				attributes(append(le.AppendUint64(nil, child), make([]byte, 32)...), child)
 		}
 	case 3: // GETATTR
 		if silent {
@@ -157,7 +158,10 @@ func (d *epcached) threads() (n int) {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.pid()))
 	require.NoError(d, err)
 	for _, task := range tasks {
-		children, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.pid()), "task", task.Name(), "children")) // it may have ended
+		// it may have ended
+		children,
+			_ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.pid()), "task", task.Name(),
+			"children"))
 		n += 1 + len(strings.Fields(string(children)))
 	}
 	return n
@@ -168,7 +172,8 @@ func (d *epcached) open(below string) (n int) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.pid()))
 	require.NoError(d, err)
 	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, below) { // else it is closed
+		// else it is closed
+		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, below) {
 			n++
 		}
 	}

@@ -20,9 +20,10 @@ const (
 	entryValue      protowire.Number = 2
 )
 
-// rewrite copies a message, and has change replace the value of each of its fields with this number. A nil value
-// leaves the field out.
-func rewrite(t testing.TB, message []byte, number protowire.Number, change func(value []byte) []byte) []byte {
+// rewrite copies a message, and has change replace the value of each of its fields with this
+// number. A nil value leaves the field out.
+func rewrite(t testing.TB, message []byte, number protowire.Number,
+	change func(value []byte) []byte) []byte {
 	t.Helper()
 	var out []byte
 	for rest := message; len(rest) > 0; {
@@ -90,8 +91,10 @@ func withoutMetadata(t testing.TB, model []byte, prefix string) []byte {
 // withMetadata gives the model with one more entry of metadata.
 func withMetadata(model []byte, key, value string) []byte {
 	entry := protowire.AppendString(protowire.AppendTag(nil, entryKey, protowire.BytesType), key)
-	entry = protowire.AppendString(protowire.AppendTag(entry, entryValue, protowire.BytesType), value)
-	return protowire.AppendBytes(protowire.AppendTag(bytes.Clone(model), modelMetadata, protowire.BytesType), entry)
+	entry = protowire.AppendString(protowire.AppendTag(entry, entryValue, protowire.BytesType),
+		value)
+	return protowire.AppendBytes(protowire.AppendTag(bytes.Clone(model), modelMetadata,
+		protowire.BytesType), entry)
 }
 
 // metadataOf gives the value of an entry, "" where there is none.

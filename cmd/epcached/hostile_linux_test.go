@@ -22,7 +22,8 @@ func TestVendorCodeGoesForTheDaemon(t *testing.T) {
 	reply, err := unixsock.Ask[wire.StatusReply](limited(t), r.client, &wire.Status{}, nil)
 	require.NoError(t, err)
 	for _, line := range reply.Sandbox {
-		if name, _, missing := strings.Cut(line, ": NOT IN FORCE"); missing && slices.Contains([]string{"files", "network", "processes"}, name) {
+		if name, _, missing := strings.Cut(line, ": NOT IN FORCE"); missing &&
+			slices.Contains([]string{"files", "network", "processes"}, name) {
 			t.Skipf("SKIPPED: %s", line)
 		}
 	}
@@ -58,8 +59,10 @@ func TestVendorCodeGoesForTheDaemon(t *testing.T) {
 		}
 		void *ReleaseEpFactory(void) { return 0; }`, s.state, r.pid())
 	request := forModel(r.good, qnnProvider())
-	request.Runtime = &wire.Runtime{Directory: faultyRuntime(t, real, func(path string) { vendorLibrary(t, path, source) })}
-	r.refused(t, request, []*os.File{openFile(t, r.good)}, nil, unixsock.ErrUnavailable, "did 0 of it", "abort")
+	request.Runtime = &wire.Runtime{Directory: faultyRuntime(t, real,
+		func(path string) { vendorLibrary(t, path, source) })}
+	r.refused(t, request, []*os.File{openFile(t, r.good)}, nil, unixsock.ErrUnavailable,
+		"did 0 of it", "abort")
 	require.Empty(t, keepersOf(r.pid()))
 	require.Equal(t, "hit", get(t, r.client, r.good).Outcome, "the daemon serves what it had")
 }

@@ -27,7 +27,8 @@ func inBackground(t *testing.T, c *unixsock.Client, model string) *wire.AcquireR
 func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
-	get(t, d.dial(), writeModel(t, dir, 2)) // so that the next worker is the compile's, and none that probes
+	// so that the next worker is the compile's, and none that probes
+	get(t, d.dial(), writeModel(t, dir, 2))
 	model := writeStopping(t, dir, 1)
 	c := d.dial()
 	job := inBackground(t, c, model).Job
@@ -66,7 +67,9 @@ func TestCancelledJobEndsItsWorker(t *testing.T) {
 	c := d.dial()
 	job := inBackground(t, c, writeStopping(t, dir, 1)).Job
 	d.freeze()
-	reply, err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.CancelJobs{Jobs: []string{job}}, nil)
+	reply,
+		err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.CancelJobs{Jobs: []string{job}},
+		nil)
 	require.NoError(t, err)
 	require.Equal(t, "cancelled", reply.Jobs[0].State)
 	require.Empty(t, keepersOf(d.pid()))

@@ -27,7 +27,8 @@ func TestJournalHasThePriorityOfEachLevel(t *testing.T) {
 	s := newSite(t)
 	s.config = "poll_seconds = 0.1\nquiet_seconds = 0.1\n"
 	file := journalOf(t, s)
-	d := &epcached{TB: t, site: s, cmd: s.command(t, "--log-level", "debug"), log: &syncBuffer{}, done: make(chan struct{})}
+	d := &epcached{TB: t, site: s, cmd: s.command(t, "--log-level", "debug"), log: &syncBuffer{},
+		done: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, file
 	d.run(t)
 	text := func() string {
@@ -37,8 +38,14 @@ func TestJournalHasThePriorityOfEachLevel(t *testing.T) {
 	}
 	d.status()
 	require.Contains(t, "\n"+text(), "\n<6>level=INFO msg=ready ")
-	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(s.socket), "epcached.toml"), []byte("nonsense = 1\n"), 0o644))
-	require.Eventually(t, func() bool { return strings.Contains(text(), "\n<3>level=ERROR msg=\"configuration refused") }, patience, pollEvery)
+	require.NoError(t,
+		os.WriteFile(filepath.Join(filepath.Dir(s.socket), "epcached.toml"),
+			[]byte("nonsense = 1\n"), 0o644))
+	require.Eventually(t,
+		func() bool {
+			return strings.Contains(text(),
+				"\n<3>level=ERROR msg=\"configuration refused")
+		}, patience, pollEvery)
 	d.stop()
 	for line := range strings.Lines(text()) {
 		require.Regexp(t, `^<[3467]>level=(ERROR|WARN|INFO|DEBUG) `, line)

@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// number reads a number from the environment: tests of crashes take longer and go on from a known seed if asked.
+// number reads a number from the environment: tests of crashes take longer and go on from a known
+// seed if asked.
 func number(t testing.TB, name string, otherwise int64) int64 {
 	t.Helper()
 	text := os.Getenv(name)
@@ -98,7 +99,8 @@ var script = []struct {
 	entry int
 	do    change
 }{
-	{0, (*entry).get}, {0, (*entry).get}, {1, (*entry).get}, {0, (*entry).refresh}, {1, (*entry).remove},
+	{0, (*entry).get}, {0, (*entry).get}, {1, (*entry).get}, {0, (*entry).refresh},
+	{1, (*entry).remove},
 	{0, (*entry).invalidate}, {0, (*entry).get}, {1, (*entry).get}, {0, (*entry).remove},
 }
 
@@ -127,9 +129,9 @@ func entriesFor(t *testing.T, paths []string) []*entry {
 	return entries
 }
 
-// TestKilledAtEachSystemCall runs a script of work on a fresh store and kills the daemon as it begins its N-th
-// fsync, link, rename and so on. There are some hundreds: all of them are tried with EPCACHED_KILL_MOMENTS=0, else
-// that many, by chance.
+// TestKilledAtEachSystemCall runs a script of work on a fresh store and kills the daemon as it
+// begins its N-th fsync, link, rename and so on. There are some hundreds: all of them are tried
+// with EPCACHED_KILL_MOMENTS=0, else that many, by chance.
 func TestKilledAtEachSystemCall(t *testing.T) {
 	runtime := runtimeFolder(t, openVINO)
 	random := seeded(t)
@@ -142,8 +144,10 @@ func TestKilledAtEachSystemCall(t *testing.T) {
 	d, st := newSite(t, runtime).launchStopped(t, func(n int, call string) bool {
 		counts[call]++
 		switch seen := counts[call]; {
-		case call == "mkdirat" && 8 < seen && seen < 520 && seen%32 != 0: // the store's own 256 are much of the same
-		case call == "pwrite64" && wanted > 0 && seen%8 != 0: // and so are the pages of the database
+		case call == "mkdirat" && 8 < seen && seen < 520 && seen%32 != 0:
+			// the store's own 256 are much of the same
+		case call == "pwrite64" && wanted > 0 && seen%8 != 0:
+			// and so are the pages of the database
 		default:
 			moments = append(moments, n)
 			names[n] = call

@@ -15,7 +15,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// roomKept is a store with builds that have most of their bytes in common, as the daemon that made them left it.
+// roomKept is a store with builds that have most of their bytes in common, as the daemon that made
+// them left it.
 type roomKept struct {
 	origin  *site
 	entries []entry
@@ -32,7 +33,8 @@ func newRoomKept(t *testing.T) *roomKept {
 	dir := t.TempDir()
 	for i := range 3 {
 		path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", i))
-		require.NoError(t, os.WriteFile(path, compilertest.Dense(7, 384, i+1), 0o644)) // the same weights, for another batch each
+		// the same weights, for another batch each
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(7, 384, i+1), 0o644))
 		e := entry{path: path}
 		require.NoError(t, e.get(t, c))
 		e.letGo(0)
@@ -56,7 +58,8 @@ func (k *roomKept) copy(t *testing.T) (*site, []*entry) {
 	return s, own
 }
 
-// work packs, unpacks and collects. collecting is set before anything may be evicted. An error that is not the daemon's death is returned.
+// work packs, unpacks and collects. collecting is set before anything may be evicted. An error that
+// is not the daemon's death is returned.
 func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting *bool) error {
 	c, err := d.tryDial()
 	if err != nil {
@@ -65,7 +68,9 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 	defer c.Close()
 	no := func(*wire.Progress) {}
 	pack := func(unpack bool) error {
-		_, err := unixsock.Ask[wire.PackReply](limited(t), c, &wire.Pack{All: true, Unpack: unpack}, no)
+		_,
+			err := unixsock.Ask[wire.PackReply](limited(t), c,
+			&wire.Pack{All: true, Unpack: unpack}, no)
 		return err
 	}
 	collect := func(to int64) error {
@@ -73,7 +78,8 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 		_, err := unixsock.Ask[wire.CollectReply](limited(t), c, &wire.Collect{ToBytes: &to}, no)
 		return err
 	}
-	// everything collects until there is nothing: what is just being read, in order to pack it, is left alone.
+	// everything collects until there is nothing: what is just being read, in order to pack it, is
+	// left alone.
 	everything := func() error {
 		for end := time.Now().Add(patience); time.Now().Before(end); {
 			if err := collect(0); err != nil {
@@ -116,7 +122,8 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 	return nil
 }
 
-// requireKept requires that nothing went but what was collected, and that this was told; and that no byte is left over.
+// requireKept requires that nothing went but what was collected, and that this was told; and that
+// no byte is left over.
 func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecting bool) {
 	t.Helper()
 	d := s.start(t)
@@ -124,8 +131,10 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 	for _, e := range entries {
 		a, err := e.ask(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })
 		if errors.Is(err, unixsock.ErrNotFound) {
-			require.True(t, collecting, "%s is gone, and nothing was collected", filepath.Base(e.path))
-			why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: e.build}, nil)
+			require.True(t, collecting, "%s is gone, and nothing was collected",
+				filepath.Base(e.path))
+			why,
+				err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: e.build}, nil)
 			require.NoError(t, err)
 			require.Contains(t, why.Reason, "evicted on ", filepath.Base(e.path))
 			continue
@@ -139,9 +148,10 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 	requireNothingFound(t, c)
 }
 
-// TestKilledWhileFreeingSpace kills the daemon as it begins its N-th fsync, link, rename and so on, while it looks for what builds share, packs
-// them, unpacks one that is asked for, and collects. There are some hundreds: all of them are tried with EPCACHED_KILL_MOMENTS=0, else that many,
-// by chance.
+// TestKilledWhileFreeingSpace kills the daemon as it begins its N-th fsync, link, rename and so on,
+// while it looks for what builds share, packs them, unpacks one that is asked for, and collects.
+// There are some hundreds: all of them are tried with EPCACHED_KILL_MOMENTS=0, else that many, by
+// chance.
 func TestKilledWhileFreeingSpace(t *testing.T) {
 	random := seeded(t)
 	kept := newRoomKept(t)
@@ -177,8 +187,8 @@ func TestKilledWhileFreeingSpace(t *testing.T) {
 	}
 }
 
-// TestKilledRepeatedlyWhileFreeingSpace does the same at moments that are no system calls, on one store that is filled again after each, for
-// EPCACHED_KILL_SECONDS.
+// TestKilledRepeatedlyWhileFreeingSpace does the same at moments that are no system calls, on one
+// store that is filled again after each, for EPCACHED_KILL_SECONDS.
 func TestKilledRepeatedlyWhileFreeingSpace(t *testing.T) {
 	random := seeded(t)
 	kept := newRoomKept(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A user may do with its descriptor of a shared view what the kernel allows: other users still get the build, and
-// the collector still leaves the view to those that hold it.
+// A user may do with its descriptor of a shared view what the kernel allows: other users still get
+// the build, and the collector still leaves the view to those that hold it.
 func TestExclusiveLockOnALeaseKeepsNoOtherUserFromTheBuild(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as another user")
@@ -35,7 +35,8 @@ func TestExclusiveLockOnALeaseKeepsNoOtherUserFromTheBuild(t *testing.T) {
 	root, err := in.dial(t)
 	require.NoError(t, err)
 	defer root.Close()
-	reply, view, err := root.Acquire(limited(t), forModel(path, &wire.ExecutionProvider{Name: standin.EP}),
+	reply, view,
+		err := root.Acquire(limited(t), forModel(path, &wire.ExecutionProvider{Name: standin.EP}),
 		[]*os.File{openFile(t, path)}, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, "compiled", reply.Outcome)
@@ -49,7 +50,9 @@ func TestExclusiveLockOnALeaseKeepsNoOtherUserFromTheBuild(t *testing.T) {
 	// The holder's lock is no way to end another's lease either.
 	require.NoError(t, unix.Flock(int(locked.view.Fd()), unix.LOCK_UN))
 	require.NoError(t, locked.view.Close())
-	_, err = unixsock.Ask[wire.ChangeReply](limited(t), root, &wire.Remove{Entries: []string{got.Build}}, nil)
+	_,
+		err = unixsock.Ask[wire.ChangeReply](limited(t), root,
+		&wire.Remove{Entries: []string{got.Build}}, nil)
 	require.NoError(t, err)
 	_, err = unixsock.Ask[wire.CollectReply](limited(t), root, &wire.Collect{}, nil)
 	require.NoError(t, err)

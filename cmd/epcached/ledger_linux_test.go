@@ -17,8 +17,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// entry is what one application knows of one model: what the daemon has acknowledged, and what it was just doing
-// when the daemon died.
+// entry is what one application knows of one model: what the daemon has acknowledged, and what it
+// was just doing when the daemon died.
 type entry struct {
 	path   string
 	stored bool              // there is a build that is served
@@ -40,7 +40,8 @@ func (e *entry) refresh(t testing.TB, c *unixsock.Client) error {
 }
 
 // take asks for the model. open says whether that can change what is stored.
-func (e *entry) take(t testing.TB, c *unixsock.Client, open bool, how ...func(*wire.Acquire)) error {
+func (e *entry) take(t testing.TB, c *unixsock.Client, open bool,
+	how ...func(*wire.Acquire)) error {
 	e.open = e.open || open
 	a, err := e.ask(t, c, how...)
 	if err != nil {
@@ -75,7 +76,9 @@ func (e *entry) remove(t testing.TB, c *unixsock.Client) error {
 		return nil
 	}
 	e.open = true
-	_, err := unixsock.Ask[wire.ChangeReply](limited(t), c, &wire.Remove{Entries: []string{e.build}}, nil)
+	_,
+		err := unixsock.Ask[wire.ChangeReply](limited(t), c,
+		&wire.Remove{Entries: []string{e.build}}, nil)
 	return e.gone(err)
 }
 
@@ -84,7 +87,9 @@ func (e *entry) invalidate(t testing.TB, c *unixsock.Client) error {
 		return nil
 	}
 	e.open = true
-	_, err := unixsock.Ask[wire.ChangeReply](limited(t), c, &wire.Invalidate{Entries: []string{e.build}}, nil)
+	_,
+		err := unixsock.Ask[wire.ChangeReply](limited(t), c,
+		&wire.Invalidate{Entries: []string{e.build}}, nil)
 	return e.gone(err)
 }
 
@@ -102,7 +107,8 @@ var changes = []change{
 	(*entry).refresh, (*entry).refresh, (*entry).remove, (*entry).invalidate,
 }
 
-// work asks for one thing after the other until the daemon dies. An error that is not its death is returned.
+// work asks for one thing after the other until the daemon dies. An error that is not its death is
+// returned.
 func (e *entry) work(t testing.TB, d *epcached, random *rand.Rand) error {
 	c, err := d.tryDial()
 	if err != nil {
@@ -141,7 +147,8 @@ func (e *entry) requireKept(t testing.TB, c *unixsock.Client) {
 		return
 	}
 	require.NoError(t, err, "%s was acknowledged", filepath.Base(e.path))
-	require.True(t, e.open || e.stored, "%s was removed, and that was acknowledged", filepath.Base(e.path))
+	require.True(t, e.open || e.stored, "%s was removed, and that was acknowledged",
+		filepath.Base(e.path))
 	require.Equal(t, "hit", a.Outcome)
 	require.NoError(t, a.wrong())
 	if !e.open {
@@ -150,11 +157,13 @@ func (e *entry) requireKept(t testing.TB, c *unixsock.Client) {
 	e.acknowledged(a)
 }
 
-// requireClean requires that nothing is left of what was never acknowledged, nor of what was let go.
+// requireClean requires that nothing is left of what was never acknowledged, nor of what was let
+// go.
 func (d *epcached) requireClean(t testing.TB) {
 	t.Helper()
 	left := d.leftovers(t)
-	for end := time.Now().Add(patience / 3); left != "" && time.Now().Before(end); left = d.leftovers(t) {
+	for end := time.Now().Add(patience / 3); left != "" &&
+		time.Now().Before(end); left = d.leftovers(t) {
 		time.Sleep(10 * pollEvery) // the sweep is in the background
 	}
 	require.Empty(t, left, "leftovers")
@@ -189,7 +198,8 @@ func (d *epcached) leftovers(t testing.TB) string {
 				extra = append(extra, name)
 			}
 		}
-		if strings.Contains(name, ".new") || strings.Contains(name, ".tmp") || (strings.Contains(name, "incoming/")) {
+		if strings.Contains(name, ".new") || strings.Contains(name, ".tmp") ||
+			(strings.Contains(name, "incoming/")) {
 			extra = append(extra, name)
 		}
 		return nil

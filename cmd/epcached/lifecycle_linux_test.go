@@ -106,8 +106,8 @@ func TestStateDirectoryThatIsAFileIsRefused(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "s"))
 }
 
-// Root would write through a link that another user puts into the state directory: it starts on none that
-// another user owns or may write to.
+// Root would write through a link that another user puts into the state directory: it starts on
+// none that another user owns or may write to.
 func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root has files of another user")
@@ -169,7 +169,8 @@ func TestOtherUsersCannotLockTheStore(t *testing.T) {
 	require.Equal(t, []string{"process", strconv.Itoa(d.pid())}, strings.Fields(string(text)))
 }
 
-// Without runtimes, and without one that works, the daemon serves what it can and says what is missing.
+// Without runtimes, and without one that works, the daemon serves what it can and says what is
+// missing.
 func TestWithoutRuntime(t *testing.T) {
 	s := newSite(t)
 	s.runtimes = []string{filepath.Join(t.TempDir(), "gone")}
@@ -251,8 +252,8 @@ func TestStopByAClientLetsRequestsFinish(t *testing.T) {
 	require.NoFileExists(t, d.socket)
 }
 
-// systemd may end all processes of a service at once. A compile that was ended so is not begun again
-// while the daemon stops, and counts as no failure of its model.
+// systemd may end all processes of a service at once. A compile that was ended so is not begun
+// again while the daemon stops, and counts as no failure of its model.
 func TestStopEndsNoCompileTwice(t *testing.T) {
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
@@ -287,7 +288,8 @@ func TestStopWithIdleClients(t *testing.T) {
 	require.ErrorIs(t, err, unixsock.ErrConnectionLost)
 }
 
-// A daemon under systemd gets its socket, tells when it is ready and when it stops, and that it is alive.
+// A daemon under systemd gets its socket, tells when it is ready and when it stops, and that it is
+// alive.
 func TestUnderSystemd(t *testing.T) {
 	s := newSite(t)
 	dir := filepath.Dir(s.socket)

@@ -50,7 +50,8 @@ func (d *epcached) goroutines() int {
 	return bytes.Count([]byte(d.log.String()), []byte("\ngoroutine "))
 }
 
-// Hundreds of applications connect, get hits, and leave, some amid a frame; the daemon keeps nothing.
+// Hundreds of applications connect, get hits, and leave, some amid a frame; the daemon keeps
+// nothing.
 func TestManyClientsLeaveNothingBehind(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	model := writeModel(t, t.TempDir(), 1)
@@ -72,7 +73,8 @@ func TestManyClientsLeaveNothingBehind(t *testing.T) {
 			group.Go(func() error { return d.visit(t, model, i) })
 		}
 		require.NoError(t, group.Wait())
-		require.Eventually(t, func() bool { return d.status().Connections == 1 }, patience, pollEvery)
+		require.Eventually(t, func() bool { return d.status().Connections == 1 }, patience,
+			pollEvery)
 		require.Eventually(t, func() bool { return d.descriptors() <= before }, patience, pollEvery,
 			"descriptors: %d before, %d now", before, d.descriptors())
 		memory[round] = d.anonymous()

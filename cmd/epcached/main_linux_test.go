@@ -12,7 +12,8 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// programs is the folder of the built epcached and epcached-ort: EPCACHED_BIN, or one that TestMain builds into.
+// programs is the folder of the built epcached and epcached-ort: EPCACHED_BIN, or one that TestMain
+// builds into.
 var programs string
 
 // The tests of this package start the built daemon, and so test the program that users run. Tests
@@ -29,7 +30,8 @@ func TestMain(m *testing.M) {
 		os.Exit(flood(order)) // this process floods the daemon of a test
 	}
 	if os.Getenv(stopperEnvironment) != "" {
-		fmt.Fprintln(os.Stderr, becomeStopped(os.Args[1:])) // this process becomes a daemon, unless that fails
+		// this process becomes a daemon, unless that fails
+		fmt.Fprintln(os.Stderr, becomeStopped(os.Args[1:]))
 		os.Exit(3)
 	}
 	if os.Getenv(controlledEnvironment) != "" {
@@ -46,7 +48,8 @@ func runTests(m *testing.M) int {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		build := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../epcached", "../epcached-ort")
+		build := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../epcached",
+			"../epcached-ort")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)
@@ -55,7 +58,8 @@ func runTests(m *testing.M) int {
 		programs = dir
 	}
 	if os.Getenv("EPCACHED_RUNTIMES") == "" {
-		fmt.Fprintln(os.Stderr, "SKIPPED: EPCACHED_RUNTIMES is not set: no test of cmd/epcached that compiles a model is run; make test sets it")
+		fmt.Fprintln(os.Stderr, "SKIPPED: EPCACHED_RUNTIMES is not set: no test of cmd/epcached "+
+			"that compiles a model is run; make test sets it")
 	}
 	defer compilertest.RemoveTestEP()
 	return m.Run()
@@ -67,7 +71,8 @@ const (
 	qnn      = "qnn-2.7.0"
 	olderQNN = "qnn-2.5.0"
 
-	olderOpenVINO = "openvino-1.4.0" // writes no compatibility string, and reads no other version's builds
+	// writes no compatibility string, and reads no other version's builds
+	olderOpenVINO = "openvino-1.4.0"
 )
 
 // runtimeFolder gives a real runtime, and skips the test loudly where it is not there.

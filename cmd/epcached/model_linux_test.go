@@ -38,7 +38,8 @@ func openVINOProvider() *wire.ExecutionProvider {
 }
 
 func qnnProvider() *wire.ExecutionProvider {
-	return &wire.ExecutionProvider{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+	return &wire.ExecutionProvider{Name: "QNNExecutionProvider",
+		Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
 }
 
 // forModel is a request for a model that is the request's only descriptor.
@@ -63,7 +64,8 @@ func get(t testing.TB, c *unixsock.Client, path string, change ...func(*wire.Acq
 	return a
 }
 
-func tryGet(t testing.TB, c *unixsock.Client, path string, change ...func(*wire.Acquire)) (lease, error) {
+func tryGet(t testing.TB, c *unixsock.Client, path string, change ...func(*wire.Acquire)) (lease,
+	error) {
 	t.Helper()
 	f, err := os.Open(path)
 	require.NoError(t, err)
@@ -87,7 +89,8 @@ func with(eps ...*wire.ExecutionProvider) func(*wire.Acquire) {
 	return func(r *wire.Acquire) { r.Eps = eps }
 }
 
-// requireRight reads every file of the answer through the view's descriptor, and compares with what was promised.
+// requireRight reads every file of the answer through the view's descriptor, and compares with what
+// was promised.
 func (a lease) requireRight(t testing.TB) {
 	t.Helper()
 	require.NoError(t, a.wrong())
@@ -104,7 +107,8 @@ func (a lease) wrong() error {
 			return err
 		}
 		if got != f.Digest {
-			return fmt.Errorf("%s: its bytes have digest %s, promised was %s", f.Name, got, f.Digest)
+			return fmt.Errorf("%s: its bytes have digest %s, promised was %s", f.Name, got,
+				f.Digest)
 		}
 		found = found || f.Name == a.Graph
 	}

@@ -10,13 +10,14 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A crash on a full disk costs no stored build: without any worker the next daemon serves all of them, though
-// their views are to be made again.
+// A crash on a full disk costs no stored build: without any worker the next daemon serves all of
+// them, though their views are to be made again.
 func TestStoredBuildsAreServedOnAFullDiskAfterACrash(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	disk, dir := smallDisk(t, 64<<20), t.TempDir()
 	s.state = filepath.Join(disk, "state")
-	s.config += "[space]\nfree_floor = \"\"\n" // else the collector evicts for the files that fill the disk
+	// else the collector evicts for the files that fill the disk
+	s.config += "[space]\nfree_floor = \"\"\n"
 	d := s.start(t)
 	models := []string{writeModel(t, dir, 1), writeModel(t, dir, 2)}
 	for _, model := range models {

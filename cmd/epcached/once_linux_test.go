@@ -15,8 +15,8 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// together starts 64 processes that are connected and have the model open, and not asked yet. Every eighth will read the
-// bytes that it gets.
+// together starts 64 processes that are connected and have the model open, and not asked yet. Every
+// eighth will read the bytes that it gets.
 func together(d *epcached, model string) []*asker {
 	askers := make([]*asker, 64)
 	for i := range askers {
@@ -25,7 +25,8 @@ func together(d *epcached, model string) []*asker {
 	return askers
 }
 
-// requireEqual requires that every process got the same build with the same bytes, and was told how.
+// requireEqual requires that every process got the same build with the same bytes, and was told
+// how.
 func requireEqual(t *testing.T, askers []*asker) map[string]int {
 	t.Helper()
 	outcomes := make(map[string]int)
@@ -59,7 +60,8 @@ func TestSixtyFourProcessesOneCompile(t *testing.T) {
 func TestFirstAndTwentyMoreOfSixtyFourAreKilled(t *testing.T) {
 	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
-	get(t, d.dial(), writeModel(t, dir, 2)) // so that the next worker is the compile's, and none that probes
+	// so that the next worker is the compile's, and none that probes
+	get(t, d.dial(), writeModel(t, dir, 2))
 	askers := together(d, writeStopping(t, dir, 1))
 	askers[0].begin()
 	askers[0].until("phase compiling")
@@ -78,7 +80,8 @@ func TestFirstAndTwentyMoreOfSixtyFourAreKilled(t *testing.T) {
 		}
 		require.NoError(t, askers[killed[i]].cmd.Process.Kill())
 	}
-	require.Eventually(t, func() bool { return d.status().Connections == before-21 }, patience, pollEvery, "the daemon has seen that they are gone")
+	require.Eventually(t, func() bool { return d.status().Connections == before-21 }, patience,
+		pollEvery, "the daemon has seen that they are gone")
 	thaw()
 	var others []*asker
 	for i, a := range askers {
@@ -114,12 +117,13 @@ func TestAllAskersKilled(t *testing.T) {
 	require.NoError(t, a.cmd.Process.Kill())
 	require.Eventually(t, func() bool { return len(keepersOf(d.pid())) == 0 }, patience, pollEvery)
 	require.Eventually(t, func() bool { return d.status().Jobs == 0 }, patience, pollEvery)
-	require.Eventually(t, func() bool { return len(entriesOf(t, d.state, "staging")) == 0 }, patience, pollEvery)
+	require.Eventually(t, func() bool { return len(entriesOf(t, d.state, "staging")) == 0 },
+		patience, pollEvery)
 	require.Len(t, d.list(), 1)
 }
 
-// BenchmarkSixtyFourProcesses has 64 processes ask at once for a model of 128 MiB that is not compiled yet, and measures how
-// long after the first answer the last one arrives.
+// BenchmarkSixtyFourProcesses has 64 processes ask at once for a model of 128 MiB that is not
+// compiled yet, and measures how long after the first answer the last one arrives.
 func BenchmarkSixtyFourProcesses(b *testing.B) {
 	var spread time.Duration
 	rounds := 0

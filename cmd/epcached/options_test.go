@@ -100,21 +100,35 @@ unpacked_dir = "/unpacked"
 	require.Contains(t, o.Conditions, "/licence")
 	o.Conditions = ""
 	require.Equal(t, cache.Options{
-		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
-		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
-		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30}, Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: store.Amount{Bytes: 8 << 20}, UserShare: store.Amount{Percent: 10}},
-		Pack:  store.PackAlways, PackAfter: 6 * time.Hour, Verify: 12 * time.Hour, UnpackedDir: "/unpacked",
-		Publishers: []uint32{9}, Claims: claims.Limits{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
-		Drivers:  []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
-		Rebuild:  upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
-		Failures: failure.Options{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute, Longest: 48 * time.Hour, Refused: 4 * time.Hour},
+		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7},
+		AllowOptions: []string{"session/x"}, Rules: set,
+		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy",
+		TrustedReporters: []uint32{8}, ReportQuorum: 5,
+		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30},
+			Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77,
+			UserBytes: store.Amount{Bytes: 8 << 20}, UserShare: store.Amount{Percent: 10}},
+		Pack: store.PackAlways, PackAfter: 6 * time.Hour, Verify: 12 * time.Hour,
+		UnpackedDir: "/unpacked",
+		Publishers:  []uint32{9},
+		Claims: claims.Limits{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14,
+			Open: 15},
+		Drivers: []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
+		Rebuild: upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
+		Failures: failure.Options{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute,
+			Longest: 48 * time.Hour, Refused: 4 * time.Hour},
 		Policies: map[string]request.Policy{
-			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},
-			"QNNExecutionProvider": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: 48 * time.Hour,
+			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh",
+				Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},
+			"QNNExecutionProvider": {Unknown: "serve", PreferRecompilation: "serve_and_refresh",
+				Unsupported: "fail", MaxAge: 48 * time.Hour,
 				MinCompileSeconds: 0.5, MeasureGain: &no},
 		},
 	}, o)
-	require.Equal(t, compilers.Limits{Wall: 1500 * time.Millisecond, Verify: 2500 * time.Millisecond, CPU: 2 * time.Second, Memory: 3, Output: 4, Files: 5, OpenFiles: 6,
-		Processes: 7, Stack: 8, Nice: 9}, limitsOf(s.Limits))
-	require.Equal(t, compilers.SandboxOptions{Network: true, Read: []string{"/licence"}, Write: []string{"/dev/x"}, NoNamespaces: true}, sandboxOf(s.Sandbox))
+	require.Equal(t,
+		compilers.Limits{Wall: 1500 * time.Millisecond, Verify: 2500 * time.Millisecond,
+			CPU: 2 * time.Second, Memory: 3, Output: 4, Files: 5, OpenFiles: 6,
+			Processes: 7, Stack: 8, Nice: 9}, limitsOf(s.Limits))
+	require.Equal(t,
+		compilers.SandboxOptions{Network: true, Read: []string{"/licence"},
+			Write: []string{"/dev/x"}, NoNamespaces: true}, sandboxOf(s.Sandbox))
 }

@@ -22,7 +22,8 @@ const noticing = "quiet_seconds = 0.02\npoll_seconds = 0.1\n"
 
 // ruleFile has one rule that gives this verdict.
 func ruleFile(verdict string) string {
-	return "[[ep.QNNExecutionProvider.rule]]\nname = \"own\"\nverdict = \"" + verdict + "\"\nreason = \"we say so\"\n"
+	return "[[ep.QNNExecutionProvider.rule]]\nname = \"own\"\nverdict = \"" + verdict +
+		"\"\nreason = \"we say so\"\n"
 }
 
 // configuredWith starts a daemon with rules of its own, and gives the paths of both files.
@@ -98,24 +99,30 @@ func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), path)
 }
 
-// A file that is written in place or replaced, a folder of rules that gets another, or a signal: each is noticed.
+// A file that is written in place or replaced, a folder of rules that gets another, or a signal:
+// each is noticed.
 func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 	d, path, _ := configuredWith(t, "")
 	dir := filepath.Dir(path)
 	const rules = "rules = [\"rules.toml\"]\n"
-	require.NoError(t, os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
+	require.NoError(t,
+		os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
 	d.told("in force now: administrators")
 
 	folder := filepath.Join(dir, "rules.d")
 	require.NoError(t, os.Mkdir(folder, 0o755))
-	replace(t, path, noticing+"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
+	replace(t, path,
+		noticing+"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
 	d.told("log_level", "administrators", "rules", "policy.unknown")
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "10.toml"), []byte(ruleFile("optimal")), 0o644))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(folder, "10.toml"), []byte(ruleFile("optimal")), 0o644))
 	d.told("changed, and in force now: rules")
 
-	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = 7.0\n[[runtime]]\ndirectory = \"rt\"\n")
+	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = "+
+		"7.0\n[[runtime]]\ndirectory = \"rt\"\n")
 	d.told("report_quorum", "runtime", "at the next start: jobs, limits.wall_seconds")
-	require.Contains(t, strings.Join(d.status().Warnings, "\n"), "at the next start: jobs, limits.wall_seconds")
+	require.Contains(t, strings.Join(d.status().Warnings, "\n"),
+		"at the next start: jobs, limits.wall_seconds")
 	require.Len(t, d.status().Runtimes, 1)
 	require.Equal(t, filepath.Join(dir, "rt"), d.status().Runtimes[0].Directory)
 }
@@ -124,7 +131,9 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 func TestHangup(t *testing.T) {
 	s := newSite(t)
 	dir := filepath.Dir(s.socket)
-	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	told,
+		err := net.ListenUnixgram("unixgram",
+		&net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	require.NoError(t, err)
 	defer told.Close()
 	says := func() string {
@@ -153,7 +162,8 @@ func TestHangup(t *testing.T) {
 	require.True(t, d.running())
 }
 
-// A runtime that is configured while the daemon runs is asked for, and rules decide what of the one before it may load.
+// A runtime that is configured while the daemon runs is asked for, and rules decide what of the one
+// before it may load.
 func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	older, newer := runtimeFolder(t, olderQNN), runtimeFolder(t, qnn)
 	runtime := func(dir string) string { return "[[runtime]]\ndirectory = \"" + dir + "\"\n" }

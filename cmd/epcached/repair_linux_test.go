@@ -15,7 +15,8 @@ import (
 // epcachectl runs epcachectl against the daemon, and returns what it prints, and its exit status.
 func (d *epcached) epcachectl(args ...string) (string, int) {
 	d.Helper()
-	cmd := exec.Command(filepath.Join(programs, "epcachectl"), append(args, "--socket", d.socket, "--timeout=1m")...)
+	cmd := exec.Command(filepath.Join(programs, "epcachectl"),
+		append(args, "--socket", d.socket, "--timeout=1m")...)
 	out := &bytes.Buffer{}
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
@@ -57,8 +58,8 @@ func TestRepairQuarantinesAndRecompiles(t *testing.T) {
 	require.Contains(t, out, "0 findings repaired")
 }
 
-// A repair rebuilds an index that differs from the manifests, and writes a lost journal again, while
-// the daemon runs. Marks and builds outlive that.
+// A repair rebuilds an index that differs from the manifests, and writes a lost journal again,
+// while the daemon runs. Marks and builds outlive that.
 func TestRepairRebuildsTheIndex(t *testing.T) {
 	t.Parallel()
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
@@ -81,7 +82,8 @@ func TestRepairRebuildsTheIndex(t *testing.T) {
 	out, code = d.epcachectl("repair", "--quick")
 	require.Equal(t, 0, code, out)
 	require.Contains(t, out, "write it again from memory")
-	require.Contains(t, out, "index index.db: \n  done: make it again from the manifests and the journal")
+	require.Contains(t, out,
+		"index index.db: \n  done: make it again from the manifests and the journal")
 	require.True(t, d.running(), "the daemon has not ended")
 	require.Contains(t, d.status().Warnings, "the index was rebuilt at the start: for a repair")
 	require.Equal(t, "hit", get(t, d.dial(), kept, onMissFail).Outcome)

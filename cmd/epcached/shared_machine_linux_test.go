@@ -172,8 +172,11 @@ func (m *machine) serveWorkers() {
 	m.Cleanup(func() { l.Close() })
 	require.NoError(m, os.Chown(socket, daemonUID, workersUID))
 	require.NoError(m, os.Chmod(socket, 0o600))
-	start := strings.ReplaceAll(unit(m, "epcached-worker@.service", "ExecStart"), "/usr/bin/", "/opt/epcached/bin/")
-	script := m.mounts(true) + fmt.Sprintf("exec setpriv --no-new-privs --bounding-set -all --reuid %d --regid %d --clear-groups %s", workersUID, workersUID, start)
+	start := strings.ReplaceAll(unit(m, "epcached-worker@.service", "ExecStart"), "/usr/bin/",
+		"/opt/epcached/bin/")
+	script := m.mounts(true) +
+		fmt.Sprintf("exec setpriv --no-new-privs --bounding-set -all --reuid %d --regid %d "+
+			"--clear-groups %s", workersUID, workersUID, start)
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -248,7 +251,8 @@ func (m *machine) starts(user, libraries string, models ...string) toldSession {
 			"OpenVINOExecutionProvider:CPU"}, models...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/" + user, "PYTHONPATH=" +
 		libraries + ":" + clients, "PYTHONDONTWRITEBYTECODE=1",
-		"EPCACHE_DAEMON=/opt/epcached/bin/epcached", "EPCACHE_WORKER=/opt/epcached/bin/epcached-ort",
+		"EPCACHE_DAEMON=/opt/epcached/bin/epcached",
+		"EPCACHE_WORKER=/opt/epcached/bin/epcached-ort",
 		"ORT_DISABLE_TELEMETRY=1"}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

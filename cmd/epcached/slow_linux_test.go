@@ -22,7 +22,8 @@ func TestModelOnFUSEIsServed(t *testing.T) {
 	first := get(t, d.dial(), filepath.Join(dir, "sound.onnx"))
 	require.Equal(t, "compiled", first.Outcome)
 	require.Equal(t, "hit", get(t, d.dial(), filepath.Join(dir, "sound.onnx")).Outcome)
-	require.Equal(t, first.RequestKey, get(t, d.dial(), writeModel(t, t.TempDir(), 1)).RequestKey, "the bytes are what counts")
+	require.Equal(t, first.RequestKey, get(t, d.dial(), writeModel(t, t.TempDir(), 1)).RequestKey,
+		"the bytes are what counts")
 	require.Equal(t, "shared", d.list()[0].Scope, "as of a file that all may read")
 	require.Empty(t, entriesOf(t, d.state, "staging"))
 }
@@ -76,14 +77,17 @@ func TestFilesThatNeverAnswer(t *testing.T) {
 			require.Less(t, d.threads(), before+100, "of %d requests", requests)
 			require.Equal(t, "hit", get(t, other, local).Outcome)
 			// A worker that starts closes what the daemon still has open.
-			require.Eventually(t, func() bool { return d.open(dir) == 0 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return d.open(dir) == 0 }, patience,
+				time.Millisecond)
 			require.Equal(t, "compiled", get(t, other, writeModel(t, t.TempDir(), 3)).Outcome)
 
 			kill()
 			require.Eventually(t, func() bool {
 				return len(processesOf(slowfile.Argument)) == 0 && d.open(dir) == 0
 			}, patience, 10*time.Millisecond, "something is left")
-			_, err := unixsock.Ask[wire.StatusReply](limited(t), dialAs(t, d.socket, flooder), &wire.Status{}, nil)
+			_,
+				err := unixsock.Ask[wire.StatusReply](limited(t), dialAs(t, d.socket, flooder),
+				&wire.Status{}, nil)
 			require.NoError(t, err, "the user is served again")
 			require.Empty(t, entriesOf(t, d.state, "staging"))
 		})
@@ -99,7 +103,8 @@ func TestDaemonStopsThoughAFileIsNotAnswered(t *testing.T) {
 	c := d.dial()
 	require.Eventually(t, func() bool {
 		err := askUntil(t, c, f, 500)
-		return errors.Is(err, unixsock.ErrDeadline) && len(processesOf(slowfile.Argument)) > 0 // the kernel does not end it before the answer
+		// the kernel does not end it before the answer
+		return errors.Is(err, unixsock.ErrDeadline) && len(processesOf(slowfile.Argument)) > 0
 	}, patience, time.Millisecond)
 	d.stop()
 }

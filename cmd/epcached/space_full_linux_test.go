@@ -41,7 +41,8 @@ func smallDisk(t *testing.T, size int64) string {
 	return at
 }
 
-// While the disk is full clients still get their models, and when there is room again they are kept, without a restart.
+// While the disk is full clients still get their models, and when there is room again they are
+// kept, without a restart.
 func TestFullDiskStillServesModels(t *testing.T) {
 	disk := smallDisk(t, 96<<20)
 	o := cache.Options{Space: store.SpaceOptions{Floor: store.Amount{Bytes: 1 << 20}}}
@@ -82,7 +83,8 @@ func TestFullDiskStillServesModels(t *testing.T) {
 	requireNothingFound(t, c)
 }
 
-// While the disk is full to the last block builds are packed, unpacked, served and collected as far as that can be done, nothing is lost, and collecting makes room.
+// While the disk is full to the last block builds are packed, unpacked, served and collected as far
+// as that can be done, nothing is lost, and collecting makes room.
 func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	disk := smallDisk(t, 96<<20)
 	in := serveInside(t, filepath.Join(disk, "state"), cache.Options{})

@@ -22,8 +22,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// inside is a daemon in this process, over a real socket, with the stand-in compiler: it compiles in no time, so that what is
-// tried is the store.
+// inside is a daemon in this process, over a real socket, with the stand-in compiler: it compiles
+// in no time, so that what is tried is the store.
 type inside struct {
 	cache  *cache.Cache
 	socket string
@@ -36,7 +36,8 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	}
 	_, err := standin.Library(runtime, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)
-	o.Runtimes, o.Log = []compilers.Runtime{{Directory: runtime}}, slog.New(slog.NewTextHandler(io.Discard, nil))
+	o.Runtimes, o.Log = []compilers.Runtime{{Directory: runtime}},
+		slog.New(slog.NewTextHandler(io.Discard, nil))
 	o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}}
 	c, err := cache.Open(state, o)
 	require.NoError(t, err)
@@ -45,7 +46,8 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	require.NoError(t, err)
 	b := backend.New()
 	b.Cache, b.Socket = c, in.socket
-	b.Server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log, Errors: backend.WireError}
+	b.Server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log,
+		Errors: backend.WireError}
 	done := make(chan error, 1)
 	go func() { done <- b.Server.Serve(context.Background(), l) }()
 	t.Cleanup(func() {
@@ -60,7 +62,8 @@ func (in *inside) dial(t testing.TB) (*unixsock.Client, error) {
 	return unixsock.Dialer{Name: "test", Wait: patience}.Dial(limited(t), in.socket)
 }
 
-// inMemory is a folder for a store that is changed thousands of times: what a power cut takes away is tested elsewhere.
+// inMemory is a folder for a store that is changed thousands of times: what a power cut takes away
+// is tested elsewhere.
 func inMemory(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "epcached")
 	if err != nil {
@@ -78,7 +81,8 @@ func (a lease) short() (err error) {
 		if statErr != nil {
 			err = errors.Join(err, statErr)
 		} else if info.Size() != f.Size {
-			err = errors.Join(err, fmt.Errorf("%s: %d bytes, promised were %d", f.Name, info.Size(), f.Size))
+			err = errors.Join(err,
+				fmt.Errorf("%s: %d bytes, promised were %d", f.Name, info.Size(), f.Size))
 		}
 	}
 	return err
@@ -95,13 +99,15 @@ func requireNothingFound(t testing.TB, c *unixsock.Client) {
 		text := fmt.Sprint(append(deep.Findings, space.Findings...))
 		for _, l := range space.Space {
 			if l.AccountedBytes != nil && l.GetAccountedBytes() != l.DiskBytes {
-				text += fmt.Sprintf(" %s: %d on disk, %d accounted", l.Name, l.DiskBytes, l.GetAccountedBytes())
+				text += fmt.Sprintf(" %s: %d on disk, %d accounted", l.Name, l.DiskBytes,
+					l.GetAccountedBytes())
 			}
 		}
 		return text
 	}
 	found := check()
-	for end := time.Now().Add(patience / 3); found != "[]" && time.Now().Before(end); found = check() {
+	for end := time.Now().Add(patience / 3); found != "[]" &&
+		time.Now().Before(end); found = check() {
 		time.Sleep(10 * pollEvery) // the last views are swept in the background
 	}
 	require.Equal(t, "[]", found)

@@ -20,7 +20,10 @@ import (
 )
 
 // dialAs connects as another user: the kernel tells the daemon the uid of the connecting thread.
-func (in *inside) dialAs(t *testing.T, uid int) *unixsock.Client { return dialAs(t, in.socket, uid) }
+func (in *inside) dialAs(t *testing.T,
+	uid int) *unixsock.Client {
+	return dialAs(t, in.socket, uid)
+}
 
 func dialAs(t testing.TB, socket string, uid int) *unixsock.Client {
 	t.Helper()
@@ -32,7 +35,9 @@ func dialAs(t testing.TB, socket string, uid int) *unixsock.Client {
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
 		defer close(dialled)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
+		if _, _,
+			errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid),
+			^uintptr(0)); errno != 0 {
 			return
 		}
 		if c, err := unixsock.Dial(context.Background(), socket); err == nil {
@@ -55,12 +60,14 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	}
 	const greedy, modest = 65534, 65533
 	const quota = 16 << 10
-	in := serveInside(t, filepath.Join(inMemory(t), "state"), cache.Options{Space: store.SpaceOptions{UserBytes: store.Amount{Bytes: quota}}})
+	in := serveInside(t, filepath.Join(inMemory(t), "state"),
+		cache.Options{Space: store.SpaceOptions{UserBytes: store.Amount{Bytes: quota}}})
 	dir := t.TempDir()
 	take := func(c *unixsock.Client, seed uint64, width int) *wire.AcquireReply {
 		t.Helper()
 		path := filepath.Join(dir, "model.onnx")
-		require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, width, 1), 0o600)) // closed to others: the build is its user's own
+		// closed to others: the build is its user's own
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, width, 1), 0o600))
 		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
 		request.HoldsView = true
 		reply, view, err := c.Acquire(limited(t), request, []*os.File{openFile(t, path)}, nil, nil)
@@ -85,7 +92,8 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	for seed := range uint64(12) {
 		take(first, seed, 24)
 	}
-	require.Eventually(t, func() bool { return sizes()["uid:65534"] <= quota }, patience, pollEvery, "%v", sizes())
+	require.Eventually(t, func() bool { return sizes()["uid:65534"] <= quota }, patience, pollEvery,
+		"%v", sizes())
 	after := sizes()
 	require.Positive(t, after["uid:65534"])
 	require.Positive(t, after["uid:65533"])
@@ -96,7 +104,8 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	require.NoError(t, err)
 	told := 0
 	for _, e := range events.Events {
-		if strings.Contains(e.Text, "uid 65534 ") && strings.Contains(e.Text, "more than its quota of 16.0 KiB") {
+		if strings.Contains(e.Text, "uid 65534 ") &&
+			strings.Contains(e.Text, "more than its quota of 16.0 KiB") {
 			told++
 		}
 		require.NotContains(t, e.Text, "uid 65533 has")

@@ -16,7 +16,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// neighbours is a store with a budget for some sixteen builds, of which an ordinary user keeps a quarter.
+// neighbours is a store with a budget for some sixteen builds, of which an ordinary user keeps a
+// quarter.
 type neighbours struct {
 	*inside
 	*testing.T
@@ -30,8 +31,10 @@ func newNeighbours(t *testing.T) *neighbours {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as another user")
 	}
-	c := &neighbours{T: t, dir: t.TempDir(), inside: serveInside(t, filepath.Join(inMemory(t), "state"), cache.Options{
-		Space: store.SpaceOptions{Budget: store.Amount{Bytes: 16 * 80 << 10}, UserShare: store.Amount{Percent: 25}}})}
+	c := &neighbours{T: t, dir: t.TempDir(),
+		inside: serveInside(t, filepath.Join(inMemory(t), "state"), cache.Options{
+			Space: store.SpaceOptions{Budget: store.Amount{Bytes: 16 * 80 << 10},
+				UserShare: store.Amount{Percent: 25}}})}
 	var err error
 	c.root, err = c.dial(t)
 	require.NoError(t, err)
@@ -39,7 +42,8 @@ func newNeighbours(t *testing.T) *neighbours {
 	return c
 }
 
-// take has a user's own model compiled, of some 64 KiB. Where it does not hold the view, the build may be evicted.
+// take has a user's own model compiled, of some 64 KiB. Where it does not hold the view, the build
+// may be evicted.
 func (c *neighbours) take(as *unixsock.Client, seed uint64, holds bool) *wire.AcquireReply {
 	c.Helper()
 	path := filepath.Join(c.dir, "model.onnx")
@@ -119,7 +123,9 @@ func TestPinsOfAUserAreWithinItsShare(t *testing.T) {
 	c := newNeighbours(t)
 	greedy := c.dialAs(t, greedyUser)
 	pin := func(as *unixsock.Client, build string) error {
-		_, err := unixsock.Ask[wire.ChangeReply](limited(t), as, &wire.Pin{Entries: []string{build}}, nil)
+		_,
+			err := unixsock.Ask[wire.ChangeReply](limited(t), as,
+			&wire.Pin{Entries: []string{build}}, nil)
 		return err
 	}
 	var builds []string
@@ -142,7 +148,9 @@ func TestPinsOfAUserAreWithinItsShare(t *testing.T) {
 	require.Contains(t, told.Hint, "user_share in [space]")
 	require.Equal(t, 4, pinned)
 	require.NoError(t, pin(greedy, builds[0]), "it is pinned already")
-	_, err = unixsock.Ask[wire.ChangeReply](limited(t), greedy, &wire.Unpin{Entries: builds[:1]}, nil)
+	_,
+		err = unixsock.Ask[wire.ChangeReply](limited(t), greedy, &wire.Unpin{Entries: builds[:1]},
+		nil)
 	require.NoError(t, err)
 	require.NoError(t, pin(greedy, builds[5]))
 	require.NoError(t, pin(c.root, builds[0]), "administrators are not bound")

@@ -27,8 +27,9 @@ func embedded(r *wire.Acquire) { r.Embed = true }
 // graphOf gives the bytes of the answer's graph.
 func (a lease) graphOf(t testing.TB) []byte { return contentOf(t, filepath.Join(a.View, a.Graph)) }
 
-// Compiled models that applications bring say of themselves what their metadata holds. Anybody can write that, and no
-// execution provider compares it with the bytes: whether it loads decides, and how well the string fits is told apart.
+// Compiled models that applications bring say of themselves what their metadata holds. Anybody can
+// write that, and no execution provider compares it with the bytes: whether it loads decides, and
+// how well the string fits is told apart.
 func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 	now, old := runtimeFolder(t, openVINO), runtimeFolder(t, olderOpenVINO)
 	c := newSite(t, now, old).start(t).dial()
@@ -46,15 +47,21 @@ func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 	}{
 		"as it was made":                    {current, "optimal"},
 		"another provider's string as well": {withMetadata(current, qnnInfo, foreign), "optimal"},
-		"no string":                         {withoutMetadata(t, current, openVINOInfo), "prefer_recompilation"},
-		"another provider's string alone":   {withMetadata(withoutMetadata(t, current, openVINOInfo), qnnInfo, foreign), "prefer_recompilation"},
+		"no string": {withoutMetadata(t, current, openVINOInfo),
+			"prefer_recompilation"},
+		"another provider's string alone": {withMetadata(withoutMetadata(t, current, openVINOInfo),
+			qnnInfo, foreign), "prefer_recompilation"},
 		"another provider's string as its own": {
-			withMetadata(withoutMetadata(t, current, openVINOInfo), openVINOInfo, foreign), "unsupported"},
+			withMetadata(withoutMetadata(t, current, openVINOInfo), openVINOInfo, foreign),
+			"unsupported"},
 		"string of another SDK": {
-			withMetadata(withoutMetadata(t, current, openVINOInfo), openVINOInfo, strings.Replace(said, "ov=2026", "ov=2025", 1)), "unsupported"},
-		"made by another SDK":                                 {outdated, "unsupported"},
-		"made by another SDK, with a string that fits":        {withMetadata(outdated, openVINOInfo, said), "unsupported"},
-		"made by another SDK, with another provider's string": {withMetadata(outdated, qnnInfo, foreign), "unsupported"},
+			withMetadata(withoutMetadata(t, current, openVINOInfo), openVINOInfo,
+				strings.Replace(said, "ov=2026", "ov=2025", 1)), "unsupported"},
+		"made by another SDK": {outdated, "unsupported"},
+		"made by another SDK, with a string that fits": {withMetadata(outdated, openVINOInfo,
+			said), "unsupported"},
+		"made by another SDK, with another provider's string": {withMetadata(outdated, qnnInfo,
+			foreign), "unsupported"},
 	}
 	for name, test := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -69,12 +76,14 @@ func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 	}
 }
 
-// A source model's metadata survives its compilation. A string there says nothing of the build, whomever it is about.
+// A source model's metadata survives its compilation. A string there says nothing of the build,
+// whomever it is about.
 func TestStringsOfSourceModels(t *testing.T) {
 	now, old := runtimeFolder(t, openVINO), runtimeFolder(t, olderOpenVINO)
 	d := newSite(t, now, old).start(t)
 	c := d.dial()
-	said := metadataOf(t, get(t, c, writeModel(t, t.TempDir(), 1), under(now)).graphOf(t), openVINOInfo)
+	said := metadataOf(t, get(t, c, writeModel(t, t.TempDir(), 1), under(now)).graphOf(t),
+		openVINOInfo)
 	require.NotEmpty(t, said)
 	for seed, key := range []string{openVINOInfo, qnnInfo} {
 		t.Run(key, func(t *testing.T) {
@@ -85,14 +94,16 @@ func TestStringsOfSourceModels(t *testing.T) {
 
 			outdated := get(t, c, path, under(old))
 			require.Equal(t, "compiled", outdated.Outcome)
-			require.Equal(t, said, metadataOf(t, outdated.graphOf(t), key), "it survives, else this test shows nothing")
+			require.Equal(t, said, metadataOf(t, outdated.graphOf(t), key),
+				"it survives, else this test shows nothing")
 			for _, b := range d.list() {
 				if b.Build == outdated.Build {
 					require.Empty(t, b.CompatibilityString)
 				}
 			}
 			answer := get(t, c, path, under(now))
-			require.Equal(t, "compiled", answer.Outcome, "the other library reads nothing of it: %s", answer.Why)
+			require.Equal(t, "compiled", answer.Outcome,
+				"the other library reads nothing of it: %s", answer.Why)
 			require.NotEqual(t, outdated.Build, answer.Build)
 			require.Equal(t, outdated.Build, get(t, c, path, under(old), onMissFail).Build)
 		})

@@ -17,19 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stopper kills the daemon as it begins its N-th decisive system call, counted over all of its threads. The kernel
-// holds each such call and tells the test, which lets it go on (seccomp, user notification): no debugger is needed,
-// and none would count over threads. This test binary installs the filter, in a process that then becomes the daemon.
+// A stopper kills the daemon as it begins its N-th decisive system call, counted over all of its
+// threads. The kernel holds each such call and tells the test, which lets it go on (seccomp, user
+// notification): no debugger is needed, and none would count over threads. This test binary
+// installs the filter, in a process that then becomes the daemon.
 const stopperEnvironment = "EPCACHED_TEST_STOPPER"
 
 // decisive are the system calls by which the daemon changes what is on disk, or acknowledges it.
 var decisive = map[uint32]string{
-	unix.SYS_FSYNC: "fsync", unix.SYS_FDATASYNC: "fdatasync", unix.SYS_LINKAT: "linkat", unix.SYS_RENAMEAT: "renameat",
-	unix.SYS_RENAMEAT2: "renameat2", unix.SYS_UNLINKAT: "unlinkat", unix.SYS_MKDIRAT: "mkdirat", unix.SYS_FCHMODAT: "fchmodat",
+	unix.SYS_FSYNC: "fsync", unix.SYS_FDATASYNC: "fdatasync", unix.SYS_LINKAT: "linkat",
+	unix.SYS_RENAMEAT:  "renameat",
+	unix.SYS_RENAMEAT2: "renameat2", unix.SYS_UNLINKAT: "unlinkat", unix.SYS_MKDIRAT: "mkdirat",
+	unix.SYS_FCHMODAT:  "fchmodat",
 	unix.SYS_FTRUNCATE: "ftruncate", unix.SYS_PWRITE64: "pwrite64", unix.SYS_SENDMSG: "sendmsg",
 }
 
-// becomeStopped is the main function of the process that becomes the daemon. It returns only if that fails.
+// becomeStopped is the main function of the process that becomes the daemon. It returns only if
+// that fails.
 func becomeStopped(command []string) error {
 	runtime.LockOSThread() // the filter is this thread's, and exec leaves no other
 	unix.CloseOnExec(3)
@@ -45,7 +49,8 @@ func becomeStopped(command []string) error {
 	if _, err := io.ReadFull(wait, make([]byte, 1)); err != nil {
 		return err
 	}
-	environment := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, stopperEnvironment+"=") })
+	environment := slices.DeleteFunc(os.Environ(),
+		func(v string) bool { return strings.HasPrefix(v, stopperEnvironment+"=") })
 	return syscall.Exec(command[0], command, environment)
 }
 
@@ -57,13 +62,17 @@ func installFilter() (listener int, err error) {
 	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}}
 	left := len(decisive)
 	for nr := range decisive {
-		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nr, Jt: uint8(left)})
+		filter = append(filter,
+			unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nr, Jt: uint8(left)})
 		left--
 	}
-	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	filter = append(filter,
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF})
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
+	fd, _,
+		errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
 	runtime.KeepAlive(filter)
 	if errno != 0 {
 		return 0, errno
@@ -79,7 +88,8 @@ type stopper struct {
 }
 
 // launchStopped starts a daemon under a stopper.
-func (s *site) launchStopped(t testing.TB, kill func(n int, call string) bool) (*epcached, *stopper) {
+func (s *site) launchStopped(t testing.TB, kill func(n int, call string) bool) (*epcached,
+	*stopper) {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -91,7 +101,8 @@ func (s *site) launchStopped(t testing.TB, kill func(n int, call string) bool) (
 	wait, allow, err := os.Pipe()
 	require.NoError(t, err)
 	defer allow.Close()
-	d := &epcached{TB: t, site: &under, cmd: under.command(t), log: &syncBuffer{}, done: make(chan struct{})}
+	d := &epcached{TB: t, site: &under, cmd: under.command(t), log: &syncBuffer{},
+		done: make(chan struct{})}
 	d.cmd.ExtraFiles = []*os.File{tell, wait}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	d.run(t)
@@ -100,7 +111,8 @@ func (s *site) launchStopped(t testing.TB, kill func(n int, call string) bool) (
 	var number int32
 	if err := binary.Read(hear, binary.LittleEndian, &number); err != nil {
 		d.wait()
-		t.Skipf("SKIPPED: the kernel does not let a process watch the system calls of another: %s", d.log)
+		t.Skipf("SKIPPED: the kernel does not let a process watch the system calls of another: %s",
+			d.log)
 	}
 	process, err := unix.PidfdOpen(d.pid(), 0)
 	require.NoError(t, err)
@@ -147,7 +159,9 @@ func (s *stopper) serve(listener int) {
 			continue
 		}
 		var of notice
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&of))); errno != 0 {
+		if _, _,
+			errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV,
+			uintptr(unsafe.Pointer(&of))); errno != 0 {
 			continue // the calling thread has ended meanwhile
 		}
 		if s.ours(of.pid) {
@@ -158,7 +172,9 @@ func (s *stopper) serve(listener int) {
 		}
 		goOn := verdict{id: of.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 		// An error means that the calling thread has ended meanwhile.
-		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&goOn)))
+		_, _,
+			_ = unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND,
+			uintptr(unsafe.Pointer(&goOn)))
 	}
 }
 

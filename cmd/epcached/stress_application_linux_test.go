@@ -45,18 +45,23 @@ func (n *tally) refuse(of *atomic.Int64, err error) {
 func (n *tally) explain(t testing.TB) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	reasons := slices.SortedFunc(maps.Keys(n.reasons), func(a, b string) int { return n.reasons[b] - n.reasons[a] })
+	reasons := slices.SortedFunc(maps.Keys(n.reasons),
+		func(a, b string) int { return n.reasons[b] - n.reasons[a] })
 	for _, why := range reasons[:min(len(reasons), 12)] {
 		t.Logf("%5d x no room: %s", n.reasons[why], why)
 	}
 }
 
 func (n *tally) String() string {
-	return fmt.Sprintf("%d hits, %d puts, %d of them kept, %d refused for want of room, %d builds not unpacked for want of it, %d claims given up, %d left by who died, %d claims too many", n.hits.Load(),
-		n.puts.Load()+n.refused.Load(), n.puts.Load(), n.refused.Load(), n.crowded.Load(), n.givenUp.Load(), n.died.Load(), n.busy.Load())
+	return fmt.Sprintf("%d hits, %d puts, %d of them kept, %d refused for want of room, %d "+
+		"builds not unpacked for want of it, %d claims given up, %d left by who died, %d claims "+
+		"too many", n.hits.Load(),
+		n.puts.Load()+n.refused.Load(), n.puts.Load(), n.refused.Load(), n.crowded.Load(),
+		n.givenUp.Load(), n.died.Load(), n.busy.Load())
 }
 
-// application is one of the hundred: it asks for one model after the other, and looks at what it holds when it has it and before it lets it go.
+// application is one of the hundred: it asks for one model after the other, and looks at what it
+// holds when it has it and before it lets it go.
 func (s *stress) application(ctx context.Context, random *rand.Rand, user int) error {
 	c, err := s.users[user].tryConnect()
 	if err != nil {
@@ -65,7 +70,8 @@ func (s *stress) application(ctx context.Context, random *rand.Rand, user int) e
 	defer func() { c.Close() }()
 	models := s.models[user]
 	for ctx.Err() == nil {
-		m := models[min(random.IntN(len(models)), random.IntN(len(models)))] // some are used more than others
+		// some are used more than others
+		m := models[min(random.IntN(len(models)), random.IntN(len(models)))]
 		dies, err := s.useOnce(c, random, s.users[user], m)
 		if err != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(m.path), err)
@@ -81,13 +87,16 @@ func (s *stress) application(ctx context.Context, random *rand.Rand, user int) e
 }
 
 // useOnce asks for a model once. dies: the application leaves with its claim, without a word.
-func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m *stressModel) (dies bool, err error) {
+func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser,
+	m *stressModel) (dies bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	one := uint32(1)
 	request := forModel(m.path)
 	request.OnMiss, request.HoldsView = wire.OnMiss_CLAIM, true
-	request.Runtime = &wire.Runtime{OrtVersion: o.spec.ORTVersion, EpLibraries: []*wire.EpLibrary{{Ep: o.owner.library.EP, Path: o.owner.library.Path, Fd: &one}}}
+	request.Runtime = &wire.Runtime{OrtVersion: o.spec.ORTVersion,
+		EpLibraries: []*wire.EpLibrary{{Ep: o.owner.library.EP, Path: o.owner.library.Path,
+			Fd: &one}}}
 	reply, view, err := c.Acquire(ctx, request, []*os.File{m.file, o.library}, nil, nil)
 	if errors.Is(err, unixsock.ErrBusy) { // it may have the next claim within a second
 		s.tally.busy.Add(1)
@@ -112,17 +121,22 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m 
 		return true, nil
 	case fate == 1:
 		s.tally.givenUp.Add(1)
-		_, err = unixsock.Ask[wire.GiveUpReply](ctx, c, &wire.GiveUp{Claim: a.Claim.Id, Text: "changed its mind"}, nil)
+		_,
+			err = unixsock.Ask[wire.GiveUpReply](ctx, c,
+			&wire.GiveUp{Claim: a.Claim.Id, Text: "changed its mind"}, nil)
 		return false, err
 	}
 	if err := m.compile(ctx, o, a.AcquireReply); err != nil {
 		return false, err
 	}
-	put := &wire.Put{Claim: a.Claim.Id, Files: m.put.Files, CompileSeconds: m.put.CompileSeconds, OrtVersion: m.put.OrtVersion, MadeBy: m.put.MadeBy}
+	put := &wire.Put{Claim: a.Claim.Id, Files: m.put.Files, CompileSeconds: m.put.CompileSeconds,
+		OrtVersion: m.put.OrtVersion, MadeBy: m.put.MadeBy}
 	reply, view, err = c.Put(ctx, put, m.files, nil)
 	if errors.Is(err, unixsock.ErrNoSpace) {
 		s.tally.refuse(&s.tally.refused, err)
-		_, err = unixsock.Ask[wire.GiveUpReply](ctx, c, &wire.GiveUp{Claim: a.Claim.Id, Text: "there is no room"}, nil)
+		_,
+			err = unixsock.Ask[wire.GiveUpReply](ctx, c,
+			&wire.GiveUp{Claim: a.Claim.Id, Text: "there is no room"}, nil)
 		return false, err
 	}
 	if err != nil {
@@ -144,16 +158,22 @@ func (s *stress) hold(random *rand.Rand, a lease) error {
 }
 
 // compile makes the artefact, the first time.
-func (m *stressModel) compile(ctx context.Context, o stressUser, claim *wire.AcquireReply) (err error) {
+func (m *stressModel) compile(ctx context.Context, o stressUser,
+	claim *wire.AcquireReply) (err error) {
 	m.once.Do(func() {
 		folder := strings.TrimSuffix(m.path, ".onnx")
 		if err = os.Mkdir(folder, 0o700); err != nil {
 			return
 		}
 		var result compilers.Result
-		result, err = o.worker.Compile(ctx, compilers.Job{Runtime: o.spec, Model: m.path, Folder: folder, Output: claim.Claim.Output, Route: claim.Claim.Route,
-			Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions},
-			EPs:     []compilers.EP{{Name: o.owner.library.EP, Library: o.owner.library.Path, Options: claim.ProviderOptions[o.owner.library.EP].GetEntries()}}}, nil)
+		result,
+			err = o.worker.Compile(ctx,
+			compilers.Job{Runtime: o.spec, Model: m.path, Folder: folder,
+				Output: claim.Claim.Output, Route: claim.Claim.Route,
+				Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel,
+					SessionOptions: claim.SessionOptions},
+				EPs: []compilers.EP{{Name: o.owner.library.EP, Library: o.owner.library.Path,
+					Options: claim.ProviderOptions[o.owner.library.EP].GetEntries()}}}, nil)
 		if err != nil {
 			return
 		}
@@ -164,7 +184,8 @@ func (m *stressModel) compile(ctx context.Context, o stressUser, claim *wire.Acq
 		for i, name := range result.Files {
 			f, openErr := os.Open(filepath.Join(folder, name))
 			err = errors.Join(err, openErr)
-			m.put.Files, m.files = append(m.put.Files, &wire.PutFile{Name: name, Fd: uint32(i)}), append(m.files, f)
+			m.put.Files, m.files = append(m.put.Files, &wire.PutFile{Name: name, Fd: uint32(i)}),
+				append(m.files, f)
 		}
 	})
 	if err == nil && m.put == nil {

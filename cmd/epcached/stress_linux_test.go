@@ -73,7 +73,8 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	}
 	s, largest := newStress(t, users)
 	budget := largest * int64(users*stressModels) / 3
-	s.config = fmt.Sprintf("worker = %q\n", filepath.Join(programs, "epcached-ort")) + unmeasured + fmt.Sprintf("[space]\nbudget = \"%d\"\npack = %q\n", budget, pack)
+	s.config = fmt.Sprintf("worker = %q\n", filepath.Join(programs, "epcached-ort")) + unmeasured +
+		fmt.Sprintf("[space]\nbudget = \"%d\"\npack = %q\n", budget, pack)
 	s.epcached = s.startControlled(t)
 	for _, u := range s.users {
 		u.epcached = s.epcached
@@ -87,7 +88,10 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 		own := rand.New(rand.NewPCG(random.Uint64(), uint64(i)))
 		group.Go(func() error { return s.application(ctx, own, i%users) })
 	}
-	group.Go(func() error { return s.administrator(ctx, rand.New(rand.NewPCG(random.Uint64(), 0)), pack == "always") })
+	group.Go(func() error {
+		return s.administrator(ctx, rand.New(rand.NewPCG(random.Uint64(), 0)),
+			pack == "always")
+	})
 	watcher := s.dial()
 	var worst, told int64
 	var where, tellsOf string
@@ -95,10 +99,12 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 		status, err := unixsock.Ask[wire.StatusReply](limited(t), watcher, &wire.Status{}, nil)
 		require.NoError(t, err)
 		sp := status.Space
-		if now := time.Now(); now.After(end) && (sp.Evicted > 0 || now.After(end.Add(patience))) { // a busy machine takes longer to fill the budget
+		// a busy machine takes longer to fill the budget
+		if now := time.Now(); now.After(end) && (sp.Evicted > 0 || now.After(end.Add(patience))) {
 			over()
 		}
-		parts := fmt.Sprintf("%d of builds, %d of copies, %d of manifests, %d held, %d set aside", sp.DiskBytes, sp.UnpackedBytes, sp.ManifestBytes, sp.HeldBytes, sp.ReservedBytes)
+		parts := fmt.Sprintf("%d of builds, %d of copies, %d of manifests, %d held, %d set aside",
+			sp.DiskBytes, sp.UnpackedBytes, sp.ManifestBytes, sp.HeldBytes, sp.ReservedBytes)
 		now, in := s.onDisk()
 		if now > worst {
 			worst, where = now, in+", just before "+parts
@@ -115,7 +121,9 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	s.requireToldOf(watcher)
 	requireNothingFound(t, watcher)
 	s.stop()
-	t.Logf("%s; %d evicted; at most %d on disk (%d accounted for) of %d bytes, an artefact takes %d", s.tally.String(), status.Space.Evicted, worst, told, budget, largest)
+	t.Logf(
+		"%s; %d evicted; at most %d on disk (%d accounted for) of %d bytes, an artefact takes %d",
+		s.tally.String(), status.Space.Evicted, worst, told, budget, largest)
 	t.Logf("the most on disk: %s", where)
 	t.Logf("the most accounted for: %s", tellsOf)
 	s.tally.explain(t)
@@ -125,9 +133,11 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	requireNothingFound(t, s.start(t).dial())
 }
 
-// newStress makes the models, and has one of each compiled to see how large artefacts are: in whole blocks, with the manifest.
+// newStress makes the models, and has one of each compiled to see how large artefacts are: in whole
+// blocks, with the manifest.
 func newStress(t *testing.T, users int) (s *stress, largest int64) {
-	s = &stress{epcached: &epcached{TB: t, site: newSite(t)}} // no runtime: what is put is its user's own
+	// no runtime: what is put is its user's own
+	s = &stress{epcached: &epcached{TB: t, site: newSite(t)}}
 	dir := t.TempDir()
 	for u := range users {
 		o := newOwner(t, s.epcached, stranger+u)
@@ -135,7 +145,8 @@ func newStress(t *testing.T, users int) (s *stress, largest int64) {
 		var own []*stressModel
 		for i := range stressModels {
 			m := &stressModel{path: filepath.Join(dir, fmt.Sprintf("user%d-%d.onnx", u, i))}
-			require.NoError(t, os.WriteFile(m.path, compilertest.Dense(uint64(u), 256, i+1), 0o644)) // one user's have the same weights, for another batch each
+			// one user's have the same weights, for another batch each
+			require.NoError(t, os.WriteFile(m.path, compilertest.Dense(uint64(u), 256, i+1), 0o644))
 			m.file = openFile(t, m.path)
 			own = append(own, m)
 		}
@@ -143,8 +154,12 @@ func newStress(t *testing.T, users int) (s *stress, largest int64) {
 	}
 	one := s.users[0]
 	folder := t.TempDir()
-	result, err := one.worker.Compile(limited(t), compilers.Job{Runtime: one.spec, Model: s.models[0][stressModels-1].path, Folder: folder, Output: "0000000000000000_ctx.onnx",
-		EPs: []compilers.EP{{Name: one.owner.library.EP, Library: one.owner.library.Path}}}, nil)
+	result,
+		err := one.worker.Compile(limited(t),
+		compilers.Job{Runtime: one.spec, Model: s.models[0][stressModels-1].path, Folder: folder,
+			Output: "0000000000000000_ctx.onnx",
+			EPs:    []compilers.EP{{Name: one.owner.library.EP, Library: one.owner.library.Path}}},
+		nil)
 	require.NoError(t, err)
 	for _, name := range result.Files {
 		info, err := os.Stat(filepath.Join(folder, name))
@@ -169,7 +184,9 @@ func (s *stress) administrator(ctx context.Context, random *rand.Rand, packs boo
 		case what == 0 || !packs:
 			_, err = unixsock.Ask[wire.CollectReply](call, c, &wire.Collect{}, no)
 		case what == 1:
-			if _, err = unixsock.Ask[wire.PackReply](call, c, &wire.Pack{All: true, Unpack: true}, no); errors.Is(err, unixsock.ErrNoSpace) {
+			if _,
+				err = unixsock.Ask[wire.PackReply](call, c, &wire.Pack{All: true, Unpack: true},
+				no); errors.Is(err, unixsock.ErrNoSpace) {
 				err = nil // within the budget there is no place for all of them
 			}
 		default:
@@ -183,9 +200,10 @@ func (s *stress) administrator(ctx context.Context, random *rand.Rand, packs boo
 	return nil
 }
 
-// onDisk is what lies below the state folder at one moment, but for the database, the journal, the reserve and the quarantine, each file once whatever names
-// it has: of what was found, that which is still there when all has been found, and so was then. It counts with the smaller of two sizes. where tells
-// in which folders.
+// onDisk is what lies below the state folder at one moment, but for the database, the journal, the
+// reserve and the quarantine, each file once whatever names it has: of what was found, that which
+// is still there when all has been found, and so was then. It counts with the smaller of two sizes.
+// where tells in which folders.
 func (s *stress) onDisk() (sum int64, where string) {
 	type file struct {
 		dev, ino uint64
@@ -216,7 +234,8 @@ func (s *stress) onDisk() (sum int64, where string) {
 	return sum, fmt.Sprint(folders)
 }
 
-// requireToldOf requires that each build that was acknowledged is there, or that its going was told.
+// requireToldOf requires that each build that was acknowledged is there, or that its going was
+// told.
 func (s *stress) requireToldOf(c *unixsock.Client) {
 	s.Helper()
 	there := func(key any) bool {

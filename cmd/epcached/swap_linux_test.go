@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// likeness makes a runtime folder in which each file is a link to the one of a real runtime. So folders can be
-// renamed and files replaced, and nothing of a few hundred megabytes is copied.
+// likeness makes a runtime folder in which each file is a link to the one of a real runtime. So
+// folders can be renamed and files replaced, and nothing of a few hundred megabytes is copied.
 func likeness(t *testing.T, dir, of string) {
 	t.Helper()
 	err := filepath.WalkDir(of, func(path string, d fs.DirEntry, err error) error {
@@ -102,8 +102,9 @@ var waysToSwap = map[string]struct {
 	},
 }
 
-// TestRuntimeIsReplaced has an SDK updated, and the update taken back, under a running daemon with an application
-// at work: no answer is ever for the SDK of before, and what was compiled for it is there again when it is.
+// TestRuntimeIsReplaced has an SDK updated, and the update taken back, under a running daemon with
+// an application at work: no answer is ever for the SDK of before, and what was compiled for it is
+// there again when it is.
 func TestRuntimeIsReplaced(t *testing.T) {
 	real := [2]string{runtimeFolder(t, qnn), runtimeFolder(t, olderQNN)}
 	for name, way := range waysToSwap {
@@ -157,7 +158,8 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 	library, err := found.Library("QNNExecutionProvider")
 	require.NoError(t, err)
 	loaded := openFile(t, library.Path)
-	model, other := openFile(t, writeModel(t, t.TempDir(), 1)), openFile(t, writeModel(t, t.TempDir(), 2))
+	model, other := openFile(t, writeModel(t, t.TempDir(), 1)),
+		openFile(t, writeModel(t, t.TempDir(), 2))
 	request := forModel(model.Name(), qnnProvider())
 	fd := uint32(1)
 	request.Runtime = &wire.Runtime{OrtVersion: found.ORTVersion, OrtLibrary: found.ORTLibrary,
@@ -241,8 +243,8 @@ func (d *epcached) watch(t *testing.T, model string) *onlooker {
 	return w
 }
 
-// requireOnly ends the watching, and requires the old SDK before the change, the new one after it, and one of both
-// or a clear error between.
+// requireOnly ends the watching, and requires the old SDK before the change, the new one after it,
+// and one of both or a clear error between.
 func (w *onlooker) requireOnly(t *testing.T, from, until time.Time, before, after string) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -12,11 +12,13 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// qnnCompile configures testdata/tools/qnn-compile, or a copy of it, with the libraries in a folder.
+// qnnCompile configures testdata/tools/qnn-compile, or a copy of it, with the libraries in a
+// folder.
 func qnnCompile(t *testing.T, tool, sdk string) string {
 	python := os.Getenv("EPCACHED_PYTHON")
 	if python == "" {
-		t.Skip("NOT TESTED WITH A REAL TOOL: EPCACHED_PYTHON is not set; testdata/fetch-python makes an environment")
+		t.Skip("NOT TESTED WITH A REAL TOOL: EPCACHED_PYTHON is not set; testdata/fetch-python " +
+			"makes an environment")
 	}
 	interpreter, err := filepath.EvalSymlinks(python)
 	require.NoError(t, err)
@@ -51,18 +53,26 @@ func TestVendorsOwnCompiler(t *testing.T) {
 	require.Contains(t, builds[0].EpVersion, "qnn-compile 1.0")
 	require.Equal(t, "hit", get(t, c, model, with(qnnProvider())).Outcome)
 
-	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()), func(r *wire.Acquire) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} })
+	_,
+		err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()),
+		func(
+			r *wire.Acquire) {
+			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}
+		})
 	require.ErrorIs(t, err, unixsock.ErrBadRequest, "what the tool cannot be told")
 	require.ErrorContains(t, err, "disable_quant_qdq")
 
 	require.NoError(t, os.WriteFile(tool, append(script, "# another version\n"...), 0o755))
 	judged := get(t, c, model, with(qnnProvider()))
 	require.Equal(t, made.Build, judged.Build)
-	require.Equal(t, "fingerprint", judged.CompatibilitySource, "judged, as what another library made")
-	require.NotEqual(t, made.Build, get(t, c, model, with(qnnProvider()), refresh).Build, "another tool makes other builds")
+	require.Equal(t, "fingerprint", judged.CompatibilitySource,
+		"judged, as what another library made")
+	require.NotEqual(t, made.Build, get(t, c, model, with(qnnProvider()), refresh).Build,
+		"another tool makes other builds")
 }
 
-// The same for a runtime without the EP's library: applications bring it, and nothing of it is asked for here.
+// The same for a runtime without the EP's library: applications bring it, and nothing of it is
+// asked for here.
 func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
 	sdk := runtimeFolder(t, qnn)
 	tool, err := filepath.Abs("../../testdata/tools/qnn-compile")
@@ -82,5 +92,6 @@ func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
 	require.Equal(t, "not checkable here", builds[0].LoadCheck)
 	_, err = tryGet(t, c, model, ask(map[string]string{"backend_path": "libQnnCpu.so"}))
 	require.ErrorIs(t, err, unixsock.ErrBadRequest)
-	require.ErrorContains(t, err, `option "backend_path" of QNNExecutionProvider: there is no library "libQnnCpu.so"`)
+	require.ErrorContains(t, err,
+		`option "backend_path" of QNNExecutionProvider: there is no library "libQnnCpu.so"`)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// underManager runs systemd's manager of user units in namespaces of its own, with the socket started.
-// It writes how often the service was restarted until there is a file "end".
+// underManager runs systemd's manager of user units in namespaces of its own, with the socket
+// started. It writes how often the service was restarted until there is a file "end".
 const underManager = `
 mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /run || exit 77
 mkdir -p /run/systemd/system /run/user; mkdir -m 700 /run/user/0
@@ -36,23 +36,28 @@ systemctl --user show -P KillMode epcached.service
 `
 
 // ofTheSystem are the fields that a user's manager, without privileges, cannot put into force.
-var ofTheSystem = regexp.MustCompile(`(?m)^(User|Group|StateDirectory\w*|Protect\w+|Private\w+|Restrict\w+|LockPersonality|` +
-	`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|IPAddressDeny|RemoveIPC|LimitNOFILE)=.*\n`)
+var ofTheSystem = regexp.MustCompile(
+	`(?m)^(User|Group|StateDirectory\w*|Protect\w+|Private\w+|Restrict\w+|LockPersonality|` +
+		`CapabilityBoundingSet|NoNewPrivileges|SystemCall\w+|MemoryDenyWriteExecute|IPAddressDeny|RemoveIPC|LimitNOFILE)=.*\n`)
 
 // installUnits installs the shipped units for a user whose home is a folder, with a shorter wait.
 func installUnits(t *testing.T, home string) {
 	t.Helper()
 	units := filepath.Join(home, "config", "systemd", "user")
 	require.NoError(t, os.MkdirAll(units, 0o755))
-	start := "ExecStart=" + filepath.Join(programs, "epcached") + " --config " + home + "/epcached.toml --state " + home + "/state"
+	start := "ExecStart=" + filepath.Join(programs, "epcached") + " --config " + home +
+		"/epcached.toml --state " + home + "/state"
 	for _, name := range []string{"epcached.service", "epcached.socket"} {
 		shipped, err := os.ReadFile(filepath.Join("..", "..", "systemd", name))
 		require.NoError(t, err)
 		text := ofTheSystem.ReplaceAllString(string(shipped), "")
-		text = strings.ReplaceAll(text, " epcached-worker.socket", "") // workers are children of a user's own daemon
+		// workers are children of a user's own daemon
+		text = strings.ReplaceAll(text, " epcached-worker.socket", "")
 		text = regexp.MustCompile(`(?m)^ExecStart=.*`).ReplaceAllLiteralString(text, start)
-		text = regexp.MustCompile(`(?m)^ListenStream=.*`).ReplaceAllLiteralString(text, "ListenStream="+home+"/s")
-		text = regexp.MustCompile(`(?m)^RestartSec=.*`).ReplaceAllLiteralString(text, "RestartSec=200ms")
+		text = regexp.MustCompile(`(?m)^ListenStream=.*`).
+			ReplaceAllLiteralString(text, "ListenStream="+home+"/s")
+		text = regexp.MustCompile(`(?m)^RestartSec=.*`).
+			ReplaceAllLiteralString(text, "RestartSec=200ms")
 		require.NoError(t, os.WriteFile(filepath.Join(units, name), []byte(text), 0o644))
 	}
 }
@@ -65,7 +70,8 @@ func TestUnitsSurviveAMistakeInTheConfiguration(t *testing.T) {
 	require.NoError(t, os.WriteFile(config, []byte("nonsense = 1\n"), 0o644))
 
 	var out bytes.Buffer
-	manager := exec.Command("unshare", "--map-root-user", "--mount", "--cgroup", "--pid", "--fork", "--mount-proc", "sh", "-c", underManager)
+	manager := exec.Command("unshare", "--map-root-user", "--mount", "--cgroup", "--pid", "--fork",
+		"--mount-proc", "sh", "-c", underManager)
 	manager.Env = append(os.Environ(), "HOME="+home)
 	manager.Stdout, manager.Stderr = &out, &out
 	require.NoError(t, manager.Start())

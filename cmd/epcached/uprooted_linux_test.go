@@ -17,7 +17,9 @@ import (
 // begunAgain waits until the daemon has begun again so often.
 func (d *epcached) begunAgain(times int) {
 	d.Helper()
-	require.Eventually(d, func() bool { return strings.Count(d.log.String(), "msg=ready") == 1+times }, patience, pollEvery)
+	require.Eventually(d,
+		func() bool { return strings.Count(d.log.String(), "msg=ready") == 1+times }, patience,
+		pollEvery)
 	require.True(d, d.running())
 }
 
@@ -38,7 +40,8 @@ func TestRemovedStateDirectoryIsRecreated(t *testing.T) {
 		d.begunAgain(i + 1)
 		c := d.dial()
 		outcome := get(t, c, model).Outcome
-		require.Contains(t, []string{"compiled", "hit"}, outcome, "what was compiled meanwhile may be kept already")
+		require.Contains(t, []string{"compiled", "hit"}, outcome,
+			"what was compiled meanwhile may be kept already")
 		require.Equal(t, "hit", get(t, c, model).Outcome)
 		reply, err := unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil)
 		require.NoError(t, err)
@@ -75,8 +78,9 @@ func TestASocketOfSystemdOutlivesTheStateFolder(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, d.pid(), reply.GetPid())
 		require.NoError(t, os.RemoveAll(d.state))
-		_, _ = unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil) // it may begin again before it has answered
-		_ = c.Close()                                                             // likewise
+		// it may begin again before it has answered
+		_, _ = unixsock.Ask[wire.DoctorReply](limited(t), c, &wire.Doctor{}, nil)
+		_ = c.Close() // likewise
 		d.begunAgain(i + 1)
 	}
 	d.stop()
@@ -105,5 +109,6 @@ func TestAutostartedDaemonRecreatesDirectoryAndLog(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, before.GetPid(), after.GetPid())
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "idle for 5s") }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "idle for 5s") },
+		patience, pollEvery)
 }

@@ -21,7 +21,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Vendor code that does what vendor code does, in the place of QNN's library beside a real ONNX Runtime.
+// Vendor code that does what vendor code does, in the place of QNN's library beside a real ONNX
+// Runtime.
 const (
 	crashes = `#include <signal.h>
 		void *CreateEpFactories(void) { raise(SIGSEGV); return 0; }
@@ -61,7 +62,8 @@ func faultyRuntime(t *testing.T, of string, make func(path string)) string {
 	real, err := compilers.Find(of)
 	require.NoError(t, err)
 	dir := t.TempDir()
-	require.NoError(t, os.Symlink(real.ORTLibrary, filepath.Join(dir, filepath.Base(real.ORTLibrary))))
+	require.NoError(t,
+		os.Symlink(real.ORTLibrary, filepath.Join(dir, filepath.Base(real.ORTLibrary))))
 	make(filepath.Join(dir, "libonnxruntime_providers_qnn.so"))
 	return dir
 }
@@ -71,7 +73,8 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 	s := newSite(t, real)
 	r := newRefusals(t, s)
 	hurried := newSite(t, real)
-	hurried.config = unmeasured + "[limits]\nwall_seconds = 4\n" // for what hangs: a busy machine takes as long for the others
+	// for what hangs: a busy machine takes as long for the others
+	hurried.config = unmeasured + "[limits]\nwall_seconds = 4\n"
 	fromC := func(source string) func(*testing.T) string {
 		return func(t *testing.T) string {
 			return faultyRuntime(t, real, func(path string) { vendorLibrary(t, path, source) })
@@ -79,16 +82,19 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 	}
 	ofBytes := func(text string) func(*testing.T) string {
 		return func(t *testing.T) string {
-			return faultyRuntime(t, real, func(path string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o755)) })
+			return faultyRuntime(t, real,
+				func(path string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o755)) })
 		}
 	}
 	cases := map[string]struct {
 		runtime func(*testing.T) string
 		says    []string
 	}{
-		"text":                   {ofBytes("no library"), []string{"libonnxruntime_providers_qnn.so"}},
-		"empty":                  {ofBytes(""), []string{"libonnxruntime_providers_qnn.so"}},
-		"an ELF header only":     {ofBytes("\x7fELF\x02\x01\x01"), []string{"libonnxruntime_providers_qnn.so"}},
+		"text": {ofBytes("no library"),
+			[]string{"libonnxruntime_providers_qnn.so"}},
+		"empty": {ofBytes(""), []string{"libonnxruntime_providers_qnn.so"}},
+		"an ELF header only": {ofBytes("\x7fELF\x02\x01\x01"),
+			[]string{"libonnxruntime_providers_qnn.so"}},
 		"no entry points":        {fromC(lacksSymbols), []string{"CreateEpFactories"}},
 		"SIGSEGV":                {fromC(crashes), []string{"segmentation fault"}},
 		"SIGSEGV when loaded":    {fromC(crashesAtLoad), []string{"segmentation fault"}},
@@ -147,8 +153,9 @@ func TestCompilerCrash(t *testing.T) {
 	require.Equal(t, "compiled", get(t, r.client, path, refresh).Outcome, "a crash is not for ever")
 }
 
-// strike sends the signal to the first workers that are seen with the vendor's libraries in them. In between looks a worker
-// runs for a moment only, so that it cannot finish on a machine that is busy with something else.
+// strike sends the signal to the first workers that are seen with the vendor's libraries in them.
+// In between looks a worker runs for a moment only, so that it cannot finish on a machine that is
+// busy with something else.
 func (d *epcached) strike(times int, signal syscall.Signal, ended <-chan struct{}) {
 	dead := make(map[int]bool)
 	for len(dead) < times {

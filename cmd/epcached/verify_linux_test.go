@@ -45,18 +45,23 @@ func endless() []byte {
 	flag, count := tinymodel.Value{Name: "on", Type: 9}, tinymodel.Value{Name: "i", Type: 7}
 	in, out, on := state, state, flag
 	in.Name, out.Name, on.Name = "in", "out", "still"
-	m.Initializers = append(m.Initializers, tinymodel.Tensor{Name: "always", Type: 9, Raw: []byte{1}},
-		tinymodel.Tensor{Name: "times", Type: 7, Raw: binary.LittleEndian.AppendUint64(nil, math.MaxInt64)})
-	m.Nodes = append(m.Nodes, tinymodel.Node{Op: "Loop", Inputs: []string{"times", "always", state.Name},
-		Outputs: []string{"end"}, Attributes: map[string]any{"body": tinymodel.Model{
-			Nodes: []tinymodel.Node{{Op: "Identity", Inputs: []string{flag.Name}, Outputs: []string{on.Name}},
-				{Op: "Sin", Inputs: []string{in.Name}, Outputs: []string{out.Name}}},
-			Inputs: []tinymodel.Value{count, flag, in}, Outputs: []tinymodel.Value{on, out}}}})
+	m.Initializers = append(m.Initializers,
+		tinymodel.Tensor{Name: "always", Type: 9, Raw: []byte{1}},
+		tinymodel.Tensor{Name: "times", Type: 7,
+			Raw: binary.LittleEndian.AppendUint64(nil, math.MaxInt64)})
+	m.Nodes = append(m.Nodes,
+		tinymodel.Node{Op: "Loop", Inputs: []string{"times", "always", state.Name},
+			Outputs: []string{"end"}, Attributes: map[string]any{"body": tinymodel.Model{
+				Nodes: []tinymodel.Node{{Op: "Identity", Inputs: []string{flag.Name},
+					Outputs: []string{on.Name}},
+					{Op: "Sin", Inputs: []string{in.Name}, Outputs: []string{out.Name}}},
+				Inputs: []tinymodel.Value{count, flag, in}, Outputs: []tinymodel.Value{on, out}}}})
 	m.Outputs = []tinymodel.Value{{Name: "end", Type: state.Type, Shape: state.Shape}}
 	return m.Encode()
 }
 
-// A model that never ends holds a slot for the limit of comparisons alone, and is served as not verified.
+// A model that never ends holds a slot for the limit of comparisons alone, and is served as not
+// verified.
 func TestEndlessModelIsServedAsNotVerified(t *testing.T) {
 	s := newSite(t, runtimeFolder(t, openVINO))
 	s.config += "[limits]\nverify_seconds = 0.5\n"
@@ -67,7 +72,9 @@ func TestEndlessModelIsServedAsNotVerified(t *testing.T) {
 	a := get(t, d.dial(), path, verify)
 	require.Equal(t, "compiled", a.Outcome)
 	require.Len(t, a.Warnings, 1)
-	require.Contains(t, a.Warnings[0], "output not verified, not checkable here: it ended at a limit of [limits]: time limit reached: 500ms (verify_seconds)")
-	require.Equal(t, "hit", get(t, d.dial(), path, verify).Outcome, "and not compared again at once")
+	require.Contains(t, a.Warnings[0], "output not verified, not checkable here: it ended at a "+
+		"limit of [limits]: time limit reached: 500ms (verify_seconds)")
+	require.Equal(t, "hit", get(t, d.dial(), path, verify).Outcome,
+		"and not compared again at once")
 	require.Zero(t, d.list()[0].VerifiedOutput)
 }

@@ -19,8 +19,9 @@ import (
 )
 
 // underSystemd runs a system's systemd, as process 1 of namespaces of its own, on this system's
-// files, with what the directory "installed" adds, and the test's directory at /test. The runtime is at /opt/runtime.
-// It writes what users there are and how the units end into the test's directory.
+// files, with what the directory "installed" adds, and the test's directory at /test. The runtime
+// is at /opt/runtime. It writes what users there are and how the units end into the test's
+// directory.
 const underSystemd = `
 mount -t tmpfs none $HOME/over && mkdir $HOME/over/root $HOME/over/work || exit 77
 cp -r $HOME/installed $HOME/over/upper

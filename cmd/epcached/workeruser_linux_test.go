@@ -34,11 +34,15 @@ func TestWorkerUserThatCannotWork(t *testing.T) {
 		worker string
 		says   string
 	}{
-		"state":      {config.Settings{State: filepath.Join(closed, "state")}, worker, `cannot pass "` + closed + `"`},
-		"runtime":    {config.Settings{State: open, Runtimes: []config.Runtime{{ORTLibrary: filepath.Join(closed, "lib.so")}}}, worker, `cannot pass "` + closed + `"`},
+		"state": {config.Settings{State: filepath.Join(closed, "state")}, worker,
+			`cannot pass "` + closed + `"`},
+		"runtime": {config.Settings{State: open,
+			Runtimes: []config.Runtime{{ORTLibrary: filepath.Join(closed, "lib.so")}}}, worker,
+			`cannot pass "` + closed + `"`},
 		"program":    {config.Settings{State: open}, private, "cannot run"},
 		"root group": {config.Settings{State: open, WorkerUser: "65534:0"}, worker, "root's group"},
-		"nobody":     {config.Settings{State: open, WorkerUser: "no-such-user"}, worker, "unknown user"},
+		"nobody": {config.Settings{State: open, WorkerUser: "no-such-user"}, worker,
+			"unknown user"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.s.WorkerUser == "" {
@@ -54,7 +58,8 @@ func TestWorkerUserThatCannotWork(t *testing.T) {
 	require.EqualValues(t, 65534, user.UID)
 }
 
-// A daemon of root compiles as another user, serves what came of it, and tells what keeps that user from doing harm.
+// A daemon of root compiles as another user, serves what came of it, and tells what keeps that user
+// from doing harm.
 func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root can start processes of another user")

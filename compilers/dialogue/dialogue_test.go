@@ -14,7 +14,8 @@ import (
 )
 
 func TestRequestArrives(t *testing.T) {
-	sent := dialogue.Request{Do: dialogue.Compile, Model: "/a\nb.onnx", EPs: []dialogue.EP{{Name: "X", Options: map[string]string{"k": "ü\x00"}}}}
+	sent := dialogue.Request{Do: dialogue.Compile, Model: "/a\nb.onnx",
+		EPs: []dialogue.EP{{Name: "X", Options: map[string]string{"k": "ü\x00"}}}}
 	var pipe bytes.Buffer
 	require.NoError(t, dialogue.WriteRequest(&pipe, sent))
 	got, err := dialogue.ReadRequest(bufio.NewReader(&pipe))
@@ -27,7 +28,8 @@ func TestRequestArrives(t *testing.T) {
 func TestPythonSpeaksThisVersion(t *testing.T) {
 	source, err := os.ReadFile("../../clients/python/epcache/_worker.py")
 	require.NoError(t, err)
-	require.Contains(t, string(source), fmt.Sprintf("\nVERSION = %d  # of the dialogue\n", dialogue.Version))
+	require.Contains(t, string(source),
+		fmt.Sprintf("\nVERSION = %d  # of the dialogue\n", dialogue.Version))
 }
 
 func TestRequestIsRefused(t *testing.T) {
@@ -41,13 +43,17 @@ func TestRequestIsRefused(t *testing.T) {
 			require.ErrorIs(t, err, dialogue.ErrMalformed)
 		})
 	}
-	_, err := dialogue.ReadRequest(bufio.NewReader(strings.NewReader(fmt.Sprintf(`{"Version":%d}`, dialogue.Version)))) // no line feed: cut off
+	// no line feed: cut off
+	_,
+		err := dialogue.ReadRequest(
+		bufio.NewReader(strings.NewReader(fmt.Sprintf(`{"Version":%d}`, dialogue.Version))))
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
 
 func TestTheWorkerIsToldToGoOn(t *testing.T) {
 	var pipe bytes.Buffer
-	require.NoError(t, dialogue.WriteRequest(&pipe, dialogue.Request{Do: dialogue.Compile, Waits: true}))
+	require.NoError(t,
+		dialogue.WriteRequest(&pipe, dialogue.Request{Do: dialogue.Compile, Waits: true}))
 	require.NoError(t, dialogue.WriteGo(&pipe))
 	lines := bufio.NewReader(&pipe)
 	got, err := dialogue.ReadRequest(lines)
@@ -55,7 +61,8 @@ func TestTheWorkerIsToldToGoOn(t *testing.T) {
 	require.True(t, got.Waits)
 	require.NoError(t, dialogue.ReadGo(lines))
 	require.ErrorIs(t, dialogue.ReadGo(lines), io.ErrUnexpectedEOF, "the caller gave up")
-	require.ErrorIs(t, dialogue.ReadGo(bufio.NewReader(strings.NewReader("{}\n"))), dialogue.ErrMalformed)
+	require.ErrorIs(t, dialogue.ReadGo(bufio.NewReader(strings.NewReader("{}\n"))),
+		dialogue.ErrMalformed)
 }
 
 func TestEventsEndWithTheAnswer(t *testing.T) {

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSlotsAgreeWithTheHeader lets a C compiler say where each function stands in the public header.
+// TestSlotsAgreeWithTheHeader lets a C compiler say where each function stands in the public
+// header.
 func TestSlotsAgreeWithTheHeader(t *testing.T) {
 	headers := headerFolder(t)
 	cc, err := exec.LookPath("cc")
@@ -19,9 +20,11 @@ func TestSlotsAgreeWithTheHeader(t *testing.T) {
 		t.Skip("no C compiler")
 	}
 	var program strings.Builder
-	program.WriteString("#include <stddef.h>\n#include <stdio.h>\n#include \"onnxruntime_c_api.h\"\nint main(void) {\n")
+	program.WriteString("#include <stddef.h>\n#include <stdio.h>\n#include " +
+		"\"onnxruntime_c_api.h\"\nint main(void) {\n")
 	for _, f := range declared {
-		fmt.Fprintf(&program, "printf(\"%%zu\\n\", offsetof(%s, %s) / sizeof(void *));\n", f.table, f.field)
+		fmt.Fprintf(&program, "printf(\"%%zu\\n\", offsetof(%s, %s) / sizeof(void *));\n", f.table,
+			f.field)
 	}
 	program.WriteString("return 0; }\n")
 	source, binary := filepath.Join(t.TempDir(), "slots.c"), filepath.Join(t.TempDir(), "slots")
@@ -37,7 +40,8 @@ func TestSlotsAgreeWithTheHeader(t *testing.T) {
 	}
 }
 
-// headerFolder looks for the headers where Go keeps the module that ships them. It fetches nothing: testdata/ep/headers does.
+// headerFolder looks for the headers where Go keeps the module that ships them. It fetches nothing:
+// testdata/ep/headers does.
 func headerFolder(t *testing.T) string {
 	out, err := exec.Command("go", "env", "GOMODCACHE").Output()
 	require.NoError(t, err)

@@ -17,19 +17,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// library finds a libonnxruntime among the runtimes that tests may use. This package may not import compilers/compilertest, which is about workers.
+// library finds a libonnxruntime among the runtimes that tests may use. This package may not import
+// compilers/compilertest, which is about workers.
 func library(t *testing.T) string {
 	dir := os.Getenv("EPCACHED_RUNTIMES")
-	found, err := filepath.Glob(filepath.Join(dir, "*", "onnxruntime", "capi", "libonnxruntime.so.*"))
+	found,
+		err := filepath.Glob(filepath.Join(dir, "*", "onnxruntime", "capi", "libonnxruntime.so.*"))
 	require.NoError(t, err)
 	if dir == "" || len(found) == 0 {
-		t.Skip("NOT TESTED WITH A REAL ONNX RUNTIME: EPCACHED_RUNTIMES is not set, or holds none; testdata/fetch-runtimes makes it")
+		t.Skip("NOT TESTED WITH A REAL ONNX RUNTIME: EPCACHED_RUNTIMES is not set, or holds " +
+			"none; testdata/fetch-runtimes makes it")
 	}
 	return found[0]
 }
 
-// TestCallsUnderGarbageCollection calls from several goroutines while the collector runs all the time: a Go pointer that is not pinned for the
-// whole of a call shows up here. It uses ONNX Runtime's own CPU EP, for vendor code in the test's process would make it fragile.
+// TestCallsUnderGarbageCollection calls from several goroutines while the collector runs all the
+// time: a Go pointer that is not pinned for the whole of a call shows up here. It uses ONNX
+// Runtime's own CPU EP, for vendor code in the test's process would make it fragile.
 func TestCallsUnderGarbageCollection(t *testing.T) {
 	api, err := Open(library(t))
 	require.NoError(t, err)

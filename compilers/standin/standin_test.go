@@ -32,19 +32,37 @@ func TestFaults(t *testing.T) {
 	c.Limits = compilers.Limits{Wall: 50 * time.Millisecond, Output: 1 << 20}
 	r := runtime(t, "1.0")
 	for fault, check := range map[standin.Fault]func(error){
-		standin.Hang:     func(err error) { require.ErrorIs(t, err, compilers.ErrTimeout) },
-		standin.Crash:    func(err error) { var e *compilers.ExitError; require.ErrorAs(t, err, &e) },
-		standin.Killed:   func(err error) { var e *compilers.ExitError; require.ErrorAs(t, err, &e) },
-		standin.Refuse:   func(err error) { var e *compilers.RefusedError; require.ErrorAs(t, err, &e) },
+		standin.Hang: func(err error) { require.ErrorIs(t, err, compilers.ErrTimeout) },
+		standin.Crash: func(err error) {
+			var e *compilers.ExitError
+			require.ErrorAs(t, err,
+				&e)
+		},
+		standin.Killed: func(err error) {
+			var e *compilers.ExitError
+			require.ErrorAs(t, err,
+				&e)
+		},
+		standin.Refuse: func(err error) {
+			var e *compilers.RefusedError
+			require.ErrorAs(t, err,
+				&e)
+		},
 		standin.Huge:     func(err error) { require.ErrorIs(t, err, compilers.ErrOutput) },
 		standin.Links:    func(err error) { require.ErrorIs(t, err, compilers.ErrOutput) },
 		standin.NoOutput: func(err error) { require.ErrorIs(t, err, compilers.ErrOutput) },
 		standin.Garbage:  func(err error) { require.Error(t, err) },
-		standin.NoNodes:  func(err error) { var e *compilers.NoNodesError; require.ErrorAs(t, err, &e) },
-		"unheard of":     func(err error) { require.ErrorIs(t, err, compilers.ErrOption) },
+		standin.NoNodes: func(err error) {
+			var e *compilers.NoNodesError
+			require.ErrorAs(t, err,
+				&e)
+		},
+		"unheard of": func(err error) { require.ErrorIs(t, err, compilers.ErrOption) },
 		// These pass the compiler and are for the cache's own validation to find.
-		standin.Slow: func(err error) { require.NoError(t, err) }, standin.Missing: func(err error) { require.NoError(t, err) },
-		standin.Escape: func(err error) { require.NoError(t, err) }, standin.Residue: func(err error) { require.NoError(t, err) },
+		standin.Slow:     func(err error) { require.NoError(t, err) },
+		standin.Missing:  func(err error) { require.NoError(t, err) },
+		standin.Escape:   func(err error) { require.NoError(t, err) },
+		standin.Residue:  func(err error) { require.NoError(t, err) },
 		standin.Mutilate: func(err error) { require.NoError(t, err) },
 	} {
 		t.Run(string(fault), func(t *testing.T) {
@@ -57,10 +75,13 @@ func TestFaults(t *testing.T) {
 func TestUpdateOfTheSDK(t *testing.T) {
 	c := standin.New()
 	ep := compilers.EP{Name: standin.EP}
-	strings := []string{"standin:1.0:sim-1", "standin:1.1:sim-1", "standin:2.0:sim-1", "standin:1.0:sim-2", "else"}
+	strings := []string{"standin:1.0:sim-1", "standin:1.1:sim-1", "standin:2.0:sim-1",
+		"standin:1.0:sim-2", "else"}
 	verdicts, err := c.Compatibility(t.Context(), runtime(t, "1.0"), ep, strings)
 	require.NoError(t, err)
-	require.Equal(t, []compilers.Verdict{compilers.Optimal, compilers.PreferRecompilation, compilers.Unsupported, compilers.Unsupported, compilers.Unknown}, verdicts)
+	require.Equal(t,
+		[]compilers.Verdict{compilers.Optimal, compilers.PreferRecompilation, compilers.Unsupported,
+			compilers.Unsupported, compilers.Unknown}, verdicts)
 	verdicts, err = c.Compatibility(t.Context(), runtime(t, "2.0"), ep, strings[:1])
 	require.NoError(t, err)
 	require.Equal(t, []compilers.Verdict{compilers.Unsupported}, verdicts)

@@ -9,7 +9,8 @@ import (
 )
 
 func TestAnErrorTellsObjectAndCause(t *testing.T) {
-	e := New(NotFound, fs.ErrNotExist, "model %q", "m.onnx").WithHint("name %s", "another").WithFact("file", "m.onnx").WithFact("offset", "7")
+	e := New(NotFound, fs.ErrNotExist, "model %q", "m.onnx").WithHint("name %s", "another").
+		WithFact("file", "m.onnx").WithFact("offset", "7")
 	require.EqualError(t, e, `model "m.onnx": file does not exist`)
 	require.Equal(t, "name another", e.Hint)
 	require.Equal(t, map[string]string{"file": "m.onnx", "offset": "7"}, e.Facts)

@@ -8,8 +8,10 @@ import (
 
 func TestAmounts(t *testing.T) {
 	for text, want := range map[string]Amount{
-		"": {}, "1": {Bytes: 1}, "4096": {Bytes: 4096}, "1.5KiB": {Bytes: 1536}, "2 MiB": {Bytes: 2 << 20}, "20GiB": {Bytes: 20 << 30},
-		"1TiB": {Bytes: 1 << 40}, "15%": {Percent: 15}, "0.5%": {Percent: 0.5}, "100%": {Percent: 100},
+		"": {}, "1": {Bytes: 1}, "4096": {Bytes: 4096}, "1.5KiB": {Bytes: 1536},
+		"2 MiB": {Bytes: 2 << 20}, "20GiB": {Bytes: 20 << 30},
+		"1TiB": {Bytes: 1 << 40}, "15%": {Percent: 15}, "0.5%": {Percent: 0.5},
+		"100%": {Percent: 100},
 	} {
 		got, err := ParseAmount(text)
 		require.NoError(t, err, text)

@@ -26,70 +26,138 @@ func load(t *testing.T, text string) (*Settings, string, error) {
 
 func TestWrongValues(t *testing.T) {
 	cases := map[string]struct{ text, says string }{
-		"unknown field":              {"state = \"/x\"\njob = 3\n", `:2:1: unknown field "job"; is it "jobs"?`},
-		"unknown field, no guess":    {"frobnicate = 3\n", `:1:1: unknown field "frobnicate"`},
-		"unknown table":              {"\n[polcy]\nunknown = \"serve\"\n", `:2:2: unknown field "polcy"; is it "policy"?`},
-		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n", `:3:1: unknown field "runtime[1].path"`},
-		"in the second runtime":      {"[[runtime]]\ndirectory = \"/x\"\n[[runtime]]\n  directory = 5\n", `:4:3: field "runtime[2].directory": it is a whole number`},
-		"runtime in a line":          {"runtime = [{directory = \"/x\"},\n {directory = true}]\n", `:2:3: field "runtime[2].directory": it is true or false`},
-		"runtime that is a table":    {"[runtime]\ndirectory = \"/x\"\n", `:1:2: field "runtime": it is a table and must be an array`},
-		"no TOML":                    {"jobs = 2\nwhat is this\n", `:2:6: expected '='`},
-		"twice":                      {"jobs = 1\njobs = 2\n", `:2:`},
-		"log level that is no text":  {"\nlog_level = 4\n", `:2:1: field "log_level": it is a whole number and must be a text`},
-		"log level":                  {"log_level = \"loud\"\n", `:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
-		"negative time":              {"[limits]\nwall_seconds = -5\n", `:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
-		"no number":                  {"[limits]\nwall_seconds = nan\n", `:2:1: field "limits.wall_seconds": NaN is not`},
-		"less than nice":             {"[limits]\nnice = 20\n", `:2:1: field "limits.nice": 20 is not 0 to 19`},
-		"user of the worker":         {"worker_user = \"a b\"\n", `:1:1: field "worker_user": "a b" is no user`},
-		"user of the worker by uid":  {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number and must be a text in quotes: write worker_user = "990"`},
-		"what may be read":           {"[sandbox]\nread = \"/x\"\n", `:2:1: field "sandbox.read": it is a text and must be an array`},
-		"what may be written":        {"[sandbox]\nwrite = [\"\"]\n", `:2:10: field "sandbox.write[1]": it is empty`},
-		"part of a job":              {"jobs = 1.5\n", `:1:1: field "jobs": it is a number and must be a whole number`},
-		"user by name":               {"administrators = [0,\n  \"root\"]\n", `:2:3: field "administrators[2]": it is a text and must be a whole number`},
-		"nobody's user id":           {"trusted_reporters = [4294967295]\n", `:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
-		"no quorum":                  {"report_quorum = 0\n", `:1:1: field "report_quorum": 0 is not 1 to`},
-		"no quiet":                   {"quiet_seconds = 0\n", `:1:1: field "quiet_seconds": 0 is not 0.01 to 3600`},
-		"rules in a text":            {"rules = \"/x\"\n", `:1:1: field "rules": it is a text and must be an array`},
-		"empty rule":                 {"rules = [\"/x\", \"\"]\n", `:1:16: field "rules[2]": it is empty`},
-		"keep source":                {"keep_source = true\n", `:1:1: field "keep_source": it is true or false`},
-		"option without EP":          {"allow_options = [\"num_streams\"]\n", `:1:18: field "allow_options[1]": "num_streams" is not EP/option`},
-		"runtime of nothing":         {"[[runtime]]\n", `:1:3: field "runtime[1]": give either directory, or ort_library`},
-		"runtime of both":            {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", `:1:3: field "runtime[1]": give either`},
-		"libraries beside a folder":  {"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n", `:3:1: field "runtime[1].ep_libraries": `},
-		"runtime without EP":         {"[[runtime]]\nort_library = \"/y\"\n", `:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
-		"driver of nobody known":     {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n", `:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
-		"driver from nowhere":        {"[[driver]]\nep = \"QNNExecutionProvider\"\n", `:1:3: field "driver[1]": give one of file, module and command`},
-		"driver from two places":     {"[[driver]]\nep = \"QNNExecutionProvider\"\nfile = \"/x\"\nmodule = \"y\"\n", `:1:3: field "driver[1]": give one of`},
-		"module that is a path":      {"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n", `:3:1: field "driver[1].module": "../x" is no name`},
-		"command of nothing":         {"[[driver]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "driver[1].command": it names no program`},
-		"compiler of nothing":        {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "compiler[1].command": it names no program`},
-		"compiler without a model":   {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{output}\"]\n", `:3:1: field "compiler[1].command": its arguments need {model}`},
-		"unknown placeholder":        {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{out}\"]\n", `:3:1: field "compiler[1].command": "{out}": there is no placeholder "{out}"`},
-		"compiler for nobody known":  {"[[compiler]]\nep = \"qnn\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n", `:2:1: field "compiler[1].ep": there is no field and no execution provider "qnn"`},
-		"two compilers for one": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n" +
-			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", \"{output}\"]\n", `:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
-		"budget as a number":          {"[space]\nbudget = 100000000\n", `:2:1: field "space.budget": it is a whole number and must be a text in quotes: write budget = "100000000"`},
-		"budget without a unit":       {"[space]\nbudget = \"20\"\n", `:2:1: field "space.budget": "20" is less than 64KiB`},
-		"quota without a unit":        {"[space]\nuser_bytes = \"20\"\n", `:2:1: field "space.user_bytes": "20" is less than 64KiB`},
-		"floor of everything":         {"[space]\nfree_floor = \"100%\"\n", `:2:1: field "space.free_floor": "100%" would keep nothing`},
-		"unknown verdict":             {"[policy]\nunknown = \"guess\"\n", `:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
-		"age":                         {"[policy]\nmax_age = \"90 days\"\n", `:2:1: field "policy.max_age": "90 days" is no duration`},
-		"age as a number":             {"[policy]\nmax_age = 90\n", `:2:1: field "policy.max_age": it is a whole number and must be a text`},
-		"negative seconds":            {"[policy]\nmin_compile_seconds = -0.5\n", `:2:1: field "policy.min_compile_seconds": -0.5 is not 0 to`},
-		"unknown field of an EP":      {"[policy.QNNExecutionProvider]\nmax_ages = \"1d\"\n", `:2:1: unknown field "policy.QNNExecutionProvider.max_ages"; is it "max_age"?`},
-		"misspelled EP":               {"[policy.QNNExecutionProvide]\nmax_age = \"1d\"\n", `:1:9: field "policy.QNNExecutionProvide": there is no execution provider "QNNExecutionProvide"; is it "QNNExecutionProvider"?`},
-		"EP in other letters":         {"[policy.OpenvinoExecutionProvider]\n", `is it "OpenVINOExecutionProvider"?`},
-		"policy of something else":    {"[policy.npu]\n", `:1:9: field "policy.npu": there is no field and no execution provider "npu"`},
-		"policy that is none":         {"policy = 5\n", `:1:1: field "policy": it is a whole number and must be a table`},
-		"share of more than there is": {"[rebuild]\ncpu_share = 1.5\n", `:2:1: field "rebuild.cpu_share": 1.5 is not 0.01 to 1`},
-		"window":                      {"[rebuild]\nwindow = \"22-6\"\n", `:2:1: field "rebuild.window": "22-6" is no span of a day`},
-		"window of no length":         {"[rebuild]\nwindow = \"06:00-06:00\"\n", `:2:1: field "rebuild.window": "06:00-06:00" has no length`},
-		"hour 25":                     {"[rebuild]\nwindow = \"25:00-06:00\"\n", `:2:1: field "rebuild.window"`},
-		"no pause":                    {"[failures]\ncrash = \"0s\"\n", `:2:1: field "failures.crash": "0s" is not 1s to 365d`},
-		"pause that is none":          {"[failures]\nlimit = \"soon\"\n", `:2:1: field "failures.limit": "soon" is no duration`},
-		"empty pause":                 {"[failures]\nrefused = \"\"\n", `:2:1: field "failures.refused": "" is no duration`},
-		"idle for an instant":         {"idle_exit = \"soon\"\n", `:1:1: field "idle_exit": "soon" is no duration`},
-		"a time for a text":           {"state = 2026-11-21\n", `:1:1: field "state": it is a time`},
+		"unknown field": {"state = \"/x\"\njob = 3\n",
+			`:2:1: unknown field "job"; is it "jobs"?`},
+		"unknown field, no guess": {"frobnicate = 3\n", `:1:1: unknown field "frobnicate"`},
+		"unknown table": {"\n[polcy]\nunknown = \"serve\"\n",
+			`:2:2: unknown field "polcy"; is it "policy"?`},
+		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n",
+			`:3:1: unknown field "runtime[1].path"`},
+		"in the second runtime": {
+			"[[runtime]]\ndirectory = \"/x\"\n[[runtime]]\n  directory = 5\n",
+			`:4:3: field "runtime[2].directory": it is a whole number`},
+		"runtime in a line": {"runtime = [{directory = \"/x\"},\n {directory = true}]\n",
+			`:2:3: field "runtime[2].directory": it is true or false`},
+		"runtime that is a table": {"[runtime]\ndirectory = \"/x\"\n",
+			`:1:2: field "runtime": it is a table and must be an array`},
+		"no TOML": {"jobs = 2\nwhat is this\n", `:2:6: expected '='`},
+		"twice":   {"jobs = 1\njobs = 2\n", `:2:`},
+		"log level that is no text": {"\nlog_level = 4\n",
+			`:2:1: field "log_level": it is a whole number and must be a text`},
+		"log level": {"log_level = \"loud\"\n",
+			`:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
+		"negative time": {"[limits]\nwall_seconds = -5\n",
+			`:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
+		"no number": {"[limits]\nwall_seconds = nan\n",
+			`:2:1: field "limits.wall_seconds": NaN is not`},
+		"less than nice": {"[limits]\nnice = 20\n",
+			`:2:1: field "limits.nice": 20 is not 0 to 19`},
+		"user of the worker": {"worker_user = \"a b\"\n",
+			`:1:1: field "worker_user": "a b" is no user`},
+		"user of the worker by uid": {"worker_user = 990\n",
+			`:1:1: field "worker_user": it is a whole number and must be a text in quotes: write worker_user = "990"`},
+		"what may be read": {"[sandbox]\nread = \"/x\"\n",
+			`:2:1: field "sandbox.read": it is a text and must be an array`},
+		"what may be written": {"[sandbox]\nwrite = [\"\"]\n",
+			`:2:10: field "sandbox.write[1]": it is empty`},
+		"part of a job": {"jobs = 1.5\n",
+			`:1:1: field "jobs": it is a number and must be a whole number`},
+		"user by name": {"administrators = [0,\n  \"root\"]\n",
+			`:2:3: field "administrators[2]": it is a text and must be a whole number`},
+		"nobody's user id": {"trusted_reporters = [4294967295]\n",
+			`:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
+		"no quorum": {"report_quorum = 0\n",
+			`:1:1: field "report_quorum": 0 is not 1 to`},
+		"no quiet": {"quiet_seconds = 0\n",
+			`:1:1: field "quiet_seconds": 0 is not 0.01 to 3600`},
+		"rules in a text": {"rules = \"/x\"\n",
+			`:1:1: field "rules": it is a text and must be an array`},
+		"empty rule": {"rules = [\"/x\", \"\"]\n",
+			`:1:16: field "rules[2]": it is empty`},
+		"keep source": {"keep_source = true\n",
+			`:1:1: field "keep_source": it is true or false`},
+		"option without EP": {"allow_options = [\"num_streams\"]\n",
+			`:1:18: field "allow_options[1]": "num_streams" is not EP/option`},
+		"runtime of nothing": {"[[runtime]]\n",
+			`:1:3: field "runtime[1]": give either directory, or ort_library`},
+		"runtime of both": {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n",
+			`:1:3: field "runtime[1]": give either`},
+		"libraries beside a folder": {
+			"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n",
+			`:3:1: field "runtime[1].ep_libraries": `},
+		"runtime without EP": {"[[runtime]]\nort_library = \"/y\"\n",
+			`:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
+		"driver of nobody known": {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n",
+			`:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
+		"driver from nowhere": {"[[driver]]\nep = \"QNNExecutionProvider\"\n",
+			`:1:3: field "driver[1]": give one of file, module and command`},
+		"driver from two places": {
+			"[[driver]]\nep = \"QNNExecutionProvider\"\nfile = \"/x\"\nmodule = \"y\"\n",
+			`:1:3: field "driver[1]": give one of`},
+		"module that is a path": {
+			"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n",
+			`:3:1: field "driver[1].module": "../x" is no name`},
+		"command of nothing": {"[[driver]]\nep = \"QNNExecutionProvider\"\ncommand = []\n",
+			`:3:1: field "driver[1].command": it names no program`},
+		"compiler of nothing": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = []\n",
+			`:3:1: field "compiler[1].command": it names no program`},
+		"compiler without a model": {
+			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{output}\"]\n",
+			`:3:1: field "compiler[1].command": its arguments need {model}`},
+		"unknown placeholder": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = " +
+			"[\"/c\", \"{model}\", \"{out}\"]\n",
+			`:3:1: field "compiler[1].command": "{out}": there is no placeholder "{out}"`},
+		"compiler for nobody known": {
+			"[[compiler]]\nep = \"qnn\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n",
+			`:2:1: field "compiler[1].ep": there is no field and no execution provider "qnn"`},
+		"two compilers for one": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = " +
+			"[\"/c\", \"{model}\", \"{output}\"]\n" +
+			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", " +
+			"\"{output}\"]\n",
+			`:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
+		"budget as a number": {"[space]\nbudget = 100000000\n",
+			`:2:1: field "space.budget": it is a whole number and must be a text in quotes: write budget = "100000000"`},
+		"budget without a unit": {"[space]\nbudget = \"20\"\n",
+			`:2:1: field "space.budget": "20" is less than 64KiB`},
+		"quota without a unit": {"[space]\nuser_bytes = \"20\"\n",
+			`:2:1: field "space.user_bytes": "20" is less than 64KiB`},
+		"floor of everything": {"[space]\nfree_floor = \"100%\"\n",
+			`:2:1: field "space.free_floor": "100%" would keep nothing`},
+		"unknown verdict": {"[policy]\nunknown = \"guess\"\n",
+			`:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
+		"age": {"[policy]\nmax_age = \"90 days\"\n",
+			`:2:1: field "policy.max_age": "90 days" is no duration`},
+		"age as a number": {"[policy]\nmax_age = 90\n",
+			`:2:1: field "policy.max_age": it is a whole number and must be a text`},
+		"negative seconds": {"[policy]\nmin_compile_seconds = -0.5\n",
+			`:2:1: field "policy.min_compile_seconds": -0.5 is not 0 to`},
+		"unknown field of an EP": {"[policy.QNNExecutionProvider]\nmax_ages = \"1d\"\n",
+			`:2:1: unknown field "policy.QNNExecutionProvider.max_ages"; is it "max_age"?`},
+		"misspelled EP": {"[policy.QNNExecutionProvide]\nmax_age = \"1d\"\n",
+			`:1:9: field "policy.QNNExecutionProvide": there is no execution provider "QNNExecutionProvide"; is it "QNNExecutionProvider"?`},
+		"EP in other letters": {"[policy.OpenvinoExecutionProvider]\n",
+			`is it "OpenVINOExecutionProvider"?`},
+		"policy of something else": {"[policy.npu]\n",
+			`:1:9: field "policy.npu": there is no field and no execution provider "npu"`},
+		"policy that is none": {"policy = 5\n",
+			`:1:1: field "policy": it is a whole number and must be a table`},
+		"share of more than there is": {"[rebuild]\ncpu_share = 1.5\n",
+			`:2:1: field "rebuild.cpu_share": 1.5 is not 0.01 to 1`},
+		"window": {"[rebuild]\nwindow = \"22-6\"\n",
+			`:2:1: field "rebuild.window": "22-6" is no span of a day`},
+		"window of no length": {"[rebuild]\nwindow = \"06:00-06:00\"\n",
+			`:2:1: field "rebuild.window": "06:00-06:00" has no length`},
+		"hour 25": {"[rebuild]\nwindow = \"25:00-06:00\"\n",
+			`:2:1: field "rebuild.window"`},
+		"no pause": {"[failures]\ncrash = \"0s\"\n",
+			`:2:1: field "failures.crash": "0s" is not 1s to 365d`},
+		"pause that is none": {"[failures]\nlimit = \"soon\"\n",
+			`:2:1: field "failures.limit": "soon" is no duration`},
+		"empty pause": {"[failures]\nrefused = \"\"\n",
+			`:2:1: field "failures.refused": "" is no duration`},
+		"idle for an instant": {"idle_exit = \"soon\"\n",
+			`:1:1: field "idle_exit": "soon" is no duration`},
+		"a time for a text": {"state = 2026-11-21\n", `:1:1: field "state": it is a time`},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +173,8 @@ func TestWrongValues(t *testing.T) {
 
 // All mistakes of a file are reported at once.
 func TestAllErrorsAtOnce(t *testing.T) {
-	_, file, err := load(t, "[rebuild]\njobs = 0\n[limits]\nmemory_bytes = -1\nspeed = 3\n[[driver]]\nmodule = \"../x\"\n")
+	_, file, err := load(t, "[rebuild]\njobs = 0\n[limits]\nmemory_bytes = -1\nspeed = "+
+		"3\n[[driver]]\nmodule = \"../x\"\n")
 	require.Equal(t, strings.Join([]string{
 		file + `:2:1: field "rebuild.jobs": 0 is not 1 to 4096`,
 		file + `:4:1: field "limits.memory_bytes": -1 is not 0 or more`,
@@ -127,7 +196,9 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	s, err := Load("")
 	require.NoError(t, err)
-	require.Equal(t, Policy{Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}, s.Policies[""])
+	require.Equal(t,
+		Policy{Unknown: "load_check", PreferRecompilation: "serve_and_refresh",
+			Unsupported: "recompile", MeasureGain: true}, s.Policies[""])
 	require.Equal(t, Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5}, s.Rebuild)
 	require.Equal(t, "reference", s.KeepSource)
 	require.EqualValues(t, 3, s.ReportQuorum)
@@ -149,14 +220,18 @@ unsupported = "fail"
 `)
 	require.NoError(t, err)
 	one := s.Policies["OpenVINOExecutionProvider"]
-	require.Equal(t, Policy{Unknown: "refuse", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: "90d"}, one)
+	require.Equal(t,
+		Policy{Unknown: "refuse", PreferRecompilation: "serve_and_refresh", Unsupported: "fail",
+			MaxAge: "90d"}, one)
 	require.Equal(t, 90*24*time.Hour, one.Age())
 	require.Equal(t, "load_check", s.Policies[""].Unknown)
 	require.Zero(t, Policy{}.Age())
 }
 
 func TestOrigins(t *testing.T) {
-	s, file, err := load(t, "jobs = 2\n[policy]\nmax_age = \"1d\"\n[policy.QNNExecutionProvider]\nunknown = \"serve\"\n[[runtime]]\ndirectory = \"rt\"\n")
+	s, file, err := load(t, "jobs = 2\n[policy]\nmax_age = "+
+		"\"1d\"\n[policy.QNNExecutionProvider]\nunknown = \"serve\"\n[[runtime]]\ndirectory = "+
+		"\"rt\"\n")
 	require.NoError(t, err)
 	s.Flag("state", "state")
 	s.PreferRuntimes([]Runtime{{Directory: "/flagged"}}, "runtime")
@@ -173,7 +248,8 @@ func TestOrigins(t *testing.T) {
 	require.Equal(t, "1d", have["policy.QNNExecutionProvider.max_age"].Value)
 	require.Equal(t, "flag --runtime", origin("runtime[1].directory"))
 	require.Equal(t, file+":7", origin("runtime[2].directory"))
-	require.Equal(t, filepath.Join(filepath.Dir(file), "rt"), have["runtime[2].directory"].Value, "from the file's folder on")
+	require.Equal(t, filepath.Join(filepath.Dir(file), "rt"), have["runtime[2].directory"].Value,
+		"from the file's folder on")
 }
 
 const everything = `
@@ -264,7 +340,9 @@ func TestPrintReadsBack(t *testing.T) {
 	again, file, err := load(t, text.String())
 	require.NoError(t, err, text.String())
 	require.Equal(t, "/o \"dd\" \u0001", again.Runtimes[0].Directory)
-	require.Equal(t, map[string]string{"QNNExecutionProvider": "/q.so", "My.ExecutionProvider": "/m.so"}, again.Runtimes[1].EPLibraries)
+	require.Equal(t,
+		map[string]string{"QNNExecutionProvider": "/q.so", "My.ExecutionProvider": "/m.so"},
+		again.Runtimes[1].EPLibraries)
 	s.File, s.fields, again.fields = file, nil, nil
 	require.Equal(t, s, again)
 }
@@ -278,7 +356,10 @@ func TestARemovedFieldIsAWarning(t *testing.T) {
 		require.Equal(t, "off", s.Space.Pack)
 		require.Len(t, s.Warnings(), 1)
 		says := s.Warnings()[0].Error()
-		require.True(t, strings.HasPrefix(says, file+`:3:2: field "space.compress_after": it has no effect any more: it said `), says)
+		require.True(t,
+			strings.HasPrefix(says,
+				file+`:3:2: field "space.compress_after": it has no effect any more: it said `),
+			says)
 		var text bytes.Buffer
 		require.NoError(t, s.Print(&text))
 		require.Contains(t, text.String(), "# warning: "+says+"\n")
@@ -305,7 +386,8 @@ func TestPrintSaysWhereFrom(t *testing.T) {
 
 func TestParseDuration(t *testing.T) {
 	cases := map[string]time.Duration{
-		"90d": 90 * 24 * time.Hour, "1d12h": 36 * time.Hour, "0.5d": 12 * time.Hour, "2h30m": 150 * time.Minute, "0s": 0, "0d": 0,
+		"90d": 90 * 24 * time.Hour, "1d12h": 36 * time.Hour, "0.5d": 12 * time.Hour,
+		"2h30m": 150 * time.Minute, "0s": 0, "0d": 0,
 	}
 	for text, want := range cases {
 		got, err := ParseDuration(text)
@@ -346,7 +428,8 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// The sample is what users start from: with its comments taken off it must be read, and where it shows defaults they must be.
+// The sample is what users start from: with its comments taken off it must be read, and where it
+// shows defaults they must be.
 func TestSampleFile(t *testing.T) {
 	text, err := os.ReadFile("../../systemd/epcached.toml")
 	require.NoError(t, err)

@@ -69,14 +69,18 @@ func TestGroupSharesOneCallAmongItsCallers(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		v, err := g.Do(t.Context(), start, "other", func(context.Context) (int, error) { return 8, nil })
+		v,
+			err := g.Do(t.Context(), start, "other",
+			func(context.Context) (int, error) { return 8, nil })
 		require.NoError(t, err)
 		require.Equal(t, 8, v, "another key does not wait")
 		close(release)
 		callers.Wait()
 		require.Equal(t, 1, calls)
 		broken := errors.New("broken")
-		_, err = g.Do(t.Context(), start, "key", func(context.Context) (int, error) { return 0, broken })
+		_,
+			err = g.Do(t.Context(), start, "key",
+			func(context.Context) (int, error) { return 0, broken })
 		require.ErrorIs(t, err, broken, "an ended call is not shared")
 	})
 }
@@ -135,7 +139,8 @@ func TestSharesLeaveSlotsToOtherKeys(t *testing.T) {
 		synctest.Wait()
 		(<-leaves)()
 		synctest.Wait()
-		require.Equal(t, "d", order[3], "the key with the fewest slots comes next, and no caller that has left")
+		require.Equal(t, "d", order[3],
+			"the key with the fewest slots comes next, and no caller that has left")
 		for len(leaves) > 0 {
 			(<-leaves)()
 			synctest.Wait()

@@ -35,7 +35,8 @@ v = { w = [1, { z = 2 }] }
 		{[]string{"n", "1", "in", "deep"}, 11, 3},
 		{[]string{"n", "2"}, 0, 0},
 	} {
-		require.Equal(t, tomlfile.Position{Line: c.line, Column: c.column}, d.Root().In(c.path...).At(), "%v", c.path)
+		require.Equal(t, tomlfile.Position{Line: c.line, Column: c.column},
+			d.Root().In(c.path...).At(), "%v", c.path)
 	}
 }
 

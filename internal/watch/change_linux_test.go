@@ -20,14 +20,21 @@ var ways = []struct {
 	end    string
 	undone bool // the final state is the first one: only events show the change
 }{
-	{"written in place", file, []string{"lib/ep.so"}, func(r *rig) { r.write("lib/ep.so", "two") }, "lib/ep.so", false},
-	{"appended to", file, []string{"lib/ep.so"}, func(r *rig) { r.write("lib/ep.so", "one and more") }, "lib/ep.so", false},
-	{"truncated", file, []string{"lib/ep.so"}, func(r *rig) { require.NoError(r.t, os.Truncate(r.path("lib/ep.so"), 1)) }, "lib/ep.so", false},
-	{"mode changed", file, []string{"lib/ep.so"}, func(r *rig) { require.NoError(r.t, os.Chmod(r.path("lib/ep.so"), 0o600)) }, "lib/ep.so", false},
+	{"written in place", file, []string{"lib/ep.so"}, func(r *rig) { r.write("lib/ep.so", "two") },
+		"lib/ep.so", false},
+	{"appended to", file, []string{"lib/ep.so"},
+		func(r *rig) { r.write("lib/ep.so", "one and more") }, "lib/ep.so", false},
+	{"truncated", file, []string{"lib/ep.so"},
+		func(r *rig) { require.NoError(r.t, os.Truncate(r.path("lib/ep.so"), 1)) }, "lib/ep.so",
+		false},
+	{"mode changed", file, []string{"lib/ep.so"},
+		func(r *rig) { require.NoError(r.t, os.Chmod(r.path("lib/ep.so"), 0o600)) }, "lib/ep.so",
+		false},
 	{"times set back", file, []string{"lib/ep.so"}, func(r *rig) {
 		require.NoError(r.t, os.Chtimes(r.path("lib/ep.so"), time.Unix(0, 0), time.Unix(0, 0)))
 	}, "lib/ep.so", false},
-	{"deleted", file, []string{"lib/ep.so"}, func(r *rig) { r.remove("lib/ep.so") }, "lib/ep.so", false},
+	{"deleted", file, []string{"lib/ep.so"}, func(r *rig) { r.remove("lib/ep.so") }, "lib/ep.so",
+		false},
 	{"deleted and created", file, []string{"lib/ep.so"}, func(r *rig) {
 		r.remove("lib/ep.so")
 		r.write("lib/ep.so", "two")
@@ -36,40 +43,52 @@ var ways = []struct {
 		r.write("lib/.ep.so.dpkg-new", "two")
 		r.rename("lib/.ep.so.dpkg-new", "lib/ep.so")
 	}, "lib/ep.so", false},
-	{"renamed away", file, []string{"lib/ep.so"}, func(r *rig) { r.rename("lib/ep.so", "lib/ep.so.old") }, "lib/ep.so", false},
-	{"a file where a folder was", func(r *rig) { r.write("lib/ep/one.so", "one") }, []string{"lib/ep/one.so"}, func(r *rig) {
-		r.remove("lib/ep")
-		r.write("lib/ep", "a file")
-		r.remove("lib/ep")
-	}, "lib/ep/one.so", false},
+	{"renamed away", file, []string{"lib/ep.so"},
+		func(r *rig) { r.rename("lib/ep.so", "lib/ep.so.old") }, "lib/ep.so", false},
+	{"a file where a folder was", func(r *rig) { r.write("lib/ep/one.so", "one") },
+		[]string{"lib/ep/one.so"}, func(r *rig) {
+			r.remove("lib/ep")
+			r.write("lib/ep", "a file")
+			r.remove("lib/ep")
+		}, "lib/ep/one.so", false},
 
-	{"link switched", linked, []string{"lib/libfoo.so"}, func(r *rig) { r.relink("libfoo.so.3", "lib/libfoo.so") }, "lib/libfoo.so.3", false},
+	{"link switched", linked, []string{"lib/libfoo.so"},
+		func(r *rig) { r.relink("libfoo.so.3", "lib/libfoo.so") }, "lib/libfoo.so.3", false},
 	{"link removed and made", linked, []string{"lib/libfoo.so"}, func(r *rig) {
 		r.remove("lib/libfoo.so")
 		r.link("libfoo.so.3", "lib/libfoo.so")
 	}, "lib/libfoo.so.3", false},
-	{"what a link leads to, written", linked, []string{"lib/libfoo.so"}, func(r *rig) { r.write("lib/libfoo.so.2", "two") }, "lib/libfoo.so.2", false},
+	{"what a link leads to, written", linked, []string{"lib/libfoo.so"},
+		func(r *rig) { r.write("lib/libfoo.so.2", "two") }, "lib/libfoo.so.2", false},
 	{"link replaced by a file", linked, []string{"lib/libfoo.so"}, func(r *rig) {
 		r.remove("lib/libfoo.so")
 		r.write("lib/libfoo.so", "plain")
 	}, "lib/libfoo.so", false},
-	{"second link of a chain switched", chained, []string{"app/ep.so"}, func(r *rig) { r.relink("v2/ep.so", "alternatives/ep") }, "alternatives/v2/ep.so", false},
-	{"what a chain leads to, written", chained, []string{"app/ep.so"}, func(r *rig) { r.write("alternatives/v1/ep.so", "two") }, "alternatives/v1/ep.so", false},
-	{"folder link switched", current, []string{"ort/current/lib/ep.so"}, func(r *rig) { r.relink("1.32", "ort/current") }, "ort/1.32/lib/ep.so", false},
-	{"folder link switched there and back", current, []string{"ort/current/lib/ep.so"}, func(r *rig) {
-		r.relink("1.32", "ort/current")
-		r.relink("1.31", "ort/current")
-	}, "ort/1.31/lib/ep.so", false},
-	{"behind a folder link, written", current, []string{"ort/current/lib/ep.so"}, func(r *rig) { r.write("ort/1.31/lib/ep.so", "two") }, "ort/1.31/lib/ep.so", false},
-	{"behind .. of a link, written", current, []string{"ort/current/../beside.so"}, func(r *rig) { r.write("ort/beside.so", "two") }, "ort/beside.so", false},
+	{"second link of a chain switched", chained, []string{"app/ep.so"},
+		func(r *rig) { r.relink("v2/ep.so", "alternatives/ep") }, "alternatives/v2/ep.so", false},
+	{"what a chain leads to, written", chained, []string{"app/ep.so"},
+		func(r *rig) { r.write("alternatives/v1/ep.so", "two") }, "alternatives/v1/ep.so", false},
+	{"folder link switched", current, []string{"ort/current/lib/ep.so"},
+		func(r *rig) { r.relink("1.32", "ort/current") }, "ort/1.32/lib/ep.so", false},
+	{"folder link switched there and back", current, []string{"ort/current/lib/ep.so"},
+		func(r *rig) {
+			r.relink("1.32", "ort/current")
+			r.relink("1.31", "ort/current")
+		}, "ort/1.31/lib/ep.so", false},
+	{"behind a folder link, written", current, []string{"ort/current/lib/ep.so"},
+		func(r *rig) { r.write("ort/1.31/lib/ep.so", "two") }, "ort/1.31/lib/ep.so", false},
+	{"behind .. of a link, written", current, []string{"ort/current/../beside.so"},
+		func(r *rig) { r.write("ort/beside.so", "two") }, "ort/beside.so", false},
 	{"links in a circle, then not", func(r *rig) {
 		r.link("b", "a")
 		r.link("a", "b")
 		r.write("c", "one")
 	}, []string{"a"}, func(r *rig) { r.relink("c", "b") }, "c", false},
-	{"dangling link, then not", func(r *rig) { r.link("there/ep.so", "ep.so") }, []string{"ep.so"}, func(r *rig) { r.write("there/ep.so", "one") }, "there/ep.so", false},
+	{"dangling link, then not", func(r *rig) { r.link("there/ep.so", "ep.so") }, []string{"ep.so"},
+		func(r *rig) { r.write("there/ep.so", "one") }, "there/ep.so", false},
 
-	{"folder renamed away", venv, []string{"venv/lib/ep.so"}, func(r *rig) { r.rename("venv", "venv.old") }, "venv/lib/ep.so", false},
+	{"folder renamed away", venv, []string{"venv/lib/ep.so"},
+		func(r *rig) { r.rename("venv", "venv.old") }, "venv/lib/ep.so", false},
 	{"folder renamed away and back", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		r.rename("venv", "venv.old")
 		r.rename("venv.old", "venv")
@@ -78,10 +97,11 @@ var ways = []struct {
 		r.rename("venv", "venv.old")
 		r.rename("venv.new", "venv")
 	}, "venv/lib/ep.so", false},
-	{"inner folder renamed away, another put there", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
-		r.rename("venv/lib", "venv/lib.old")
-		r.rename("venv.new/lib", "venv/lib")
-	}, "venv/lib/ep.so", false},
+	{"inner folder renamed away, another put there", venv, []string{"venv/lib/ep.so"},
+		func(r *rig) {
+			r.rename("venv/lib", "venv/lib.old")
+			r.rename("venv.new/lib", "venv/lib")
+		}, "venv/lib/ep.so", false},
 	{"folder replaced by a link", venv, []string{"venv/lib/ep.so"}, func(r *rig) {
 		r.rename("venv", "venv.old")
 		r.link("venv.new", "venv")
@@ -103,23 +123,31 @@ var ways = []struct {
 		require.NoError(r.t, os.Chmod(r.path("venv"), 0))
 		require.NoError(r.t, os.Chmod(r.path("venv"), 0o755))
 	}, "venv/lib/ep.so", true},
-	{"folders that did not exist", nothing, []string{"a/b/c/ep.so"}, func(r *rig) { r.write("a/b/c/ep.so", "one") }, "a/b/c/ep.so", false},
+	{"folders that did not exist", nothing, []string{"a/b/c/ep.so"},
+		func(r *rig) { r.write("a/b/c/ep.so", "one") }, "a/b/c/ep.so", false},
 	{"folders that came one by one", nothing, []string{"a/b/ep.so"}, func(r *rig) {
 		r.mkdir("a")
 		r.mkdir("a/b")
 	}, "a/b/ep.so", false},
 
-	{"in a folder of the subject's, added", whole, []string{"sdk"}, func(r *rig) { r.write("sdk/new.so", "one") }, "sdk/new.so", false},
-	{"in a folder of the subject's, removed", whole, []string{"sdk"}, func(r *rig) { r.remove("sdk/a.so") }, "sdk/b.so", false},
-	{"in a folder of the subject's, written", whole, []string{"sdk"}, func(r *rig) { r.write("sdk/b.so", "two") }, "sdk/b.so", false},
-	{"in a folder of the subject's, a link's end written", whole, []string{"sdk"}, func(r *rig) { r.write("store/c.so", "two") }, "store/c.so", false},
+	{"in a folder of the subject's, added", whole, []string{"sdk"},
+		func(r *rig) { r.write("sdk/new.so", "one") }, "sdk/new.so", false},
+	{"in a folder of the subject's, removed", whole, []string{"sdk"},
+		func(r *rig) { r.remove("sdk/a.so") }, "sdk/b.so", false},
+	{"in a folder of the subject's, written", whole, []string{"sdk"},
+		func(r *rig) { r.write("sdk/b.so", "two") }, "sdk/b.so", false},
+	{"in a folder of the subject's, a link's end written", whole, []string{"sdk"},
+		func(r *rig) { r.write("store/c.so", "two") }, "store/c.so", false},
 	{"in a folder of the subject's, a link's way switched", whole, []string{"sdk"}, func(r *rig) {
 		r.write("store.new/c.so", "two")
 		r.rename("store", "store.old")
 		r.rename("store.new", "store")
 	}, "store/c.so", false},
-	{"a folder of the subject's, through a link that is switched", current, []string{"ort/current/lib"}, func(r *rig) { r.relink("1.32", "ort/current") }, "ort/1.32/lib/new.so", false},
-	{"a folder of the subject's, not there yet", nothing, []string{"sdk"}, func(r *rig) { r.write("sdk/a.so", "one") }, "sdk/b.so", false},
+	{"a folder of the subject's, through a link that is switched", current,
+		[]string{"ort/current/lib"}, func(r *rig) { r.relink("1.32", "ort/current") },
+		"ort/1.32/lib/new.so", false},
+	{"a folder of the subject's, not there yet", nothing, []string{"sdk"},
+		func(r *rig) { r.write("sdk/a.so", "one") }, "sdk/b.so", false},
 }
 
 func nothing(*rig) {}
@@ -177,7 +205,8 @@ func TestEveryWayToChangeIsNoticed(t *testing.T) {
 	}
 }
 
-// Where the kernel tells nothing, stamps find the same changes, but for those that were undone before anybody looked.
+// Where the kernel tells nothing, stamps find the same changes, but for those that were undone
+// before anybody looked.
 func TestEveryWayToChangeIsNoticedByPolling(t *testing.T) {
 	for _, way := range ways {
 		if way.undone {

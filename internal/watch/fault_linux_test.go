@@ -24,7 +24,8 @@ func TestPolledWhenWatchesRunOut(t *testing.T) {
 	}
 	r.set("ep", "lib/ep.so")
 	r.set("near", "near.so")
-	require.Equal(t, "polled: "+r.path("lib")+": the limit fs.inotify.max_user_watches is reached: no space left on device", r.how("ep"))
+	require.Equal(t, "polled: "+r.path("lib")+
+		": the limit fs.inotify.max_user_watches is reached: no space left on device", r.how("ep"))
 	require.Equal(t, "inotify", r.how("near"), "only who needs the folder is polled")
 	r.notices("ep", func() { r.write("lib/ep.so", "two") })
 
@@ -151,7 +152,8 @@ func TestFolderThatMayNotBeReadIsPolled(t *testing.T) {
 	r.write("lib/ep.so", "one")
 	r.sys.addErr = func(path string) error {
 		if strings.HasSuffix(path, "/lib") {
-			return syscall.EACCES // what the kernel says to others than root about a folder of mode 0711
+			// what the kernel says to others than root about a folder of mode 0711
+			return syscall.EACCES
 		}
 		return nil
 	}
@@ -191,12 +193,13 @@ func TestChangingFilesNeverSettle(t *testing.T) {
 	r.calm()
 }
 
-// The kernel does not report stores through a mapping. They move the file's times on file systems that
-// are reliable.
+// The kernel does not report stores through a mapping. They move the file's times on file systems
+// that are reliable.
 func TestStoresThroughAMappingAreFoundByTheBackstop(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Backstop = 20 * time.Millisecond })
 	if r.fs() == "tmpfs" {
-		t.Skip("SKIPPED: the temporary folder is a tmpfs, which moves no times for a mapping; set TMPDIR to a file system on disk")
+		t.Skip("SKIPPED: the temporary folder is a tmpfs, which moves no times for a mapping; " +
+			"set TMPDIR to a file system on disk")
 	}
 	r.write("ep.so", strings.Repeat("x", 8192))
 	f, err := os.OpenFile(r.path("ep.so"), os.O_RDWR, 0)

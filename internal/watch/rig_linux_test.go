@@ -29,7 +29,9 @@ type rig struct {
 	dir string // without links
 	sys *faulty
 
-	passing bool // the last of what a test does leaves all as a look between may have found it: then polling cannot see it
+	// the last of what a test does leaves all as a look between may have found it: then polling
+	// cannot see it
+	passing bool
 }
 
 // newRig never polls but where watching fails, so that what a test sees was told by the kernel.
@@ -79,7 +81,8 @@ func (r *rig) expect(subject string, k Kind) {
 	require.Equal(r.t, Event{subject, k}, r.next())
 }
 
-// notices expects one Changing and one Settled for what f does, the latter when all has been quiet since.
+// notices expects one Changing and one Settled for what f does, the latter when all has been quiet
+// since.
 func (r *rig) notices(subject string, f func()) {
 	r.t.Helper()
 	f()
@@ -87,7 +90,8 @@ func (r *rig) notices(subject string, f func()) {
 	r.expect(subject, Changing)
 	r.expect(subject, Settled)
 	if !r.passing {
-		require.GreaterOrEqual(r.t, time.Now().UnixNano()-written, int64(quiet), "quiet is not counted from the last write")
+		require.GreaterOrEqual(r.t, time.Now().UnixNano()-written, int64(quiet),
+			"quiet is not counted from the last write")
 	}
 }
 
@@ -100,8 +104,8 @@ func (r *rig) lastWrite() (newest int64) {
 	return newest
 }
 
-// calm sees that the subjects have nothing to say: whatever the kernel told before the change of another subject is
-// heard before that, and other takes a few quiet periods.
+// calm sees that the subjects have nothing to say: whatever the kernel told before the change of
+// another subject is heard before that, and other takes a few quiet periods.
 func (r *rig) calm() {
 	r.t.Helper()
 	r.set("other", "other-of-the-rig")
@@ -113,7 +117,8 @@ func (r *rig) calm() {
 
 func (r *rig) write(name, text string) {
 	require.NoError(r.t, os.MkdirAll(filepath.Dir(r.path(name)), 0o755))
-	f, err := os.OpenFile(r.path(name), os.O_WRONLY|os.O_CREATE, 0o644) // no truncation: in place, byte by byte
+	// no truncation: in place, byte by byte
+	f, err := os.OpenFile(r.path(name), os.O_WRONLY|os.O_CREATE, 0o644)
 	require.NoError(r.t, err)
 	_, err = f.WriteString(text)
 	require.NoError(r.t, err)
@@ -142,7 +147,8 @@ func (r *rig) how(subject string) string { return r.w.How(subject) }
 
 func (r *rig) until(subject, how string) {
 	r.t.Helper()
-	require.Eventually(r.t, func() bool { return strings.Contains(r.how(subject), how) }, patient, 5*time.Millisecond, "%q is not %q", r.how(subject), how)
+	require.Eventually(r.t, func() bool { return strings.Contains(r.how(subject), how) }, patient,
+		5*time.Millisecond, "%q is not %q", r.how(subject), how)
 }
 
 // faulty opens notifiers that stand between the kernel and the Watcher.
@@ -204,7 +210,10 @@ func (b *between) add(path string) (int32, error) {
 }
 
 func (b *between) remove(watch int32) {
-	b.f.set(func() { maps.DeleteFunc(b.watches, func(_ string, one int32) bool { return one == watch }) })
+	b.f.set(func() {
+		maps.DeleteFunc(b.watches,
+			func(_ string, one int32) bool { return one == watch })
+	})
 	b.notifier.remove(watch)
 }
 

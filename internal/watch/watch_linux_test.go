@@ -187,7 +187,8 @@ func TestAHundredSubjects(t *testing.T) {
 	for i := range 100 {
 		r.write(fmt.Sprintf("lib%d/subject%d.so", i%7, i), "one")
 	}
-	for i := range 100 { // created before watching, because a new folder is a sign for watched subjects
+	// created before watching, because a new folder is a sign for watched subjects
+	for i := range 100 {
 		name := fmt.Sprintf("subject%d", i)
 		names = append(names, name)
 		r.set(name, fmt.Sprintf("lib%d/%s.so", i%7, name), "common.so")
@@ -257,7 +258,8 @@ func TestClosedInTheMiddleOfAChange(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for i := range 200 {
-				assert.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i%3)), []byte{byte(i)}, 0o644))
+				assert.NoError(t,
+					os.WriteFile(filepath.Join(dir, fmt.Sprint(i%3)), []byte{byte(i)}, 0o644))
 			}
 		})
 		w.Set("a", []string{dir})
@@ -296,7 +298,8 @@ func TestAnythingMayHappenToTheTree(t *testing.T) {
 
 // chaos does things to a few names; much of it fails, which is as good.
 func chaos(r *rig, random *rand.Rand) {
-	names := []string{"x", "y", "z", "x/y", "y/x", "x/x", "y/y", "z/y", "z/x", "x/y/ep.so", "y/x/ep.so", "z/y/ep.so"}
+	names := []string{"x", "y", "z", "x/y", "y/x", "x/x", "y/y", "z/y", "z/x", "x/y/ep.so",
+		"y/x/ep.so", "z/y/ep.so"}
 	name := func() string { return r.path(names[random.IntN(len(names))]) }
 	for range 300 {
 		switch random.IntN(6) {

@@ -16,21 +16,28 @@ func aHit() []*Envelope {
 	fd := uint32(1)
 	return []*Envelope{
 		{Request: 7, Descriptors: 3, DeadlineMs: 1500, Body: &Envelope_Acquire{Acquire: &Acquire{
-			Model: &Model{Name: "model.onnx", External: []*ExternalFile{{Location: "weights.bin", Fd: 2}}},
-			Eps: []*ExecutionProvider{{Name: "QNNExecutionProvider", Options: map[string]string{"backend_type": "htp"},
-				Devices: []*Device{{Type: "NPU", VendorId: 0x17cb, Metadata: map[string]string{"soc": "60"}}, {}}}},
+			Model: &Model{Name: "model.onnx",
+				External: []*ExternalFile{{Location: "weights.bin", Fd: 2}}},
+			Eps: []*ExecutionProvider{{Name: "QNNExecutionProvider",
+				Options: map[string]string{"backend_type": "htp"},
+				Devices: []*Device{{Type: "NPU", VendorId: 0x17cb,
+					Metadata: map[string]string{"soc": "60"}}, {}}}},
 			SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1", "": ""},
 			Runtime: &Runtime{OrtVersion: "1.31.1", OrtLibrary: "/opt/libonnxruntime.so.1.31.1",
-				EpLibraries: []*EpLibrary{{Ep: "QNNExecutionProvider", Path: "/opt/libqnn.so", Fd: &fd,
+				EpLibraries: []*EpLibrary{{Ep: "QNNExecutionProvider", Path: "/opt/libqnn.so",
+					Fd:     &fd,
 					Beside: []*ExternalFile{{Location: "libQnnHtp.so", Fd: 1}}, Complete: true}}},
 			OnMiss: OnMiss_FAIL, HoldsView: true, DeadlineMs: 1500,
 		}}},
 		{Request: 1 << 40, Descriptors: 1, Body: &Envelope_AcquireReply{AcquireReply: &AcquireReply{
-			Outcome: "hit", RequestKey: "0f", Why: "éq", Fd: new(uint32), View: "/v", Graph: "a/b_ctx.onnx",
-			Files:           []*File{{Name: "a/b_ctx.onnx", Size: 1 << 33, Digest: "ab"}, {}},
-			ProviderOptions: map[string]*StringMap{"QNNExecutionProvider": {Entries: map[string]string{"a": "b"}}, "": {}},
-			SessionOptions:  map[string]string{"x": "y"}, CompileSeconds: 2.5,
-			ElapsedSeconds: math.Copysign(0, -1), Record: string(make([]byte, 300)), Member: 1, Unkept: true,
+			Outcome: "hit", RequestKey: "0f", Why: "éq", Fd: new(uint32), View: "/v",
+			Graph: "a/b_ctx.onnx",
+			Files: []*File{{Name: "a/b_ctx.onnx", Size: 1 << 33, Digest: "ab"}, {}},
+			ProviderOptions: map[string]*StringMap{
+				"QNNExecutionProvider": {Entries: map[string]string{"a": "b"}}, "": {}},
+			SessionOptions: map[string]string{"x": "y"}, CompileSeconds: 2.5,
+			ElapsedSeconds: math.Copysign(0, -1), Record: string(make([]byte, 300)), Member: 1,
+			Unkept: true,
 		}}},
 	}
 }
@@ -63,7 +70,8 @@ func same(t require.TestingT, want *Envelope, b []byte) {
 func TestAnyFieldsTravel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		e := &Envelope{Request: rapid.Uint64().Draw(t, "request"),
-			Descriptors: rapid.Uint32().Draw(t, "descriptors"), DeadlineMs: rapid.Int64().Draw(t, "deadline"),
+			Descriptors: rapid.Uint32().Draw(t, "descriptors"),
+			DeadlineMs:  rapid.Int64().Draw(t, "deadline"),
 			Body: rapid.SampledFrom([]isEnvelope_Body{&Envelope_Acquire{Acquire: new(Acquire)},
 				&Envelope_AcquireReply{AcquireReply: new(AcquireReply)}}).Draw(t, "body")}
 		m := e.ProtoReflect()
@@ -150,7 +158,9 @@ func TestMalformedHitsAreLeftToProto(t *testing.T) {
 			agrees(t, b[:i])
 		}
 	}
-	_, ok := AppendHit(nil, &Envelope{Body: &Envelope_AcquireReply{AcquireReply: &AcquireReply{Why: "\xff"}}})
+	_,
+		ok := AppendHit(nil,
+		&Envelope{Body: &Envelope_AcquireReply{AcquireReply: &AcquireReply{Why: "\xff"}}})
 	require.False(t, ok)
 }
 

@@ -69,7 +69,8 @@ func TestConformanceOfRealEPs(t *testing.T) {
 		"openvino-1.8.1": {
 			"plugin library/the library can be registered again after that", // it crashes
 			"generation/ep.context_node_name_prefix",
-			"generation/contexts of several models can be merged and connected in one model", // it knows inputs by their names
+			// it knows inputs by their names
+			"generation/contexts of several models can be merged and connected in one model",
 			"generation/attributes", // no hardware_architecture
 			"inference/a compiled model is not compiled again",
 			"inference/ep.enable_weightless_ep_context_nodes",
@@ -81,7 +82,8 @@ func TestConformanceOfRealEPs(t *testing.T) {
 			"inference/ep.enable_weightless_ep_context_nodes",
 			"compatibility/ValidateCompiledModelCompatibilityInfo", // it crashes after a session
 			"compatibility/ValidateCompiledModelCompatibilityInfo", // it judges for NPUs only
-			"weight sharing/a group loads in order in one process, computes right, and is destroyed in reverse",
+			"weight sharing/a group loads in order in one process, computes right, and is " +
+				"destroyed in reverse",
 			"weight sharing/a member alone loads without the option", // on x86 no group loads
 		},
 	} {
@@ -120,7 +122,8 @@ func TestConformanceFindsBrokenGuidelines(t *testing.T) {
 		"its name is short": {compilertest.Release{Name: "Short"}, nil,
 			"GetName ends in ExecutionProvider", Broken, false, "name", "Short"},
 		"its verdict is wrong": {compilertest.Release{Verdict: "unsupported"}, nil,
-			"ValidateCompiledModelCompatibilityInfo: its own string is optimal", Broken, false, "GetModelCompatibilityForEpDevices", "unsupported"},
+			"ValidateCompiledModelCompatibilityInfo: its own string is optimal", Broken, false,
+			"GetModelCompatibilityForEpDevices", "unsupported"},
 		"it takes one node": {compilertest.Release{Single: true}, nil,
 			"several subgraphs, embedded", "not applicable", false, "", ""},
 		"an operator of others": {compilertest.Release{Ops: "Add"}, nil,

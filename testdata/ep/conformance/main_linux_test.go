@@ -93,14 +93,16 @@ func TestMistakes(t *testing.T) {
 		args []string
 		says string
 	}{
-		"no library":            {[]string{library + "x"}, "libe.sox"},
-		"two libraries":         {[]string{library, library}, "accepts 1 arg"},
-		"no ONNX Runtime":       {[]string{library, "--runtime", filepath.Dir(library)}, "--runtime DIR"},
-		"no ONNX Runtime above": {[]string{"/proc/self/exe"}, `exe": libonnxruntime.so*: not found in any folder above it`},
-		"no option":             {[]string{library, "--option", "k"}, `"k" is not K=V`},
-		"no device":             {[]string{library, "--ep", "E:"}, `"E:" is not EP[:DEVICE]`},
-		"no id":                 {[]string{library, "--ep", "E:device=NPU"}, "no id"},
-		"no libraries at all":   {[]string{library}, "file too short"},
+		"no library":    {[]string{library + "x"}, "libe.sox"},
+		"two libraries": {[]string{library, library}, "accepts 1 arg"},
+		"no ONNX Runtime": {[]string{library, "--runtime", filepath.Dir(library)},
+			"--runtime DIR"},
+		"no ONNX Runtime above": {[]string{"/proc/self/exe"},
+			`exe": libonnxruntime.so*: not found in any folder above it`},
+		"no option":           {[]string{library, "--option", "k"}, `"k" is not K=V`},
+		"no device":           {[]string{library, "--ep", "E:"}, `"E:" is not EP[:DEVICE]`},
+		"no id":               {[]string{library, "--ep", "E:device=NPU"}, "no id"},
+		"no libraries at all": {[]string{library}, "file too short"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := call(t, row.args...)

@@ -19,13 +19,16 @@ func TestMessagesAsJSON(t *testing.T) {
 		`{"id": "", "queued": null, "elapsed_seconds": 2.5, "estimate_seconds": 0}`: Of(
 			&wire.Job{ElapsedMs: 2500}, "id", "queued_ms", "elapsed_ms", "estimate_ms"),
 		`{"error": {"class": "BUSY", "text": "", "hint": "", "facts": {"a": "b"}}}`: Of(&wire.Job{
-			Error: &wire.Error{Class: wire.ErrorClass_BUSY, Facts: map[string]string{"a": "b"}}}, "error"),
+			Error: &wire.Error{Class: wire.ErrorClass_BUSY, Facts: map[string]string{"a": "b"}}},
+			"error"),
 		`{"error": null}`: Of(&wire.Job{}, "error"),
 		`{"accounted_bytes": null, "name": "", "files": 0, "disk_bytes": 0}`: Of(&wire.SpaceLine{}),
-		`{"accounted_bytes": 7}`: Of(&wire.SpaceLine{AccountedBytes: &accounted}, "accounted_bytes"),
+		`{"accounted_bytes": 7}`: Of(&wire.SpaceLine{AccountedBytes: &accounted},
+			"accounted_bytes"),
 		`{"provider_options": {"E": {"k": "v"}}, "files": [], "session_options": {}}`: Of(
 			&wire.AcquireReply{ProviderOptions: map[string]*wire.StringMap{
-				"E": {Entries: map[string]string{"k": "v"}}}}, "provider_options", "files", "session_options"),
+				"E": {Entries: map[string]string{"k": "v"}}}}, "provider_options", "files",
+			"session_options"),
 		`{"record": {"version": 1}}`: Of(&wire.AcquireReply{Record: `{"version":1}`}, "record"),
 		`{"record": null}`:           Of(&wire.AcquireReply{}, "record"),
 		`{"record": "{half"}`:        Of(&wire.AcquireReply{Record: "{half"}, "record"),
@@ -47,7 +50,8 @@ func TestEveryDurationIsKnown(t *testing.T) {
 				continue
 			}
 			require.Equal(t, protoreflect.Int64Kind, fields.Get(j).Kind(), name)
-			times := []string{"at_ms", "since_ms", "created_ms", "last_used_ms", "judged_ms", "queued_ms",
+			times := []string{"at_ms", "since_ms", "created_ms", "last_used_ms", "judged_ms",
+				"queued_ms",
 				"started_ms", "first_ms", "last_ms", "retry_ms", "probed_ms", "previous_ms"}
 			require.Contains(t, append(times, durations...), string(name))
 		}

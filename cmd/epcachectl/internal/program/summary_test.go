@@ -17,15 +17,22 @@ The input data tensor's rank has to be known (static)
 Summary:
 -- Conversion is failed for: Conv-11, ReduceMean-13 (the model leaves dimensions open, which the execution provider may need to know)`
 	for name, c := range map[string]struct{ why, want string }{
-		"a line":                 {"it asks for CUDAExecutionProvider, which is part of the program's own ONNX Runtime", "it asks for CUDAExecutionProvider, which is part of the program's own ONNX Runtime"},
-		"a compiler's words":     {openVINO, "Conversion is failed for: Conv-11, ReduceMean-13 (the model leaves dimensions open, which the execution provider may need to know)"},
-		"lines that end in none": {"E failed at run: [ONNXRuntimeError]\nKernel larger than the data\n\n\n", "Kernel larger than the data"},
-		"more than a line":       {strings.Repeat("é", 301), strings.Repeat("é", 300) + "..."},
-		"nothing":                {"", ""},
+		"a line": {
+			"it asks for CUDAExecutionProvider, which is part of the program's own ONNX Runtime",
+			"it asks for CUDAExecutionProvider, which is part of the program's own ONNX Runtime"},
+		"a compiler's words": {openVINO, "Conversion is failed for: Conv-11, ReduceMean-13 " +
+			"(the model leaves dimensions open, which the execution provider may need to know)"},
+		"lines that end in none": {
+			"E failed at run: [ONNXRuntimeError]\nKernel larger than the data\n\n\n",
+			"Kernel larger than the data"},
+		"more than a line": {strings.Repeat("é", 301), strings.Repeat("é", 300) + "..."},
+		"nothing":          {"", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := sameSessions{Event{Outcome: "failed", Model: "/m/vad.onnx", Providers: []string{"CPUExecutionProvider"}, Why: c.why}, 2}
-			require.Equal(t, "failed vad.onnx on CPUExecutionProvider (2 sessions): "+c.want, g.line())
+			g := sameSessions{Event{Outcome: "failed", Model: "/m/vad.onnx",
+				Providers: []string{"CPUExecutionProvider"}, Why: c.why}, 2}
+			require.Equal(t, "failed vad.onnx on CPUExecutionProvider (2 sessions): "+c.want,
+				g.line())
 		})
 	}
 }
@@ -34,8 +41,11 @@ Summary:
 func TestRunTellsOfASessionThatCouldNotBeMade(t *testing.T) {
 	python := Event{Kind: "python"}
 	imported := Event{Kind: "onnxruntime"}
-	raised := Event{Kind: "raised", Model: "/m/bad.onnx", Why: "InvalidArgument: No graph was found in the protobuf."}
-	require.Equal(t, []string{"no session was made with onnxruntime"}, summaryOf([]Event{python, imported}, false).Notes)
-	require.Equal(t, []string{"bad.onnx could not be loaded, with or without epcached: InvalidArgument: No graph was found in the protobuf."},
+	raised := Event{Kind: "raised", Model: "/m/bad.onnx",
+		Why: "InvalidArgument: No graph was found in the protobuf."}
+	require.Equal(t, []string{"no session was made with onnxruntime"},
+		summaryOf([]Event{python, imported}, false).Notes)
+	require.Equal(t, []string{"bad.onnx could not be loaded, with or without epcached: " +
+		"InvalidArgument: No graph was found in the protobuf."},
 		summaryOf([]Event{python, imported, raised, raised}, false).Notes)
 }

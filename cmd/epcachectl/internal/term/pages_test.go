@@ -30,7 +30,8 @@ func TestProgressGoesBeforeEachPage(t *testing.T) {
 	require.NoError(t, array.Add(1))
 	require.NoError(t, array.Add(2, "x<y"))
 	require.NoError(t, array.End())
-	require.Equal(t, "asking\r\x1b[Ka  b\nasking\r\x1b[K[\n  1,\n  2,\n  \"x<y\"\n]", screen.String())
+	require.Equal(t, "asking\r\x1b[Ka  b\nasking\r\x1b[K[\n  1,\n  2,\n  \"x<y\"\n]",
+		screen.String())
 }
 
 func TestAnEmptyList(t *testing.T) {
@@ -40,8 +41,10 @@ func TestAnEmptyList(t *testing.T) {
 }
 
 func TestHowFarTheWholeStoreIs(t *testing.T) {
-	p := &wire.Progress{Phase: "reading builds", Detail: "250 of 1000 builds", Done: 250, Total: 1000, ElapsedMs: 3000}
-	require.Equal(t, "reading builds  [#####...............]  3s (250 of 1000 builds)", bar("", p, 0))
+	p := &wire.Progress{Phase: "reading builds", Detail: "250 of 1000 builds", Done: 250,
+		Total: 1000, ElapsedMs: 3000}
+	require.Equal(t, "reading builds  [#####...............]  3s (250 of 1000 builds)",
+		bar("", p, 0))
 	p.Done = 2000 // more came meanwhile
 	require.Contains(t, bar("", p, 0), "[####################]")
 	p.Total = 0

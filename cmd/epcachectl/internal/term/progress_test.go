@@ -16,15 +16,25 @@ func TestBar(t *testing.T) {
 		age  time.Duration
 		want string
 	}{
-		"nothing to measure by":    {&wire.Progress{Phase: "compiling", ElapsedMs: 3000}, 2 * time.Second, "compiling  m  5s"},
-		"estimate":                 {&wire.Progress{Phase: "compiling", ElapsedMs: 10_000, EstimateMs: 40_000}, 0, "compiling  m  [#####...............]  10s of about 40s"},
-		"age counts":               {&wire.Progress{Phase: "compiling", ElapsedMs: 10_000, EstimateMs: 40_000}, 10 * time.Second, "compiling  m  [##########..........]  20s of about 40s"},
-		"longer than usual":        {&wire.Progress{Phase: "compiling", ElapsedMs: 90_000, EstimateMs: 40_000}, 0, "compiling  m  [###################.]  1m30s, usually 40s"},
-		"bytes":                    {&wire.Progress{Phase: "reading", DoneBytes: 512, TotalBytes: 1024}, 0, "reading    m  [##########..........]  0s (512 B of 1.0 KiB)"},
-		"bytes beyond the end":     {&wire.Progress{Phase: "reading", DoneBytes: 4096, TotalBytes: 1024}, 0, "reading    m  [####################]  0s (4.0 KiB of 1.0 KiB)"},
-		"negative bytes":           {&wire.Progress{Phase: "reading", DoneBytes: -4096, TotalBytes: 1024}, 0, "reading    m  [....................]  0s (-4096 B of 1.0 KiB)"},
-		"time that runs backwards": {&wire.Progress{Phase: "compiling", ElapsedMs: -5000, EstimateMs: 1000}, 0, "compiling  m  [....................]  0s of about 1s"},
-		"others wait":              {&wire.Progress{Phase: "queued", Waiting: 3, Detail: "2 before it"}, 0, "queued     m  0s (2 before it, 3 wait for it)"},
+		"nothing to measure by": {&wire.Progress{Phase: "compiling", ElapsedMs: 3000},
+			2 * time.Second, "compiling  m  5s"},
+		"estimate": {&wire.Progress{Phase: "compiling", ElapsedMs: 10_000,
+			EstimateMs: 40_000}, 0, "compiling  m  [#####...............]  10s of about 40s"},
+		"age counts": {&wire.Progress{Phase: "compiling", ElapsedMs: 10_000,
+			EstimateMs: 40_000}, 10 * time.Second,
+			"compiling  m  [##########..........]  20s of about 40s"},
+		"longer than usual": {&wire.Progress{Phase: "compiling", ElapsedMs: 90_000,
+			EstimateMs: 40_000}, 0, "compiling  m  [###################.]  1m30s, usually 40s"},
+		"bytes": {&wire.Progress{Phase: "reading", DoneBytes: 512,
+			TotalBytes: 1024}, 0, "reading    m  [##########..........]  0s (512 B of 1.0 KiB)"},
+		"bytes beyond the end": {&wire.Progress{Phase: "reading", DoneBytes: 4096,
+			TotalBytes: 1024}, 0, "reading    m  [####################]  0s (4.0 KiB of 1.0 KiB)"},
+		"negative bytes": {&wire.Progress{Phase: "reading", DoneBytes: -4096,
+			TotalBytes: 1024}, 0, "reading    m  [....................]  0s (-4096 B of 1.0 KiB)"},
+		"time that runs backwards": {&wire.Progress{Phase: "compiling", ElapsedMs: -5000,
+			EstimateMs: 1000}, 0, "compiling  m  [....................]  0s of about 1s"},
+		"others wait": {&wire.Progress{Phase: "queued", Waiting: 3, Detail: "2 before it"}, 0,
+			"queued     m  0s (2 before it, 3 wait for it)"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, bar("m", tc.p, tc.age)) })

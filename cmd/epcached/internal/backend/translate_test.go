@@ -16,7 +16,9 @@ import (
 func TestEveryWishHasItsTranslation(t *testing.T) {
 	seen := make(map[request.OnMiss]bool)
 	for number, name := range wire.OnMiss_name {
-		r, err := request.FromWire(request.Peer{}, &wire.Acquire{OnMiss: wire.OnMiss(number), Model: &wire.Model{}}, []*os.File{nil})
+		r,
+			err := request.FromWire(request.Peer{},
+			&wire.Acquire{OnMiss: wire.OnMiss(number), Model: &wire.Model{}}, []*os.File{nil})
 		require.NoError(t, err, name)
 		require.False(t, seen[r.OnMiss], name)
 		seen[r.OnMiss] = true
@@ -29,12 +31,16 @@ func TestEveryWishHasItsTranslation(t *testing.T) {
 func TestTheOutputArrives(t *testing.T) {
 	asked := &wire.Output{}
 	fields := asked.ProtoReflect().Descriptor().Fields()
-	values := map[protoreflect.Kind]protoreflect.Value{protoreflect.StringKind: protoreflect.ValueOfString("x"), protoreflect.Int64Kind: protoreflect.ValueOfInt64(1),
-		protoreflect.BoolKind: protoreflect.ValueOfBool(true)}
+	values := map[protoreflect.Kind]protoreflect.Value{
+		protoreflect.StringKind: protoreflect.ValueOfString("x"),
+		protoreflect.Int64Kind:  protoreflect.ValueOfInt64(1),
+		protoreflect.BoolKind:   protoreflect.ValueOfBool(true)}
 	for i := range fields.Len() {
 		asked.ProtoReflect().Set(fields.Get(i), values[fields.Get(i).Kind()])
 	}
-	r, err := request.FromWire(request.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked}, []*os.File{nil})
+	r,
+		err := request.FromWire(request.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked},
+		[]*os.File{nil})
 	require.NoError(t, err)
 	got := reflect.ValueOf(r.Output)
 	require.Equal(t, fields.Len(), got.NumField())
