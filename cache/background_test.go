@@ -27,15 +27,13 @@ func TestBackgroundOutlivesAClaimThatIsYetToBeGiven(t *testing.T) {
 	b, g := jobbing(t, 1)
 	job := b.later1(1, somebody).Job
 	key := jobs.Key{Build: b.jobs(somebody)[0].Build, Scope: "shared"}
-	_,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
+	_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
 		[]string{job}, false)
 	require.NoError(t, err)
 	before := len(g.begun())
 
 	claim := endsClaim{make(chan struct{})}
-	_, first,
-		err := b.cache.jobs.Send(key, jobs.Caller{UID: b.cache.uid},
+	_, first, err := b.cache.jobs.Send(key, jobs.Caller{UID: b.cache.uid},
 		func() (jobs.Work, error) { return claim, nil })
 	require.NoError(t, err)
 	require.True(t, first)

@@ -174,8 +174,7 @@ func TestFreshFilesAreNotMemoised(t *testing.T) {
 	r := b.request(b.model(1))
 	b.acquire(r)
 	read := false
-	a,
-		err := b.cache.Acquire(context.Background(), r,
+	a, err := b.cache.Acquire(context.Background(), r,
 		func(p request.Progress) { read = read || p.Phase == "reading" })
 	require.NoError(t, err)
 	defer a.View.Close()

@@ -96,8 +96,7 @@ func hashEverywhere(f *os.File, size int64) error {
 	for i := range cores {
 		wg.Go(func() {
 			part := io.NewSectionReader(f, size*i/cores, size*(i+1)/cores-size*i/cores)
-			_,
-				errs[i] = io.CopyBuffer(struct{ io.Writer }{blake3.New(32, nil)}, part,
+			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{blake3.New(32, nil)}, part,
 				make([]byte, 256<<10))
 		})
 	}

@@ -43,8 +43,7 @@ func TestRemove(t *testing.T) {
 func TestInvalidate(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	_,
-		err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid},
+	_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid},
 		[]string{a.RequestKey.String()[:12]}, "looks wrong", false)
 	require.NoError(t, err)
 	b.reopen()

@@ -24,14 +24,18 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	require.NoError(t,
 		os.WriteFile(filepath.Join(b.state, "of somebody else", "deep", "file"),
 			make([]byte, 3<<12), 0o600))
-	for _, incoming := range []string{"recipes/incoming", "unpacked/objects/incoming", "objects/incoming", "manifests/incoming", "staging"} {
+	for _, incoming := range []string{"recipes/incoming", "unpacked/objects/incoming",
+		"objects/incoming", "manifests/incoming", "staging"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(b.state, incoming), 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(b.state, incoming, "x"), make([]byte, 1<<12), 0o600)) // as of what is just being written
+		// as of what is just being written
+		require.NoError(t,
+			os.WriteFile(filepath.Join(b.state, incoming, "x"), make([]byte, 1<<12), 0o600))
 	}
 	entries := 0
 	measure := func() (files map[string]uint64, listed, walked int64) {
 		entries = 0
-		found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid}, &wire.Check{Space: true}, nil)
+		found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+			&wire.Check{Space: true}, nil)
 		require.NoError(t, err)
 		files = make(map[string]uint64)
 		for _, l := range found.Space {
@@ -40,14 +44,15 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 			entries -= int(l.Files)
 		}
 		seen := make(map[store.FileID]bool)
-		require.NoError(t, filepath.WalkDir(b.state, func(path string, _ fs.DirEntry, _ error) error {
-			if id, _, disk, ok := store.FileOnDisk(path); ok && !seen[id] {
-				seen[id] = true
-				walked += disk
-				entries++
-			}
-			return nil
-		}))
+		require.NoError(t,
+			filepath.WalkDir(b.state, func(path string, _ fs.DirEntry, _ error) error {
+				if id, _, disk, ok := store.FileOnDisk(path); ok && !seen[id] {
+					seen[id] = true
+					walked += disk
+					entries++
+				}
+				return nil
+			}))
 		return files, listed, walked
 	}
 	require.Eventually(t, func() bool { // the database may grow between the two
@@ -59,6 +64,7 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	require.EqualValues(t, 1, files["index"])
 	require.EqualValues(t, 1, files["journal"])
 	require.EqualValues(t, 1, files["reserve"])
-	require.EqualValues(t, 4, files["others"], "README, CACHEDIR.TAG, lock, and what is somebody else's")
+	require.EqualValues(t, 4, files["others"],
+		"README, CACHEDIR.TAG, lock, and what is somebody else's")
 	require.NoError(t, held.View.Close())
 }

@@ -31,8 +31,7 @@ func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
 	got := <-waits
 	require.NoError(t, got.err)
 	require.Equal(t, request.Claimed, got.answer.Outcome)
-	_,
-		err = b.cache.Claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim),
+	_, err = b.cache.Claims.Put(context.Background(), first.Peer, app.compile(first, claim.Claim),
 		nil)
 	require.ErrorContains(t, err, "its job was cancelled")
 	app.uid = second.Peer.UID
@@ -54,9 +53,8 @@ func TestClaimsWhileJobsAreCancelled(t *testing.T) {
 			case <-done:
 				return
 			case <-time.After(time.Duration(rand.IntN(500)) * time.Microsecond):
-				if _,
-					err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: stranger},
-					nil, true); err != nil {
+				if _, err := b.cache.JobList.Cancel(context.Background(),
+					request.Peer{UID: stranger}, nil, true); err != nil {
 					t.Errorf("cancel: %v", err)
 				}
 			}

@@ -36,8 +36,8 @@ type application struct {
 func (b *bench) application(uid uint32, version string) *application {
 	a := &application{bench: b, uid: uid, folder: b.TempDir(), worker: standin.New()}
 	var err error
-	a.spec,
-		err = standin.Library(a.folder, "1.30.0", standin.SDK{Version: version, Hardware: "sim-1"})
+	a.spec, err = standin.Library(a.folder, "1.30.0",
+		standin.SDK{Version: version, Hardware: "sim-1"})
 	require.NoError(b, err)
 	a.connect, a.leave = context.WithCancel(context.Background())
 	b.Cleanup(a.leave)
@@ -68,8 +68,7 @@ func (a *application) claim(r *request.Request) *request.Answer {
 func (a *application) compile(r *request.Request, claim *request.Claim) *claims.Put {
 	a.Helper()
 	folder := a.TempDir()
-	result,
-		err := a.worker.Compile(context.Background(),
+	result, err := a.worker.Compile(context.Background(),
 		compilers.Job{Runtime: a.spec,
 			EPs:   []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
 			Model: r.Graph.Name(), Folder: folder, Output: claim.Output, Embed: r.Embed}, nil)
@@ -275,8 +274,7 @@ func TestReportOfAPutIsNotTriedWithOtherLibraries(t *testing.T) {
 		made := app.put(app.compile(r, app.claim(r).Claim))
 		builds = append(builds, made.Build.ID)
 		// As of a provider that is part of the application's ONNX Runtime: no library is named.
-		d,
-			err := b.cache.Report(context.Background(), r.Peer,
+		d, err := b.cache.Report(context.Background(), r.Peer,
 			reports.Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck",
 				ORTVersion: "1.30.0",
 				Graph:      made.Graph}, runtimes.Ref{ORTVersion: "1.30.0"})
@@ -309,8 +307,7 @@ func TestHandOver(t *testing.T) {
 		"bad artefact": {func(b *bench, first *application, claim *request.Claim) {
 			put := first.compile(first.ask(b.model(1)), claim)
 			put.Files = put.Files[:1]
-			_,
-				err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, put,
+			_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, put,
 				nil)
 			require.Equal(b, apierr.BadRequest, apierr.ClassOf(err), "%v", err)
 		}, "what was put is refused"},
@@ -335,8 +332,7 @@ func TestHandOver(t *testing.T) {
 			require.Contains(t, one.answer.Why, c.says)
 			require.NotEqual(t, claim.Claim.ID, one.answer.Claim.ID)
 			require.Equal(t, claim.Claim.Output, one.answer.Claim.Output)
-			_,
-				err := b.cache.Claims.Put(context.Background(), r.Peer,
+			_, err := b.cache.Claims.Put(context.Background(), r.Peer,
 				first.compile(r, claim.Claim), nil)
 			require.Equal(t, apierr.NotFound, apierr.ClassOf(err),
 				"what was claimed before is over: %v", err)
@@ -411,15 +407,13 @@ func TestPutForLibrariesThatAreHere(t *testing.T) {
 	other := b.application(b.cache.uid, "1.1")
 	r = b.request(b.model(2))
 	r.OnMiss = request.ForClaim
-	_,
-		err = b.cache.Claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim),
+	_, err = b.cache.Claims.Put(context.Background(), r.Peer, other.compile(r, b.acquire(r).Claim),
 		nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
 	require.ErrorContains(t, err, `SDK "1.1"`)
 
 	same.worker.Fault = standin.Mutilate
-	_,
-		err = b.cache.Claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim),
+	_, err = b.cache.Claims.Put(context.Background(), r.Peer, same.compile(r, b.acquire(r).Claim),
 		nil)
 	require.Equal(t, apierr.CompileFailed, apierr.ClassOf(err))
 	require.ErrorContains(t, err, "does not load")
@@ -521,8 +515,7 @@ func TestOneUsersBytesAreBounded(t *testing.T) {
 	var err error
 	for seed := uint64(1); err == nil && seed < 20; seed++ {
 		r := app.ask(b.model(seed))
-		_,
-			err = b.cache.Claims.Put(context.Background(), r.Peer,
+		_, err = b.cache.Claims.Put(context.Background(), r.Peer,
 			app.compile(r, app.claim(r).Claim), nil)
 	}
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
@@ -570,8 +563,7 @@ func TestEventsOfClaims(t *testing.T) {
 		}
 	}
 	require.Equal(t, "claimed, claim ended, claimed, put", strings.Join(kinds, ", "))
-	hidden,
-		err := b.cache.Queries.Events(context.Background(), request.Peer{UID: stranger + 1},
+	hidden, err := b.cache.Queries.Events(context.Background(), request.Peer{UID: stranger + 1},
 		time.Time{}, 0)
 	require.NoError(t, err)
 	for _, e := range hidden.Events {

@@ -91,8 +91,7 @@ func requireNoClaims(b *bench) {
 }
 
 func compileAndPut(a *application, r *request.Request, claim *request.Claim, folder string) error {
-	result,
-		err := a.worker.Compile(context.Background(),
+	result, err := a.worker.Compile(context.Background(),
 		compilers.Job{Runtime: a.spec,
 			EPs:   []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
 			Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
@@ -156,8 +155,7 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		_,
-			err := b.cache.Claims.Put(ctx, c.request.Peer, c.put,
+		_, err := b.cache.Claims.Put(ctx, c.request.Peer, c.put,
 			func(request.Progress) { queued <- struct{}{} })
 		got <- err
 	}()

@@ -92,8 +92,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		}
 		syncs += appends(b, bench.state, builds)
 		to := int64(0)
-		plan,
-			err := c.PlanCollection(ctx, request.Peer{UID: c.uid},
+		plan, err := c.PlanCollection(ctx, request.Peer{UID: c.uid},
 			store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
@@ -104,8 +103,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		for range builds {
 			put()
 		}
-		plan,
-			err = c.PlanCollection(ctx, request.Peer{UID: c.uid},
+		plan, err = c.PlanCollection(ctx, request.Peer{UID: c.uid},
 			store.Goal{Bytes: &to, Hurry: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)

@@ -34,8 +34,7 @@ func stored(t *testing.T, n uint64) (*bench, []index.Build) {
 
 func (b *bench) plan(to int64) *store.Collection {
 	b.Helper()
-	plan,
-		err := b.cache.PlanCollection(context.Background(), request.Peer{UID: b.cache.uid},
+	plan, err := b.cache.PlanCollection(context.Background(), request.Peer{UID: b.cache.uid},
 		store.Goal{Bytes: &to}, nil)
 	require.NoError(b, err)
 	return plan
@@ -62,8 +61,7 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds))
 	b.reopen()
 	require.Len(t, b.cache.index.Journal.Tombstones(nil), len(builds), "after a restart as well")
-	why,
-		err := b.cache.Queries.Why(context.Background(), request.Peer{UID: b.cache.uid},
+	why, err := b.cache.Queries.Why(context.Background(), request.Peer{UID: b.cache.uid},
 		builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
@@ -88,8 +86,7 @@ func TestTwoCollectTheSame(t *testing.T) {
 func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 	b, builds := stored(t, 4)
 	ctx := context.Background()
-	_,
-		err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid},
+	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid},
 		[]string{builds[0].BuildKey.String()}, false)
 	require.NoError(t, err)
 	held := b.acquire(b.request(b.model(2)))
@@ -122,9 +119,11 @@ func TestEvictionSkipsLeasedPinnedAndUsedBuilds(t *testing.T) {
 // While a reservation waits, builds that were used meanwhile are evicted too, if they have no
 // lease.
 func TestReservationEvictsBuildsUsedMeanwhile(t *testing.T) {
-	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned", true: "removed"} {
+	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned",
+		true: "removed"} {
 		b, builds := stored(t, 1)
-		plan, err := b.cache.PlanCollection(context.Background(), b.self(), store.Goal{Bytes: new(int64), Hurry: hurry}, nil)
+		plan, err := b.cache.PlanCollection(context.Background(), b.self(),
+			store.Goal{Bytes: new(int64), Hurry: hurry}, nil)
 		require.NoError(t, err)
 		b.later.Add(int64(time.Hour))
 		again := b.acquire(b.request(b.model(1)))
@@ -228,7 +227,8 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	far := plan(logical(shared) - 1)
 	require.Len(t, far.Steps, 1)
 	require.Len(t, far.Kept, 1)
-	require.Regexp(t, "^shared, which is for administrators to remove, though uid [0-9]+ has more than its quota of ", far.Kept[0].Reason)
+	require.Regexp(t, "^shared, which is for administrators to remove, though uid [0-9]+ has "+
+		"more than its quota of ", far.Kept[0].Reason)
 	require.EqualValues(t, 1, far.Kept[0].Builds)
 }
 

@@ -70,8 +70,7 @@ func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
 	require.InDelta(t, before, b.objects(), 32<<10, "one variant is whole, as before")
 	proven, ok := b.cache.index.RecipeStamps().LoadStamp(large(builds[2]))
 	require.True(t, ok)
-	now,
-		err := cas.StampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2],
+	now, err := cas.StampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2],
 		large(builds[2]).String()))
 	require.NoError(t, err)
 	require.True(t, proven.Holds(now), "it need not be hashed when it is unpacked")
@@ -124,14 +123,16 @@ func TestCompactingLeavesViewsAlone(t *testing.T) {
 }
 
 func TestCompactionSkips(t *testing.T) {
-	for name, c := range map[string]func(b *bench, builds []*index.Build, files []map[string]string){
+	for name, c := range map[string]func(b *bench, builds []*index.Build,
+		files []map[string]string){
 		"nobody uses the other": func(*bench, []*index.Build, []map[string]string) {},
 		"the container is used today": func(b *bench, _ []*index.Build, files []map[string]string) {
 			b.askFor(1, files[0])
 			b.later.Add(int64(20 * time.Hour))
 		},
 		"the container is pinned": func(b *bench, builds []*index.Build, _ []map[string]string) {
-			_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[0].BuildKey.String()}, false)
+			_, err := b.cache.Pin(context.Background(), b.self(),
+				[]string{builds[0].BuildKey.String()}, false)
 			require.NoError(b, err)
 		},
 		"the container is held": func(b *bench, _ []*index.Build, _ []map[string]string) {
@@ -178,12 +179,13 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 	b, builds, files := family(t, 3)
 	stopped := errors.New("stopped")
 	base := large(builds[0])
-	err := b.cache.forms.Compact(context.Background(), packing.Family{Hot: large(builds[1]), Base: base}, func(context.Context) error {
-		if b.cache.cas.Has(large(builds[1])) {
-			return stopped
-		}
-		return nil
-	})
+	err := b.cache.forms.Compact(context.Background(),
+		packing.Family{Hot: large(builds[1]), Base: base}, func(context.Context) error {
+			if b.cache.cas.Has(large(builds[1])) {
+				return stopped
+			}
+			return nil
+		})
 	require.ErrorIs(t, err, stopped)
 	require.True(t, b.cache.cas.Has(base) && b.cache.cas.Has(large(builds[1])))
 	b.reopen()
@@ -192,7 +194,8 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 		require.NoError(t, err)
 	}
 	b.packCold(2 * time.Hour)
-	require.NotEqual(t, b.cache.cas.Has(base), b.cache.cas.Has(large(builds[1])), "one of them is packed with the other")
+	require.NotEqual(t, b.cache.cas.Has(base), b.cache.cas.Has(large(builds[1])),
+		"one of them is packed with the other")
 	for i := range builds {
 		b.askFor(i+1, files[i])
 	}

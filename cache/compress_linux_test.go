@@ -143,9 +143,8 @@ func TestDamageOfCompressedLiteralsIsNeverServed(t *testing.T) {
 			require.NoError(t, os.Chmod(path, 0o644))
 			require.NoError(t, os.WriteFile(path, harm(t, raw), 0o444))
 			for _, deep := range []bool{false, true} {
-				result,
-					err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: deep},
-					nil)
+				result, err := b.cache.Check(context.Background(), b.self(),
+					&wire.Check{Deep: deep}, nil)
 				require.NoError(t, err)
 				require.Len(t, result.Findings, 1, "deep %v", deep)
 				require.Equal(t, "damaged", result.Findings[0].Kind)

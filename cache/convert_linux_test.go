@@ -40,18 +40,21 @@ func (b *bench) both(ask func() *request.Request, embedFirst bool) (made,
 // One main context for many parts: the others' nodes stay as they are, in both directions, and QNN
 // loads and runs both.
 func TestQNNInManyPartsIsConverted(t *testing.T) {
-	for name, embedFirst := range map[string]bool{"into the graph": false, "out of the graph": true} {
+	for name, embedFirst := range map[string]bool{"into the graph": false,
+		"out of the graph": true} {
 		t.Run(name, func(t *testing.T) {
 			b, _, _ := newQNNBench(t)
 			made, converted := b.both(func() *request.Request {
-				return b.forQNN(islands(4), "60", map[string]string{"enable_htp_fp16_precision": "1"})
+				return b.forQNN(islands(4), "60",
+					map[string]string{"enable_htp_fp16_precision": "1"})
 			}, embedFirst)
 			before, after := b.graphOf(made).Contexts, b.graphOf(converted).Contexts
 			require.Len(t, after, 4)
 			for i := range before {
 				require.Equal(t, before[i].MainContext, after[i].MainContext)
 				if before[i].MainContext == 0 {
-					require.Equal(t, before[i].EmbedMode, after[i].EmbedMode, "a secondary node was touched")
+					require.Equal(t, before[i].EmbedMode, after[i].EmbedMode,
+						"a secondary node was touched")
 				}
 			}
 			require.Equal(t, made.GraphOptimizationLevel, converted.GraphOptimizationLevel)
@@ -61,14 +64,16 @@ func TestQNNInManyPartsIsConverted(t *testing.T) {
 
 // Several contexts are several files, or all in the graph.
 func TestSeveralContextsAreConverted(t *testing.T) {
-	for name, embedFirst := range map[string]bool{"into the graph": false, "out of the graph": true} {
+	for name, embedFirst := range map[string]bool{"into the graph": false,
+		"out of the graph": true} {
 		t.Run(name, func(t *testing.T) {
 			b, _, _ := newTestEPBench(t)
 			path := filepath.Join(t.TempDir(), "m.onnx")
 			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
 			made, converted := b.both(func() *request.Request {
 				r := b.request(b.openFile(path))
-				r.EPs = []identity.EP{{Name: compilertest.TestEP, Options: map[string]string{"primaries": "each"}}}
+				r.EPs = []identity.EP{{Name: compilertest.TestEP,
+					Options: map[string]string{"primaries": "each"}}}
 				return r
 			}, embedFirst)
 			require.Len(t, b.contexts(made), 3)

@@ -58,14 +58,16 @@ func (b *bench) contexts(a *request.Answer) (out []cas.Digest) {
 }
 
 func TestOneFormIsConvertedFromTheOther(t *testing.T) {
-	for name, embed := range map[string]bool{"embedded from a sidecar": true, "sidecar from embedded": false} {
+	for name, embed := range map[string]bool{"embedded from a sidecar": true,
+		"sidecar from embedded": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			made := b.acquire(b.form(!embed))
 			a := b.acquire(b.form(embed))
 			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the other form was compiled")
 			require.Equal(t, request.Hit, a.Outcome)
-			require.Contains(t, a.Why, "converted from the "+request.FormName(!embed)+" form, build "+made.Build.BuildKey.String())
+			require.Contains(t, a.Why, "converted from the "+request.FormName(!embed)+
+				" form, build "+made.Build.BuildKey.String())
 			require.Contains(t, a.Compatibility.Reason, a.Why)
 			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
 			require.Equal(t, b.contexts(made), b.contexts(a), "the context's bytes")
@@ -113,7 +115,8 @@ func TestConversionServesRequestsThatDoNotCompile(t *testing.T) {
 }
 
 func TestRefreshAndBypassCompile(t *testing.T) {
-	for name, wish := range map[string]request.OnMiss{"refresh": request.Refresh, "bypass": request.Bypass} {
+	for name, wish := range map[string]request.OnMiss{"refresh": request.Refresh,
+		"bypass": request.Bypass} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.acquire(b.form(false))
@@ -164,7 +167,8 @@ func TestConversionIsNotDoneAgain(t *testing.T) {
 	b := newBench(t)
 	made := b.acquire(b.form(false))
 	first := b.acquire(b.form(true))
-	again, err := b.cache.builder.ConvertOnce(context.Background(), b.planned(b.form(true)), made.Build)
+	again, err := b.cache.builder.ConvertOnce(context.Background(), b.planned(b.form(true)),
+		made.Build)
 	require.NoError(t, err)
 	require.Equal(t, first.Build.ID, again.Build.ID)
 }
@@ -174,7 +178,8 @@ func TestFailedConversionIsCompiled(t *testing.T) {
 	b.acquire(b.form(false))
 	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
 		if strings.Contains(job.Graph, "/convert-") {
-			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10, Text: "not in this form"}
+			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10,
+				Text: "not in this form"}
 		}
 		return nil
 	}
@@ -228,7 +233,9 @@ func TestExplanationTellsOfAConversion(t *testing.T) {
 	r.OnMiss = request.Explain
 	e := b.acquire(r).Explanation
 	require.Equal(t, query.Miss, e.Decision)
-	require.Contains(t, e.Reason, "it would be converted from the sidecar form, without a compile: build "+made.Build.BuildKey.String())
+	require.Contains(t, e.Reason,
+		"it would be converted from the sidecar form, without a compile: build "+
+			made.Build.BuildKey.String())
 	require.Len(t, b.list(), 1, "nothing is converted for it")
 }
 
@@ -237,13 +244,16 @@ func TestBackAndForthGivesTheSameFiles(t *testing.T) {
 	made := b.acquire(b.form(false))
 	embedded := b.acquire(b.form(true))
 	files := b.read(made)
-	_, err := b.cache.Remove(context.Background(), b.self(), []string{made.Build.BuildKey.String()}, false, false)
+	_, err := b.cache.Remove(context.Background(), b.self(), []string{made.Build.BuildKey.String()},
+		false, false)
 	require.NoError(t, err)
 	back := b.acquire(b.form(false))
 	require.Equal(t, request.Hit, back.Outcome)
 	require.Equal(t, embedded.Build.ID, back.Build.Converted.ID)
-	require.WithinDuration(t, made.Build.Created, back.Build.Compiled(), 0, "a conversion of a conversion is as old as the compile")
-	require.True(t, slices.Contains(values(files), b.read(back)[contextFile(back)]), "the context's digest")
+	require.WithinDuration(t, made.Build.Created, back.Build.Compiled(), 0,
+		"a conversion of a conversion is as old as the compile")
+	require.True(t, slices.Contains(values(files), b.read(back)[contextFile(back)]),
+		"the context's digest")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
@@ -258,13 +268,15 @@ func values(m map[string]string) (out []string) {
 
 // what is withheld must not come back by way of its other form
 func TestWithheldContextsAreNotConverted(t *testing.T) {
-	for name, embed := range map[string]bool{"what was converted": true, "what it was converted from": false} {
+	for name, embed := range map[string]bool{"what was converted": true,
+		"what it was converted from": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.acquire(b.form(false))
 			b.acquire(b.form(true))
 			withheld := b.acquire(b.form(embed))
-			_, err := b.cache.Invalidate(context.Background(), b.self(), []string{withheld.Build.BuildKey.String()}, "it computes nonsense", false)
+			_, err := b.cache.Invalidate(context.Background(), b.self(),
+				[]string{withheld.Build.BuildKey.String()}, "it computes nonsense", false)
 			require.NoError(t, err)
 			r := b.form(embed)
 			r.OnMiss = request.Explain

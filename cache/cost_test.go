@@ -14,8 +14,7 @@ func TestCostOutlivesTheDaemon(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	info, err := b.model(1).Stat()
 	require.NoError(t, err)
-	_,
-		before := b.cache.jobs.Costs.Estimate(jobs.Kind{EPs: []string{standin.EP},
+	_, before := b.cache.jobs.Costs.Estimate(jobs.Kind{EPs: []string{standin.EP},
 		Size: info.Size()})
 	require.GreaterOrEqual(t, before.Seconds(), a.Build.CompileSeconds)
 	b.reopen()

@@ -53,12 +53,15 @@ func TestDoctorFindsNothingWhereAllIsWell(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
 	list := b.doctor(b.self())
-	for _, subject := range []string{"runtime " + b.runtime + " " + standin.EP, "clock", "index", "builds", "compiles"} {
-		require.Equal(t, query.SeverityOK, about(t, list, subject).Severity, "%v", about(t, list, subject))
+	for _, subject := range []string{"runtime " + b.runtime + " " + standin.EP, "clock", "index",
+		"builds", "compiles"} {
+		require.Equal(t, query.SeverityOK, about(t, list, subject).Severity, "%v",
+			about(t, list, subject))
 	}
 	compiles := b.compiler.Compiles.Load()
 	b.doctor(b.self())
-	require.Equal(t, compiles, b.compiler.Compiles.Load(), "what was tried a moment ago is not tried again")
+	require.Equal(t, compiles, b.compiler.Compiles.Load(),
+		"what was tried a moment ago is not tried again")
 }
 
 // The result of the fingerprint need not hold in this process.
@@ -66,7 +69,8 @@ func TestDoctorTriesToLoad(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
 	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
-		return &compilers.CheckResult{Outcome: compilers.Failed, Code: 11, Text: "plugin.cpp:54: can't protect"}
+		return &compilers.CheckResult{Outcome: compilers.Failed, Code: 11,
+			Text: "plugin.cpp:54: can't protect"}
 	}
 	a := about(t, b.doctor(b.self()), "runtime "+b.runtime+" "+standin.EP)
 	require.Equal(t, query.SeverityProblem, a.Severity)
@@ -81,9 +85,15 @@ func TestDoctorOnRuntimes(t *testing.T) {
 		text    string
 		hint    string
 	}{
-		{"gone", func(b *bench) { require.NoError(b, os.RemoveAll(b.runtime)) }, "", "no such file", "install it there again"},
-		{"without an EP", func(b *bench) { require.NoError(b, os.Remove(b.epLibrary())) }, "", "EP library", "install it there again"},
-		{"one that does not load", func(b *bench) { require.NoError(b, os.WriteFile(b.epLibrary(), []byte("garbage"), 0o644)) },
+		{"gone", func(b *bench) { require.NoError(b, os.RemoveAll(b.runtime)) }, "", "no such file",
+			"install it there again"},
+		{"without an EP", func(b *bench) { require.NoError(b, os.Remove(b.epLibrary())) }, "",
+			"EP library", "install it there again"},
+		{"one that does not load",
+			func(b *bench) {
+				require.NoError(b,
+					os.WriteFile(b.epLibrary(), []byte("garbage"), 0o644))
+			},
 			" " + standin.EP, "does not load with ONNX Runtime 1.31.1", "fit together"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -125,7 +135,8 @@ func TestDoctorReportsRecentFailures(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, os.Remove(b.blob(a)))
-	b.refused(func() *request.Request { r := b.request(b.model(1)); r.OnMiss = request.Fail; return r }())
+	b.refused(
+		func() *request.Request { r := b.request(b.model(1)); r.OnMiss = request.Fail; return r }())
 	for seed := range 3 {
 		r := b.request(b.model(2 + uint64(seed)))
 		r.EPs[0].Options = map[string]string{"fault": string(standin.Refuse)}
@@ -134,13 +145,15 @@ func TestDoctorReportsRecentFailures(t *testing.T) {
 	list := b.doctor(b.self())
 	require.Contains(t, about(t, list, "damage").Text, "in the last day: 1")
 	require.Contains(t, about(t, list, "compiles").Text, "told to refuse")
-	require.NotContains(t, about(t, b.doctor(request.Peer{UID: 2001}), "compiles").Text, "refuse", "whose models fail is nobody's business")
+	require.NotContains(t, about(t, b.doctor(request.Peer{UID: 2001}), "compiles").Text, "refuse",
+		"whose models fail is nobody's business")
 
 	b.close()
 	require.NoError(t, os.WriteFile(filepath.Join(b.state, "journal"), []byte("garbage"), 0o600))
 	b.open()
 	require.Contains(t, about(t, b.doctor(b.self()), "index").Text, "damaged journal")
-	b.acquire(b.request(b.model(1))) // or it would be found as damaged and served when the test ends
+	// or it would be found as damaged and served when the test ends
+	b.acquire(b.request(b.model(1)))
 }
 
 func TestDoctorOnWatching(t *testing.T) {
@@ -171,7 +184,8 @@ func TestCancelledCompileIsNoFailure(t *testing.T) {
 	}
 	require.Equal(t, 4, kinds[event.Cancelled])
 	require.Zero(t, kinds[event.Failed])
-	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles") // the rest compiles something, and compiles wait here
+	// the rest compiles something, and compiles wait here
+	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 }
@@ -194,6 +208,7 @@ func TestAbandonedCompileIsNoFailure(t *testing.T) {
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 	for _, past := range b.cache.jobs.Known() {
-		require.True(t, past.About().Inquiry || past.Info().State == jobs.Cancelled, past.Info().State)
+		require.True(t, past.About().Inquiry ||
+			past.Info().State == jobs.Cancelled, past.Info().State)
 	}
 }

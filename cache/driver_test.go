@@ -20,10 +20,10 @@ import (
 // driven returns a cache with rules that have a verdict on builds of a later driver, and a function
 // that sets the driver's version.
 func driven(t *testing.T, verdict string) (*bench, func(version string)) {
-	set,
-		err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"older "+
-		"driver\"\nwhen.driver_version = \"build > runtime\"\nverdict = \""+
-		verdict+"\"\nreason = \"{build.driver_version} is later\"\n"))
+	set, err := rules.Parse("own.toml",
+		[]byte("[[ep."+standin.EP+".rule]]\nname = \"older driver\"\nwhen.driver_version = "+
+			"\"build > runtime\"\nverdict = \""+
+			verdict+"\"\nreason = \"{build.driver_version} is later\"\n"))
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "version")
 	b := newBench(t)

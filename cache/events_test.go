@@ -146,8 +146,7 @@ func TestEventsAreBounded(t *testing.T) {
 	require.Len(t, newest.Events, 3)
 	require.Equal(t, []string{"47", "48", "49"},
 		[]string{newest.Events[0].Text, newest.Events[1].Text, newest.Events[2].Text})
-	late,
-		err := b.cache.Queries.Events(context.Background(), b.self(),
+	late, err := b.cache.Queries.Events(context.Background(), b.self(),
 		start.Add(48*time.Hour-time.Minute), 0)
 	require.NoError(t, err)
 	require.Len(t, late.Events, 2)

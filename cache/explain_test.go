@@ -98,8 +98,7 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 			"miss", "with other content"},
 		{"withheld", func(b *bench) {
 			b.acquire(b.request(b.model(1)))
-			_,
-				err := b.cache.Invalidate(context.Background(), b.self(), []string{"model.onnx"},
+			_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model.onnx"},
 				"for a test", false)
 			require.NoError(b, err)
 		}, nil, "stale", "for a test"},
@@ -113,8 +112,7 @@ func TestExplainDecidesAsARequestDoes(t *testing.T) {
 		{"the other ONNX Runtime", func(b *bench) { b.acquire(b.request(b.model(1))) },
 			func(b *bench, r *request.Request) {
 				r.StrictORT = true
-				_,
-					err := standin.Library(b.runtime, "1.32.0",
+				_, err := standin.Library(b.runtime, "1.32.0",
 					standin.SDK{Version: "1.0", Hardware: "sim-1"})
 				require.NoError(b, err)
 			}, "stale", "strict_ort"},
@@ -239,8 +237,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 	for _, h := range e.History {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
-	_,
-		err := b.cache.Queries.Why(context.Background(), request.Peer{UID: 2002},
+	_, err := b.cache.Queries.Why(context.Background(), request.Peer{UID: 2002},
 		"alices-secret.onnx")
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
@@ -258,7 +255,8 @@ func TestExplainACompiledModel(t *testing.T) {
 func TestWhyAnEntryIsAsItIs(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	for _, name := range []string{a.RequestKey.String(), a.Build.BuildKey.String()[:12], a.Build.ID.String(), "model.onnx"} {
+	for _, name := range []string{a.RequestKey.String(), a.Build.BuildKey.String()[:12],
+		a.Build.ID.String(), "model.onnx"} {
 		e := b.why(b.self(), name)
 		require.Equal(t, index.Current, e.Decision, e.Reason)
 		require.Equal(t, a.RequestKey.String(), e.RequestKey)
@@ -271,17 +269,21 @@ func TestWhyAnEntryIsAsItIs(t *testing.T) {
 	b.library("2.0")
 	e := b.why(b.self(), "model.onnx")
 	require.Equal(t, "stale", e.Decision)
-	require.Equal(t, [2]string{"2.0", "1.0"}, differing(e.Candidates[0].Differences)["eps[0].sdk_version"])
+	require.Equal(t, [2]string{"2.0", "1.0"},
+		differing(e.Candidates[0].Differences)["eps[0].sdk_version"])
 
 	b.acquire(b.request(b.model(1)))
-	require.Len(t, b.why(b.self(), a.Build.ID.String()).Candidates, 2, "a build's name stands for its entry")
+	require.Len(t, b.why(b.self(), a.Build.ID.String()).Candidates, 2,
+		"a build's name stands for its entry")
 
-	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model.onnx"}, "for a test", false)
+	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model.onnx"},
+		"for a test", false)
 	require.NoError(t, err)
 	e = b.why(b.self(), "model.onnx")
 	require.Equal(t, index.Withheld, e.Decision)
 	require.Contains(t, e.Reason, "for a test")
-	require.Equal(t, []string{event.Compiled, event.Compiled, event.Withheld, event.Withheld}, withoutJudged(e.History))
+	require.Equal(t, []string{event.Compiled, event.Compiled, event.Withheld, event.Withheld},
+		withoutJudged(e.History))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "explaining compiles nothing")
 }
 
@@ -301,7 +303,8 @@ func TestWhyAnEntryWasRemoved(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	_, err := b.cache.Remove(context.Background(), b.self(), nil, true, false)
 	require.NoError(t, err)
-	for _, name := range []string{a.RequestKey.String()[:16], a.Build.BuildKey.String(), "model.onnx"} {
+	for _, name := range []string{a.RequestKey.String()[:16], a.Build.BuildKey.String(),
+		"model.onnx"} {
 		e := b.why(b.self(), name)
 		require.Equal(t, "gone", e.Decision)
 		require.Contains(t, e.Reason, "removed by hand")
@@ -326,7 +329,8 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 	}{
 		{func() { b.later.Add(int64(time.Hour)); b.collect(b.plan(0)) }, "evicted on "},
 		{func() {
-			_, err := b.cache.Remove(context.Background(), b.self(), []string{a.RequestKey.String()}, false, false)
+			_, err := b.cache.Remove(context.Background(), b.self(),
+				[]string{a.RequestKey.String()}, false, false)
 			require.NoError(t, err)
 		}, "removed by hand"},
 	} {

@@ -200,7 +200,8 @@ func TestRetry(t *testing.T) {
 	_, err = retry(request.Peer{UID: 2001}, key)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err), "who never asked knows nothing of it")
 	require.Len(t, b.failures(b.self()), 1)
-	for i, name := range []string{"model.onnx", key[:16], failure.In(e).BuildKey.String(), failure.In(e).ModelDigest.String()[:8]} {
+	for i, name := range []string{"model.onnx", key[:16], failure.In(e).BuildKey.String(),
+		failure.In(e).ModelDigest.String()[:8]} {
 		gone, err := retry(b.self(), name)
 		require.NoError(t, err)
 		require.Len(t, gone, 1)
@@ -228,17 +229,20 @@ func TestFailuresCountInTheirScope(t *testing.T) {
 	ask(alice)
 	require.Empty(t, b.failures(bob))
 	ask(bob)
-	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "what failed for one may be that user's fault")
+	require.EqualValues(t, 2, b.compiler.Compiles.Load(),
+		"what failed for one may be that user's fault")
 	ask(alice)
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 	carol, dave := request.Peer{UID: 2003}, request.Peer{UID: 2004}
 	shared := func(r *request.Request) { r.Store = "" }
 	ask(carol, shared)
 	ask(dave, shared, func(r *request.Request) { r.Name = "mine.onnx" })
-	require.EqualValues(t, 3, b.compiler.Compiles.Load(), "what everybody may have fails for everybody")
+	require.EqualValues(t, 3, b.compiler.Compiles.Load(),
+		"what everybody may have fails for everybody")
 	require.Equal(t, "mine.onnx", b.failures(dave)[0].ModelName, "others' names are theirs")
 	ask(dave, shared, func(r *request.Request) { r.OnMiss = request.Refresh })
-	require.EqualValues(t, 3, b.compiler.Compiles.Load(), "a refresh is for who asked first, and administrators")
+	require.EqualValues(t, 3, b.compiler.Compiles.Load(),
+		"a refresh is for who asked first, and administrators")
 	ask(carol, shared, func(r *request.Request) { r.OnMiss = request.Refresh })
 	require.EqualValues(t, 4, b.compiler.Compiles.Load())
 	ask(dave, func(r *request.Request) { r.OnMiss = request.Bypass })
@@ -280,7 +284,8 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 
 // A machine on which nothing compiles says nothing of models.
 func TestBrokenSandboxIsNoModelsFault(t *testing.T) {
-	for _, how := range []standin.Fault{standin.Crash, standin.Refuse, standin.NoNodes, standin.Killed} {
+	for _, how := range []standin.Fault{standin.Crash, standin.Refuse, standin.NoNodes,
+		standin.Killed} {
 		t.Run(string(how), func(t *testing.T) {
 			b := newBench(t)
 			b.compiler.Fault, b.compiler.Broken = how, true
@@ -359,14 +364,22 @@ func TestClassesOfReasons(t *testing.T) {
 		reason failure.Reason
 		class  apierr.Class
 	}{
-		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), failure.NoWorker, apierr.Unavailable},
-		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), failure.CPU, apierr.CompileFailed},
-		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), failure.Memory, apierr.CompileFailed},
-		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), failure.OutputLimit, apierr.CompileFailed},
-		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), failure.Invalid, apierr.CompileFailed},
-		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), failure.Invalid, apierr.CompileFailed},
-		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), failure.Invalid, apierr.CompileFailed},
-		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled, apierr.Cancelled},
+		"no worker": {fmt.Errorf("%w: no such file", compilers.ErrStart),
+			failure.NoWorker, apierr.Unavailable},
+		"processor time": {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), failure.CPU,
+			apierr.CompileFailed},
+		"memory": {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), failure.Memory,
+			apierr.CompileFailed},
+		"files": {fmt.Errorf("x: %w", compilers.ErrOutputLimit), failure.OutputLimit,
+			apierr.CompileFailed},
+		"a link": {fmt.Errorf("x: %w", compilers.ErrOutput), failure.Invalid,
+			apierr.CompileFailed},
+		"talks nonsense": {fmt.Errorf("x: %w", compilers.ErrDialogue), failure.Invalid,
+			apierr.CompileFailed},
+		"not a model": {fmt.Errorf("graph: %w", &epmodel.FormatError{}), failure.Invalid,
+			apierr.CompileFailed},
+		"cancelled": {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled,
+			apierr.Cancelled},
 		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", apierr.BadRequest},
 		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", apierr.Unavailable},
 		"replaced meanwhile":  {runtimes.ErrReplaced, "", apierr.Unavailable},

@@ -96,7 +96,8 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 	}
 	packed := packedPairs(t)
 	for name, forge := range cases {
-		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
+		for when, restart := range map[string]bool{"running": false, "restarted": true,
+			"read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				b, builds, files := packed(t)
 				r, err := dedupe.ReadShelf(b.state).Get(large(builds[1]))
@@ -107,7 +108,8 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				forge(b, builds, r)
 				b.forge(large(builds[1]), r)
 				if when == "read only" {
-					require.ErrorContains(t, b.requireNotFoundWithout(), builds[1].BuildKey.String()[:12])
+					require.ErrorContains(t, b.requireNotFoundWithout(),
+						builds[1].BuildKey.String()[:12])
 					return
 				}
 				if restart {
@@ -120,7 +122,8 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				if name == nowhere || name == loop {
 					return // it is a container that is missed, and there is nothing to put aside
 				}
-				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"), "*"+large(builds[1]).String()[:16]+"*"))
+				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"),
+					"*"+large(builds[1]).String()[:16]+"*"))
 				require.NoError(t, err)
 				require.NotEmpty(t, aside, "it is in the quarantine")
 			})
@@ -173,26 +176,38 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 	}
 	const version, length, size, extents, literals, firstSize = 8, 12, 48, 60, 68, 104
 	cases := map[string]func(raw []byte) []byte{
-		"no bytes":                       func([]byte) []byte { return nil },
-		"cut off in the header":          func(raw []byte) []byte { return raw[:12] },
-		"cut off in the body":            func(raw []byte) []byte { return raw[:len(raw)/2] },
-		"something behind the body":      func(raw []byte) []byte { return append(raw, 0) },
-		"no version":                     count(version, 0),
-		newer:                            count(version, 3),
-		"a size of 2^63":                 number(size, 1<<63),
-		"a size of nearly 2^63":          number(size, 1<<63-1),
-		"a size above all limits":        number(size, 1<<56+1),
-		"a container of 2^63 bytes":      number(firstSize, 1<<63),
-		"a container of no bytes":        number(firstSize, 0),
-		"four billion extents":           count(extents, 1<<32-1),
-		"literals in no container":       count(literals, 200),
-		"an extent of another container": func(raw []byte) []byte { raw[72+40*int(raw[56])] = 0x7e; return raw },
-		"the blob is its own container":  func(raw []byte) []byte { copy(raw[72:104], raw[16:48]); return raw },
-		"a container twice":              func(raw []byte) []byte { copy(raw[112:144], raw[72:104]); return raw },
+		"no bytes":                  func([]byte) []byte { return nil },
+		"cut off in the header":     func(raw []byte) []byte { return raw[:12] },
+		"cut off in the body":       func(raw []byte) []byte { return raw[:len(raw)/2] },
+		"something behind the body": func(raw []byte) []byte { return append(raw, 0) },
+		"no version":                count(version, 0),
+		newer:                       count(version, 3),
+		"a size of 2^63":            number(size, 1<<63),
+		"a size of nearly 2^63":     number(size, 1<<63-1),
+		"a size above all limits":   number(size, 1<<56+1),
+		"a container of 2^63 bytes": number(firstSize, 1<<63),
+		"a container of no bytes":   number(firstSize, 0),
+		"four billion extents":      count(extents, 1<<32-1),
+		"literals in no container":  count(literals, 200),
+		"an extent of another container": func(raw []byte) []byte {
+			raw[72+40*int(raw[56])] = 0x7e
+			return raw
+		},
+		"the blob is its own container": func(raw []byte) []byte {
+			copy(raw[72:104],
+				raw[16:48])
+			return raw
+		},
+		"a container twice": func(raw []byte) []byte {
+			copy(raw[112:144],
+				raw[72:104])
+			return raw
+		},
 	}
 	packed := packedPairs(t)
 	for name, harm := range cases {
-		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
+		for when, restart := range map[string]bool{"running": false, "restarted": true,
+			"read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				b, builds, files := packed(t)
 				path := b.recipePath(large(builds[1]))
@@ -212,7 +227,8 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if when == "read only" {
 					_, err := b.stored().Find(context.Background(), b.variant(2), "")
 					require.Error(t, err)
-					require.True(t, packing.Lost(err) || apierr.ClassOf(err) == apierr.NotFound || name == newer, "%v", err)
+					require.True(t, packing.Lost(err) || apierr.ClassOf(err) == apierr.NotFound ||
+						name == newer, "%v", err)
 					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
 					return
 				}
@@ -226,7 +242,8 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				first := b.acquire(b.variant(1))
 				require.Equal(t, request.Hit, first.Outcome, "the container is as it was")
 				require.Equal(t, files[0], b.read(first))
-				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"), "*"+large(builds[1]).String()[:16]+"*"))
+				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"),
+					"*"+large(builds[1]).String()[:16]+"*"))
 				require.NoError(t, err)
 				if name == newer {
 					require.Empty(t, aside, "another epcached can read it")

@@ -232,7 +232,8 @@ func TestEveryFileOfAGroupCountsForAll(t *testing.T) {
 			digest := first.Build.Files[i].Digest.String()
 			require.NoError(t, os.Remove(filepath.Join(b.state, "objects", digest[:2], digest)))
 			b.views()
-			for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
+			for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)),
+				b.request(b.model(2))} {
 				r.OnMiss = request.Fail
 				require.NotEqual(t, apierr.Internal, b.refused(r).Class, "none of it is served")
 			}
@@ -248,15 +249,18 @@ func TestEveryFileOfAGroupCountsForAll(t *testing.T) {
 func TestAGroupIsWithheldAndRemovedByEachOfItsNames(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.group(1, 2))
-	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model2.onnx"}, "test", false)
+	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model2.onnx"}, "test",
+		false)
 	require.NoError(t, err)
 	require.Equal(t, index.Withheld, b.list()[0].told.State)
-	for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
+	for _, r := range []*request.Request{b.group(1, 2), b.request(b.model(1)),
+		b.request(b.model(2))} {
 		r.OnMiss = request.Fail
 		b.refused(r)
 	}
 	b.acquire(b.group(1, 2))
-	_, err = b.cache.Remove(context.Background(), b.self(), []string{first.Members[1].ModelDigest.String()[:12]}, false, false)
+	_, err = b.cache.Remove(context.Background(), b.self(),
+		[]string{first.Members[1].ModelDigest.String()[:12]}, false, false)
 	require.NoError(t, err)
 	require.Empty(t, b.list())
 }
@@ -295,7 +299,8 @@ func TestMembersThatDoNotLoadAlone(t *testing.T) {
 	b := newBench(t)
 	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
 		if len(job.Share) > 0 && job.SessionOptions["ep.share_ep_contexts"] == "" {
-			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10, Text: "not alone", Member: 1}
+			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10, Text: "not alone",
+				Member: 1}
 		}
 		return nil
 	}
@@ -333,12 +338,14 @@ func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testin
 	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(2))).Outcome)
 	e := b.explain(b.request(b.model(3)))
 	require.Equal(t, query.Miss, e.Decision)
-	require.Contains(t, e.Candidates[0].Reason, "not known to load alone: that cannot be tried on this machine")
+	require.Contains(t, e.Candidates[0].Reason,
+		"not known to load alone: that cannot be tried on this machine")
 	require.Equal(t, request.Hit, b.acquire(b.group(1, 2, 3)).Outcome)
 
 	b.close()
 	present = true
-	require.NoError(t, os.Remove(filepath.Join(b.state, "index.db"))) // what was found out elsewhere does not come along
+	// what was found out elsewhere does not come along
+	require.NoError(t, os.Remove(filepath.Join(b.state, "index.db")))
 	b.open()
 	require.Equal(t, group.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
 	require.Equal(t, query.Hit, b.explain(b.request(b.model(3))).Decision)
@@ -359,14 +366,16 @@ func TestAGroupOfOtherLibrariesIsTriedAlone(t *testing.T) {
 
 // A group that does not load together is none, and one that cannot be tried here is no failure.
 func TestTheLoadCheckOfAGroup(t *testing.T) {
-	for outcome, class := range map[string]apierr.Class{compilers.Failed: apierr.CompileFailed, compilers.NotCheckable: 0} {
+	for outcome, class := range map[string]apierr.Class{compilers.Failed: apierr.CompileFailed,
+		compilers.NotCheckable: 0} {
 		t.Run(outcome, func(t *testing.T) {
 			b := newBench(t)
 			b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
 				if len(job.Share) != 1 {
 					return nil // the control
 				}
-				return &compilers.CheckResult{Outcome: outcome, Code: -1, Text: "crashed", Member: 1}
+				return &compilers.CheckResult{Outcome: outcome, Code: -1, Text: "crashed",
+					Member: 1}
 			}
 			if class != 0 {
 				e := b.refused(b.group(1, 2))
@@ -394,7 +403,8 @@ func (b *bench) layered(folders ...string) *request.Request {
 		require.NoError(b, os.WriteFile(filepath.Join(dir, folder, name), m.Encode(), 0o644))
 		require.NoError(b, os.WriteFile(filepath.Join(dir, folder, "weights.bin"), raw, 0o644))
 		one := identity.Files{Name: name, Graph: b.openFile(filepath.Join(dir, folder, name)),
-			External: map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir, folder, "weights.bin"))}}
+			External: map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir, folder,
+				"weights.bin"))}}
 		if i == 0 {
 			r = b.request(one.Graph)
 			r.External = one.External
@@ -431,7 +441,8 @@ type countsCopies struct {
 	weights int
 }
 
-func (c *countsCopies) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (c *countsCopies) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	for _, pattern := range []string{"weights.bin", "*/weights.bin"} {
 		found, err := filepath.Glob(filepath.Join(filepath.Dir(job.Model), pattern))
 		if err != nil {
@@ -459,9 +470,12 @@ func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 }
 
 func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
-	r := &request.Request{Wish: identity.Wish{EPs: []identity.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}}
+	r := &request.Request{
+		Wish: identity.Wish{EPs: []identity.EP{{Name: "QNNExecutionProvider",
+			Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}}
 	out := r.Sharing()
-	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"}, out.EPs[0].Options)
+	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"},
+		out.EPs[0].Options)
 	require.Empty(t, out.EPs[1].Options)
 	require.Len(t, r.EPs[0].Options, 1, "the caller's is left as it is")
 	r.EPs[0].Options["enable_htp_weight_sharing"] = "0"
@@ -501,7 +515,8 @@ type notesChecks struct {
 	jobs []compilers.CheckJob
 }
 
-func (n *notesChecks) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (n *notesChecks) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
+	error) {
 	n.jobs = append(n.jobs, job)
 	return n.opinion.Check(ctx, job)
 }
@@ -514,13 +529,15 @@ func TestGroupModelsChangeDuringARebuild(t *testing.T) {
 			r := b.group(1, 2)
 			_, err := b.cache.Acquire(context.Background(), r, func(p request.Progress) {
 				if p.Phase == "queued" { // it is identified, and not copied yet
-					if err := os.WriteFile(r.ModelFiles(i).Graph.Name(), compilertest.Dense(9, 8, 1), 0o644); err != nil {
+					if err := os.WriteFile(r.ModelFiles(i).Graph.Name(),
+						compilertest.Dense(9, 8, 1), 0o644); err != nil {
 						panic(err)
 					}
 				}
 			})
 			require.Equal(t, apierr.BadModel, apierr.ClassOf(err))
-			require.ErrorContains(t, err, fmt.Sprintf(`"model%d.onnx" changed while being read`, i+1))
+			require.ErrorContains(t, err,
+				fmt.Sprintf(`"model%d.onnx" changed while being read`, i+1))
 			require.Empty(t, b.list(), "what came of it is not kept")
 		})
 	}

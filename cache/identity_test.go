@@ -147,8 +147,7 @@ func TestARecordMeansItsRequest(t *testing.T) {
 			build := b.acquire(r).Build
 			again, err := workspace.AttemptOf(build)
 			require.NoError(t, err)
-			_, rc,
-				err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(),
+			_, rc, err := b.cache.runtimes.Resolve(context.Background(), again.Wanted(),
 				func(string) {})
 			require.NoError(t, err)
 			planned, err := b.cache.planner.Planned(context.Background(), again.WithRuntime("", rc))

@@ -74,8 +74,7 @@ func TestALongFirstUseCanBeGivenUp(t *testing.T) {
 	<-s.began
 	require.Eventually(t, func() bool { return len(b.jobs(somebody)) == 1 }, soon, time.Millisecond)
 	// of a user only the own part: the daemon may want to know too
-	ended,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: 0},
+	ended, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: 0},
 		[]string{b.jobs(somebody)[0].ID}, false)
 	require.NoError(t, err)
 	require.Len(t, ended, 1)

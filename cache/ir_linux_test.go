@@ -24,7 +24,8 @@ func (b *bench) wrapped(seed uint64) *request.Request {
 	const n = 64
 	dir := b.TempDir()
 	xml, bin := irModel(seed, n)
-	for name, data := range map[string][]byte{"wrapper.onnx": wrapsIR("ir/model.xml", n).Encode(), "ir/model.xml": xml, "ir/model.bin": bin} {
+	for name, data := range map[string][]byte{"wrapper.onnx": wrapsIR("ir/model.xml", n).Encode(),
+		"ir/model.xml": xml, "ir/model.bin": bin} {
 		require.NoError(b, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		require.NoError(b, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 	}
@@ -33,7 +34,8 @@ func (b *bench) wrapped(seed uint64) *request.Request {
 	for _, name := range []string{"ir/model.xml", "ir/model.bin"} {
 		r.External[name] = b.openFile(filepath.Join(dir, name))
 	}
-	r.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}}
+	r.EPs = []identity.EP{{Name: "OpenVINOExecutionProvider",
+		Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}}
 	return r
 }
 
@@ -65,11 +67,20 @@ func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 				for _, n := range b.graphOf(a).Contexts {
 					require.NotContains(t, n.CacheContext, ".xml")
 				}
-				eps := []compilers.EP{{Name: asked.EPs[0].Name, Options: a.ProviderOptions[asked.EPs[0].Name]}}
+				eps := []compilers.EP{{Name: asked.EPs[0].Name,
+					Options: a.ProviderOptions[asked.EPs[0].Name]}}
 				require.Equal(t, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps,
 					Graph: asked.Graph.Name()}),
-					b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))}))
-				require.Equal(t, request.Hit, b.acquire(func() *request.Request { r := b.wrapped(form.seed); form.change(r); return r }()).Outcome)
+					b.outputs(ort,
+						compilers.CheckJob{Runtime: r, EPs: eps,
+							Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))}))
+				require.Equal(t, request.Hit,
+					b.acquire(
+						func() *request.Request {
+							r := b.wrapped(form.seed)
+							form.change(r)
+							return r
+						}()).Outcome)
 			}
 			lacks := b.wrapped(1)
 			delete(lacks.External, "ir/model.bin")
@@ -129,10 +140,13 @@ func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 // follow from the seed: what its .xml file holds, and what the .bin file beside it does.
 func irModel(seed uint64, n int) (xml, bin []byte) {
 	tensor := func(id, rows int) string {
-		return fmt.Sprintf(`<port id="%d" precision="FP32"><dim>%d</dim><dim>%d</dim></port>`, id, rows, n)
+		return fmt.Sprintf(`<port id="%d" precision="FP32"><dim>%d</dim><dim>%d</dim></port>`, id,
+			rows, n)
 	}
 	named := func(id int, name string) string {
-		return fmt.Sprintf(`<port id="%d" precision="FP32" names="%s"><dim>1</dim><dim>%d</dim></port>`, id, name, n)
+		return fmt.Sprintf(
+			`<port id="%d" precision="FP32" names="%s"><dim>1</dim><dim>%d</dim></port>`, id, name,
+			n)
 	}
 	return fmt.Appendf(nil, `<?xml version="1.0"?>
 <net name="model" version="11">
@@ -160,8 +174,10 @@ func irModel(seed uint64, n int) (xml, bin []byte) {
 // pass for OpenVINO writes it.
 func wrapsIR(xml string, n int) tinymodel.Model {
 	return tinymodel.Model{
-		Nodes: []tinymodel.Node{{Name: "ContextNode", Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"},
-			Attributes: map[string]any{"embed_mode": int64(0), "main_context": int64(1), "ep_cache_context": xml, "partition_name": "model",
+		Nodes: []tinymodel.Node{{Name: "ContextNode", Op: "EPContext", Domain: "com.microsoft",
+			Inputs: []string{"x"}, Outputs: []string{"y"},
+			Attributes: map[string]any{"embed_mode": int64(0), "main_context": int64(1),
+				"ep_cache_context": xml, "partition_name": "model",
 				"source": "OpenVINOExecutionProvider", "ep_sdk_version": "2026.4"}}},
 		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1, n}}},
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1, n}}},

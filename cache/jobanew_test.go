@@ -27,13 +27,11 @@ func TestRebuildJobIsVisibleToUsersOfTheBuild(t *testing.T) {
 	require.Len(t, listed, 1)
 	require.Equal(t, "test", listed[0].Why)
 	require.True(t, listed[0].Background)
-	_,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
+	_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
 		[]string{listed[0].ID}, false)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
-	ended,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, []string{listed[0].ID},
-		false)
+	ended, err := b.cache.JobList.Cancel(context.Background(), request.Peer{},
+		[]string{listed[0].ID}, false)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, ended[0].State)
 	require.Empty(t, b.settles(), "and it is not begun again")
@@ -68,8 +66,7 @@ func TestRebuildJobCanBeFollowedFromTheQueueOn(t *testing.T) {
 	var h heard
 	followed := make(chan jobs.Info, 1)
 	go func() {
-		j,
-			err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, job.ID,
+		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, job.ID,
 			h.tell)
 		if err == nil {
 			followed <- j
@@ -93,12 +90,10 @@ func TestAdministratorsCancelRebuildJobs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, g, waiting, job := wantedByItself(t)
-			_,
-				err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
+			_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
 				[]string{job.ID}, false)
 			require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
-			ended,
-				err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, ids(job),
+			ended, err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, ids(job),
 				ids(job) == nil)
 			require.NoError(t, err)
 			require.Equal(t, jobs.Cancelled, ended[0].State)
@@ -118,8 +113,8 @@ func TestRebuildOfARemovedBuildEnds(t *testing.T) {
 	b, _, _, job := wantedByItself(t)
 	_, err := b.cache.Remove(context.Background(), request.Peer{}, nil, true, false)
 	require.NoError(t, err)
-	_, ended,
-		err := b.cache.JobList.AwaitBegin(context.Background(), request.Peer{UID: somebody}, job)
+	_, ended, err := b.cache.JobList.AwaitBegin(context.Background(), request.Peer{UID: somebody},
+		job)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Done, ended.State)
 	_, err = b.cache.JobList.Cancel(context.Background(), request.Peer{}, nil, true)

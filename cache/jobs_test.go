@@ -220,12 +220,10 @@ func TestUsersSeeTheirOwnJobs(t *testing.T) {
 	b.begins(g, 1)
 	require.Len(t, b.jobs(0), 1)
 	require.Empty(t, b.jobs(somebodyElse))
-	_,
-		err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job,
+	_, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebodyElse}, a.Job,
 		nil)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	_,
-		err = b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebodyElse},
+	_, err = b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebodyElse},
 		[]string{a.Job}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
 	// a user that has the model may see that it is compiled, but not which user asked
@@ -246,8 +244,8 @@ func TestCancelEndsOnesOwnPart(t *testing.T) {
 	other.Peer.UID = somebodyElse
 	theirs := b.ask(context.Background(), other)
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
-	listed,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil,
+		true)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, jobs.Running, listed[0].State, "somebody else waits for it")
@@ -265,8 +263,8 @@ func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
 	asked := b.ask(context.Background(), r)
 	b.begins(g, 1)
 	job := b.later1(1, somebodyElse).Job
-	listed,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, []string{job}, false)
+	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{}, []string{job},
+		false)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Cancelled, listed[0].State)
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf((<-asked).err))
@@ -290,8 +288,7 @@ func TestCancelRefusals(t *testing.T) {
 		"all of nothing": {all: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_,
-				err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
+			_, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody},
 				test.ids, test.all)
 			if test.want == 0 {
 				require.NoError(t, err)
@@ -311,8 +308,8 @@ func TestBackgroundIsBoundedForEachUser(t *testing.T) {
 	require.Equal(t, apierr.Busy, apierr.ClassOf(err))
 	b.later1(0, somebody)
 	b.later1(jobs.MaxKept, somebodyElse)
-	listed,
-		err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil, true)
+	listed, err := b.cache.JobList.Cancel(context.Background(), request.Peer{UID: somebody}, nil,
+		true)
 	require.NoError(t, err)
 	require.Len(t, listed, jobs.MaxKept)
 	b.later1(jobs.MaxKept+1, somebody)
@@ -388,8 +385,7 @@ func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
 	var h heard
 	followed := make(chan jobs.Info, 1)
 	go func() {
-		j,
-			err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job,
+		j, err := b.cache.JobList.Follow(context.Background(), request.Peer{UID: somebody}, a.Job,
 			h.tell)
 		if err == nil {
 			followed <- j

@@ -80,8 +80,8 @@ func (m *multitude) compile(template string) {
 	}
 	first, err := m.cache.Queries.List(context.Background(), m.self(), &wire.List{Limit: 1}, nil)
 	require.NoError(m, err)
-	builds,
-		err := m.cache.Queries.Find(context.Background(), m.self(), []string{first.Builds[0].Build})
+	builds, err := m.cache.Queries.Find(context.Background(), m.self(),
+		[]string{first.Builds[0].Build})
 	require.NoError(m, err)
 	m.close()
 	id := builds[0].ID.String()
@@ -297,8 +297,7 @@ func (m *multitude) measure(hits int) (f figures) {
 			len(plan.Steps), took, m.cpu()-cpu, most)
 	}
 	var seen phasesSeen
-	most,
-		took := peak(func() {
+	most, took := peak(func() {
 		_,
 			err = m.cache.Queries.Usage(ctx, m.self(), &wire.Usage{}, seen.hear)
 	})
@@ -319,8 +318,7 @@ func (m *multitude) measure(hits int) (f figures) {
 	m.Logf("list of all: %v, at most %.0f MiB", took, most)
 	seen = phasesSeen{}
 	began = time.Now()
-	none,
-		err := m.cache.Queries.List(ctx, m.self(), &wire.List{Model: "none of this name"},
+	none, err := m.cache.Queries.List(ctx, m.self(), &wire.List{Model: "none of this name"},
 		seen.hear)
 	require.NoError(m, err)
 	require.Empty(m, none.Builds)

@@ -24,8 +24,7 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 	b.reopen()
 	b.assessed(func(runtimes.Facts) bool { return true })
 	var once sync.Once
-	a,
-		err := b.cache.Acquire(context.Background(), b.request(b.model(1)),
+	a, err := b.cache.Acquire(context.Background(), b.request(b.model(1)),
 		func(p request.Progress) {
 			if p.Phase == "verifying" {
 				once.Do(func() { b.library("2.0") })
@@ -50,8 +49,7 @@ func TestContentsThatArePast(t *testing.T) {
 		}
 		once.Do(func() {
 			b.library("2.0")
-			_,
-				err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
+			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
 				func(string) {})
 			require.NoError(t, err)
 		})
@@ -67,8 +65,7 @@ func TestContentsThatArePast(t *testing.T) {
 func TestMovedWhileAssessed(t *testing.T) {
 	for name, seenAt := range map[string]func(b *bench){
 		"seen before": func(b *bench) {
-			_,
-				err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
+			_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
 				func(string) {})
 			require.NoError(b, err)
 		},

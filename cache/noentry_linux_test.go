@@ -135,8 +135,8 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	b.reopen()
 	o.broken.Store(true)
 	control := func() string {
-		broken,
-			err := b.cache.trials.Control(t.Context(), b.planned(b.request(b.model(1))).Against())
+		broken, err := b.cache.trials.Control(t.Context(),
+			b.planned(b.request(b.model(1))).Against())
 		require.NoError(t, err)
 		return broken
 	}

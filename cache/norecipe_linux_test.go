@@ -52,7 +52,8 @@ func TestNonRegularRecipeIsDamage(t *testing.T) {
 	require.Positive(t, origin.pack(builds[2]))
 	again := origin.copies()
 	for name, replace := range cases {
-		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
+		for when, restart := range map[string]bool{"running": false, "restarted": true,
+			"read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				b := again(t)
 				if !restart {

@@ -164,8 +164,7 @@ func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	require.Len(t, source, 4*16*16)
 
 	graph := filepath.Join(a.Path, a.Graph)
-	check,
-		err := ort.Check(t.Context(),
+	check, err := ort.Check(t.Context(),
 		compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
 			Graph: graph, Session: compilers.Session{SessionOptions: a.SessionOptions}})
 	require.NoError(t, err)
@@ -269,8 +268,7 @@ func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
 		return b.acquire(r)
 	}
 	load := func(a *request.Answer) compilers.CheckResult {
-		checked,
-			err := ort.Check(t.Context(),
+		checked, err := ort.Check(t.Context(),
 			compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
 				Graph:   filepath.Join(a.View.Name(), a.Graph),
 				Session: compilers.Session{SessionOptions: map[string]string{entry: "1"}}})

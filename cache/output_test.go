@@ -59,13 +59,12 @@ func TestOutputsThatCannotBe(t *testing.T) {
 				r.Output.InitializersInSource = "session_options", true
 		},
 		"two prefixes": func(r *request.Request) {
-			r.SessionOptions,
-				r.Output.NodeNamePrefix = map[string]string{"ep.context_node_name_prefix": "left_"},
-				"right_"
+			r.SessionOptions, r.Output.NodeNamePrefix = map[string]string{
+				"ep.context_node_name_prefix": "left_"}, "right_"
 		},
 		"complete, and not": func(r *request.Request) {
-			r.SessionOptions,
-				r.Output.Complete = map[string]string{"session.disable_cpu_ep_fallback": "0"}, true
+			r.SessionOptions, r.Output.Complete = map[string]string{
+				"session.disable_cpu_ep_fallback": "0"}, true
 		},
 		"by a session option": func(r *request.Request) {
 			r.SessionOptions = map[string]string{

@@ -162,8 +162,7 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 		require.NoError(b, err)
 		for i, total := range []*time.Duration{&hit, &again} {
 			began := time.Now()
-			a,
-				err := lookup.Lease(context.Background(), bench.cache.Store, builds[1],
+			a, err := lookup.Lease(context.Background(), bench.cache.Store, builds[1],
 				func(string) {})
 			*total += time.Since(began)
 			require.NoError(b, err, i)
@@ -175,7 +174,8 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 		cp += time.Since(began)
 		require.NoError(b, os.Remove(to))
 	}
-	for name, d := range map[string]time.Duration{"first-ms": hit, "cp-ms": cp, "second-ms": again} {
+	for name, d := range map[string]time.Duration{"first-ms": hit, "cp-ms": cp,
+		"second-ms": again} {
 		b.ReportMetric(float64(d.Microseconds())/1000/float64(b.N), name)
 	}
 }

@@ -96,9 +96,8 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			runtime: b.runtime}
 		after.later.Store(b.later.Load() + int64(time.Hour))
 		after.open()
-		result,
-			err := after.cache.Check(context.Background(), after.self(), &wire.Check{Deep: true},
-			nil)
+		result, err := after.cache.Check(context.Background(), after.self(),
+			&wire.Check{Deep: true}, nil)
 		require.NoError(b, err)
 		for _, f := range result.Findings {
 			require.Equal(b, "leftover", f.Kind, "%v", f)

@@ -99,8 +99,7 @@ func packedPairs(t *testing.T) func(t *testing.T) (*bench, []*index.Build, []map
 
 func (b *bench) phases(r *request.Request) (a *request.Answer, phases []string) {
 	b.Helper()
-	a,
-		err := b.cache.Acquire(context.Background(), r,
+	a, err := b.cache.Acquire(context.Background(), r,
 		func(p request.Progress) { phases = append(phases, p.Phase) })
 	require.NoError(b, err)
 	b.Cleanup(func() { a.View.Close() })
@@ -247,8 +246,7 @@ func TestCheckIgnoresBuildsRemovedMeanwhile(t *testing.T) {
 			require.NoError(t, err)
 			check := func(each func(files int)) *wire.CheckReply {
 				files := 0
-				result,
-					err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true},
+				result, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true},
 					func(p *wire.Progress) {
 						if p.Phase == "checking files" {
 							files++
@@ -439,8 +437,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.NoError(t, err)
 	later := int64(0)
 	for _, r := range results.Builds {
-		said,
-			ok := strings.CutPrefix(r.Outcome,
+		said, ok := strings.CutPrefix(r.Outcome,
 			"kept: it was given out lately, perhaps by path: it stays until ")
 		require.True(t, ok, r.Outcome)
 		until, err := time.Parse(time.RFC3339, said)
@@ -468,8 +465,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	}
 	require.InDelta(t, promised, outcomes[store.PackedNow], 16<<10)
 	require.Len(t, outcomes, 2, "the other is its container")
-	_,
-		err = b.cache.Pack(ctx, request.Peer{UID: b.cache.uid + 1}, []string{name}, false, false,
+	_, err = b.cache.Pack(ctx, request.Peer{UID: b.cache.uid + 1}, []string{name}, false, false,
 		nil)
 	require.Error(t, err)
 	_, err = b.cache.Pack(ctx, self, nil, false, false, nil)
@@ -535,8 +531,7 @@ func TestRemovalWhileBecomingWholeLeavesNothing(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	f.mu.Lock()
 	f.below, f.before = "recipes", func() {
-		_,
-			err := b.cache.Remove(context.Background(), b.self(),
+		_, err := b.cache.Remove(context.Background(), b.self(),
 			[]string{builds[1].BuildKey.String()}, false, false)
 		require.NoError(t, err)
 	}
@@ -568,7 +563,8 @@ func TestBlobThatBecomesWholeWhileUnpackingIsServed(t *testing.T) {
 // Unpack reports its bytes as the account has them, before and afterwards: an existing copy is
 // removed, and so are recipes and the bases that only they use.
 func TestUnpackReportsItsBytes(t *testing.T) {
-	for name, removed := range map[string]bool{"what it takes from is a build": false, "what it takes from is no build's any more": true} {
+	for name, removed := range map[string]bool{"what it takes from is a build": false,
+		"what it takes from is no build's any more": true} {
 		t.Run(name, func(t *testing.T) { unpackingTells(t, removed) })
 	}
 }
@@ -618,7 +614,8 @@ func TestBaseOfAPinnedBuildIsKept(t *testing.T) {
 	require.NoError(t, err)
 	for _, removed := range []bool{false, true} {
 		if removed {
-			_, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
+			_, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false,
+				false)
 			require.NoError(t, err)
 		}
 		plan, err := b.cache.PlanCollection(ctx, b.self(), store.Goal{}, nil)
@@ -631,8 +628,10 @@ func TestBaseOfAPinnedBuildIsKept(t *testing.T) {
 		require.Equal(t, plan.Used, sum)
 		pinned := plan.Kept[0]
 		require.Equal(t, "pinned", pinned.Reason)
-		require.Equal(t, []string{builds[1].BuildKey.String()}, b.cache.CollectReply(plan).Kept[0].Keys)
-		require.Greater(t, pinned.Bytes, builds[0].Files[1].Size, "with the file that it takes from, whoever else has it")
+		require.Equal(t, []string{builds[1].BuildKey.String()},
+			b.cache.CollectReply(plan).Kept[0].Keys)
+		require.Greater(t, pinned.Bytes, builds[0].Files[1].Size,
+			"with the file that it takes from, whoever else has it")
 		s, err := b.cache.Queries.Space()
 		require.NoError(t, err)
 		require.Equal(t, pinned.Bytes, s.PinnedBytes)

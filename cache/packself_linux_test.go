@@ -88,8 +88,7 @@ func TestPackingEvictsNothing(t *testing.T) {
 	require.NoError(t, b.cache.Reload(tight))
 	most := int64(0)
 	d := large(builds[0])
-	freed,
-		err := b.cache.forms.Pack(context.Background(), d, packing.Little,
+	freed, err := b.cache.forms.Pack(context.Background(), d, packing.Little,
 		func(ctx context.Context) error {
 			above, err := b.cache.Store.Collector().AboveBounds(ctx, false)
 			require.False(t, above)
@@ -113,9 +112,8 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	require.Greater(t, b.pack(builds[1]), int64(900<<10))
 	b.pass(60 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
-	results,
-		err := b.cache.Pack(context.Background(), b.self(), []string{builds[0].BuildKey.String()},
-		false, false, nil)
+	results, err := b.cache.Pack(context.Background(), b.self(),
+		[]string{builds[0].BuildKey.String()}, false, false, nil)
 	require.NoError(t, err)
 	require.Equal(t, store.PackedNow, results.Builds[0].Outcome)
 	require.Greater(t, results.Builds[0].FreesBytes, int64(19<<20/10))

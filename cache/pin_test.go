@@ -29,8 +29,7 @@ func TestPins(t *testing.T) {
 
 	_, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid}, []string{"nothing.onnx"}, false)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-	list,
-		err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid},
+	list, err := b.cache.Pin(ctx, request.Peer{UID: b.cache.uid},
 		[]string{shared.Build.BuildKey.String()}, true)
 	require.NoError(t, err)
 	require.Len(t, list.Builds, 1)
@@ -47,8 +46,7 @@ func TestPins(t *testing.T) {
 	b.cache.Rights.Saw(other, shared.Build)
 	_, err = b.cache.Pin(ctx, other, []string{shared.Build.BuildKey.String()}, false)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), "it is everybody's")
-	_,
-		err = b.cache.Unpin(ctx, request.Peer{UID: b.cache.uid},
+	_, err = b.cache.Unpin(ctx, request.Peer{UID: b.cache.uid},
 		[]string{own.Build.BuildKey.String()}, false)
 	require.NoError(t, err)
 	require.Zero(t, pinned())
@@ -58,8 +56,7 @@ func TestPinMovesToTheRecompiledBuild(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	first := b.acquire(r)
-	_,
-		err := b.cache.Pin(context.Background(), r.Peer, []string{first.Build.BuildKey.String()},
+	_, err := b.cache.Pin(context.Background(), r.Peer, []string{first.Build.BuildKey.String()},
 		false)
 	require.NoError(t, err)
 	r.OnMiss = request.Refresh

@@ -57,8 +57,7 @@ func BenchmarkPublish(b *testing.B) {
 				for name := range sizes {
 					f, err := os.Open(filepath.Join(source, name))
 					require.NoError(b, err)
-					hashed[name],
-						err = c.cas.CopyAhead(ctx, f, filepath.Join(staged, name),
+					hashed[name], err = c.cas.CopyAhead(ctx, f, filepath.Join(staged, name),
 						int64(sizes[name]))
 					require.NoError(b, err)
 					require.NoError(b, f.Close())
@@ -79,8 +78,8 @@ func BenchmarkPublish(b *testing.B) {
 				}
 			}
 			if way.known {
-				hashed["weights.bin"],
-					err = c.cas.HashAhead(ctx, filepath.Join(staged, "weights.bin"))
+				hashed["weights.bin"], err = c.cas.HashAhead(ctx,
+					filepath.Join(staged, "weights.bin"))
 				require.NoError(b, err)
 			}
 			began := time.Now()

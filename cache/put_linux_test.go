@@ -313,8 +313,7 @@ func TestPutIsAnsweredBeforeEviction(t *testing.T) {
 	for range 100 {
 		a := b.acquire(r)
 		if a.Outcome == request.Claimed {
-			put,
-				err := b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, a.Claim),
+			put, err := b.cache.Claims.Put(context.Background(), r.Peer, app.compile(r, a.Claim),
 				nil)
 			require.NoError(t, err)
 			require.NoError(t, put.View.Close())
@@ -380,8 +379,7 @@ func TestPutOfTheOtherForm(t *testing.T) {
 		c := newClaimed(b, func(r *request.Request) { r.Embed = embed })
 		other := *c.request
 		other.Embed = !embed
-		_,
-			err := b.cache.Claims.Put(context.Background(), c.request.Peer,
+		_, err := b.cache.Claims.Put(context.Background(), c.request.Peer,
 			c.application.compile(&other, c.claim), nil)
 		require.ErrorContains(t, err, "embed_mode")
 		claim := c.application.claim(c.request)
@@ -572,8 +570,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			claim := newClaimed(b, nil)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			_,
-				err := b.cache.Claims.Put(ctx, claim.request.Peer, claim.put,
+			_, err := b.cache.Claims.Put(ctx, claim.request.Peer, claim.put,
 				func(p request.Progress) {
 					if p.Phase == "storing" {
 						c.meanwhile(claim)

@@ -21,8 +21,7 @@ func TestAFileThatGrowsAfterItWasAnnouncedIsRefused(t *testing.T) {
 	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: 4 << 20}}
 	require.NoError(t, b.cache.Reload(next))
 	var grown atomic.Bool
-	_,
-		err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, cl.put,
+	_, err := b.cache.Claims.Put(context.Background(), request.Peer{UID: stranger}, cl.put,
 		func(p request.Progress) {
 			if p.Phase == "reading" && grown.CompareAndSwap(false, true) {
 				if err := os.Truncate(cl.put.Files[1].File.Name(), 0); err == nil {

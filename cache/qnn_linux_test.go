@@ -228,8 +228,7 @@ func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
 	claim := b.acquire(claimed)
 	require.Equal(t, request.Claimed, claim.Outcome)
 	folder := t.TempDir()
-	result,
-		err := ort.Compile(t.Context(),
+	result, err := ort.Compile(t.Context(),
 		compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder,
 			Output: claim.Claim.Output,
 			EPs:    []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)

@@ -267,8 +267,7 @@ func TestWantedAgainWhileBeingMade(t *testing.T) {
 	b.refresh(first.Build)
 	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
 	b.library("2.0")
-	_,
-		err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
+	_, err := b.cache.runtimes.Content(context.Background(), b.cache.runtimes.All()[0],
 		func(string) {})
 	require.NoError(t, err)
 	b.want(first.Build, "the SDK is 2.0 now")

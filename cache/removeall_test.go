@@ -20,8 +20,7 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	put := b.cache.cas.Hold()
-	_, _,
-		err := put.Put(context.Background(),
+	_, _, err := put.Put(context.Background(),
 		strings.NewReader("of a put that was never acknowledged"))
 	put.Release()
 	require.NoError(t, err)

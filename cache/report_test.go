@@ -103,8 +103,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 	a := b.served(1, bob, alice)
 	busy := 0
 	for range 1000 {
-		d,
-			err := b.cache.Report(context.Background(), request.Peer{UID: alice}, stale(a),
+		d, err := b.cache.Report(context.Background(), request.Peer{UID: alice}, stale(a),
 			runtimes.Ref{})
 		if err != nil {
 			require.Equal(t, apierr.Busy, apierr.ClassOf(err))
@@ -334,8 +333,7 @@ func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
 
 	next := b.acquire(b.others(alice, 1))
 	require.Equal(t, request.Compiled, next.Outcome)
-	_,
-		err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()},
+	_, err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()},
 		false, false)
 	require.NoError(t, err)
 	b.reopen()
@@ -421,8 +419,7 @@ func TestManyReportAtOnce(t *testing.T) {
 	errs := make(chan error, len(users))
 	for _, uid := range users {
 		wg.Go(func() {
-			d,
-				err := b.cache.Report(context.Background(), request.Peer{UID: uid}, stale(a),
+			d, err := b.cache.Report(context.Background(), request.Peer{UID: uid}, stale(a),
 				runtimes.Ref{})
 			if err == nil && d.Decision != reports.DecidedSound {
 				err = fmt.Errorf("%+v", d)

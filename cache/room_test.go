@@ -179,8 +179,7 @@ func TestReservationsShareEvictions(t *testing.T) {
 	var group errgroup.Group
 	for range 6 {
 		group.Go(func() error {
-			_,
-				err := b.cache.Store.Reserve(context.Background(), 1, true,
+			_, err := b.cache.Store.Reserve(context.Background(), 1, true,
 				perBuild-store.ManifestNeed)
 			return err
 		})
@@ -208,8 +207,7 @@ func TestPinnedBuildsFillTheBudget(t *testing.T) {
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	for seed := range uint64(3) {
 		a := b.use(seed)
-		_,
-			err := b.cache.Pin(context.Background(), request.Peer{UID: b.cache.uid},
+		_, err := b.cache.Pin(context.Background(), request.Peer{UID: b.cache.uid},
 			[]string{a.Build.BuildKey.String()}, false)
 		require.NoError(t, err)
 	}

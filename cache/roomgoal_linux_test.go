@@ -17,9 +17,8 @@ func TestEvictionGoalIsDerivedFromTheBudget(t *testing.T) {
 	b := newBench(t)
 	held := b.acquire(b.held(1))
 	b.use(2)
-	_,
-		err := b.cache.Remove(context.Background(), b.self(),
-		[]string{held.Build.BuildKey.String()}, false, false)
+	_, err := b.cache.Remove(context.Background(), b.self(), []string{held.Build.BuildKey.String()},
+		false, false)
 	require.NoError(t, err)
 	now := b.account()
 	require.Positive(t, now.Held)

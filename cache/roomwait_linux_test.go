@@ -19,8 +19,7 @@ func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	counts := func(short int64, hurry bool) map[evict.Action]uint64 {
 		to := b.plan(0).Used - short
-		p,
-			err := b.cache.PlanCollection(context.Background(), b.self(),
+		p, err := b.cache.PlanCollection(context.Background(), b.self(),
 			store.Goal{Bytes: &to, Hurry: hurry}, nil)
 		require.NoError(t, err)
 		return map[evict.Action]uint64{evict.PackBuild: p.Done(evict.PackBuild),
@@ -56,8 +55,7 @@ func TestRefusedReservationNamesProtectedBuilds(t *testing.T) {
 	b := newBench(t)
 	for seed := range uint64(2) {
 		a := b.use(seed)
-		_,
-			err := b.cache.Pin(context.Background(), b.self(), []string{a.Build.BuildKey.String()},
+		_, err := b.cache.Pin(context.Background(), b.self(), []string{a.Build.BuildKey.String()},
 			false)
 		require.NoError(t, err)
 	}

@@ -177,17 +177,15 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	const openVINO = "OpenVINOExecutionProvider"
 	r, real := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{}),
 		compilertest.Runtime(t, "openvino-1.8.1")
-	both,
-		err := compilers.Complete(compilers.Runtime{Directory: "both", ORTLibrary: real.ORTLibrary,
-		EPs: append(r.EPs, real.EPs...)})
+	both, err := compilers.Complete(compilers.Runtime{Directory: "both",
+		ORTLibrary: real.ORTLibrary, EPs: append(r.EPs, real.EPs...)})
 	require.NoError(t, err)
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
 	b := newBenchWith(t,
 		func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{both} })
-	first,
-		second := identity.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}},
-		identity.EP{Name: openVINO}
+	first, second := identity.EP{Name: compilertest.TestEP,
+		Options: map[string]string{"ops": "Relu"}}, identity.EP{Name: openVINO}
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
 	ask := func(eps ...identity.EP) *request.Answer {

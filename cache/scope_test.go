@@ -43,8 +43,7 @@ func TestScopes(t *testing.T) {
 	page, err = b.cache.Queries.List(context.Background(), alice, &wire.List{}, nil)
 	require.NoError(t, err)
 	require.Len(t, page.Builds, 2, "a shared build that alice never had is not listed to her")
-	_,
-		err = b.cache.Invalidate(context.Background(), alice, []string{page.Builds[0].Build}, "",
+	_, err = b.cache.Invalidate(context.Background(), alice, []string{page.Builds[0].Build}, "",
 		false)
 	if page.Builds[0].Scope == "shared" {
 		require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))

@@ -35,8 +35,7 @@ func (b *bench) reload(change func(*Options)) {
 // ruling is a set with one rule for the stand-in, over the shipped ones.
 func ruling(t testing.TB, verdict string) *rules.Set {
 	t.Helper()
-	set,
-		err := rules.Parse("own.toml",
+	set, err := rules.Parse("own.toml",
 		[]byte("[[ep."+standin.EP+".rule]]\nname = \"own\"\nverdict = \""+verdict+
 			"\"\nreason = \"we say so\"\n"))
 	require.NoError(t, err)

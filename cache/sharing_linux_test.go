@@ -73,8 +73,7 @@ func TestGateIsShutDuringRequests(t *testing.T) {
 func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(3)
-	_,
-		err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
+	_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
 		false)
 	require.NoError(t, err)
 	s := b.cache.Store.Packer()
@@ -163,8 +162,7 @@ func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	s.Tick()
 	s.Sweep(ctx) // of what was packed there is nothing to be found out
 
-	_,
-		err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false,
+	_, err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false,
 		nil)
 	require.NoError(t, err)
 	require.False(t, b.cache.forms.OnlyPacked(packed))

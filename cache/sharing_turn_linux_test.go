@@ -22,8 +22,7 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 	kept := b.cache.forms
 	var comes sync.Once
 	had := make(chan struct{})
-	freed,
-		err := b.cache.Store.Packer().PackBuildWith(ctx, builds[1].ID,
+	freed, err := b.cache.Store.Packer().PackBuildWith(ctx, builds[1].ID,
 		store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
 			comes.Do(func() {
 				go func() {

@@ -264,12 +264,10 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	remove := func(id string, freed bool) {
 		t.Helper()
 		before := stored()
-		would,
-			err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
+		would, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
 			[]string{id}, false, true)
 		require.NoError(t, err)
-		did,
-			err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
+		did, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
 			[]string{id}, false, false)
 		require.NoError(t, err)
 		require.Equal(t, would.FreedBytes, did.FreedBytes, "as told before")
@@ -303,8 +301,7 @@ func TestADamagedCopyHarmsNoBuild(t *testing.T) {
 	path := b.current(copied)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.NoError(t, os.WriteFile(path, []byte("something else"), 0o444))
-	result,
-		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+	result, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.Check{Deep: true}, nil)
 	require.NoError(t, err)
 	require.Len(t, result.Findings, 1)
@@ -344,8 +341,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)
 	require.NoError(t, os.Remove(b.current(first.Build.Files[0].Digest)))
-	_,
-		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+	_, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.Check{Deep: true, Repair: true}, nil)
 	require.NoError(t, err)
 	require.Equal(t, index.Damaged, b.list()[0].told.State)

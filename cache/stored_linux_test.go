@@ -153,7 +153,8 @@ func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
 	require.NoError(t, err)
 	device := compilers.Device(made.EPs[0].Devices[0])
 	require.NotZero(t, device.Type)
-	for _, asked := range []compilers.Device{{Type: device.Type}, {VendorID: device.VendorID}, device} {
+	for _, asked := range []compilers.Device{{Type: device.Type}, {VendorID: device.VendorID},
+		device} {
 		r.EPs[0].Devices = []compilers.Device{asked}
 		require.Equal(t, request.Hit, b.find(r).Outcome)
 	}
@@ -238,13 +239,15 @@ func TestStoredFilesAreHashed(t *testing.T) {
 
 func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
 	b, r, had := left(t)
-	require.NoError(t, os.Rename(filepath.Join(b.state, "views"), filepath.Join(filepath.Dir(b.state), "gone")))
+	require.NoError(t,
+		os.Rename(filepath.Join(b.state, "views"), filepath.Join(filepath.Dir(b.state), "gone")))
 	s := b.stored()
 	a, err := s.Find(context.Background(), r, "")
 	require.NoError(t, err)
 	require.Nil(t, a.View)
 	require.Equal(t, had, b.readStored(s, a))
-	require.NoError(t, s.Unpack(context.Background(), a, filepath.Join(t.TempDir(), "unpacked"), nil))
+	require.NoError(t,
+		s.Unpack(context.Background(), a, filepath.Join(t.TempDir(), "unpacked"), nil))
 	defer a.View.Close()
 	require.Equal(t, had, b.read(a))
 	lost := a.Build.Files[0]
@@ -255,11 +258,13 @@ func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
 
 func TestWithheldStoredBuildsAreNotServed(t *testing.T) {
 	b, r, _ := left(t, func(b *bench) {
-		_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid}, []string{b.list()[0].Build.BuildKey.String()}, "it computes nonsense", false)
+		_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid},
+			[]string{b.list()[0].Build.BuildKey.String()}, "it computes nonsense", false)
 		require.NoError(t, err)
 	})
 	require.Contains(t, b.notFound(r, "").Text, "withheld: it computes nonsense")
-	require.NoError(t, os.WriteFile(filepath.Join(b.state, "journal"), []byte("epcjrnal\x01"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(b.state, "journal"), []byte("epcjrnal\x01"), 0o600))
 	s := b.stored()
 	require.Contains(t, fmt.Sprint(s.Problems()), "withheld is not known for certain")
 }

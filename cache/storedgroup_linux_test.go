@@ -137,9 +137,11 @@ func TestStoredGroupWithAMissingFileIsNotServed(t *testing.T) {
 		}
 		away := blob + ".away"
 		require.NoError(t, os.Rename(blob, away))
-		for _, r := range []*request.Request{b.group(1, 2, 3), b.request(b.model(1)), b.request(b.model(3))} {
+		for _, r := range []*request.Request{b.group(1, 2, 3), b.request(b.model(1)),
+			b.request(b.model(3))} {
 			e := b.notFound(r, "")
-			require.Regexp(t, "a group of 3 models that is served as a whole or not at all: .* is not in", e.Text)
+			require.Regexp(t,
+				"a group of 3 models that is served as a whole or not at all: .* is not in", e.Text)
 		}
 		require.NoError(t, os.Rename(away, blob))
 	}
@@ -147,7 +149,8 @@ func TestStoredGroupWithAMissingFileIsNotServed(t *testing.T) {
 	a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
 	require.NoError(t, err)
 	require.Nil(t, a.View, "the views were taken apart")
-	require.NoError(t, s.Unpack(context.Background(), a, filepath.Join(t.TempDir(), "unpacked"), nil))
+	require.NoError(t,
+		s.Unpack(context.Background(), a, filepath.Join(t.TempDir(), "unpacked"), nil))
 	defer a.View.Close()
 	for _, m := range a.Members {
 		require.FileExists(t, filepath.Join(a.Path, m.Graph))

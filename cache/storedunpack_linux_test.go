@@ -190,7 +190,8 @@ func TestAFolderThatIsNotTheCallersAloneIsNotUnpackedInto(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	link := filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink(t.TempDir(), link))
-	for name, dir := range map[string]string{"others may write": open, "a file": file, "a link": link, "below a file": filepath.Join(file, "x")} {
+	for name, dir := range map[string]string{"others may write": open, "a file": file,
+		"a link": link, "below a file": filepath.Join(file, "x")} {
 		_, err := b.unpacked(dir)
 		require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err), name)
 	}
@@ -205,7 +206,8 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	var container string
 	for i := range b.stored().Builds {
 		if one := &b.stored().Builds[i]; one.ID != build.ID {
-			container = filepath.Join(b.state, "objects", large(one).String()[:2], large(one).String())
+			container = filepath.Join(b.state, "objects", large(one).String()[:2],
+				large(one).String())
 		}
 	}
 	whole, err := os.ReadFile(container)
@@ -287,7 +289,8 @@ func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
 	s := b.stored()
 	other := found
 	other.ID = index.BuildID{1}
-	other.Scope, other.Created = rights.OwnScope(request.Peer{UID: uint32(os.Getuid())}), found.Created.Add(time.Hour)
+	other.Scope, other.Created = rights.OwnScope(request.Peer{UID: uint32(os.Getuid())}),
+		found.Created.Add(time.Hour)
 	other.Files = append([]index.File{}, found.Files...)
 	other.Files[0].Digest = cas.Digest{1}
 	s.Builds = append(s.Builds, other)

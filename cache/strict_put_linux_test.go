@@ -40,7 +40,8 @@ func twoORT(t *testing.T) (b *bench, first, strict *request.Request, claim *requ
 // A put from an application with another ONNX Runtime does not serve a waiting request that is
 // strict about it: that one is granted the claim next, or the daemon compiles.
 func TestStrictORTSkipsPutsOfAnotherORT(t *testing.T) {
-	for onMiss, outcome := range map[request.OnMiss]string{request.ForClaim: request.Claimed, request.Wait: request.Compiled} {
+	for onMiss, outcome := range map[request.OnMiss]string{request.ForClaim: request.Claimed,
+		request.Wait: request.Compiled} {
 		t.Run(outcome, func(t *testing.T) {
 			b, first, strict, _, put := twoORT(t)
 			strict.OnMiss = onMiss
@@ -85,5 +86,6 @@ func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
 	put.Claim = own.Claim.ID
 	_, err := b.cache.Claims.Put(context.Background(), strict.Peer, put, nil)
 	require.Equal(t, apierr.BadRequest, apierr.ClassOf(err))
-	require.ErrorContains(t, err, `strict_ort: it was made under ONNX Runtime "1.31.1", and the claim is for what "1.30.0" makes`)
+	require.ErrorContains(t, err,
+		`strict_ort: it was made under ONNX Runtime "1.31.1", and the claim is for what "1.30.0" makes`)
 }

@@ -104,11 +104,12 @@ func requireOneDevice(t *testing.T, a *request.Answer) {
 func TestUnpackedDirThatWillNotDo(t *testing.T) {
 	b := newBench(t)
 	b.close()
-	for name, dir := range map[string]string{"missing": filepath.Join(t.TempDir(), "none"), "a file": func() string {
-		path := filepath.Join(t.TempDir(), "file")
-		require.NoError(t, os.WriteFile(path, nil, 0o600))
-		return path
-	}()} {
+	for name, dir := range map[string]string{"missing": filepath.Join(t.TempDir(), "none"),
+		"a file": func() string {
+			path := filepath.Join(t.TempDir(), "file")
+			require.NoError(t, os.WriteFile(path, nil, 0o600))
+			return path
+		}()} {
 		o := b.options()
 		o.UnpackedDir = dir
 		_, err := Open(b.state, o)
@@ -123,7 +124,8 @@ func TestUnusedUnpackedCopiesAreRemovedForSpace(t *testing.T) {
 		t.Skip("SKIPPED: a small file system takes root")
 	}
 	small := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", fmt.Sprintf("size=%d", store.Spare+2<<20), "tmpfs", small).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o",
+		fmt.Sprintf("size=%d", store.Spare+2<<20), "tmpfs", small).CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: no small file system can be mounted: %s", out)
 	}
 	t.Cleanup(func() { require.NoError(t, exec.Command("umount", small).Run()) })
@@ -141,7 +143,8 @@ func TestUnusedUnpackedCopiesAreRemovedForSpace(t *testing.T) {
 	}
 	held := b.acquire(b.variant(2))
 	a := b.acquire(b.variant(3))
-	require.Equal(t, request.Compiled, a.Outcome, "there is no room, and whoever asks has its model all the same")
+	require.Equal(t, request.Compiled, a.Outcome,
+		"there is no room, and whoever asks has its model all the same")
 	require.Equal(t, files[1], b.read(held))
 	require.Equal(t, files[2], b.read(a))
 	require.NoError(t, held.View.Close())
@@ -197,7 +200,8 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 			default:
 			}
 			b.later.Add(int64(time.Hour))
-			if _, err := b.cache.Store.Packer().PackBuild(context.Background(), builds[1].ID); err != nil {
+			if _, err := b.cache.Store.Packer().
+				PackBuild(context.Background(), builds[1].ID); err != nil {
 				requireInUse(t, err)
 			}
 			if _, err := b.cache.Store.Packer().DropCopies(builds[1].ID); err != nil {
@@ -236,7 +240,8 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	builds, files := b.similar(3)
 	for _, build := range builds {
 		b.pack(build)
-		_, err := b.cache.Pin(context.Background(), b.self(), []string{build.BuildKey.String()}, false)
+		_, err := b.cache.Pin(context.Background(), b.self(), []string{build.BuildKey.String()},
+			false)
 		require.NoError(t, err)
 	}
 	size, _, err := b.cache.index.BlobBytes(large(builds[1]))
@@ -272,10 +277,12 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	require.Equal(t, cas.OnDisk(size), copies(), "the one that nobody uses went")
 	refused := b.refused(b.variant(2))
 	require.Equal(t, apierr.NoSpace, refused.Class)
-	require.Regexp(t, `it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
+	require.Regexp(t,
+		`it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
 	require.Equal(t, cas.OnDisk(size), copies(), "nothing goes above")
 	require.Zero(t, reserved())
-	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
+	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
+		false, false, nil)
 	require.Equal(t, apierr.NoSpace, apierr.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "of the budget of")
 	require.NoError(t, held.View.Close())

@@ -32,8 +32,7 @@ func (b *bench) usage(p request.Peer, entries ...string) *wire.UsageReply {
 // The account is what the file system says, whatever happens.
 func (b *bench) exact() {
 	b.Helper()
-	found,
-		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.Check{Space: true}, nil)
 	require.NoError(b, err)
 	require.Empty(b, found.Findings)
@@ -53,8 +52,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	embedded.Embed = true
 	b.acquire(embedded)
 	b.exact()
-	_,
-		err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
+	_, err := b.cache.Remove(context.Background(), request.Peer{UID: b.cache.uid},
 		[]string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, b.account().Held)
@@ -69,8 +67,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.MkdirAll(filepath.Dir(stranger), 0o700))
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
-	found,
-		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+	found, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.Check{Space: true}, nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, found.Space[0].DiskBytes-found.Space[0].GetAccountedBytes(),
@@ -81,8 +78,7 @@ func TestTheAccountIsExact(t *testing.T) {
 			"8192 bytes on disk that no build needs; the next start removes them"},
 		[]string{found.Findings[0].Kind, found.Findings[0].Object, found.Findings[0].Detail})
 	require.NoError(t, os.Remove(stranger))
-	_,
-		err = b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid + 1},
+	_, err = b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid + 1},
 		&wire.Check{Space: true}, nil)
 	require.Equal(t, apierr.NotAllowed, apierr.ClassOf(err))
 }

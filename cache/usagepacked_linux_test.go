@@ -76,9 +76,8 @@ func TestRemovalOfSeveralFreesTheirCommonBytes(t *testing.T) {
 		"what the second takes from the first goes with both")
 	require.Equal(t, b.plan(0).Used, would(true))
 	before := b.plan(0).Used
-	removed,
-		err := b.cache.Remove(ctx, b.self(), []string{builds[0].ID.String(), builds[1].ID.String()},
-		false, false)
+	removed, err := b.cache.Remove(ctx, b.self(),
+		[]string{builds[0].ID.String(), builds[1].ID.String()}, false, false)
 	require.NoError(t, err)
 	require.Equal(t, both, removed.FreedBytes)
 	require.Equal(t, before-b.plan(0).Used, removed.FreedBytes)

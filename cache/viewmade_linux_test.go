@@ -74,8 +74,7 @@ func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	a := b.acquire(b.variant(2))
 	require.True(t, strings.HasPrefix(a.Path, elsewhere), a.Path)
-	_,
-		err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
+	_, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
 		false, false)
 	require.NoError(t, err)
 	require.Equal(t, files[1], b.read(a), "it is open")

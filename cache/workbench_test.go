@@ -144,8 +144,7 @@ func (b *bench) requireSound() {
 	if b.cache == nil {
 		return
 	}
-	result,
-		err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
+	result, err := b.cache.Check(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.Check{Deep: true}, nil)
 	require.NoError(b, err)
 	for _, f := range result.Findings {
@@ -228,8 +227,7 @@ type listed struct {
 }
 
 func (b *bench) list() (out []listed) {
-	page,
-		err := b.cache.Queries.List(context.Background(), request.Peer{UID: b.cache.uid},
+	page, err := b.cache.Queries.List(context.Background(), request.Peer{UID: b.cache.uid},
 		&wire.List{}, nil)
 	require.NoError(b, err)
 	require.Empty(b, page.Next)

@@ -97,8 +97,7 @@ func TestRealEPsMakeKnownCallsOnly(t *testing.T) {
 				return // these versions of ONNX Runtime and the EP do not fit
 			}
 			require.NoError(t, err)
-			check,
-				err := c.Check(t.Context(),
+			check, err := c.Check(t.Context(),
 				compilers.CheckJob{Runtime: r, EPs: job.EPs,
 					Graph: filepath.Join(job.Folder, result.Graph)})
 			require.NoError(t, err)

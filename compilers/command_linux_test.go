@@ -255,8 +255,7 @@ func TestToolWithoutALibrary(t *testing.T) {
 	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: eps, Graph: "/x.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.NotCheckable, check.Outcome)
-	compared,
-		err := c.VerifyOutput(t.Context(),
+	compared, err := c.VerifyOutput(t.Context(),
 		compilers.VerifyJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: eps, Graph: "/x.onnx"},
 			Source: "/y.onnx", Most: 1})
 	require.NoError(t, err)

@@ -18,7 +18,8 @@ import (
 // A signal may hit the worker, or the process that looks after it. Neither may answer with a dump
 // of Go's runtime, whose last line is a register.
 func TestDeathBySignalIsReportedByName(t *testing.T) {
-	for _, signal := range []unix.Signal{unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT, unix.SIGSTKFLT} {
+	for _, signal := range []unix.Signal{unix.SIGSEGV, unix.SIGABRT, unix.SIGBUS, unix.SIGQUIT,
+		unix.SIGSTKFLT} {
 		name := unix.SignalName(signal)
 		for _, words := range []string{"", "the EP's last words"} {
 			for _, supervisor := range []bool{false, true} {
@@ -49,9 +50,11 @@ func killedInVendorCode(t *testing.T, signal unix.Signal, supervisor bool, words
 		_, err := c.Compile(t.Context(), job, nil)
 		done <- err
 	}()
-	require.Eventually(t, func() bool { _, err := os.Stat(here); return err == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(here); return err == nil }, time.Minute,
+		time.Millisecond)
 	for _, pid := range childrenOf(os.Getpid()) {
-		if folder, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "cwd")); err != nil || folder != filepath.Dir(here) {
+		if folder, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid),
+			"cwd")); err != nil || folder != filepath.Dir(here) {
 			continue
 		}
 		if !supervisor {

@@ -82,7 +82,8 @@ func TestWorkerFaults(t *testing.T) {
 
 // Whether code brought its end upon itself is told from the signal.
 func TestWorkerEndNamesItsCause(t *testing.T) {
-	for signal, outside := range map[string]bool{"KILL": true, "TERM": true, "INT": true, "SEGV": false, "BUS": false, "FPE": false, "ILL": false, "ABRT": false} {
+	for signal, outside := range map[string]bool{"KILL": true, "TERM": true, "INT": true,
+		"SEGV": false, "BUS": false, "FPE": false, "ILL": false, "ABRT": false} {
 		t.Run(signal, func(t *testing.T) {
 			_, err := fakeCompile(t, t.Context(), "kill -"+signal+" $$", compilers.Limits{})
 			var exit *compilers.ExitError
@@ -118,7 +119,9 @@ func TestDialogueFaults(t *testing.T) {
 }
 
 func TestStderrIsBounded(t *testing.T) {
-	_, err := fakeCompile(t, t.Context(), "head -c 3000000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 7", compilers.Limits{StderrBytes: 1000})
+	_, err := fakeCompile(t, t.Context(),
+		"head -c 3000000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 7",
+		compilers.Limits{StderrBytes: 1000})
 	var exit *compilers.ExitError
 	require.ErrorAs(t, err, &exit)
 	require.LessOrEqual(t, len(exit.Stderr), 1000+len("[...]"))
@@ -136,34 +139,41 @@ func TestOutputThatIsNone(t *testing.T) {
 		"too large at once": "truncate -s 3000000 ../a; echo > " + graph,
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := fakeCompile(t, t.Context(), script+"; "+success, compilers.Limits{Files: 3, Output: 2000000})
+			_, err := fakeCompile(t, t.Context(), script+"; "+success,
+				compilers.Limits{Files: 3, Output: 2000000})
 			require.ErrorIs(t, err, compilers.ErrOutput)
 		})
 	}
 }
 
 func TestOutputGrowsWithoutEnd(t *testing.T) {
-	_, err := fakeCompile(t, t.Context(), "i=0; while true; do head -c 500000 /dev/zero > ../$i; i=$((i+1)); sleep 0.05; done", compilers.Limits{Output: 2000000})
+	_, err := fakeCompile(t, t.Context(),
+		"i=0; while true; do head -c 500000 /dev/zero > ../$i; i=$((i+1)); sleep 0.05; done",
+		compilers.Limits{Output: 2000000})
 	require.ErrorIs(t, err, compilers.ErrOutputLimit)
 }
 
 func TestTimeLimit(t *testing.T) {
 	start := time.Now()
-	_, err := fakeCompile(t, t.Context(), "sleep 600", compilers.Limits{Wall: 200 * time.Millisecond})
+	_, err := fakeCompile(t, t.Context(), "sleep 600",
+		compilers.Limits{Wall: 200 * time.Millisecond})
 	require.ErrorIs(t, err, compilers.ErrTimeout)
 	require.Less(t, time.Since(start), 5*time.Minute)
 }
 
 func TestWholeGroupIsKilled(t *testing.T) {
-	for name, end := range map[string]string{"cancelled": "sleep 600", "done": success, "crashed": "kill -SEGV $$"} {
+	for name, end := range map[string]string{"cancelled": "sleep 600", "done": success,
+		"crashed": "kill -SEGV $$"} {
 		t.Run(name, func(t *testing.T) {
 			pids := filepath.Join(t.TempDir(), "pids")
-			script := fmt.Sprintf("(trap '' TERM HUP; (sleep 600) & echo $! > %s; sleep 600) & while [ ! -s %s ]; do sleep 0.01; done; %s", pids, pids, end)
+			script := fmt.Sprintf("(trap '' TERM HUP; (sleep 600) & echo $! > %s; sleep 600) & "+
+				"while [ ! -s %s ]; do sleep 0.01; done; %s", pids, pids, end)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if name == "cancelled" {
 				go func() {
-					for text, _ := os.ReadFile(pids); !strings.HasSuffix(string(text), "\n") && ctx.Err() == nil; text, _ = os.ReadFile(pids) {
+					for text, _ := os.ReadFile(pids); !strings.HasSuffix(string(text), "\n") &&
+						ctx.Err() == nil; text, _ = os.ReadFile(pids) {
 						time.Sleep(10 * time.Millisecond) // it is not there yet
 					}
 					cancel()
@@ -175,7 +185,8 @@ func TestWholeGroupIsKilled(t *testing.T) {
 			require.NoError(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 			require.NoError(t, err)
-			require.Eventually(t, func() bool { return gone(pid) }, time.Minute, 10*time.Millisecond, "process %d lives", pid)
+			require.Eventually(t, func() bool { return gone(pid) }, time.Minute,
+				10*time.Millisecond, "process %d lives", pid)
 		})
 	}
 }
@@ -199,7 +210,9 @@ func TestEscapedProcessIsNotWaitedFor(t *testing.T) {
 
 func TestWorkersWorldIsChosen(t *testing.T) {
 	t.Setenv("EPCACHED_SECRET", "1")
-	job, err := fakeCompile(t, t.Context(), `(env; pwd; ls /proc/self/fd; ps -o pgid= -o sid= -p $$) > ../world; exit 9`, compilers.Limits{})
+	job, err := fakeCompile(t, t.Context(),
+		`(env; pwd; ls /proc/self/fd; ps -o pgid= -o sid= -p $$) > ../world; exit 9`,
+		compilers.Limits{})
 	require.Error(t, err)
 	world, err := os.ReadFile(filepath.Join(job.Folder, "world"))
 	require.NoError(t, err)
@@ -256,7 +269,9 @@ func TestCheckTriesWithoutOptimisation(t *testing.T) {
 	script := `read request <&3; case "$request" in *disable_all*) ` + success + ` exit 0;; esac
 echo '{"Refusal":{"Doing":"load","Code":11,"Text":"count of graph inputs"}}' >&4; exit 60`
 	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, script)})
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{{Name: openVINO}}, Graph: "/g.onnx"})
+	check, err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{{Name: openVINO}},
+			Graph: "/g.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome)
 	require.Equal(t, "disable_all", check.GraphOptimizationLevel)
@@ -265,7 +280,9 @@ echo '{"Refusal":{"Doing":"load","Code":11,"Text":"count of graph inputs"}}' >&4
 func TestCheckWhereTheTargetIsElsewhere(t *testing.T) {
 	refuse := `echo '{"Refusal":{"Doing":"load","Code":10,"Text":"INVALID_GRAPH"}}' >&4; exit 60`
 	device := func(kind string) string {
-		return fmt.Sprintf(`echo '{"EPs":[{"Name":"QNNExecutionProvider","Devices":[{"Type":"%s"}]}]}' >&4; `, kind)
+		return fmt.Sprintf(
+			`echo '{"EPs":[{"Name":"QNNExecutionProvider","Devices":[{"Type":"%s"}]}]}' >&4; `,
+			kind)
 	}
 	for _, c := range []struct {
 		name, script, outcome string
@@ -281,7 +298,9 @@ func TestCheckWhereTheTargetIsElsewhere(t *testing.T) {
 			r := fakeRuntime()
 			r.EPs[0].EP = qnn
 			check, err := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, c.script)}).
-				Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: []compilers.EP{{Name: qnn}}, Graph: "/g.onnx"})
+				Check(t.Context(),
+					compilers.CheckJob{Runtime: r, EPs: []compilers.EP{{Name: qnn}},
+						Graph: "/g.onnx"})
 			require.NoError(t, err)
 			require.Equal(t, c.outcome, check.Outcome)
 			require.Equal(t, c.code, check.Code)

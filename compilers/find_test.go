@@ -91,7 +91,8 @@ func TestFolderWithPatternCharacters(t *testing.T) {
 	site := filepath.Join(dir, "lib/python3.12/site-packages")
 	require.NoError(t, os.MkdirAll(filepath.Join(site, "onnxruntime/capi"), 0o700))
 	require.NoError(t, os.MkdirAll(filepath.Join(site, "onnxruntime_qnn"), 0o700))
-	for _, name := range []string{"onnxruntime/capi/libonnxruntime.so.1.31.1", "onnxruntime_qnn/" + qnnLibrary} {
+	for _, name := range []string{"onnxruntime/capi/libonnxruntime.so.1.31.1",
+		"onnxruntime_qnn/" + qnnLibrary} {
 		require.NoError(t, os.WriteFile(filepath.Join(site, name), nil, 0o600))
 	}
 	_, err := Find(dir)
@@ -99,19 +100,23 @@ func TestFolderWithPatternCharacters(t *testing.T) {
 }
 
 func TestIdentityOfALibrary(t *testing.T) {
-	dir := tree(t, "libonnxruntime.so.1.31.1", "libonnxruntime_providers_shared.so", ovLibrary, qnnLibrary, "libopenvino.so.2641", "libtbb.so", "cache.json", ".hidden.so")
+	dir := tree(t, "libonnxruntime.so.1.31.1", "libonnxruntime_providers_shared.so", ovLibrary,
+		qnnLibrary, "libopenvino.so.2641", "libtbb.so", "cache.json", ".hidden.so")
 	r, err := Find(dir)
 	require.NoError(t, err)
 	lib, err := r.Library("OpenVINOExecutionProvider")
 	require.NoError(t, err)
-	require.Equal(t, []string{filepath.Join(dir, ovLibrary), filepath.Join(dir, "libopenvino.so.2641"), filepath.Join(dir, "libtbb.so")}, lib.Files)
+	require.Equal(t,
+		[]string{filepath.Join(dir, ovLibrary), filepath.Join(dir, "libopenvino.so.2641"),
+			filepath.Join(dir, "libtbb.so")}, lib.Files)
 	_, err = r.Library("NobodysExecutionProvider")
 	require.ErrorIs(t, err, ErrNotFound)
 }
 
 // FindAll finds the runtimes of an environment that is not activated.
 func TestFindAllLooksIntoEnvironmentsThatAreNotActive(t *testing.T) {
-	files := []string{"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1", "lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary}
+	files := []string{"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1",
+		"lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary}
 	t.Setenv("VIRTUAL_ENV", "")
 	t.Setenv("HOME", t.TempDir())
 	found := func() (dirs []string) {
@@ -133,7 +138,8 @@ func TestFindAllLooksIntoEnvironmentsThatAreNotActive(t *testing.T) {
 }
 
 func TestFindAllLooksIntoTheEnvironment(t *testing.T) {
-	dir := tree(t, "lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1", "lib/python3.11/site-packages/onnxruntime_qnn/"+qnnLibrary)
+	dir := tree(t, "lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1",
+		"lib/python3.11/site-packages/onnxruntime_qnn/"+qnnLibrary)
 	t.Setenv("VIRTUAL_ENV", dir)
 	t.Setenv("HOME", t.TempDir())
 	require.NotEmpty(t, FindAll(t.Context()))

@@ -176,7 +176,8 @@ func TestWorkerKeepsToItsFolder(t *testing.T) {
 func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 	requireInForce(t, "files")
 	outside := t.TempDir()
-	for name, text := range map[string]string{"model.onnx": string(tinymodel.Relu()), "beside": "another model"} {
+	for name, text := range map[string]string{"model.onnx": string(tinymodel.Relu()),
+		"beside": "another model"} {
 		require.NoError(t, os.WriteFile(filepath.Join(outside, name), []byte(text), 0o666))
 	}
 	quote := func(name string) string { return strconv.Quote(filepath.Join(outside, name)) }
@@ -205,7 +206,8 @@ func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 		require.Equal(t, "DONE", came[what], what)
 	}
 	for what, refusal := range map[string]string{
-		"write": "Permission denied", "truncate": "Permission denied", "beside": "Permission denied", "list": "Permission denied",
+		"write": "Permission denied", "truncate": "Permission denied",
+		"beside": "Permission denied", "list": "Permission denied",
 		"into it": "Bad file descriptor", "mode": "Operation not permitted",
 	} {
 		require.Equal(t, refusal, came[what], what)
@@ -240,7 +242,9 @@ func TestWorkerChangesNoTimes(t *testing.T) {
 		tell("owner", fchown(fd, 1, 1));
 		abort();`
 	r := hostileRuntime(t, body)
-	c := newORT(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{Read: []string{filepath.Dir(graph)}}})
+	c := newORT(t,
+		compilers.ORTOptions{
+			Sandbox: compilers.SandboxOptions{Read: []string{filepath.Dir(graph)}}})
 	facts, err := c.Probe(t.Context(), r)
 	require.NoError(t, err)
 	var exit *compilers.ExitError
@@ -280,7 +284,8 @@ func TestSandboxIsWidened(t *testing.T) {
 		tell("secret", open(`+quote("secret")+`, O_RDONLY));
 		tell("beside", open(`+quote("made")+`, O_WRONLY|O_CREAT, 0600));`)
 	require.Equal(t, map[string]string{"licence": "DONE", "make": "DONE",
-		"change licence": "Permission denied", "secret": "Permission denied", "beside": "Permission denied"}, told)
+		"change licence": "Permission denied", "secret": "Permission denied",
+		"beside": "Permission denied"}, told)
 }
 
 func TestWorkerHasNoNetwork(t *testing.T) {
@@ -299,7 +304,8 @@ func TestWorkerHasNoNetwork(t *testing.T) {
 	for what, came := range told {
 		require.NotEqual(t, "DONE", came, what)
 	}
-	_, told, _ = attack(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{Network: true}}, body)
+	_, told, _ = attack(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{Network: true}},
+		body)
 	require.Equal(t, "DONE", told["udp"], "the configuration allows it")
 }
 
@@ -346,26 +352,33 @@ func TestNothingStaysBehind(t *testing.T) {
 		options compilers.ORTOptions
 		measure string
 	}{
-		"namespace":  {compilers.ORTOptions{}, "pid namespace"},
-		"supervisor": {compilers.ORTOptions{Sandbox: compilers.SandboxOptions{NoNamespaces: true}}, "looks after it"},
+		"namespace": {compilers.ORTOptions{}, "pid namespace"},
+		"supervisor": {compilers.ORTOptions{Sandbox: compilers.SandboxOptions{NoNamespaces: true}},
+			"looks after it"},
 	}
 	for name, m := range means {
 		t.Run(name, func(t *testing.T) {
-			for end, how := range map[string]string{"exit": "exit(0)", "crash": "abort()", "hang": "for (;;) pause()", "murder": "kill(getppid(), SIGKILL); kill(0, SIGTERM); exit(0)"} {
+			for end, how := range map[string]string{"exit": "exit(0)", "crash": "abort()",
+				"hang":   "for (;;) pause()",
+				"murder": "kill(getppid(), SIGKILL); kill(0, SIGTERM); exit(0)"} {
 				t.Run(end, func(t *testing.T) {
 					c := newORT(t, withLimits(m.options, compilers.Limits{Wall: 3 * time.Second}))
 					measures, err := c.Sandbox(t.Context())
 					require.NoError(t, err)
-					if there := strings.Contains(fmt.Sprint(measures), m.measure); !there && name == "namespace" && !namespaces() {
+					if there := strings.Contains(fmt.Sprint(measures), m.measure); !there &&
+						name == "namespace" && !namespaces() {
 						t.Skipf("NOT TESTED: no %s here: %v", m.measure, measures)
 					} else {
 						require.True(t, there, "%v", measures)
 					}
 					if name == "supervisor" && end == "murder" && landlockABI() < 6 {
-						t.Skip("NOT TESTED: Landlock on this kernel does not keep a worker from signalling who looks after it")
+						t.Skip("NOT TESTED: Landlock on this kernel does not keep a worker from " +
+							"signalling who looks after it")
 					}
-					seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano()) // finds them again
-					job := writeJob(t, hostileRuntime(t, fmt.Sprintf(staying, seconds, how)), compilers.EP{Name: qnn}, tinymodel.Relu())
+					// finds them again
+					seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano())
+					job := writeJob(t, hostileRuntime(t, fmt.Sprintf(staying, seconds, how)),
+						compilers.EP{Name: qnn}, tinymodel.Relu())
 					_, err = c.Compile(t.Context(), job, nil)
 					require.Error(t, err)
 					switch end {
@@ -386,7 +399,8 @@ func TestNothingStaysBehind(t *testing.T) {
 }
 
 func landlockABI() int {
-	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0,
+		unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
 		return 0
 	}
@@ -404,7 +418,8 @@ func running(text string) []int {
 	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline") // only a malformed pattern fails
 	for _, path := range paths {
 		line, err := os.ReadFile(path)
-		if pid, err2 := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil && err2 == nil && strings.Contains(string(line), text) {
+		if pid, err2 := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil &&
+			err2 == nil && strings.Contains(string(line), text) {
 			found = append(found, pid)
 		}
 	}
@@ -413,20 +428,31 @@ func running(text string) []int {
 
 // A worker that takes a resource without end is ended, and the error names the resource.
 func TestWorkerThatTakesWithoutEnd(t *testing.T) {
-	limits := compilers.Limits{Wall: 60 * time.Second, Memory: 1 << 30, Output: 8 << 20, OpenFiles: 100}
+	limits := compilers.Limits{Wall: 60 * time.Second, Memory: 1 << 30, Output: 8 << 20,
+		OpenFiles: 100}
 	for name, c := range map[string]struct {
 		body string
 		is   error
 		says string
 	}{
-		"processor":                       {"for (;;);", compilers.ErrCPU, "processor time limit reached: 1s"},
-		"processor, and it does not mind": {"signal(SIGXCPU, SIG_IGN); for (;;);", compilers.ErrCPU, "processor time limit"},
-		"memory":                          {"for (;;) { char *p = malloc(1 << 24); if (!p) { perror(\"malloc\"); abort(); } memset(p, 1, 1 << 24); }", nil, "Cannot allocate memory"},
-		"memory that no limit of the kernel counts": {"char *p = mmap(0, 450 << 20, PROT_READ|PROT_WRITE, MAP_SHARED|MAP_ANONYMOUS, -1, 0); memset(p, 1, 450 << 20); for (;;) pause();",
+		"processor": {"for (;;);", compilers.ErrCPU,
+			"processor time limit reached: 1s"},
+		"processor, and it does not mind": {"signal(SIGXCPU, SIG_IGN); for (;;);", compilers.ErrCPU,
+			"processor time limit"},
+		"memory": {"for (;;) { char *p = malloc(1 << 24); if (!p) { perror(\"malloc\"); abort(); " +
+			"} memset(p, 1, 1 << 24); }", nil, "Cannot allocate memory"},
+		"memory that no limit of the kernel counts": {"char *p = mmap(0, 450 << 20, " +
+			"PROT_READ|PROT_WRITE, MAP_SHARED|MAP_ANONYMOUS, -1, 0); memset(p, 1, 450 << 20); " +
+			"for (;;) pause();",
 			compilers.ErrMemory, "more than 400.0 MiB"},
-		"open files": {"while (open(\"/dev/null\", O_RDONLY) >= 0); perror(\"open\"); abort();", nil, "Too many open files"},
-		"one file":   {"int fd = open(\"big\", O_WRONLY|O_CREAT, 0600); static char b[1 << 20]; for (;;) write(fd, b, sizeof b);", compilers.ErrOutput, "a file grew beyond the limit"},
-		"many files": {"static char b[1 << 20]; for (int i = 0;; i++) { char n[20]; sprintf(n, \"%d\", i); int fd = open(n, O_WRONLY|O_CREAT, 0600); write(fd, b, sizeof b); close(fd); usleep(10000); }", compilers.ErrOutput, "more than 8.0 MiB"},
+		"open files": {"while (open(\"/dev/null\", O_RDONLY) >= 0); perror(\"open\"); abort();",
+			nil, "Too many open files"},
+		"one file": {"int fd = open(\"big\", O_WRONLY|O_CREAT, 0600); static char b[1 << 20]; " +
+			"for (;;) write(fd, b, sizeof b);", compilers.ErrOutput,
+			"a file grew beyond the limit"},
+		"many files": {"static char b[1 << 20]; for (int i = 0;; i++) { char n[20]; sprintf(n, " +
+			"\"%d\", i); int fd = open(n, O_WRONLY|O_CREAT, 0600); write(fd, b, sizeof b); " +
+			"close(fd); usleep(10000); }", compilers.ErrOutput, "more than 8.0 MiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			limits := limits
@@ -456,13 +482,16 @@ func TestSandboxReportsMeasuredRestrictions(t *testing.T) {
 	again, err := c.Sandbox(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, measures, again)
-	require.Contains(t, fmt.Sprint(measures), "memory: "+bytesize.Text(compilers.MachineMemory()/4*3)+" for all processes", "what nobody set is derived from the machine")
+	require.Contains(t, fmt.Sprint(measures),
+		"memory: "+bytesize.Text(compilers.MachineMemory()/4*3)+" for all processes",
+		"what nobody set is derived from the machine")
 	for _, m := range measures {
 		t.Log(m)
 		require.NotEmpty(t, m.Text)
 		require.Equal(t, m.InForce, m.Hint == "", "what is missing has a hint: %s", m)
 	}
-	open, err := newORT(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{Network: true}}).Sandbox(t.Context())
+	open, err := newORT(t, compilers.ORTOptions{Sandbox: compilers.SandboxOptions{Network: true}}).
+		Sandbox(t.Context())
 	require.NoError(t, err)
 	for _, m := range open {
 		if m.Name == "network" {

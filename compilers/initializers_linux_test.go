@@ -164,13 +164,11 @@ func TestInitializersThatCannotBe(t *testing.T) {
 				compilers.Initializers{File: "rest.bin", Threshold: 1}
 		},
 		"of a group": func(j *compilers.Job) {
-			j.Share,
-				j.Initializers.File = []compilers.ShareMember{{Model: "/nowhere/n.onnx",
+			j.Share, j.Initializers.File = []compilers.ShareMember{{Model: "/nowhere/n.onnx",
 				Output: "n_ctx.onnx"}}, "rest.bin"
 		},
 		"weightless, of a group": func(j *compilers.Job) {
-			j.Share,
-				j.SessionOptions = []compilers.ShareMember{{Model: "/nowhere/n.onnx",
+			j.Share, j.SessionOptions = []compilers.ShareMember{{Model: "/nowhere/n.onnx",
 				Output: "n_ctx.onnx"}}, byReference
 		},
 		"the source's by session options": func(j *compilers.Job) {

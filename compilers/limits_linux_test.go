@@ -77,8 +77,7 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	prints, err := c.Fingerprint(t.Context(), r, job.EPs, nil)
 	require.NoError(t, err)
 	require.NotEmpty(t, prints[0].SDKVersion)
-	check,
-		err := c.Check(t.Context(),
+	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
@@ -193,14 +192,17 @@ func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
 	require.NoError(t, err)
 	require.ElementsMatch(t,
 		[]string{"m_ctx.onnx", "m_epcachedtest.bin", "m.onnx", "w/deep/m.data"}, result.Files)
-	for path, mode := range map[string]os.FileMode{"w": 0o700, "w/deep": 0o700, "w/deep/m.data": 0o600, "m.onnx": 0o600} {
+	for path, mode := range map[string]os.FileMode{"w": 0o700, "w/deep": 0o700,
+		"w/deep/m.data": 0o600, "m.onnx": 0o600} {
 		info, err := os.Stat(filepath.Join(source, path))
 		require.NoError(t, err)
 		require.Equal(t, mode, info.Mode().Perm(), path)
 	}
 	require.NoError(t, os.RemoveAll(source))
 	check := func(folder string) {
-		checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph), Session: compilers.Session{SessionOptions: byReference}})
+		checked, err := c.Check(t.Context(),
+			compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph),
+				Session: compilers.Session{SessionOptions: byReference}})
 		require.NoError(t, err)
 		require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	}

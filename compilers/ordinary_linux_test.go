@@ -39,7 +39,8 @@ func TestOrdinaryUser(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	require.NoError(t, os.Chown(base, nobody, nobody))
-	for name, from := range map[string]string{"epcached-ort": compilertest.Worker(t), "test": "/proc/self/exe"} {
+	for name, from := range map[string]string{"epcached-ort": compilertest.Worker(t),
+		"test": "/proc/self/exe"} {
 		program, err := os.ReadFile(from)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(base, name), program, 0o755))
@@ -47,10 +48,14 @@ func TestOrdinaryUser(t *testing.T) {
 	runtimes, err := filepath.EvalSymlinks(os.Getenv(compilertest.RuntimesVariable))
 	require.NoError(t, err)
 	// With a niceness above that of workers, which an ordinary user may not lower.
-	cmd := exec.CommandContext(t.Context(), "nice", "-n", "10", filepath.Join(base, "test"), "-test.v", "-test.run=^TestOrdinaryUser$")
-	cmd.Env = []string{"TMPDIR=" + base, "PATH=" + os.Getenv("PATH"), compilertest.RuntimesVariable + "=" + runtimes, ordinaryWorker + "=" + filepath.Join(base, "epcached-ort")}
+	cmd := exec.CommandContext(t.Context(), "nice", "-n", "10", filepath.Join(base, "test"),
+		"-test.v", "-test.run=^TestOrdinaryUser$")
+	cmd.Env = []string{"TMPDIR=" + base, "PATH=" + os.Getenv("PATH"),
+		compilertest.RuntimesVariable + "=" + runtimes,
+		ordinaryWorker + "=" + filepath.Join(base, "epcached-ort")}
 	cmd.Dir = base
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody,
+		Gid: nobody}}
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	t.Logf("%s", out)
@@ -58,12 +63,15 @@ func TestOrdinaryUser(t *testing.T) {
 
 func asOrdinaryUser(t *testing.T, worker string) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
-	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, Limits: compilers.Limits{Processes: 300}})
+	c := compilers.NewORT(compilers.ORTOptions{Worker: worker,
+		Limits: compilers.Limits{Processes: 300}})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32}, compilertest.Dense(1, 32, 1))
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+	check, err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: r, EPs: job.EPs,
+			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 	measures, err := c.Sandbox(t.Context())
@@ -80,7 +88,9 @@ func asOrdinaryUser(t *testing.T, worker string) {
 	}
 	require.Contains(t, fmt.Sprint(measures), "user namespace")
 	require.Contains(t, fmt.Sprint(measures), "process limit: 300")
-	job = writeJob(t, hostileRuntime(t, `for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { perror("fork"); abort(); } if (!pid) { setsid(); pause(); } }`),
+	job = writeJob(t,
+		hostileRuntime(t,
+			`for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { perror("fork"); abort(); } if (!pid) { setsid(); pause(); } }`),
 		compilers.EP{Name: qnn}, tinymodel.Relu())
 	_, err = c.Compile(t.Context(), job, nil)
 	require.ErrorContains(t, err, "aborted")

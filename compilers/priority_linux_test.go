@@ -30,9 +30,8 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
 	require.Zero(t, errno)
 	require.EqualValues(t, 3, class>>13, "the idle class")
-	if group,
-		err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil &&
-		len(group) > 0 {
+	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid),
+		"autogroup")); err == nil && len(group) > 0 {
 		require.Contains(t, string(group), "nice 19")
 	}
 }

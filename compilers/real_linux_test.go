@@ -70,7 +70,8 @@ func TestQNN(t *testing.T) {
 
 // Every ORT that is supported drives the same EP library.
 func TestORTVersions(t *testing.T) {
-	for _, name := range []string{"openvino-1.8.0-ort-1.24.4", "openvino-1.8.1-ort-1.28.0", "openvino-1.8.0-ort-1.28.0", "qnn-2.3.0-ort-1.24.4"} {
+	for _, name := range []string{"openvino-1.8.0-ort-1.24.4", "openvino-1.8.1-ort-1.28.0",
+		"openvino-1.8.0-ort-1.28.0", "qnn-2.3.0-ort-1.24.4"} {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.Runtime(t, name)
 			c := newORT(t, compilers.ORTOptions{})
@@ -85,7 +86,9 @@ func TestORTVersions(t *testing.T) {
 			prints, err := c.Fingerprint(t.Context(), r, job.EPs, nil)
 			require.NoError(t, err)
 			require.NotEmpty(t, prints[0].SDKVersion)
-			check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+			check, err := c.Check(t.Context(),
+				compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: filepath.Join(job.Folder, result.Graph)})
 			require.NoError(t, err)
 			require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 		})
@@ -96,7 +99,8 @@ func writeJob(t *testing.T, r compilers.Runtime, ep compilers.EP, model []byte) 
 	folder := t.TempDir()
 	path := filepath.Join(folder, "00112233445566.onnx")
 	require.NoError(t, os.WriteFile(path, model, 0o600))
-	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: path, Folder: folder, Output: "00112233445566_ctx.onnx"}
+	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: path, Folder: folder,
+		Output: "00112233445566_ctx.onnx"}
 }
 
 // Both routes, and both forms, compute the same from the same model.
@@ -107,15 +111,20 @@ func TestRoutesComputeTheSame(t *testing.T) {
 	for _, variant := range []struct {
 		route string
 		embed bool
-	}{{compilers.RouteCompileAPI, false}, {compilers.RouteCompileAPI, true}, {compilers.RouteSessionOptions, false}, {compilers.RouteSessionOptions, true}} {
-		job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32}, compilertest.Dense(3, 64, "batch"))
-		job.Route, job.Embed, job.FreeDimensions = variant.route, variant.embed, map[string]int64{"batch": 4}
+	}{{compilers.RouteCompileAPI, false}, {compilers.RouteCompileAPI, true},
+		{compilers.RouteSessionOptions, false}, {compilers.RouteSessionOptions, true}} {
+		job := writeJob(t, r, compilers.EP{Name: openVINO, Options: f32},
+			compilertest.Dense(3, 64, "batch"))
+		job.Route, job.Embed, job.FreeDimensions = variant.route, variant.embed,
+			map[string]int64{"batch": 4}
 		result, err := c.Compile(t.Context(), job, nil)
 		require.NoError(t, err)
 		require.Equal(t, variant.route, result.Route)
 		require.Equal(t, variant.embed, len(result.Files) == 1)
 		require.Positive(t, result.MaxRSS)
-		data := compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}, 7)
+		data := compilertest.Outputs(t,
+			compilers.CheckJob{Runtime: r, EPs: job.EPs,
+				Graph: filepath.Join(job.Folder, result.Graph)}, 7)
 		require.Len(t, data, 4*64*4, "the free dimension was fixed to 4")
 		outputs = append(outputs, data)
 	}
@@ -130,7 +139,9 @@ func TestOtherWeightsGiveOtherOutputs(t *testing.T) {
 	var outputs [][]byte
 	for _, seed := range []uint64{1, 2} {
 		job := writeJob(t, r, ep, compilertest.Dense(seed, 64, 1))
-		outputs = append(outputs, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model}, 7))
+		outputs = append(outputs,
+			compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model},
+				7))
 	}
 	require.NotEqual(t, outputs[0], outputs[1])
 }
@@ -139,9 +150,13 @@ func TestRefusalsOfORT(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := newORT(t, compilers.ORTOptions{})
 	for name, edit := range map[string]func(*compilers.Job){
-		"no such device":          func(j *compilers.Job) { j.EPs[0].Devices = []compilers.Device{{Type: "NPU"}} },
-		"level":                   func(j *compilers.Job) { j.GraphOptimizationLevel = "most" },
-		"option":                  func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"load_config": "{not json"} },
+		"no such device": func(j *compilers.Job) {
+			j.EPs[0].Devices = []compilers.Device{{Type: "NPU"}}
+		},
+		"level": func(j *compilers.Job) { j.GraphOptimizationLevel = "most" },
+		"option": func(j *compilers.Job) {
+			j.EPs[0].Options = map[string]string{"load_config": "{not json"}
+		},
 		"library that is none":    func(j *compilers.Job) { j.EPs[0].Library = j.Model },
 		"ort that is none":        func(j *compilers.Job) { j.Runtime.ORTLibrary = j.Model },
 		"library that is missing": func(j *compilers.Job) { j.EPs[0].Library = "/nowhere/lib.so" },
@@ -166,12 +181,17 @@ func TestOpenVINOForDevicesThatAreNotThere(t *testing.T) {
 		device compilers.Device
 		says   string
 	}{
-		"one of several": {compilers.Device{Type: "NPU", Metadata: virtual}, "say which, by its device id"},
-		"none":           {compilers.Device{Type: "NPU", DeviceID: 1, Metadata: virtual}, "it lists NPU (vendor 0x8086"},
-		"one":            {compilers.Device{Type: "NPU", DeviceID: 0x643e, Metadata: virtual}, "compiler loading failed"},
+		"one of several": {compilers.Device{Type: "NPU", Metadata: virtual},
+			"say which, by its device id"},
+		"none": {compilers.Device{Type: "NPU", DeviceID: 1, Metadata: virtual},
+			"it lists NPU (vendor 0x8086"},
+		"one": {compilers.Device{Type: "NPU", DeviceID: 0x643e, Metadata: virtual},
+			"compiler loading failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			job := writeJob(t, r, compilers.EP{Name: openVINO, Devices: []compilers.Device{row.device}}, compilertest.Dense(1, 8, 1))
+			job := writeJob(t, r,
+				compilers.EP{Name: openVINO, Devices: []compilers.Device{row.device}},
+				compilertest.Dense(1, 8, 1))
 			_, err := c.Compile(t.Context(), job, nil)
 			var refused *compilers.RefusedError
 			require.ErrorAs(t, err, &refused)

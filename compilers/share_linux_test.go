@@ -73,15 +73,13 @@ func TestSharedWeightsOfQNNAreNotLoadedWithoutANPU(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, "kill -SEGV $$")})
 	ep := compilers.EP{Name: qnn, Library: "/r/ep.so", Devices: []compilers.Device{{Type: "CPU"}},
 		Options: map[string]string{"enable_htp_weight_sharing": "1"}}
-	check,
-		err := c.Check(t.Context(),
+	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{ep}, Graph: "/g/ctx.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.NotCheckable, check.Outcome)
 	require.Contains(t, check.Text, "enable_htp_weight_sharing")
 	ep.Devices[0].Type = "NPU"
-	check,
-		err = c.Check(t.Context(),
+	check, err = c.Check(t.Context(),
 		compilers.CheckJob{Runtime: fakeRuntime(), EPs: []compilers.EP{ep}, Graph: "/g/ctx.onnx"})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Failed, check.Outcome, "there it counts")
@@ -113,9 +111,11 @@ func TestGroupComputes(t *testing.T) {
 				Graph:   filepath.Join(job.Folder, result.Graph),
 				Session: compilers.Session{SessionOptions: compilers.ShareOptions()}}
 			var want []byte
-			for i, source := range append([]compilers.ShareMember{{Model: job.Model}}, job.Share...) {
-				want = append(want, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: source.Model}, 7)...)
+			for i, source := range append([]compilers.ShareMember{{Model: job.Model}},
+				job.Share...) {
+				want = append(want,
+					compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs,
+						Graph: source.Model}, 7)...)
 				if i > 0 {
 					group.Share = append(group.Share, filepath.Join(job.Folder, result.Graphs[i]))
 				}
@@ -136,17 +136,22 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	if err := user.CanPass(r.ORTLibrary); err != nil {
 		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
 	}
-	base, err := os.MkdirTemp("/var/tmp", "epcached-test-") // a folder of t.TempDir has parents that only root passes
+	// a folder of t.TempDir has parents that only root passes
+	base, err := os.MkdirTemp("/var/tmp", "epcached-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	require.NoError(t, os.Chmod(base, 0o711))
-	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base), User: user, Scratch: filepath.Join(base, "staging")})
+	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base),
+		User: user, Scratch: filepath.Join(base, "staging")})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	folder, models := filepath.Join(base, "staging", "job", "out"), filepath.Join(base, "staging", "job", "model")
+	folder, models := filepath.Join(base, "staging", "job", "out"),
+		filepath.Join(base, "staging", "job", "model")
 	require.NoError(t, os.MkdirAll(folder, 0o700))
 	require.NoError(t, os.MkdirAll(filepath.Join(models, "2"), 0o700))
-	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: filepath.Join(models, "m.onnx"), Folder: folder, Output: "m_ctx.onnx",
-		Share: []compilers.ShareMember{{Model: filepath.Join(models, "2", "m_2.onnx"), Output: "m_2_ctx.onnx"}}}
+	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}},
+		Model: filepath.Join(models, "m.onnx"), Folder: folder, Output: "m_ctx.onnx",
+		Share: []compilers.ShareMember{{Model: filepath.Join(models, "2", "m_2.onnx"),
+			Output: "m_2_ctx.onnx"}}}
 	for i, path := range []string{job.Model, job.Share[0].Model} {
 		require.NoError(t, os.WriteFile(path, compilertest.Dense(1, 32, i+1), 0o600))
 	}
@@ -160,8 +165,10 @@ func TestGroupOfAnotherUsersWorker(t *testing.T) {
 	store := filepath.Join(base, "store")
 	require.NoError(t, os.Rename(folder, store))
 	require.NoError(t, os.Chmod(store, 0o700))
-	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(store, result.Graphs[0]),
-		Share: []string{filepath.Join(store, result.Graphs[1])}, Session: compilers.Session{SessionOptions: compilers.ShareOptions()}})
+	check, err := c.Check(t.Context(),
+		compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(store, result.Graphs[0]),
+			Share:   []string{filepath.Join(store, result.Graphs[1])},
+			Session: compilers.Session{SessionOptions: compilers.ShareOptions()}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 }

@@ -110,8 +110,7 @@ func (s subject) testFingerprint(t *testing.T) {
 func (s subject) testCompatibility(t *testing.T) {
 	prints, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
-	verdicts,
-		err := s.Compiler.Compatibility(t.Context(), s.Runtime, s.EP,
+	verdicts, err := s.Compiler.Compatibility(t.Context(), s.Runtime, s.EP,
 		[]string{prints[0].CompatibilityString, "nobody's"})
 	require.NoError(t, err)
 	require.Len(t, verdicts, 2)
@@ -212,8 +211,7 @@ func (s subject) requireLoads(t *testing.T, job compilers.Job, result compilers.
 	if !s.Loads {
 		return
 	}
-	check,
-		err := s.Compiler.Check(t.Context(),
+	check, err := s.Compiler.Check(t.Context(),
 		compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
 			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)
@@ -224,8 +222,7 @@ func (s subject) testControl(t *testing.T) {
 	if !s.Loads {
 		return // what a control says on such a machine is not promised
 	}
-	result,
-		err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP},
+	result, err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP},
 		t.TempDir(), nil)
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, result.Outcome, result.Text)
@@ -252,8 +249,7 @@ func (s subject) testMissingBinary(t *testing.T) {
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(filepath.Join(job.Folder, result.Files[1])))
-	check,
-		err := s.Compiler.Check(t.Context(),
+	check, err := s.Compiler.Check(t.Context(),
 		compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs,
 			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)

@@ -164,8 +164,7 @@ var compileAPI = []guideline{
 		}},
 	{"a stream that nobody takes is an error, in its own words", func(t *testing.T, h host) {
 		full := errors.New("no room")
-		_,
-			err := h.options(t, nil, nil).
+		_, err := h.options(t, nil, nil).
 			Compile(ort.Compilation{Model: layers(1, 1, false).Encode(), Embed: true,
 				Write: func([]byte) error { return full }})
 		require.ErrorIs(t, err, full)

@@ -56,45 +56,57 @@ var generation = []guideline{
 	}},
 	{"nowhere else", func(t *testing.T, h host) {
 		folder, c := compiledAlone(t, h, nil)
-		for _, name := range []string{filepath.Join(folder, c.CacheContext), "../" + filepath.Base(folder) + "/" + c.CacheContext, "sub/../" + c.CacheContext, ""} {
-			path := write(t, folder, "bad.onnx", contextModel(nodeOf(c, "x", "y", set{"ep_cache_context": name})))
+		for _, name := range []string{filepath.Join(folder, c.CacheContext),
+			"../" + filepath.Base(folder) + "/" + c.CacheContext, "sub/../" + c.CacheContext, ""} {
+			path := write(t, folder, "bad.onnx",
+				contextModel(nodeOf(c, "x", "y", set{"ep_cache_context": name})))
 			require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "ep_cache_context")
 		}
 	}},
 	// The node's own name cannot have it: up to now ONNX Runtime puts an EPContext node where it
 	// finds a fused node of the same name, and leaves plugin EPs no say in that.
-	{"ep.context_node_name_prefix: in the partition's name and the graph's name in the binary", func(t *testing.T, h host) {
+	{"ep.context_node_name_prefix: in the partition's name and the graph's name in the binary",
+		func(t *testing.T, h host) {
+			folder := t.TempDir()
+			h.compile(t, write(t, folder, "m.onnx", layers(1, 2, true)),
+				set{"ep.context_node_name_prefix": "left_"}, nil)
+			binary, err := os.ReadFile(filepath.Join(folder, "m_epcachedtest.bin"))
+			require.NoError(t, err)
+			for _, c := range readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts {
+				require.True(t, strings.HasPrefix(c.PartitionName, "left_"), c.PartitionName)
+				require.Equal(t, c.PartitionName, "left_"+c.Node)
+				require.Contains(t, string(binary), c.PartitionName)
+			}
+			h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 2, true), nil, nil)
+		}},
+	{"optional attributes: ep_sdk_version, hardware_architecture, onnx_model_filename, " +
+		"partition_name, source, notes, max_size", func(t *testing.T, h host) {
 		folder := t.TempDir()
-		h.compile(t, write(t, folder, "m.onnx", layers(1, 2, true)), set{"ep.context_node_name_prefix": "left_"}, nil)
-		binary, err := os.ReadFile(filepath.Join(folder, "m_epcachedtest.bin"))
-		require.NoError(t, err)
-		for _, c := range readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts {
-			require.True(t, strings.HasPrefix(c.PartitionName, "left_"), c.PartitionName)
-			require.Equal(t, c.PartitionName, "left_"+c.Node)
-			require.Contains(t, string(binary), c.PartitionName)
-		}
-		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 2, true), nil, nil)
-	}},
-	{"optional attributes: ep_sdk_version, hardware_architecture, onnx_model_filename, partition_name, source, notes, max_size", func(t *testing.T, h host) {
-		folder := t.TempDir()
-		h.compile(t, write(t, folder, "m.onnx", layers(1, 2, false)), nil, set{"notes": "made by a test"})
+		h.compile(t, write(t, folder, "m.onnx", layers(1, 2, false)), nil,
+			set{"notes": "made by a test"})
 		c := readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts[0]
-		require.Equal(t, []string{"1.0.0", "sim-1", "m.onnx", c.Node, compilertest.TestEP, "made by a test"},
-			[]string{c.SDKVersion, c.HardwareArchitecture, c.ONNXModelFilename, c.PartitionName, c.Source, c.Notes})
+		require.Equal(t,
+			[]string{"1.0.0", "sim-1", "m.onnx", c.Node, compilertest.TestEP, "made by a test"},
+			[]string{c.SDKVersion, c.HardwareArchitecture, c.ONNXModelFilename, c.PartitionName,
+				c.Source, c.Notes})
 		const between = 2*4 - 1 // values of 2 x 16 floats, all but the output
 		require.EqualValues(t, between*2*width*4, c.MaxSize)
 	}},
-	{"ep.context_model_external_initializers_file_name: initializers of the CPU's nodes go into a file of the new model", func(t *testing.T, h host) {
+	{"ep.context_model_external_initializers_file_name: initializers of the CPU's nodes go into " +
+		"a file of the new model", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		source := layers(1, 2, false)
-		h.compile(t, write(t, folder, "m.onnx", source), set{"ep.context_model_external_initializers_file_name": "weights.bin"}, set{"ops": "Mul,Relu"})
+		h.compile(t, write(t, folder, "m.onnx", source),
+			set{"ep.context_model_external_initializers_file_name": "weights.bin"},
+			set{"ops": "Mul,Relu"})
 		require.Contains(t, listing(t, folder), "weights.bin")
 		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
 	}},
 	{"the new model does not rely on the old external data file", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		source := layers(1, 2, false)
-		h.compile(t, write(t, folder, "m.onnx", externalized(t, folder, source)), nil, set{"ops": "Mul,Relu"})
+		h.compile(t, write(t, folder, "m.onnx", externalized(t, folder, source)), nil,
+			set{"ops": "Mul,Relu"})
 		require.NoError(t, os.Remove(filepath.Join(folder, "m.data")))
 		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
 	}},
@@ -110,7 +122,8 @@ const (
 )
 
 // requireLoads loads a compiled model and runs it.
-func (h host) requireLoads(t *testing.T, path string, source tinymodel.Model, session, provider set) {
+func (h host) requireLoads(t *testing.T, path string, source tinymodel.Model, session,
+	provider set) {
 	s := h.open(t, path, session, provider)
 	defer s.Release()
 	requireComputes(t, s, source)
@@ -128,7 +141,9 @@ func compiledAlone(t *testing.T, h host, session set) (folder string, c epmodel.
 // nodeOf returns a node with other values and, where edit says so, other attributes; "-" leaves one
 // out.
 func nodeOf(c epmodel.Context, in, out string, edit set) tinymodel.Node {
-	attributes := map[string]any{"source": c.Source, "partition_name": c.PartitionName, "ep_cache_context": c.CacheContext, "main_context": c.MainContext, "embed_mode": c.EmbedMode}
+	attributes := map[string]any{"source": c.Source, "partition_name": c.PartitionName,
+		"ep_cache_context": c.CacheContext, "main_context": c.MainContext,
+		"embed_mode": c.EmbedMode}
 	for name, value := range edit {
 		switch {
 		case value == "-":
@@ -139,7 +154,8 @@ func nodeOf(c epmodel.Context, in, out string, edit set) tinymodel.Node {
 			attributes[name] = value
 		}
 	}
-	return tinymodel.Node{Name: c.Node, Op: "EPContext", Domain: "com.microsoft", Inputs: []string{in}, Outputs: []string{out}, Attributes: attributes}
+	return tinymodel.Node{Name: c.Node, Op: "EPContext", Domain: "com.microsoft",
+		Inputs: []string{in}, Outputs: []string{out}, Attributes: attributes}
 }
 
 // contextModel is a model from x to y.

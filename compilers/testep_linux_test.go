@@ -88,9 +88,8 @@ func TestTestEPJudges(t *testing.T) {
 	judge := func(t *testing.T, version string, release compilertest.Release, env []string,
 		infos ...string) []compilers.Verdict {
 		c := newORT(t, compilers.ORTOptions{Env: env})
-		verdicts,
-			err := c.Compatibility(t.Context(), compilertest.TestEPRuntime(t, version, release),
-			testEP(nil), infos)
+		verdicts, err := c.Compatibility(t.Context(),
+			compilertest.TestEPRuntime(t, version, release), testEP(nil), infos)
 		require.NoError(t, err)
 		return verdicts
 	}
@@ -103,17 +102,23 @@ func TestTestEPJudges(t *testing.T) {
 		})
 	}
 	t.Run("other hardware, format or nothing is unsupported", func(t *testing.T) {
-		for _, v := range judge(t, newestORT, compilertest.Release{}, nil, "epcachedtest;format=1;sdk=1.0.0;hw=sim-3", "epcachedtest;format=2;sdk=1.0.0;hw=sim-1", "epcachedtest;") {
+		for _, v := range judge(t, newestORT, compilertest.Release{}, nil,
+			"epcachedtest;format=1;sdk=1.0.0;hw=sim-3", "epcachedtest;format=2;sdk=1.0.0;hw=sim-1",
+			"epcachedtest;") {
 			require.Equal(t, compilers.Unsupported, v)
 		}
 	})
-	for i, name := range []string{"not_applicable", "optimal", "prefer_recompilation", "unsupported"} {
+	for i, name := range []string{"not_applicable", "optimal", "prefer_recompilation",
+		"unsupported"} {
 		t.Run("told by the release: "+name, func(t *testing.T) {
-			require.Equal(t, four[i:i+1], judge(t, newestORT, compilertest.Release{Verdict: name}, nil, own))
+			require.Equal(t, four[i:i+1],
+				judge(t, newestORT, compilertest.Release{Verdict: name}, nil, own))
 		})
 	}
 	t.Run("told by the environment", func(t *testing.T) {
-		require.Equal(t, four[2:3], judge(t, newestORT, compilertest.Release{}, []string{"EPCACHED_TEST_EP_VERDICT=prefer_recompilation"}, own))
+		require.Equal(t, four[2:3],
+			judge(t, newestORT, compilertest.Release{},
+				[]string{"EPCACHED_TEST_EP_VERDICT=prefer_recompilation"}, own))
 	})
 }
 
@@ -134,16 +139,26 @@ func TestTestEPLoadsOtherReleases(t *testing.T) {
 		says    string
 	}{
 		{"the same", compilertest.Release{}, testEP(nil), nil, compilers.Passed, ""},
-		{"another driver", compilertest.Release{Driver: "2.0"}, testEP(nil), nil, compilers.Passed, ""},
-		{"minor version", compilertest.Release{SDK: "1.4.2"}, testEP(nil), nil, compilers.Passed, ""},
-		{"minor version, where only the best will do", compilertest.Release{SDK: "1.4.2"}, testEP(nil), map[string]string{"session.fail_on_suboptimal_compiled_model": "1"}, compilers.Failed, "suboptimal"},
-		{"major version", compilertest.Release{SDK: "2.0.0"}, testEP(nil), nil, compilers.Failed, "not supported"},
-		{"hardware", compilertest.Release{Hardware: [2]string{"sim-9"}}, testEP(nil), nil, compilers.Failed, "not supported"},
-		{"another device", compilertest.Release{}, testEPOn("1", nil), nil, compilers.Failed, "sim-2"},
+		{"another driver", compilertest.Release{Driver: "2.0"}, testEP(nil), nil, compilers.Passed,
+			""},
+		{"minor version", compilertest.Release{SDK: "1.4.2"}, testEP(nil), nil, compilers.Passed,
+			""},
+		{"minor version, where only the best will do", compilertest.Release{SDK: "1.4.2"},
+			testEP(nil), map[string]string{"session.fail_on_suboptimal_compiled_model": "1"},
+			compilers.Failed, "suboptimal"},
+		{"major version", compilertest.Release{SDK: "2.0.0"}, testEP(nil), nil, compilers.Failed,
+			"not supported"},
+		{"hardware", compilertest.Release{Hardware: [2]string{"sim-9"}}, testEP(nil), nil,
+			compilers.Failed, "not supported"},
+		{"another device", compilertest.Release{}, testEPOn("1", nil), nil, compilers.Failed,
+			"sim-2"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			r := compilertest.InstallTestEP(t, r.Directory, row.release)
-			check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: []compilers.EP{row.ep}, Graph: filepath.Join(job.Folder, result.Graph), Session: compilers.Session{SessionOptions: row.entries}})
+			check, err := c.Check(t.Context(),
+				compilers.CheckJob{Runtime: r, EPs: []compilers.EP{row.ep},
+					Graph:   filepath.Join(job.Folder, result.Graph),
+					Session: compilers.Session{SessionOptions: row.entries}})
 			require.NoError(t, err)
 			require.Equal(t, row.outcome, check.Outcome, check.Text)
 			require.Contains(t, check.Text, row.says)
@@ -162,11 +177,18 @@ func TestTestEPComputes(t *testing.T) {
 	}{
 		{"compile api, sidecar", newestORT, func(*compilers.Job) {}, 2},
 		{"compile api, embedded", newestORT, func(j *compilers.Job) { j.Embed = true }, 1},
-		{"session options, sidecar", newestORT, func(j *compilers.Job) { j.Route = compilers.RouteSessionOptions }, 2},
-		{"session options, embedded", newestORT, func(j *compilers.Job) { j.Route, j.Embed = compilers.RouteSessionOptions, true }, 1},
-		{"several primaries", newestORT, func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"primaries": "each"} }, 4},
-		{"one partition per node", newestORT, func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"partition": "node"} }, 2},
-		{"nodes left to the cpu", newestORT, func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"ops": "Relu"} }, 2},
+		{"session options, sidecar", newestORT,
+			func(j *compilers.Job) { j.Route = compilers.RouteSessionOptions }, 2},
+		{"session options, embedded", newestORT,
+			func(j *compilers.Job) { j.Route, j.Embed = compilers.RouteSessionOptions, true }, 1},
+		{"several primaries", newestORT,
+			func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"primaries": "each"} },
+			4},
+		{"one partition per node", newestORT,
+			func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"partition": "node"} },
+			2},
+		{"nodes left to the cpu", newestORT,
+			func(j *compilers.Job) { j.EPs[0].Options = map[string]string{"ops": "Relu"} }, 2},
 		{"oldest onnx runtime", oldestORT, func(*compilers.Job) {}, 2},
 		{"onnx runtime between", "1.28.0", func(*compilers.Job) {}, 2},
 	} {
@@ -179,7 +201,9 @@ func TestTestEPComputes(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, result.Files, row.files)
 			require.NoError(t, os.Remove(job.Model))
-			data := compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}, 7)
+			data := compilertest.Outputs(t,
+				compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: filepath.Join(job.Folder, result.Graph)}, 7)
 			values := map[string][]float32{"x": workerInput(7, 2*width)}
 			evaluate(source, values)
 			require.InDeltaSlice(t, values["y"], floats(data), 1e-4)
@@ -200,11 +224,13 @@ func workerInput(seed uint64, count int) []float32 {
 func TestTestEPFaults(t *testing.T) {
 	limits := compilers.Limits{Wall: time.Second}
 	for _, fault := range [][2]string{
-		{"crash", "register"}, {"crash", "probe"}, {"crash", "judge"}, {"crash", "create"}, {"crash", "compile"}, {"crash", "load"}, {"crash", "run"},
+		{"crash", "register"}, {"crash", "probe"}, {"crash", "judge"}, {"crash", "create"},
+		{"crash", "compile"}, {"crash", "load"}, {"crash", "run"},
 		{"fail", "register"}, {"fail", "judge"}, {"fail", "create"}, {"fail", "run"},
 		{"abort", "compile"}, {"exit", "load"}, {"hang", "compile"},
 	} {
-		t.Run(fault[0]+" at "+fault[1], func(t *testing.T) { requireFault(t, fault[0], fault[1], limits) })
+		t.Run(fault[0]+" at "+fault[1],
+			func(t *testing.T) { requireFault(t, fault[0], fault[1], limits) })
 	}
 }
 
@@ -222,7 +248,8 @@ func requireFault(t *testing.T, kind, stage string, limits compilers.Limits) {
 		require.NotEmpty(t, facts.EPs[0].Error)
 	case "judge":
 		r = compilertest.InstallTestEP(t, r.Directory, compilertest.Release{Fault: fault})
-		verdicts, err := faulty.Compatibility(t.Context(), r, testEP(nil), []string{"epcachedtest;"})
+		verdicts, err := faulty.Compatibility(t.Context(), r, testEP(nil),
+			[]string{"epcachedtest;"})
 		if kind == "fail" {
 			require.NoError(t, err)
 			require.Equal(t, []compilers.Verdict{compilers.Unknown}, verdicts)
@@ -233,9 +260,12 @@ func requireFault(t *testing.T, kind, stage string, limits compilers.Limits) {
 		_, err := faulty.Compile(t.Context(), job, nil)
 		requireKind(t, kind, err)
 	case "load", "run":
-		result, err := newORT(t, compilers.ORTOptions{}).Compile(t.Context(), job, nil) // which does not come to these stages
+		// which does not come to these stages
+		result, err := newORT(t, compilers.ORTOptions{}).Compile(t.Context(), job, nil)
 		require.NoError(t, err)
-		checked, err := faulty.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), Zeros: 1})
+		checked, err := faulty.Check(t.Context(),
+			compilers.CheckJob{Runtime: r, EPs: job.EPs,
+				Graph: filepath.Join(job.Folder, result.Graph), Zeros: 1})
 		switch {
 		case kind == "hang":
 			requireKind(t, kind, err)
@@ -258,7 +288,8 @@ func requireKind(t *testing.T, kind string, err error) {
 	case "fail":
 		var refused *compilers.RefusedError
 		require.ErrorAs(t, err, &refused)
-		require.Contains(t, refused.Text, "asked to fail") // ONNX Runtime keeps the text, not every code
+		// ONNX Runtime keeps the text, not every code
+		require.Contains(t, refused.Text, "asked to fail")
 	default:
 		var exit *compilers.ExitError
 		require.ErrorAs(t, err, &exit)
@@ -285,18 +316,22 @@ func TestTestEPDamage(t *testing.T) {
 			}
 			return b
 		}, compilers.Passed},
-		{"something behind the end", func(b []byte) []byte { return append(b, 0) }, compilers.Passed},
+		{"something behind the end", func(b []byte) []byte { return append(b, 0) },
+			compilers.Passed},
 		{"the last byte missing", func(b []byte) []byte { return b[:len(b)-1] }, compilers.Failed},
 		{"half", func(b []byte) []byte { return b[:len(b)/2] }, compilers.Failed},
 		{"the beginning", func(b []byte) []byte { b[0] = 'X'; return b }, compilers.Failed},
-		{"a later format", func(b []byte) []byte { binary.LittleEndian.PutUint32(b[8:], 2); return b }, compilers.Failed},
+		{"a later format",
+			func(b []byte) []byte { binary.LittleEndian.PutUint32(b[8:], 2); return b },
+			compilers.Failed},
 		{"empty", func([]byte) []byte { return nil }, compilers.Failed},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			job := writeJob(t, r, testEP(nil), source.Encode())
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
-			check := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}
+			check := compilers.CheckJob{Runtime: r, EPs: job.EPs,
+				Graph: filepath.Join(job.Folder, result.Graph)}
 			sound := compilertest.Outputs(t, check, 7)
 			path := filepath.Join(job.Folder, result.Files[1])
 			b, err := os.ReadFile(path)
@@ -320,11 +355,13 @@ func TestTestEPDamage(t *testing.T) {
 func TestTestEPRefusesMistakes(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	for name, options := range map[string]map[string]string{
-		"unknown option": {"nobody": "1"}, "unknown value": {"partition": "3"}, "unknown fault": {"fault": "burn@compile"}, "not a number": {"delay": "long"},
+		"unknown option": {"nobody": "1"}, "unknown value": {"partition": "3"},
+		"unknown fault": {"fault": "burn@compile"}, "not a number": {"delay": "long"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
-			_, err := c.Compile(t.Context(), writeJob(t, r, testEP(options), layers(1, 1, false).Encode()), nil)
+			_, err := c.Compile(t.Context(),
+				writeJob(t, r, testEP(options), layers(1, 1, false).Encode()), nil)
 			var refused *compilers.RefusedError
 			require.ErrorAs(t, err, &refused)
 			require.Contains(t, refused.Text, "INVALID_ARGUMENT : "+compilertest.TestEP)

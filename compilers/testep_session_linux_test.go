@@ -270,8 +270,7 @@ func readTensors(t *testing.T, path string) (*epmodel.Model, []epmodel.Initializ
 	info, err := f.Stat()
 	require.NoError(t, err)
 	var all []epmodel.Initializer
-	m,
-		err := epmodel.Tensors(t.Context(), filepath.Base(path), modelFile{f, info.Size()},
+	m, err := epmodel.Tensors(t.Context(), filepath.Base(path), modelFile{f, info.Size()},
 		func(i *epmodel.Initializer) {
 			all = append(all, *i)
 		})

@@ -81,8 +81,7 @@ func TestWorkersOfAUnitCompileAndLoad(t *testing.T) {
 	result, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	require.Positive(t, result.CPUSeconds)
-	check,
-		err := c.Check(t.Context(),
+	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: r, EPs: job.EPs,
 			Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)

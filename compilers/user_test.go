@@ -13,7 +13,8 @@ func TestLookUpUser(t *testing.T) {
 	both, err := LookUpUser("65534:65533")
 	require.NoError(t, err)
 	require.Equal(t, []uint32{65534, 65533}, []uint32{both.UID, both.GID})
-	for text, says := range map[string]string{"no-such-user": "unknown user", "4000000001": "give a group as well", "root:no-such-group": "unknown group"} {
+	for text, says := range map[string]string{"no-such-user": "unknown user",
+		"4000000001": "give a group as well", "root:no-such-group": "unknown group"} {
 		_, err := LookUpUser(text)
 		require.ErrorContains(t, err, says)
 	}

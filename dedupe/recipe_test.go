@@ -126,18 +126,21 @@ func TestAssembledReadsAnyRange(t *testing.T) {
 func requireAnyRange(t *testing.T, a *Assembled, plain []byte) {
 	t.Helper()
 	for _, e := range a.recipe.Extents {
-		for _, off := range []int64{e.At, e.At + 1, e.At + e.Length/2, e.At + e.Length/2 + 1, e.At + e.Length - 1} {
+		for _, off := range []int64{e.At, e.At + 1, e.At + e.Length/2, e.At + e.Length/2 + 1,
+			e.At + e.Length - 1} {
 			for _, n := range []int64{1, 3, e.Length / 3, e.Length, 2 * e.Length} {
 				got := make([]byte, min(n, a.Size()-off))
 				require.NoError(t, ReadFull(a, got, off))
-				require.True(t, bytes.Equal(plain[off:off+int64(len(got))], got), "%d bytes at %d", len(got), off)
+				require.True(t, bytes.Equal(plain[off:off+int64(len(got))], got), "%d bytes at %d",
+					len(got), off)
 			}
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		e := rapid.SampledFrom(a.recipe.Extents).Draw(t, "extent")
 		off := rapid.IntRange(int(e.At), int(e.At+e.Length)).Draw(t, "off")
-		n := min(rapid.IntRange(0, 20).Draw(t, "n")+rapid.IntRange(0, 1).Draw(t, "more")*int(e.Length), len(plain)-off)
+		n := min(rapid.IntRange(0, 20).Draw(t, "n")+rapid.IntRange(0, 1).
+			Draw(t, "more")*int(e.Length), len(plain)-off)
 		got := make([]byte, n)
 		require.NoError(t, ReadFull(a, got, int64(off)))
 		require.True(t, bytes.Equal(plain[off:off+n], got))
@@ -181,33 +184,51 @@ func TestApplyRefuses(t *testing.T) {
 
 func TestValidateRefuses(t *testing.T) {
 	cases := map[string]func(*Recipe){
-		"points behind its container":    func(r *Recipe) { r.Extents[4].From = 27 },
-		"points before its container":    func(r *Recipe) { r.Extents[0].From = -1 },
-		"a sum that wraps":               func(r *Recipe) { r.Extents[0].From = 1<<63 - 1 },
-		"a gap":                          func(r *Recipe) { r.Extents[1].At++ },
-		"an overlap":                     func(r *Recipe) { r.Extents[1].At-- },
-		"too short":                      func(r *Recipe) { r.Extents = r.Extents[:4] },
-		"too long":                       func(r *Recipe) { r.Extents[4].Length++ },
-		"an empty extent":                func(r *Recipe) { r.Extents[0].Length = 0 },
-		"a period of the whole length":   func(r *Recipe) { r.Extents[2].Period = 3999 },
-		"a period behind its container":  func(r *Recipe) { r.Extents[2].Period = 14 },
-		"a container that is not there":  func(r *Recipe) { r.Extents[0].Container = 2 },
-		"a container that is the blob":   func(r *Recipe) { r.Containers[1].Digest = r.Blob },
-		"a container twice":              func(r *Recipe) { r.Containers[1].Digest = r.Containers[0].Digest },
-		"a container that nothing needs": func(r *Recipe) { r.Containers = append(r.Containers, Container{cas.Digest{1}, 1}) },
-		"literals that are not there":    func(r *Recipe) { r.Literals = 2 },
-		"literals below none":            func(r *Recipe) { r.Literals = -2 },
-		"a container before the first":   func(r *Recipe) { r.Extents[0].Container = -1 },
-		"a container of no bytes":        func(r *Recipe) { r.Containers = append(r.Containers, Container{cas.Digest{1}, 0}) },
-		"a container without a digest":   func(r *Recipe) { r.Containers[1].Digest = cas.Digest{} },
-		"a container above all limits":   func(r *Recipe) { r.Containers[1].Size = MaxSize + 1 },
-		"too many containers":            func(r *Recipe) { *r = *ofMany(MaxContainers + 1) },
-		"a negative period":              func(r *Recipe) { r.Extents[2].Period = -8 },
-		"a negative size":                func(r *Recipe) { *r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: -1} },
-		"a size above all limits": func(r *Recipe) {
-			*r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: MaxSize + 1, Containers: r.Containers[1:2], Extents: []Extent{{Length: MaxSize + 1, Period: 1}}}
+		"points behind its container":   func(r *Recipe) { r.Extents[4].From = 27 },
+		"points before its container":   func(r *Recipe) { r.Extents[0].From = -1 },
+		"a sum that wraps":              func(r *Recipe) { r.Extents[0].From = 1<<63 - 1 },
+		"a gap":                         func(r *Recipe) { r.Extents[1].At++ },
+		"an overlap":                    func(r *Recipe) { r.Extents[1].At-- },
+		"too short":                     func(r *Recipe) { r.Extents = r.Extents[:4] },
+		"too long":                      func(r *Recipe) { r.Extents[4].Length++ },
+		"an empty extent":               func(r *Recipe) { r.Extents[0].Length = 0 },
+		"a period of the whole length":  func(r *Recipe) { r.Extents[2].Period = 3999 },
+		"a period behind its container": func(r *Recipe) { r.Extents[2].Period = 14 },
+		"a container that is not there": func(r *Recipe) { r.Extents[0].Container = 2 },
+		"a container that is the blob":  func(r *Recipe) { r.Containers[1].Digest = r.Blob },
+		"a container twice": func(
+			r *Recipe) {
+			r.Containers[1].Digest = r.Containers[0].Digest
 		},
-		"too many extents": func(r *Recipe) { *r = *ofMany(1); r.Size = MaxExtents + 1; r.Extents = bytesOf(r.Size) },
+		"a container that nothing needs": func(r *Recipe) {
+			r.Containers = append(r.Containers,
+				Container{cas.Digest{1}, 1})
+		},
+		"literals that are not there":  func(r *Recipe) { r.Literals = 2 },
+		"literals below none":          func(r *Recipe) { r.Literals = -2 },
+		"a container before the first": func(r *Recipe) { r.Extents[0].Container = -1 },
+		"a container of no bytes": func(r *Recipe) {
+			r.Containers = append(r.Containers,
+				Container{cas.Digest{1}, 0})
+		},
+		"a container without a digest": func(r *Recipe) { r.Containers[1].Digest = cas.Digest{} },
+		"a container above all limits": func(r *Recipe) { r.Containers[1].Size = MaxSize + 1 },
+		"too many containers":          func(r *Recipe) { *r = *ofMany(MaxContainers + 1) },
+		"a negative period":            func(r *Recipe) { r.Extents[2].Period = -8 },
+		"a negative size": func(r *Recipe) {
+			*r = Recipe{Blob: r.Blob,
+				Literals: NoLiterals, Size: -1}
+		},
+		"a size above all limits": func(r *Recipe) {
+			*r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: MaxSize + 1,
+				Containers: r.Containers[1:2], Extents: []Extent{{Length: MaxSize + 1, Period: 1}}}
+		},
+		"too many extents": func(r *Recipe) {
+			*r = *ofMany(1)
+			r.Size = MaxExtents +
+				1
+			r.Extents = bytesOf(r.Size)
+		},
 	}
 	for name, damage := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -277,16 +298,33 @@ func TestDecodeRefuses(t *testing.T) {
 		"too many containers":   {56, func(b []byte) []byte { b[57] = 2; return seal(b[:body]) }},
 		"more extents than fit": {60, func(b []byte) []byte { b[61] = 9; return seal(b[:body]) }},
 		"a container outside":   {152, func(b []byte) []byte { b[152] = 4; return seal(b[:body]) }},
-		"a longer number":       {152, func(b []byte) []byte { return seal(append(append(b[:152:152], 0x80, 0), b[153:body]...)) }},
-		"a longer signed one":   {154, func(b []byte) []byte { return seal(append(append(b[:154:154], 0x80, 0), b[155:body]...)) }},
-		"a repeat of nothing":   {152, func(b []byte) []byte { b[152] |= 1; return seal(append(append(b[:155:155], 0), b[155:body]...)) }},
-		"a size of 2^63":        {48, func(b []byte) []byte { b[55] = 0x80; return seal(b[:body]) }},
-		"a container of 2^63":   {104, func(b []byte) []byte { b[111] = 0x80; return seal(b[:body]) }},
+		"a longer number": {152,
+			func(b []byte) []byte {
+				return seal(append(append(b[:152:152], 0x80, 0),
+					b[153:body]...))
+			}},
+		"a longer signed one": {154,
+			func(b []byte) []byte {
+				return seal(append(append(b[:154:154], 0x80, 0),
+					b[155:body]...))
+			}},
+		"a repeat of nothing": {152,
+			func(b []byte) []byte {
+				b[152] |= 1
+				return seal(append(append(b[:155:155], 0),
+					b[155:body]...))
+			}},
+		"a size of 2^63": {48, func(b []byte) []byte { b[55] = 0x80; return seal(b[:body]) }},
+		"a container of 2^63": {104,
+			func(b []byte) []byte { b[111] = 0x80; return seal(b[:body]) }},
 		"a length of 2^63": {153, func(b []byte) []byte {
-			return seal(append(append(b[:153:153], binary.AppendUvarint(nil, 1<<63)...), b[154:body]...))
+			return seal(append(append(b[:153:153], binary.AppendUvarint(nil, 1<<63)...),
+				b[154:body]...))
 		}},
-		"more than it may have": {12, func(b []byte) []byte { binary.LittleEndian.PutUint32(b[12:], maxBody+1); return b }},
-		"bytes after its end":   {int64(body), func(b []byte) []byte { return seal(append(b[:body:body], 0)) }},
+		"more than it may have": {12,
+			func(b []byte) []byte { binary.LittleEndian.PutUint32(b[12:], maxBody+1); return b }},
+		"bytes after its end": {int64(body),
+			func(b []byte) []byte { return seal(append(b[:body:body], 0)) }},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

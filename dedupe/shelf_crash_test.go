@@ -141,7 +141,8 @@ func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.Shelf) {
 func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest,
 	may ...*dedupe.Recipe) (left []*dedupe.Recipe) {
 	t.Helper()
-	for i, loss := range []crashfs.Loss{crashfs.Nothing, crashfs.Everything, crashfs.Some, crashfs.Some, crashfs.Some} {
+	for i, loss := range []crashfs.Loss{crashfs.Nothing, crashfs.Everything, crashfs.Some,
+		crashfs.Some, crashfs.Some} {
 		after := memoryDir(t)
 		require.NoError(t, fs.Crash(after, loss, uint64(fs.Steps()+i)))
 		if got := requireShelf(t, filepath.Join(after, "state"), blob, may); got != nil {
@@ -258,10 +259,17 @@ func TestShelfReturnsTheUsersOfAContainer(t *testing.T) {
 		require.Equal(t, []int64{r.Size}, p.Taken)
 	}
 	for range 2 {
-		require.ElementsMatch(t, []cas.Digest{early.Blob, other.Blob}, s.Users(early.Containers[0].Digest))
+		require.ElementsMatch(t, []cas.Digest{early.Blob, other.Blob},
+			s.Users(early.Containers[0].Digest))
 		require.Empty(t, s.Users(early.Blob))
 		var walked []cas.Digest
-		require.NoError(t, s.Walk(context.Background(), func(d cas.Digest, _ dedupe.Packed) error { walked = append(walked, d); return nil }))
+		require.NoError(t,
+			s.Walk(context.Background(),
+				func(d cas.Digest,
+					_ dedupe.Packed) error {
+					walked = append(walked, d)
+					return nil
+				}))
 		require.Len(t, walked, 2)
 		s, err = dedupe.OpenShelf(dir, nil) // the same after a restart
 		require.NoError(t, err)
@@ -289,12 +297,15 @@ func TestShelfWithBadRecipes(t *testing.T) {
 		want  string
 		newer bool
 	}{
-		"flipped bit":         {name[:2] + "/" + name, func() []byte { b := bytes.Clone(good); b[60] ^= 1; return b }(), "checksum", false},
-		"cut off":             {name[:2] + "/" + name, good[:len(good)-1], "offset 12: length", false},
-		"empty":               {name[:2] + "/" + name, nil, "offset 0: magic", false},
-		"another blob's name": {other.Blob.String()[:2] + "/" + other.Blob.String(), good, "it is the recipe of " + name, false},
-		"no digest":           {name[:2] + "/x", good, "1 characters", false},
-		"newer":               {name[:2] + "/" + name, newer, "newer", true},
+		"flipped bit": {name[:2] + "/" + name,
+			func() []byte { b := bytes.Clone(good); b[60] ^= 1; return b }(), "checksum", false},
+		"cut off": {name[:2] + "/" + name, good[:len(good)-1], "offset 12: length",
+			false},
+		"empty": {name[:2] + "/" + name, nil, "offset 0: magic", false},
+		"another blob's name": {other.Blob.String()[:2] + "/" + other.Blob.String(), good,
+			"it is the recipe of " + name, false},
+		"no digest": {name[:2] + "/x", good, "1 characters", false},
+		"newer":     {name[:2] + "/" + name, newer, "newer", true},
 	}
 	for what, c := range cases {
 		t.Run(what, func(t *testing.T) {
@@ -370,7 +381,8 @@ func TestShelfKeepsUnreadableRecipes(t *testing.T) {
 			require.NoError(t, s.Remove(early.Blob))
 		},
 	}
-	for what, fails := range map[string]failsAt{"no bytes": {read: syscall.EIO}, "no descriptor": {open: syscall.EMFILE}, "no memory": {read: syscall.ENOMEM}} {
+	for what, fails := range map[string]failsAt{"no bytes": {read: syscall.EIO},
+		"no descriptor": {open: syscall.EMFILE}, "no memory": {read: syscall.ENOMEM}} {
 		for how, end := range over {
 			t.Run(what+", "+how, func(t *testing.T) {
 				dir := memoryDir(t)

@@ -97,7 +97,9 @@ func TestSidecars(t *testing.T) {
 			[]string{"ep_cache_context: a.bin"}},
 	}
 	for name, c := range cases {
-		for where, graph := range map[string]msg{"main": msg{}.sub(1, c.node), "subgraph": msg{}.sub(1, node("", "If", "i", attrG("then_branch", msg{}.sub(1, c.node))))} {
+		for where, graph := range map[string]msg{"main": msg{}.sub(1, c.node),
+			"subgraph": msg{}.sub(1,
+				node("", "If", "i", attrG("then_branch", msg{}.sub(1, c.node))))} {
 			t.Run(name+"/"+where, func(t *testing.T) {
 				var got []string
 				for _, r := range mustRead(t, model(graph)).Sidecars() {
@@ -112,7 +114,8 @@ func TestSidecars(t *testing.T) {
 }
 
 func TestSidecarsTellExternalDataOnce(t *testing.T) {
-	g := msg{}.sub(5, external("b", 1, "location", "w")).sub(5, external("a", 1, "location", "v")).sub(5, external("c", 1, "location", "w", "offset", "4"))
+	g := msg{}.sub(5, external("b", 1, "location", "w")).sub(5, external("a", 1, "location", "v")).
+		sub(5, external("c", 1, "location", "w", "offset", "4"))
 	var got []string
 	for _, r := range mustRead(t, model(g)).Sidecars() {
 		got = append(got, r.Node+" "+r.Attribute+" "+r.Name)
@@ -122,14 +125,17 @@ func TestSidecarsTellExternalDataOnce(t *testing.T) {
 
 // copies of a source model's metadata survive compilation; only the EP that made a node is believed
 func TestCompatibilityInfoOfSourcesOnly(t *testing.T) {
-	b := model(msg{}.sub(1, contextNode("n")).sub(1, node("com.microsoft", "EPContext", "made by nobody"))).
-		sub(14, pair("ep_compatibility_info.TestEP", "v1")).sub(14, pair("ep_compatibility_info.OtherEP", "left over")).
+	b := model(msg{}.sub(1, contextNode("n")).
+		sub(1, node("com.microsoft", "EPContext", "made by nobody"))).
+		sub(14, pair("ep_compatibility_info.TestEP", "v1")).
+		sub(14, pair("ep_compatibility_info.OtherEP", "left over")).
 		sub(14, pair("ep_compatibility_info.", "nobody's"))
 	require.Equal(t, map[string]string{"TestEP": "v1"}, mustRead(t, b).CompatibilityInfo())
 }
 
 func TestNodeSummary(t *testing.T) {
-	g := msg{}.sub(1, node("", "Conv", "c1")).sub(1, node("", "Relu", "")).sub(1, node("", "Conv", "c2")).sub(1, node("my", "Op", "o"))
+	g := msg{}.sub(1, node("", "Conv", "c1")).sub(1, node("", "Relu", "")).
+		sub(1, node("", "Conv", "c2")).sub(1, node("my", "Op", "o"))
 	m := mustRead(t, model(g))
 	require.Equal(t, "4 nodes (2 Conv, 1 Relu, and 1 more operators)", m.NodeSummary(2))
 	require.Equal(t, "0 nodes", mustRead(t, model(nil)).NodeSummary(2))
@@ -146,16 +152,26 @@ func TestRealArtefacts(t *testing.T) {
 		ops     map[string]int
 	}{
 		"openvino_ctx.onnx": {
-			epmodel.Context{Node: "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0", Domain: "com.microsoft", Source: "OpenVINOExecutionProvider",
-				PartitionName: "side_ctx_OpenVINOExecutionProvider_OpenVINO-EP-subgraph_1_0", SDKVersion: "2026.4", ONNXModelFilename: "side.onnx",
-				CacheContext: "side_ctx_OpenVINOExecutionProvider.bin", MainContext: 1, Attributes: map[string]string{}, Long: map[string]epmodel.Range{}, Inputs: 1, Outputs: 1, Offset: 5},
-			map[string]string{"OpenVINOExecutionProvider": `{"ovep_compat_ver":"1.0","ovep_ver":"1.8.1+95d534b.ci.79","ovep_bin_ver":"1.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX-512 with Intel DL Boost and bfloat16 support"}`},
+			epmodel.Context{
+				Node: "OpenVINOExecutionProvider_OpenVINOExecutionProvider_10291946305476075467_0_0", Domain: "com.microsoft", Source: "OpenVINOExecutionProvider",
+				PartitionName: "side_ctx_OpenVINOExecutionProvider_OpenVINO-EP-subgraph_1_0",
+				SDKVersion:    "2026.4", ONNXModelFilename: "side.onnx",
+				CacheContext: "side_ctx_OpenVINOExecutionProvider.bin", MainContext: 1,
+				Attributes: map[string]string{}, Long: map[string]epmodel.Range{}, Inputs: 1,
+				Outputs: 1, Offset: 5},
+			map[string]string{
+				"OpenVINOExecutionProvider": `{"ovep_compat_ver":"1.0","ovep_ver":"1.8.1+95d534b.ci.79","ovep_bin_ver":"1.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX-512 with Intel DL Boost and bfloat16 support"}`},
 			map[string]int{"com.microsoft::EPContext": 1},
 		},
 		"qnn_ctx.onnx": {
-			epmodel.Context{Node: "QNNExecutionProvider_QNNExecutionProvider_18438451277776914804_1_0", Domain: "com.microsoft", Source: "QNNExecutionProvider",
-				PartitionName: "QNNExecutionProvider_QNNExecutionProvider_18438451277776914804_1_0", SDKVersion: "v2.51.0.260929181845",
-				CacheContext: "cpu_ctx_qnn.bin", MainContext: 1, Attributes: map[string]string{"is_multi_soc_ep_context": "0"}, Long: map[string]epmodel.Range{}, Inputs: 1, Outputs: 1, Offset: 5},
+			epmodel.Context{
+				Node:   "QNNExecutionProvider_QNNExecutionProvider_18438451277776914804_1_0",
+				Domain: "com.microsoft", Source: "QNNExecutionProvider",
+				PartitionName: "QNNExecutionProvider_QNNExecutionProvider_18438451277776914804_1_0",
+				SDKVersion:    "v2.51.0.260929181845",
+				CacheContext:  "cpu_ctx_qnn.bin", MainContext: 1,
+				Attributes: map[string]string{"is_multi_soc_ep_context": "0"},
+				Long:       map[string]epmodel.Range{}, Inputs: 1, Outputs: 1, Offset: 5},
 			map[string]string{"QNNExecutionProvider": "v2:6:2.51.0:5.51.0:0:60:0:0"},
 			map[string]int{"com.microsoft::EPContext": 1, "ai.onnx::NonZero": 1},
 		},
@@ -171,7 +187,8 @@ func TestRealArtefacts(t *testing.T) {
 			require.Equal(t, c.info, m.CompatibilityInfo())
 			require.Equal(t, c.ops, m.OpTypes)
 			require.Contains(t, m.Opsets, epmodel.Opset{Domain: "com.microsoft", Version: 1})
-			require.NoError(t, epmodel.Validate(m, map[string]int64{c.context.CacheContext: 131072}))
+			require.NoError(t,
+				epmodel.Validate(m, map[string]int64{c.context.CacheContext: 131072}))
 			require.Error(t, epmodel.Validate(m, nil))
 		})
 	}

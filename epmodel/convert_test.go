@@ -256,8 +256,7 @@ func TestValidateRefusesAGraphThatProtobufCannotTake(t *testing.T) {
 func TestSpliceSaysWhenAFileEnds(t *testing.T) {
 	b := sidecar("a.bin")
 	short := source{strings.NewReader("only this"), 100}
-	s,
-		err := epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b),
+	s, err := epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b),
 		map[string]epmodel.Source{"a.bin": short}, epmodel.MaxGraph)
 	require.NoError(t, err)
 	require.ErrorIs(t, s.WriteTo(context.Background(), io.Discard), io.ErrUnexpectedEOF)

@@ -167,8 +167,7 @@ func TestDigestHashesEachByteOnce(t *testing.T) {
 	}
 	b := model(g)
 	var hashed int64
-	_,
-		err := epmodel.Digest(context.Background(), mustRead(t, b), bytes.NewReader(b),
+	_, err := epmodel.Digest(context.Background(), mustRead(t, b), bytes.NewReader(b),
 		func(string) (epmodel.Source, error) {
 			return source{nil, 5000}, nil
 		}, func(_ context.Context, _ io.ReaderAt, _, n int64) ([32]byte, error) {
@@ -198,8 +197,7 @@ func TestDigestErrors(t *testing.T) {
 	})
 	t.Run("hash fails", func(t *testing.T) {
 		broken := errors.New("input/output error")
-		_,
-			err := epmodel.Digest(context.Background(), mustRead(t, short), bytes.NewReader(short),
+		_, err := epmodel.Digest(context.Background(), mustRead(t, short), bytes.NewReader(short),
 			nil,
 			func(context.Context, io.ReaderAt, int64, int64) ([32]byte, error) {
 				return [32]byte{},

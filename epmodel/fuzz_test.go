@@ -77,8 +77,7 @@ func FuzzRead(f *testing.F) {
 				inside(r.Offset, r.Length)
 			}
 		}
-		_,
-			err := epmodel.Digest(context.Background(), m, bytes.NewReader(b),
+		_, err := epmodel.Digest(context.Background(), m, bytes.NewReader(b),
 			func(string) (epmodel.Source, error) {
 				return bytes.NewReader(make([]byte, 100)), nil
 			}, sum)

@@ -97,8 +97,7 @@ func TestReadPassesOverHugeFields(t *testing.T) {
 			var m *epmodel.Model
 			lengths = map[string]int64{}
 			took := allocated(func() {
-				m,
-					err = epmodel.Tensors(context.Background(), "big.onnx", in,
+				m, err = epmodel.Tensors(context.Background(), "big.onnx", in,
 					func(i *epmodel.Initializer) {
 						lengths[i.Name] = i.Length
 					})
@@ -132,8 +131,7 @@ func TestReadAndDigestOfALargeModel(t *testing.T) {
 	var ranges int
 	var hashed int64
 	took = allocated(func() {
-		_,
-			err = epmodel.Digest(context.Background(), m, bytes.NewReader(b),
+		_, err = epmodel.Digest(context.Background(), m, bytes.NewReader(b),
 			func(string) (epmodel.Source, error) { return data, nil },
 			func(_ context.Context, _ io.ReaderAt, _, n int64) ([32]byte, error) {
 				ranges++

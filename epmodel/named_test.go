@@ -66,7 +66,8 @@ func TestOpenVINOsBinariesNameTheirTensors(t *testing.T) {
 				Range: epmodel.Range{Offset: constants + 256, Length: 4}}, all[4])
 		require.Equal(t, epmodel.GraphKind, all[5].Kind)
 	}
-	for name, b := range map[string][]byte{"empty": nil, "another maker's": make([]byte, 4096), "masked otherwise": exported(t, "?"+compiledXML, true)} {
+	for name, b := range map[string][]byte{"empty": nil, "another maker's": make([]byte, 4096),
+		"masked otherwise": exported(t, "?"+compiledXML, true)} {
 		all, err := named(b)
 		require.NoError(t, err, name)
 		for _, n := range all {
@@ -77,7 +78,8 @@ func TestOpenVINOsBinariesNameTheirTensors(t *testing.T) {
 
 func TestNamesThatDoNotFitAreRefused(t *testing.T) {
 	edit := func(from, to string) []byte {
-		return exported(t, string(bytes.Replace([]byte(compiledXML), []byte(from), []byte(to), 1)), true)
+		return exported(t, string(bytes.Replace([]byte(compiledXML), []byte(from), []byte(to), 1)),
+			true)
 	}
 	number := func(at int, v uint64) []byte {
 		b := exported(t, compiledXML, true)
@@ -89,10 +91,14 @@ func TestNamesThatDoNotFitAreRefused(t *testing.T) {
 		b    []byte
 		want string
 	}{
-		"tensor beyond the constants":   {edit(`offset="256"`, `offset="257"`), "reach beyond the 260"},
-		"offset that overflows":         {edit(`offset="256"`, `offset="9223372036854775807"`), "reach beyond the 260"},
-		"offset that is none":           {edit(`offset="256"`, `offset="-1"`), `offset "-1" is no number`},
-		"size that is none":             {edit(`size="4"`, `size="four"`), `size "four" is no number`},
+		"tensor beyond the constants": {edit(`offset="256"`, `offset="257"`),
+			"reach beyond the 260"},
+		"offset that overflows": {edit(`offset="256"`, `offset="9223372036854775807"`),
+			"reach beyond the 260"},
+		"offset that is none": {edit(`offset="256"`, `offset="-1"`),
+			`offset "-1" is no number`},
+		"size that is none": {edit(`size="4"`, `size="four"`),
+			`size "four" is no number`},
 		"no XML after all":              {edit(`<net`, `<<net`), "xml"},
 		"needs that are too long":       {number(12, 1<<40), "a text of"},
 		"constants beyond the blob":     {number(places+16, 1<<40), "reach beyond"},
@@ -118,7 +124,8 @@ func FuzzNamedRanges(f *testing.F) {
 			return
 		}
 		for _, n := range all {
-			require.True(t, n.Offset >= 0 && n.Length >= 0 && n.Length <= int64(len(b))-n.Offset, "%+v", n)
+			require.True(t, n.Offset >= 0 && n.Length >= 0 && n.Length <= int64(len(b))-n.Offset,
+				"%+v", n)
 		}
 	})
 }

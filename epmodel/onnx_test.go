@@ -99,8 +99,7 @@ func mustRead(t *testing.T, b msg) *epmodel.Model {
 // tensors gives every tensor of a model that takes little memory.
 func tensors(t *testing.T, b msg) (all []epmodel.Initializer) {
 	t.Helper()
-	_,
-		err := epmodel.Tensors(context.Background(), "m.onnx", bytes.NewReader(b),
+	_, err := epmodel.Tensors(context.Background(), "m.onnx", bytes.NewReader(b),
 		func(one *epmodel.Initializer) {
 			all = append(all, *one)
 		})

@@ -20,14 +20,13 @@ func container(t *testing.T, name string) []byte {
 }
 
 func TestBinaryReferencesOfRealSidecars(t *testing.T) {
-	refs,
-		err := epmodel.BinaryReferences("x.bin", bytes.NewReader(container(t, "openvino.bin.head")))
+	refs, err := epmodel.BinaryReferences("x.bin",
+		bytes.NewReader(container(t, "openvino.bin.head")))
 	require.NoError(t, err)
 	require.Empty(t, refs)
 
 	// shared contexts of a model with external data need the source's weights beside them
-	refs,
-		err = epmodel.BinaryReferences("x.bin",
+	refs, err = epmodel.BinaryReferences("x.bin",
 		bytes.NewReader(container(t, "openvino_shared.bin.head")))
 	require.NoError(t, err)
 	require.Equal(t,
@@ -38,7 +37,9 @@ func TestBinaryReferencesOfRealSidecars(t *testing.T) {
 }
 
 func TestBinaryReferencesOfOtherBinaries(t *testing.T) {
-	for name, b := range map[string]string{"empty": "", "short": "OVEP_BIN", "another maker's": string(make([]byte, 100)), "another version": "OVEP_BIN\x02" + string(make([]byte, 100))} {
+	for name, b := range map[string]string{"empty": "", "short": "OVEP_BIN",
+		"another maker's": string(make([]byte, 100)),
+		"another version": "OVEP_BIN\x02" + string(make([]byte, 100))} {
 		t.Run(name, func(t *testing.T) {
 			refs, err := epmodel.BinaryReferences("x.bin", bytes.NewReader([]byte(b)))
 			require.NoError(t, err)
@@ -55,22 +56,38 @@ func TestBinaryReferencesRefuseDamage(t *testing.T) {
 		damage func([]byte) []byte
 		want   string
 	}{
-		"document beyond the file":    {put(24, 1<<40), "reach beyond the file"},
-		"document of 2^64-1 bytes":    {put(32, 1<<64-1), "reach beyond the file"},
-		"document cut":                {put(32, 200), "ends too early"},
-		"blob beyond the file":        {func(b []byte) []byte { return b[:70000] }, "reach beyond the file of 70000"},
-		"unknown kind of value":       {func(b []byte) []byte { b[44] = 0x7f; return b }, "unknown kind"},
-		"string of length 0":          {func(b []byte) []byte { copy(b[bytes.Index(b, []byte("producer"))+9:], "\x00\x00\x00\x00"); return b }, "length 0"},
-		"key without end":             {func(b []byte) []byte { return append(b[:45], bytes.Repeat([]byte("x"), 131072-45)...) }, "ends too early"},
-		"location of a million bytes": {func(b []byte) []byte { copy(b[308:], "\x00\x00\x10\x00"); return b }, "a location of 1048576 bytes"},
+		"document beyond the file": {put(24, 1<<40), "reach beyond the file"},
+		"document of 2^64-1 bytes": {put(32, 1<<64-1), "reach beyond the file"},
+		"document cut":             {put(32, 200), "ends too early"},
+		"blob beyond the file": {func(b []byte) []byte { return b[:70000] },
+			"reach beyond the file of 70000"},
+		"unknown kind of value": {func(b []byte) []byte { b[44] = 0x7f; return b },
+			"unknown kind"},
+		"string of length 0": {
+			func(b []byte) []byte {
+				copy(b[bytes.Index(b, []byte("producer"))+9:],
+					"\x00\x00\x00\x00")
+				return b
+			}, "length 0"},
+		"key without end": {func(b []byte) []byte {
+			return append(b[:45],
+				bytes.Repeat([]byte("x"), 131072-45)...)
+		}, "ends too early"},
+		"location of a million bytes": {func(b []byte) []byte {
+			copy(b[308:],
+				"\x00\x00\x10\x00")
+			return b
+		}, "a location of 1048576 bytes"},
 		"document in itself, deep": {func(b []byte) []byte {
 			put(32, 131000-40)(b)
-			return append(b[:44], bytes.Repeat([]byte("\x03a\x00\xff\xff\x00\x00"), (131072-44)/7)...)
+			return append(b[:44],
+				bytes.Repeat([]byte("\x03a\x00\xff\xff\x00\x00"), (131072-44)/7)...)
 		}, "nested too deep"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := epmodel.BinaryReferences("x.bin", bytes.NewReader(c.damage(container(t, "openvino_shared.bin.head"))))
+			_, err := epmodel.BinaryReferences("x.bin",
+				bytes.NewReader(c.damage(container(t, "openvino_shared.bin.head"))))
 			require.Contains(t, formatError(t, err).Error(), c.want)
 		})
 	}

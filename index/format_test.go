@@ -248,7 +248,8 @@ func TestParseIDs(t *testing.T) {
 	got, err := ParseBuildID(id.String())
 	require.NoError(t, err)
 	require.Equal(t, id, got)
-	for _, bad := range []string{"", "ab", strings.ToUpper(id.String()), strings.Repeat("g", 32), id.String() + "00"} {
+	for _, bad := range []string{"", "ab", strings.ToUpper(id.String()), strings.Repeat("g", 32),
+		id.String() + "00"} {
 		_, err := ParseBuildID(bad)
 		require.Error(t, err, bad)
 	}

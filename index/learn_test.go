@@ -79,8 +79,7 @@ func TestMakingADatabaseIsTold(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "index.db")))
 	at := time.Unix(1e9, 0)
 	var told []int
-	x,
-		err := Open(dir,
+	x, err := Open(dir,
 		Options{now: func() time.Time { at = at.Add(2 * tellLearn); return at },
 			Making: func(builds uint64, percent int) {
 				require.EqualValues(t, 1, builds)

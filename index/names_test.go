@@ -26,14 +26,12 @@ func TestABuildIsFoundByWhateverItIsCalled(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	one := publish(t, x, func(b *Build) {
-		b.RequestKey, b.BuildKey, b.ModelDigest,
-			b.ModelName = RequestKey{0xab, 0xcd, 0xef, 0x12, 0x34}, BuildKey{0x55, 1, 2, 3, 4},
-			cas.Digest{0x66, 1, 2, 3, 4}, "one.onnx"
+		b.RequestKey, b.BuildKey, b.ModelDigest, b.ModelName = RequestKey{0xab, 0xcd, 0xef, 0x12,
+			0x34}, BuildKey{0x55, 1, 2, 3, 4}, cas.Digest{0x66, 1, 2, 3, 4}, "one.onnx"
 	})
 	other := publish(t, x, func(b *Build) { // which begins as the first, and is called as it is
-		b.RequestKey, b.BuildKey, b.ModelDigest,
-			b.ModelName = RequestKey{0xab, 0xcd, 0xef, 0x12, 0x44},
-			BuildKey{0x55, 1, 2, 3, 4, 0, 0, 0, 0, 9}, cas.Digest{0x67}, "one.onnx"
+		b.RequestKey, b.BuildKey, b.ModelDigest, b.ModelName = RequestKey{0xab, 0xcd, 0xef, 0x12,
+			0x44}, BuildKey{0x55, 1, 2, 3, 4, 0, 0, 0, 0, 9}, cas.Digest{0x67}, "one.onnx"
 	})
 	several := publish(t, x, group,
 		func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{7}, BuildKey{7} })

@@ -203,8 +203,7 @@ func TestSoftRowsSurviveARestart(t *testing.T) {
 
 func TestOldMemosMakeRoom(t *testing.T) {
 	var seconds atomic.Int64
-	x,
-		err := Open(memoryDir(t),
+	x, err := Open(memoryDir(t),
 		Options{now: func() time.Time { return time.Unix(seconds.Load(), 0) }})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, x.Close()) }()
@@ -591,8 +590,7 @@ func TestAnUnknownManifestIsTakenIn(t *testing.T) {
 func TestQuietFoldersAreNotListed(t *testing.T) {
 	dir := memoryDir(t)
 	var later atomic.Int64
-	x,
-		err := Open(dir,
+	x, err := Open(dir,
 		Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 	require.NoError(t, err)
 	b := publish(t, x)

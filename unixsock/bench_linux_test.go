@@ -54,8 +54,7 @@ func BenchmarkHit(b *testing.B) {
 
 // rawLoop sends a descriptor to a goroutine that sends another one back.
 func rawLoop(b *testing.B, f *os.File) func() {
-	fds,
-		err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
 		0)
 	require.NoError(b, err)
 	ends := make([]*net.UnixConn, 2)
@@ -70,8 +69,7 @@ func rawLoop(b *testing.B, f *os.File) func() {
 	go func() {
 		defer close(done)
 		for receiveOne(ends[1]) == nil {
-			if _, _,
-				err := ends[1].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())),
+			if _, _, err := ends[1].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())),
 				nil); err != nil {
 				return
 			}
@@ -79,8 +77,8 @@ func rawLoop(b *testing.B, f *os.File) func() {
 	}()
 	b.Cleanup(func() { ends[0].Close(); <-done; ends[1].Close() })
 	return func() {
-		if _, _,
-			err := ends[0].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())), nil); err != nil {
+		if _, _, err := ends[0].WriteMsgUnix([]byte{1}, unix.UnixRights(int(f.Fd())),
+			nil); err != nil {
 			b.Fatal(err)
 		}
 		if err := receiveOne(ends[0]); err != nil {

@@ -108,7 +108,8 @@ func TestRefusedDescriptorIsNamed(t *testing.T) {
 		`descriptor 1 is a folder`: func(*wire.Acquire, uint32) {},
 	}
 	for says, name := range cases {
-		for what, fd := range map[string]uint32{"a folder": 1, "beyond the end": 2, "far beyond": 1<<32 - 1} {
+		for what, fd := range map[string]uint32{"a folder": 1, "beyond the end": 2,
+			"far beyond": 1<<32 - 1} {
 			a := acquireModel()
 			name(a, fd)
 			_, _, err := c.Acquire(background(t), a, []*os.File{modelFile(t), folder}, nil, nil)

@@ -20,8 +20,7 @@ import (
 )
 
 func pair(t require.TestingT) [2]*net.UnixConn {
-	fds,
-		err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
 		0)
 	require.NoError(t, err)
 	var ends [2]*net.UnixConn

@@ -127,8 +127,7 @@ func TestDialWithoutDaemon(t *testing.T) {
 	dir := shortDir(t)
 	synctest.Test(t, func(t *testing.T) { // where time passes only while all goroutines wait
 		start := time.Now()
-		_,
-			err := Dialer{}.Dial(t.Context(), filepath.Join(dir, "own"),
+		_, err := Dialer{}.Dial(t.Context(), filepath.Join(dir, "own"),
 			filepath.Join(dir, "system"))
 		require.ErrorIs(t, err, ErrNoDaemon)
 		require.ErrorContains(t, err, "own: no such file")

@@ -41,8 +41,7 @@ func TestPutGivesFilesAndTheView(t *testing.T) {
 	}
 	s := serve(t, backend, limits{})
 	var seen []string
-	reply, view,
-		err := dial(t, s).Put(background(t), putModel(), []*os.File{modelFile(t)},
+	reply, view, err := dial(t, s).Put(background(t), putModel(), []*os.File{modelFile(t)},
 		func(p *wire.Progress) { seen = append(seen, p.GetPhase()) })
 	require.NoError(t, err)
 	defer view.Close()
@@ -221,8 +220,7 @@ func TestFollow(t *testing.T) {
 	}
 	c := dial(t, serve(t, backend, limits{}))
 	var seen []*wire.Progress
-	job,
-		err := c.Follow(background(t), &wire.Follow{Job: "j"},
+	job, err := c.Follow(background(t), &wire.Follow{Job: "j"},
 		func(p *wire.Progress) { seen = append(seen, p) })
 	require.NoError(t, err, "that the job failed is no failure to follow it")
 	require.Equal(t, "failed", job.GetState())
@@ -276,8 +274,7 @@ func TestJobRequests(t *testing.T) {
 	forgotten, err := Ask[wire.JobsReply](ctx, c, &wire.RetryJobs{Entries: []string{"b"}}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "b", forgotten.GetFailures()[0].GetBuild())
-	_,
-		err = Ask[wire.GiveUpReply](ctx, c,
+	_, err = Ask[wire.GiveUpReply](ctx, c,
 		&wire.GiveUp{Claim: "c", Text: string(make([]byte, 2*MaxReportText))}, nil)
 	require.NoError(t, err)
 	require.Len(t, <-text, MaxReportText, "of a compiler's words only so many are kept")

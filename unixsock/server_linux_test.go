@@ -28,8 +28,8 @@ func background(t testing.TB) context.Context {
 
 func TestAcquireGivesTheView(t *testing.T) {
 	s := serve(t, &standIn{}, limits{})
-	reply, view,
-		err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	reply, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)},
+		nil, nil)
 	require.NoError(t, err)
 	defer view.Close()
 	require.Equal(t, "hit", reply.GetOutcome())
@@ -59,8 +59,8 @@ func TestBackendSeesPeerAndFiles(t *testing.T) {
 		return Answer{}, nil
 	}
 	s := serve(t, backend, limits{})
-	_, view,
-		err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	_, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil,
+		nil)
 	require.NoError(t, err)
 	require.Nil(t, view)
 }
@@ -87,13 +87,11 @@ func TestOtherRequests(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 4, unpinned.GetFreedBytes())
 	var phases []string
-	packed,
-		err := Ask[wire.PackReply](ctx, c, &wire.Pack{Entries: []string{"a", "b"}},
+	packed, err := Ask[wire.PackReply](ctx, c, &wire.Pack{Entries: []string{"a", "b"}},
 		func(p *wire.Progress) { require.Equal(t, "packing", p.GetPhase()) })
 	require.NoError(t, err)
 	require.EqualValues(t, 2, packed.GetChanged())
-	collected,
-		err := Ask[wire.CollectReply](ctx, c, &wire.Collect{},
+	collected, err := Ask[wire.CollectReply](ctx, c, &wire.Collect{},
 		func(p *wire.Progress) { phases = append(phases, p.GetPhase()) })
 	require.NoError(t, err)
 	require.EqualValues(t, 5, collected.GetRemoved())
@@ -179,9 +177,8 @@ func TestManyCallersOnOneConnection(t *testing.T) {
 	for range 16 {
 		callers.Go(func() {
 			for range 50 {
-				_, view,
-					err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil,
-					nil)
+				_, view, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model},
+					nil, nil)
 				if err != nil {
 					failed <- err
 					return
@@ -434,8 +431,7 @@ func TestProgress(t *testing.T) {
 	}
 	c := dial(t, serve(t, backend, limits{}))
 	var seen []string
-	_, view,
-		err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil,
+	_, view, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil,
 		func(m *wire.Progress) { seen = append(seen, m.GetPhase()) })
 	require.NoError(t, err)
 	require.NoError(t, view.Close())
@@ -486,8 +482,8 @@ func TestShutdown(t *testing.T) {
 		c, model := dial(t, s), modelFile(t)
 		answered := make(chan error, 1)
 		go func() {
-			_, view,
-				err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
+			_, view, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil,
+				nil)
 			answered <- errors.Join(err, view.Close())
 		}()
 		<-started
@@ -536,7 +532,8 @@ func TestRefusalAnswersEveryRequest(t *testing.T) {
 		return err
 	}
 	_, newcomer := Dial(background(t), s.path)
-	for name, err := range map[string]error{"under way": <-underWay, "later": status(), "new connection": newcomer} {
+	for name, err := range map[string]error{"under way": <-underWay, "later": status(),
+		"new connection": newcomer} {
 		require.ErrorIs(t, err, ErrUnavailable, name)
 		var refused *Error
 		require.ErrorAs(t, err, &refused, name)
@@ -598,7 +595,8 @@ func TestAnnouncedLengthTakesNoMemory(t *testing.T) {
 func TestLateAnswerIsClosed(t *testing.T) {
 	started, late := make(chan struct{}), make(chan struct{})
 	backend := &standIn{}
-	backend.acquire = func(context.Context, Peer, *wire.Acquire, []*os.File, func(*wire.Progress)) (Answer, error) {
+	backend.acquire = func(context.Context, Peer, *wire.Acquire, []*os.File,
+		func(*wire.Progress)) (Answer, error) {
 		started <- struct{}{}
 		<-late // and not the end of the context
 		return backend.hit()
@@ -612,14 +610,16 @@ func TestLateAnswerIsClosed(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		late <- struct{}{}
 	}
-	require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience,
+		time.Millisecond)
 }
 
 // A late answer that is never read would keep its descriptor, which is the lease, on its way to the
 // client.
 func TestLateAnswerEndsItsLease(t *testing.T) {
 	started, late := make(chan struct{}), make(chan *os.File)
-	backend := &standIn{acquire: func(context.Context, Peer, *wire.Acquire, []*os.File, func(*wire.Progress)) (Answer, error) {
+	backend := &standIn{acquire: func(context.Context, Peer, *wire.Acquire, []*os.File,
+		func(*wire.Progress)) (Answer, error) {
 		started <- struct{}{}
 		return Answer{View: <-late}, nil // whether or not the context has ended
 	}}

@@ -36,8 +36,7 @@ func dialAs(t *testing.T, s *served, uid int) (c *Client, err error) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
-		if _, _,
-			errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid),
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid),
 			^uintptr(0)); errno != 0 {
 			err = fmt.Errorf("become uid %d: %w", uid, errno)
 			return

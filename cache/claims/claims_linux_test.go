@@ -22,7 +22,8 @@ import (
 
 // A file with any name is refused or stays below its directory.
 func FuzzPutName(f *testing.F) {
-	for _, name := range []string{"x.bin", "a/b.bin", "../x", "/x", "a/../../x", "..", ".", "a//b", "a/.", `a\..\b`, "x\x00", "\xff", "..x", "a/b/c/d/e", "...", "~", "C:x"} {
+	for _, name := range []string{"x.bin", "a/b.bin", "../x", "/x", "a/../../x", "..", ".", "a//b",
+		"a/.", `a\..\b`, "x\x00", "\xff", "..x", "a/b/c/d/e", "...", "~", "C:x"} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
@@ -65,17 +66,19 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 func TestACancelledJobGrantsNothing(t *testing.T) {
 	const user = 4242
 	js := jobs.New(jobs.Options{Slots: 1, Now: time.Now, GivenUp: runtimes.ErrGivenUp})
-	cs := New(build.New(build.Options{Now: time.Now}), func() Limits { return Limits{}.OrDefault() })
+	cs := New(build.New(build.Options{Now: time.Now}),
+		func() Limits { return Limits{}.OrDefault() })
 	at := &request.Attempt{Request: &request.Request{Peer: request.Peer{UID: user}},
 		Plan: &request.Plan{EPs: []compilers.EP{{Name: "EP"}}}}
 	key := jobs.Key{Scope: rights.OwnScope(at.Peer)}
 	a := &claimer{Attempt: at, owner: user, wake: func() {}}
 	require.NoError(t, cs.enter(key, a))
 	running := func() *jobs.Job {
-		work := jobs.Func{Is: jobs.About{Claim: true}, Do: func(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}}
+		work := jobs.Func{Is: jobs.About{Claim: true},
+			Do: func(ctx context.Context, _ *jobs.Job) (*jobs.Result, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}}
 		j, _, err := js.Send(jobs.Key{Alone: jobs.NewID()}, jobs.Caller{UID: user, Owner: user},
 			func() (jobs.Work, error) { return work, nil })
 		require.NoError(t, err)
@@ -96,8 +99,12 @@ func TestACancelledJobGrantsNothing(t *testing.T) {
 // A caller that cancels the job while it is granted the claim gets none, and the claim ends.
 func TestCancelCrossesTheGrant(t *testing.T) {
 	for name, cross := range map[string]func(*claim) error{
-		"the asker gave up":        func(*claim) error { return runtimes.ErrGivenUp },
-		"and so did all who asked": func(cl *claim) error { cl.finish(jobCancelled, 0); return context.Canceled },
+		"the asker gave up": func(*claim) error { return runtimes.ErrGivenUp },
+		"and so did all who asked": func(cl *claim) error {
+			cl.finish(jobCancelled,
+				0)
+			return context.Canceled
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			at := &request.Attempt{Request: &request.Request{Name: "m.onnx"}}

@@ -61,8 +61,7 @@ func TestFilesHeldOpenForAnHeirCount(t *testing.T) {
 // A cancelled job is not held by an application: the next request has another job.
 func TestACancelledJobIsNotHeld(t *testing.T) {
 	js := newTestJobs(t)
-	j, _,
-		err := js.Send(Key{Alone: "claim"}, Caller{UID: 1},
+	j, _, err := js.Send(Key{Alone: "claim"}, Caller{UID: 1},
 		func() (Work, error) { return blocks{}, nil })
 	require.NoError(t, err)
 	ended := false

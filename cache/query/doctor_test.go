@@ -34,8 +34,7 @@ func TestDoctorKnowsCauses(t *testing.T) {
 		Name: "SIGSEGV"}
 	killed := &compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "killed",
 		Name: "SIGKILL"}
-	_,
-		half := identity.FillOptions("QNNExecutionProvider", nil,
+	_, half := identity.FillOptions("QNNExecutionProvider", nil,
 		compilers.EPLibrary{Path: "/opt/x.so"})
 	for _, c := range []struct {
 		name  string

@@ -53,7 +53,8 @@ func TestOwners(t *testing.T) {
 	o := Owners{Path: filepath.Join(t.TempDir(), "subuid")}
 	require.EqualValues(t, 100_000, o.Of(100_000), "there is no such file")
 	require.NoError(t, os.WriteFile(o.Path, []byte("1001:100000:10\n"), 0o644))
-	for uid, want := range map[uint32]uint32{99_999: 99_999, 100_000: 1001, 100_009: 1001, 100_010: 100_010, 65_534: 65_534} {
+	for uid, want := range map[uint32]uint32{99_999: 99_999, 100_000: 1001, 100_009: 1001,
+		100_010: 100_010, 65_534: 65_534} {
 		require.Equal(t, want, o.Of(uid))
 	}
 	require.NoError(t, os.WriteFile(o.Path, []byte("1002:100000:10\n"), 0o644))

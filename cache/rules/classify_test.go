@@ -75,8 +75,10 @@ func TestClassify(t *testing.T) {
 }
 
 func TestCodesAreReadByNumberAndName(t *testing.T) {
-	for _, code := range []string{`10`, `"INVALID_GRAPH"`, `"10 INVALID_GRAPH"`, `[7, "INVALID_GRAPH"]`} {
-		set, err := Parse("f.toml", []byte("[[ep.X.report]]\nname = 'n'\ncode = "+code+"\nclass = 'stale'\nreason = 'r'\n"))
+	for _, code := range []string{`10`, `"INVALID_GRAPH"`, `"10 INVALID_GRAPH"`,
+		`[7, "INVALID_GRAPH"]`} {
+		set, err := Parse("f.toml",
+			[]byte("[[ep.X.report]]\nname = 'n'\ncode = "+code+"\nclass = 'stale'\nreason = 'r'\n"))
 		require.NoError(t, err, code)
 		require.Equal(t, Stale, set.Classify("X", 10, "").Name, code)
 		require.Equal(t, Unclear, set.Classify("X", 11, "").Name, code)

@@ -64,8 +64,7 @@ func TestConditions(t *testing.T) {
 		{"matches, does not", `{ runtime_matches = '^v2:' }`, "v2:6", "v1:6", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			set,
-				err := Parse("f.toml",
+			set, err := Parse("f.toml",
 				[]byte("[[ep.X.rule]]\nname = 'n'\nwhen.sdk_version = "+c.when+
 					"\nverdict = 'optimal'\nreason = 'r'\n"))
 			require.NoError(t, err)

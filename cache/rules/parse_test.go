@@ -190,7 +190,8 @@ name = "n"
 class = "old"
 reason = "r"
 `))
-	for _, line := range []string{"f.toml:4:1: field \"ep.X.rule[1].verdict\"", "f.toml:5:1: field \"ep.X.rule[1].reason\"", "f.toml:9:1: field \"ep.Y.report[1].class\""} {
+	for _, line := range []string{"f.toml:4:1: field \"ep.X.rule[1].verdict\"",
+		"f.toml:5:1: field \"ep.X.rule[1].reason\"", "f.toml:9:1: field \"ep.Y.report[1].class\""} {
 		require.ErrorContains(t, err, line)
 	}
 	require.Len(t, strings.Split(err.Error(), "\n"), 3)
@@ -206,11 +207,15 @@ func TestTooManyRules(t *testing.T) {
 }
 
 func TestTheSameTableSpelledInAnotherWay(t *testing.T) {
-	set, err := Parse("f.toml", []byte(`ep = { X = { rule = [ { name = "n", when = { sdk_version = [ "same" ] }, verdict = "optimal", reason = "r" } ] } }`))
+	set, err := Parse("f.toml",
+		[]byte(
+			`ep = { X = { rule = [ { name = "n", when = { sdk_version = [ "same" ] }, verdict = "optimal", reason = "r" } ] } }`))
 	require.NoError(t, err)
-	require.Equal(t, compilers.Optimal, set.Judge(Facts{EP: "X", SDKVersion: "1"}, Facts{EP: "X", SDKVersion: "1"}).Verdict)
+	require.Equal(t, compilers.Optimal,
+		set.Judge(Facts{EP: "X", SDKVersion: "1"}, Facts{EP: "X", SDKVersion: "1"}).Verdict)
 
-	_, err = Parse("f.toml", []byte("[[ep.X.rule]]\nname = 'n'\nverdict = 'optimal'\nreason = 'r'\n[ep.X.rule.when]\nsdk_version = 'x'\n"))
+	_, err = Parse("f.toml", []byte("[[ep.X.rule]]\nname = 'n'\nverdict = 'optimal'\nreason = "+
+		"'r'\n[ep.X.rule.when]\nsdk_version = 'x'\n"))
 	require.ErrorContains(t, err, "f.toml:6:1: field \"ep.X.rule[1].when.sdk_version\": ")
 }
 
@@ -225,8 +230,11 @@ func folder(t *testing.T, files map[string]string) string {
 
 func TestLoadReadsFilesAndFoldersInOrder(t *testing.T) {
 	rule := func(name string) string { return strings.Replace(good, `"n"`, `"`+name+`"`, 1) }
-	dir := folder(t, map[string]string{"20-b.toml": rule("b"), "10-a.toml": rule("a"), "notes.txt": "not TOML", ".30-c.toml": "being edited"})
-	alone := filepath.Join(folder(t, map[string]string{"alone.rules": rule("alone")}), "alone.rules")
+	dir := folder(t,
+		map[string]string{"20-b.toml": rule("b"), "10-a.toml": rule("a"), "notes.txt": "not TOML",
+			".30-c.toml": "being edited"})
+	alone := filepath.Join(folder(t, map[string]string{"alone.rules": rule("alone")}),
+		"alone.rules")
 	facts := Facts{EP: "X", SDKVersion: "1"}
 
 	set, err := Load(dir)
@@ -245,7 +253,8 @@ func TestLoadReadsFilesAndFoldersInOrder(t *testing.T) {
 }
 
 func TestLoadTellsOfEveryFile(t *testing.T) {
-	dir := folder(t, map[string]string{"a.toml": "x = 1\n", "b.toml": good, "c.toml": "[ep.X]\nreplace = 1\n"})
+	dir := folder(t,
+		map[string]string{"a.toml": "x = 1\n", "b.toml": good, "c.toml": "[ep.X]\nreplace = 1\n"})
 	set, err := Load(dir)
 	require.Nil(t, set)
 	require.ErrorContains(t, err, "a.toml:1:1: unknown field \"x\"; there are ep")
@@ -279,7 +288,8 @@ func TestLoadBoundsAllFilesTogether(t *testing.T) {
 	many := func(ep string) string {
 		var text strings.Builder
 		for i := range maxRules/2 + 1 {
-			fmt.Fprintf(&text, "[[ep.%s.report]]\nname = \"%d\"\nclass = \"stale\"\nreason = \"r\"\n", ep, i)
+			fmt.Fprintf(&text,
+				"[[ep.%s.report]]\nname = \"%d\"\nclass = \"stale\"\nreason = \"r\"\n", ep, i)
 		}
 		return text.String()
 	}
@@ -297,9 +307,11 @@ func TestOver(t *testing.T) {
 	judge := func(s *Set) string { return s.Judge(openVINO180, openVINO181).Rule }
 	class := func(s *Set) string { return s.Classify(ep, 10, "").Rule }
 
-	first := parse("[[ep." + ep + ".rule]]\nname = \"trusted pair\"\nwhen.ep_version = \"build <= runtime\"\nverdict = \"optimal\"\nreason = \"r\"\n").Over(Shipped())
+	first := parse("[[ep." + ep + ".rule]]\nname = \"trusted pair\"\nwhen.ep_version = \"build " +
+		"<= runtime\"\nverdict = \"optimal\"\nreason = \"r\"\n").Over(Shipped())
 	require.Equal(t, "trusted pair", judge(first))
-	require.Equal(t, "another release", first.Judge(openVINO181, openVINO140).Rule, "what no rule of the administrator's decides is decided by the shipped ones")
+	require.Equal(t, "another release", first.Judge(openVINO181, openVINO140).Rule,
+		"what no rule of the administrator's decides is decided by the shipped ones")
 	require.Equal(t, "blob refused", class(first))
 	require.Equal(t, "newer loads older", first.Judge(qnn250, qnn270).Rule)
 
@@ -324,7 +336,9 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add([]byte(good))
 	f.Add([]byte(goodReport))
-	f.Add([]byte(`ep.X.rule = [ { when.sdk_version = { covers."80+" = ["a"], equivalent = [["a"]], build_matches = '(a{9}){9}' } } ]`))
+	f.Add(
+		[]byte(
+			`ep.X.rule = [ { when.sdk_version = { covers."80+" = ["a"], equivalent = [["a"]], build_matches = '(a{9}){9}' } } ]`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		set, err := Parse("f.toml", text)
 		if (set == nil) == (err == nil) {

@@ -41,8 +41,7 @@ func makeBuild(t *testing.T, c *compilers.ORT, name string, ep compilers.EP) mad
 	folder := t.TempDir()
 	model := filepath.Join(folder, "00112233445566.onnx")
 	require.NoError(t, os.WriteFile(model, tinymodel.Relu(), 0o600))
-	done,
-		err := c.Compile(t.Context(),
+	done, err := c.Compile(t.Context(),
 		compilers.Job{Runtime: m.runtime, EPs: eps, Model: model, Folder: folder,
 			Output: "00112233445566_ctx.onnx"}, nil)
 	require.NoError(t, err)
@@ -82,8 +81,7 @@ func TestShippedRulesAgreeWithTheLibraries(t *testing.T) {
 }
 
 func agree(t *testing.T, c *compilers.ORT, build, now made) {
-	check,
-		err := c.Check(t.Context(),
+	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: now.runtime, EPs: []compilers.EP{now.ep}, Graph: build.graph})
 	require.NoError(t, err)
 	j := rules.Shipped().Judge(build.facts, now.facts)

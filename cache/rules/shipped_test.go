@@ -11,7 +11,8 @@ import (
 func TestEveryDescribedEPHasRules(t *testing.T) {
 	set, err := readShipped()
 	require.NoError(t, err)
-	for _, ep := range []string{"QNNExecutionProvider", "OpenVINOExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider", "VitisAIExecutionProvider",
+	for _, ep := range []string{"QNNExecutionProvider", "OpenVINOExecutionProvider",
+		"TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider", "VitisAIExecutionProvider",
 		"MIGraphXExecutionProvider", "CoreMLExecutionProvider"} {
 		_, known := compilers.EPByName(ep)
 		require.True(t, known, ep)

@@ -41,7 +41,8 @@ func TestCompareVersions(t *testing.T) {
 }
 
 func TestNoVersionsAreNotComparable(t *testing.T) {
-	for _, text := range []string{"", "v", "latest", "1.8.1-rc1", "1.8.x", "1..2", ".1", "1.", "1,2", " 1.2", "-1", "+1", "١.٢", "vv1", strings.Repeat("1.", 40) + "1"} {
+	for _, text := range []string{"", "v", "latest", "1.8.1-rc1", "1.8.x", "1..2", ".1", "1.",
+		"1,2", " 1.2", "-1", "+1", "١.٢", "vv1", strings.Repeat("1.", 40) + "1"} {
 		_, ok := compareTexts(text, "1.2")
 		require.False(t, ok, text)
 		_, ok = compareTexts("1.2", text)
@@ -55,9 +56,12 @@ func drawVersion(t *rapid.T, label string) (text string, numbers []int) {
 	numbers = rapid.SliceOfN(rapid.SampledFrom([]int{0, 0, 1, 2, 9, 10, 2026}), 1, 5).Draw(t, label)
 	var parts []string
 	for _, n := range numbers {
-		parts = append(parts, strings.Repeat("0", rapid.IntRange(0, 2).Draw(t, "leading zeros"))+strconv.Itoa(n))
+		parts = append(parts, strings.Repeat("0", rapid.IntRange(0, 2).Draw(t, "leading zeros"))+
+			strconv.Itoa(n))
 	}
-	return rapid.SampledFrom([]string{"", "v", "V"}).Draw(t, "prefix") + strings.Join(parts, ".") + rapid.SampledFrom([]string{"", "+abc", "+1.2"}).Draw(t, "build"), numbers
+	return rapid.SampledFrom([]string{"", "v", "V"}).
+		Draw(t, "prefix") + strings.Join(parts, ".") +
+		rapid.SampledFrom([]string{"", "+abc", "+1.2"}).Draw(t, "build"), numbers
 }
 
 // The model: numbers, compared one by one, with zeros behind.

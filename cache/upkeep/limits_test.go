@@ -32,7 +32,8 @@ func TestWindow(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.opens, w.opens(at(c.now)), "%s at %s", c.window, c.now)
 	}
-	for _, bad := range []string{"22:00", "22-06", "25:00-06:00", "22:00-06:00-07:00", "-", "22:61-06:00"} {
+	for _, bad := range []string{"22:00", "22-06", "25:00-06:00", "22:00-06:00-07:00", "-",
+		"22:61-06:00"} {
 		_, err := RebuildOptions{Window: bad}.Limits()
 		require.ErrorContains(t, err, bad)
 	}

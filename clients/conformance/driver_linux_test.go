@@ -63,8 +63,7 @@ const patient = "epcachectl, which has nothing else to go on with, waits ten sec
 // built builds a program as `make build` does, which has most of it in Go's cache, and looks at all
 // that it is made of: then go test knows that its result is of these files.
 func built(t *testing.T, folder string) string {
-	list,
-		err := exec.Command("go", "list", "-deps", "-f",
+	list, err := exec.Command("go", "list", "-deps", "-f",
 		"{{if and .Module .Module.Main}}{{.Dir}}{{end}}", folder).Output()
 	require.NoError(t, err)
 	for dir := range strings.FieldsSeq(string(list)) {

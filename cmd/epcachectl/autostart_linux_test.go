@@ -16,11 +16,13 @@ import (
 func emptyHome(t *testing.T, program string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	for _, name := range []string{"EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", daemon.AutostartVariable} {
+	for _, name := range []string{"EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME",
+		daemon.AutostartVariable} {
 		t.Setenv(name, "")
 	}
 	t.Setenv("HOME", dir)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "epcached"), []byte("#!/bin/sh\n"+program), 0o755))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(dir, "epcached"), []byte("#!/bin/sh\n"+program), 0o755))
 	t.Setenv("PATH", dir+":/usr/bin:/bin")
 	return dir
 }
@@ -34,13 +36,15 @@ func TestDaemonIsStartedForVerbsThatNeedOne(t *testing.T) {
 		require.Equal(t, code, got.code, verb)
 		require.NoFileExists(t, filepath.Join(dir, "told"), verb)
 	}
-	require.Contains(t, call(t, "status").err, "hint: the next program that needs a daemon starts one")
+	require.Contains(t, call(t, "status").err,
+		"hint: the next program that needs a daemon starts one")
 	got := call(t, "list")
 	require.Equal(t, exit.NoDaemon, got.code)
 	require.Contains(t, got.err, "hint: none can be started: the disk is full")
 	told, err := os.ReadFile(filepath.Join(dir, "told"))
 	require.NoError(t, err)
-	require.Equal(t, "--autostart --socket "+filepath.Join(dir, ".local/state/epcached/epcached.sock")+"\n", string(told))
+	require.Equal(t, "--autostart --socket "+
+		filepath.Join(dir, ".local/state/epcached/epcached.sock")+"\n", string(told))
 }
 
 func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
@@ -72,9 +76,11 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 // EPCACHE_DAEMON may name anything.
 func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
 	for program, says := range map[string]string{
-		"/bin/false": "none can be started: /bin/false --autostart: exit status 1; EPCACHE_DAEMON names the program",
-		"/bin/true":  "/bin/true --autostart ended as if it had started one; EPCACHE_DAEMON names the program",
-		"/no/such":   "no such file or directory; EPCACHE_DAEMON names the program",
+		"/bin/false": "none can be started: /bin/false --autostart: exit status 1; " +
+			"EPCACHE_DAEMON names the program",
+		"/bin/true": "/bin/true --autostart ended as if it had started one; EPCACHE_DAEMON names " +
+			"the program",
+		"/no/such": "no such file or directory; EPCACHE_DAEMON names the program",
 	} {
 		emptyHome(t, "")
 		t.Setenv(daemon.ProgramVariable, program)
@@ -82,7 +88,8 @@ func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
 		require.Equal(t, exit.NoDaemon, got.code)
 		require.Contains(t, got.err, says)
 		got = call(t, "doctor", "--wait", "0s")
-		require.Contains(t, got.out, "problem  daemon: none runs, and none can be started: "+program)
+		require.Contains(t, got.out, "problem  daemon: none runs, and none can be started: "+
+			program)
 	}
 }
 
@@ -96,7 +103,8 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 	home := emptyHome(t, "")
 	got := call(t, "doctor")
 	require.Equal(t, exit.Done, got.code)
-	require.Contains(t, got.out, "ok       daemon: none runs, and the next program that needs one starts it")
+	require.Contains(t, got.out,
+		"ok       daemon: none runs, and the next program that needs one starts it")
 
 	config := filepath.Join(home, ".config", "epcached", "epcached.toml")
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, ".config"))
@@ -116,10 +124,12 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 		t.Skip("SKIPPED: the rest mounts a file system, which takes root")
 	}
 	small := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small).
+		CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: no small file system can be mounted: %s", out)
 	}
 	defer func() { require.NoError(t, exec.Command("umount", small).Run()) }()
 	t.Setenv("HOME", small)
-	says("none can be started: only 1.0 MiB are free for " + filepath.Join(small, ".local", "state", "epcached"))
+	says("none can be started: only 1.0 MiB are free for " +
+		filepath.Join(small, ".local", "state", "epcached"))
 }

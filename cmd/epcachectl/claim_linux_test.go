@@ -18,7 +18,9 @@ import (
 // ownRuntime is a folder that looks like a runtime, with libraries that nothing loads.
 func ownRuntime(t *testing.T) string {
 	dir := t.TempDir()
-	for _, name := range []string{"libonnxruntime.so.1.31.1", "libonnxruntime_providers_openvino_plugin.so", "libopenvino.so.2641", "libtbb.so", "notes.txt", "libtbb.so.bak"} {
+	for _, name := range []string{"libonnxruntime.so.1.31.1",
+		"libonnxruntime_providers_openvino_plugin.so", "libopenvino.so.2641", "libtbb.so",
+		"notes.txt", "libtbb.so.bak"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
 	}
 	require.NoError(t, os.Symlink("libtbb.so", filepath.Join(dir, "libtbb.so.12")))
@@ -30,13 +32,15 @@ func TestClaimShowsTheLibraries(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	dir := ownRuntime(t)
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", dir)
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss",
+		"claim", "--runtime", dir)
 	require.Equal(t, exit.Done, r.code, r.err)
 	a := b.first()
 	require.Equal(t, wire.OnMiss_CLAIM, a.GetOnMiss())
 	require.Equal(t, "1.31.1", a.GetRuntime().GetOrtVersion())
 	lib := a.GetRuntime().GetEpLibraries()[0]
-	require.Equal(t, filepath.Join(dir, "libonnxruntime_providers_openvino_plugin.so"), lib.GetPath())
+	require.Equal(t, filepath.Join(dir, "libonnxruntime_providers_openvino_plugin.so"),
+		lib.GetPath())
 	require.NotNil(t, lib.Fd)
 	var beside []string
 	for _, x := range lib.GetBeside() {
@@ -75,15 +79,18 @@ func TestGetTakesAClaimInstead(t *testing.T) {
 
 func TestClaimWithCrashingCompiler(t *testing.T) {
 	worker := filepath.Join(t.TempDir(), "worker")
-	require.NoError(t, os.WriteFile(worker, []byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
+	require.NoError(t,
+		os.WriteFile(worker, []byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
 	t.Setenv(acquire.WorkerVariable, worker)
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
+		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000,
+			Route: "compile_api"}
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: claim}}, nil
 	}
 	b.serve()
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", ownRuntime(t))
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss",
+		"claim", "--runtime", ownRuntime(t))
 	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "last words")
 	require.Len(t, b.changed(), 1)
@@ -92,7 +99,8 @@ func TestClaimWithCrashingCompiler(t *testing.T) {
 }
 
 func TestClaimWithoutARuntime(t *testing.T) {
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", t.TempDir())
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss",
+		"claim", "--runtime", t.TempDir())
 	require.NotEqual(t, exit.Done, r.code)
 	require.Contains(t, r.err, "libonnxruntime.so")
 }
@@ -109,7 +117,8 @@ func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result,
 	defer func(was func() acquire.Worker) { acquire.NewWorker = was }(acquire.NewWorker)
 	acquire.NewWorker = func() acquire.Worker { return standInWorker{standin.New()} }
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
+		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000,
+			Route: "compile_api"}
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: claim}}, nil
 	}
 	b.put = func(*wire.Put) (unixsock.Answer, error) {
@@ -120,7 +129,8 @@ func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result,
 	_, err := standin.Library(runtime, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
 	require.NoError(t, err)
 	t.Setenv("TMPDIR", t.TempDir())
-	all := append([]string{"get", tinyModel(t, "tiny.onnx"), "--ep", standin.EP, "--on-miss", "claim", "--runtime", runtime}, args...)
+	all := append([]string{"get", tinyModel(t, "tiny.onnx"), "--ep", standin.EP, "--on-miss",
+		"claim", "--runtime", runtime}, args...)
 	for i := range all {
 		all[i] = strings.ReplaceAll(all[i], "OUT", dir)
 	}

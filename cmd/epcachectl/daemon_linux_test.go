@@ -437,11 +437,13 @@ func (b *standIn) changed() []string {
 func newStandIn(t *testing.T) *standIn {
 	b := &standIn{t: t, folder: t.TempDir(), id: "f00d"}
 	require.NoError(t, os.MkdirAll(filepath.Join(b.folder, b.id, "sub"), 0o700))
-	for name, text := range map[string]string{"0123456789abcdef_ctx.onnx": "graph", "sub/weights.bin": "weights"} {
+	for name, text := range map[string]string{"0123456789abcdef_ctx.onnx": "graph",
+		"sub/weights.bin": "weights"} {
 		require.NoError(t, os.WriteFile(filepath.Join(b.folder, b.id, name), []byte(text), 0o400))
 		digest, err := cas.Sum(context.Background(), strings.NewReader(text), 0, int64(len(text)))
 		require.NoError(t, err)
-		b.files = append(b.files, &wire.File{Name: b.id + "/" + name, Size: int64(len(text)), Digest: digest.String()})
+		b.files = append(b.files,
+			&wire.File{Name: b.id + "/" + name, Size: int64(len(text)), Digest: digest.String()})
 	}
 	return b
 }

@@ -167,7 +167,8 @@ func TestDoctorTakesTwoWaysToOneSocketForOne(t *testing.T) {
 func fakeRuntime(t *testing.T, ort, openvino string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, file := range []string{"onnxruntime/capi/libonnxruntime.so." + ort, "onnxruntime_ep_openvino/libonnxruntime_providers_openvino_plugin.so",
+	for _, file := range []string{"onnxruntime/capi/libonnxruntime.so." + ort,
+		"onnxruntime_ep_openvino/libonnxruntime_providers_openvino_plugin.so",
 		"onnxruntime_ep_openvino-" + openvino + ".dist-info/METADATA"} {
 		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, file)), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
@@ -180,7 +181,10 @@ func TestDoctorOfARuntime(t *testing.T) {
 	path := b.serve()
 	out, code := doctored(t, "--runtime", fakeRuntime(t, "1.31.1", "1.8.0"))
 	require.Equal(t, exit.Failed, code)
-	require.Contains(t, find(t, out, "problem", "OpenVINOExecutionProvider 1.8.0 does not start with ONNX Runtime 1.31.1").Hint, "1.8.1")
+	require.Contains(t,
+		find(t, out, "problem",
+			"OpenVINOExecutionProvider 1.8.0 does not start with ONNX Runtime 1.31.1").Hint,
+		"1.8.1")
 
 	dir := fakeRuntime(t, "1.31.1", "1.8.1")
 	out, code = doctored(t, "--runtime", dir)
@@ -211,10 +215,12 @@ func TestDoctorOfARuntime(t *testing.T) {
 		"the daemon has its OpenVINOExecutionProvider")
 	b.set(func() { b.runtimes = nil })
 
-	library := filepath.Join(dir, "onnxruntime_ep_openvino", "libonnxruntime_providers_openvino_plugin.so")
+	library := filepath.Join(dir, "onnxruntime_ep_openvino",
+		"libonnxruntime_providers_openvino_plugin.so")
 	has := func(failure string) {
 		b.set(func() {
-			b.runtimes = []*wire.RuntimeFacts{{Directory: dir, Error: failure, Eps: []*wire.EpFacts{{Name: "OpenVINOExecutionProvider", Library: library}}}}
+			b.runtimes = []*wire.RuntimeFacts{{Directory: dir, Error: failure,
+				Eps: []*wire.EpFacts{{Name: "OpenVINOExecutionProvider", Library: library}}}}
 		})
 	}
 	has("")
@@ -223,7 +229,8 @@ func TestDoctorOfARuntime(t *testing.T) {
 	find(t, out, "ok", "the daemon has its OpenVINOExecutionProvider")
 	has("it crashed")
 	out, _ = doctored(t, "--runtime", dir)
-	find(t, out, "problem", "the daemon has OpenVINOExecutionProvider of it, and cannot use it: it crashed")
+	find(t, out, "problem",
+		"the daemon has OpenVINOExecutionProvider of it, and cannot use it: it crashed")
 }
 
 // pythonSays is what doctor.py prints.
@@ -238,7 +245,8 @@ func fakePython(t *testing.T, look pythonSays, start string) string {
 	text, err := json.Marshal(look)
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "python")
-	script := "#!/bin/sh\necho vendors print, too\nif [ $# = 2 ]; then\ncat <<'END'\n" + doctorMark + string(text) + "\nEND\nelse\n" + start + "\nfi\n"
+	script := "#!/bin/sh\necho vendors print, too\nif [ $# = 2 ]; then\ncat <<'END'\n" +
+		doctorMark + string(text) + "\nEND\nelse\n" + start + "\nfi\n"
 	require.NoError(t, os.WriteFile(path, []byte(script), 0o700))
 	return path
 }
@@ -246,7 +254,8 @@ func fakePython(t *testing.T, look pythonSays, start string) string {
 func TestDoctorOfAPython(t *testing.T) {
 	newStandIn(t).serve()
 	const started = `echo '` + doctorMark + `{"devices":["CPU"]}'`
-	good := pythonSays{"ort_version": "1.31.1", "site": fakeRuntime(t, "1.31.1", "1.8.1"), "providers": []string{"CPUExecutionProvider"}, "plugins": true,
+	good := pythonSays{"ort_version": "1.31.1", "site": fakeRuntime(t, "1.31.1", "1.8.1"),
+		"providers": []string{"CPUExecutionProvider"}, "plugins": true,
 		"cores": []string{"onnxruntime 1.31.1"}}
 	with := func(change pythonSays) pythonSays {
 		facts := maps.Clone(good)
@@ -257,25 +266,41 @@ func TestDoctorOfAPython(t *testing.T) {
 		look                  pythonSays
 		start, severity, says string
 	}{
-		"all is well":          {good, started, "ok", "OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU"},
-		"a plain session":      {good, started, "warning", `providers=["OpenVINOExecutionProvider"] runs on the CPU and does not say so`},
-		"does not start":       {good, "echo '" + doctorMark + `{"error":"RuntimeError: no such function"}'`, "problem", "1.8.1 does not start with ONNX Runtime 1.31.1: RuntimeError: no such function"},
-		"crashes":              {good, "echo last words >&2; kill -SEGV $$", "problem", "segmentation fault"},
-		"last words":           {good, "echo last words >&2; kill -SEGV $$", "problem", "last words"},
-		"no device":            {good, "echo '" + doctorMark + `{"devices":[]}'`, "problem", "lists no device"},
-		"says nothing":         {good, "true", "problem", "it printed no answer"},
-		"a pair known as bad":  {with(pythonSays{"site": fakeRuntime(t, "1.31.1", "1.7.0")}), "exit 1", "problem", "it needs a function that only earlier"},
-		"no ONNX Runtime":      {pythonSays{"error": "ModuleNotFoundError: No module named 'onnxruntime'"}, started, "problem", "cannot be imported: ModuleNotFoundError"},
-		"two ONNX Runtimes":    {with(pythonSays{"cores": []string{"onnxruntime 1.31.1", "onnxruntime-gpu 1.28.0"}}), started, "problem", "overwrite each other"},
-		"an old ONNX Runtime":  {with(pythonSays{"plugins": false, "ort_version": "1.20.0"}), started, "problem", "knows no plugin execution providers"},
-		"no plugin":            {with(pythonSays{"site": t.TempDir()}), started, "warning", "sessions run on CPUExecutionProvider"},
-		"epcache is installed": {with(pythonSays{"epcache": true}), started, "warning", "runs on the CPU"},
+		"all is well": {good, started, "ok",
+			"OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU"},
+		"a plain session": {good, started, "warning",
+			`providers=["OpenVINOExecutionProvider"] runs on the CPU and does not say so`},
+		"does not start": {good, "echo '" + doctorMark +
+			`{"error":"RuntimeError: no such function"}'`, "problem",
+			"1.8.1 does not start with ONNX Runtime 1.31.1: RuntimeError: no such function"},
+		"crashes": {good, "echo last words >&2; kill -SEGV $$", "problem",
+			"segmentation fault"},
+		"last words": {good, "echo last words >&2; kill -SEGV $$", "problem",
+			"last words"},
+		"no device": {good, "echo '" + doctorMark + `{"devices":[]}'`, "problem",
+			"lists no device"},
+		"says nothing": {good, "true", "problem", "it printed no answer"},
+		"a pair known as bad": {with(pythonSays{"site": fakeRuntime(t, "1.31.1", "1.7.0")}),
+			"exit 1", "problem", "it needs a function that only earlier"},
+		"no ONNX Runtime": {
+			pythonSays{"error": "ModuleNotFoundError: No module named 'onnxruntime'"}, started,
+			"problem", "cannot be imported: ModuleNotFoundError"},
+		"two ONNX Runtimes": {
+			with(pythonSays{"cores": []string{"onnxruntime 1.31.1", "onnxruntime-gpu 1.28.0"}}),
+			started, "problem", "overwrite each other"},
+		"an old ONNX Runtime": {with(pythonSays{"plugins": false, "ort_version": "1.20.0"}),
+			started, "problem", "knows no plugin execution providers"},
+		"no plugin": {with(pythonSays{"site": t.TempDir()}), started, "warning",
+			"sessions run on CPUExecutionProvider"},
+		"epcache is installed": {with(pythonSays{"epcache": true}), started, "warning",
+			"runs on the CPU"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			out, code := doctored(t, "--python", fakePython(t, c.look, c.start))
 			require.Equal(t, "application", find(t, out, c.severity, c.says).Side)
-			require.Equal(t, map[bool]int{true: exit.Failed, false: exit.Done}[c.severity == "problem"], code)
+			require.Equal(t,
+				map[bool]int{true: exit.Failed, false: exit.Done}[c.severity == "problem"], code)
 		})
 	}
 	t.Run("built in is no plugin", func(t *testing.T) {
@@ -310,13 +335,16 @@ func TestDoctorOfARealPython(t *testing.T) {
 	})
 	t.Run("does not fit", func(t *testing.T) {
 		dir := t.TempDir()
-		for name, from := range map[string]string{"onnxruntime": "openvino-1.8.1", "onnxruntime_ep_openvino": "openvino-1.8.0-ort-1.28.0",
+		for name, from := range map[string]string{"onnxruntime": "openvino-1.8.1",
+			"onnxruntime_ep_openvino":                 "openvino-1.8.0-ort-1.28.0",
 			"onnxruntime_ep_openvino-1.8.0.dist-info": "openvino-1.8.0-ort-1.28.0"} {
-			require.NoError(t, os.Symlink(filepath.Join(runtimes, from, name), filepath.Join(dir, name)))
+			require.NoError(t,
+				os.Symlink(filepath.Join(runtimes, from, name), filepath.Join(dir, name)))
 		}
 		t.Setenv("PYTHONPATH", dir)
 		out, code := doctored(t, "--python", python)
 		require.Equal(t, exit.Failed, code)
-		require.Contains(t, find(t, out, "problem", versions).Text, "is not available in this build")
+		require.Contains(t, find(t, out, "problem", versions).Text,
+			"is not available in this build")
 	})
 }

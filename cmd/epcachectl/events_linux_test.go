@@ -197,10 +197,12 @@ func TestFollowRefused(t *testing.T) {
 // A daemon that is killed breaks the connection; one that stops says that it is busy; neither is a
 // refusal.
 func TestInterrupted(t *testing.T) {
-	for _, err := range []error{unixsock.ErrConnectionLost, unixsock.ErrBusy, unixsock.ErrNoDaemon, fmt.Errorf("x: %w", unixsock.ErrConnectionLost)} {
+	for _, err := range []error{unixsock.ErrConnectionLost, unixsock.ErrBusy, unixsock.ErrNoDaemon,
+		fmt.Errorf("x: %w", unixsock.ErrConnectionLost)} {
 		require.True(t, daemon.Interrupted(err), err)
 	}
-	for _, err := range []error{nil, unixsock.ErrNotAllowed, unixsock.ErrVersion, context.Canceled} {
+	for _, err := range []error{nil, unixsock.ErrNotAllowed, unixsock.ErrVersion,
+		context.Canceled} {
 		require.False(t, daemon.Interrupted(err), err)
 	}
 }

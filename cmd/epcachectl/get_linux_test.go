@@ -256,7 +256,8 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 }
 
 func TestValuesThatNoRequestHas(t *testing.T) {
-	for _, flag := range []string{"--route=later", "--verify-output=-1", "--verify-output=nan", "--verify-output=inf", "--optimization-level=most", "--store=all"} {
+	for _, flag := range []string{"--route=later", "--verify-output=-1", "--verify-output=nan",
+		"--verify-output=inf", "--optimization-level=most", "--store=all"} {
 		require.Equal(t, exit.BadUsage, call(t, "get", "model.onnx", ep, flag).code, flag)
 	}
 }
@@ -266,20 +267,24 @@ func TestTimeoutIsToldAsSuch(t *testing.T) {
 	over := make(chan struct{})
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		<-over
-		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "cancelled"}
+		return unixsock.Answer{},
+			&unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "cancelled"}
 	}
 	b.serve()
 	t.Cleanup(func() { close(over) })
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--timeout", "100ms")
 	require.Equal(t, exit.Failed, r.code)
-	require.Regexp(t, `^epcachectl: get ".*tiny.onnx": given up after 100ms\nepcachectl: hint: allow more with --timeout\n$`, r.err)
+	require.Regexp(t,
+		`^epcachectl: get ".*tiny.onnx": given up after 100ms\nepcachectl: hint: allow more with --timeout\n$`, r.err)
 }
 
 func TestCounted(t *testing.T) {
 	for want, n := range map[string]int{"0 entries": 0, "1 entry": 1, "2 entries": 2} {
 		require.Equal(t, want, term.Counted(n, "entry"))
 	}
-	require.Equal(t, []string{"1 miss", "2 misses", "1 hit", "2 hits"}, []string{term.Counted(1, "miss"), term.Counted(2, "miss"), term.Counted(1, "hit"), term.Counted(2, "hit")})
+	require.Equal(t, []string{"1 miss", "2 misses", "1 hit", "2 hits"},
+		[]string{term.Counted(1, "miss"), term.Counted(2, "miss"), term.Counted(1, "hit"),
+			term.Counted(2, "hit")})
 }
 
 func TestDryRunWithAnUnknownOnMiss(t *testing.T) {
@@ -325,7 +330,9 @@ func TestGetDryRun(t *testing.T) {
 	require.Equal(t, exit.NotFound, r.code, "it would not be compiled")
 	b.set(func() {
 		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "it crashes", Hint: "try later", Facts: map[string]string{"reason": "crash"}}
+			return unixsock.Answer{},
+				&unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "it crashes",
+					Hint: "try later", Facts: map[string]string{"reason": "crash"}}
 		}
 	})
 	r = call(t, "get", model, ep, "-n")
@@ -355,7 +362,8 @@ func TestGetOut(t *testing.T) {
 		require.Contains(t, wrote.out, "\nwrote "+filepath.Join(out, name)+"\n")
 	}
 	require.Equal(t, "graph", content("0123456789abcdef_ctx.onnx"))
-	require.Equal(t, "weights", content("sub/weights.bin"), "under the name that the graph refers to it by")
+	require.Equal(t, "weights", content("sub/weights.bin"),
+		"under the name that the graph refers to it by")
 
 	before, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
 	require.NoError(t, err)
@@ -366,7 +374,8 @@ func TestGetOut(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after), "and writes nothing")
 
-	require.NoError(t, os.WriteFile(filepath.Join(out, "sub/weights.bin"), []byte("WEIGHTS"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(out, "sub/weights.bin"), []byte("WEIGHTS"), 0o600))
 	r := get()
 	require.Equal(t, exit.Failed, r.code)
 	require.Contains(t, r.err, "is there and differs\nepcachectl: hint: replace it with -f")
@@ -385,7 +394,8 @@ func TestGetOutDamaged(t *testing.T) {
 	b.serve()
 	path := filepath.Join(b.folder, b.files[0].GetName())
 	require.NoError(t, os.Chmod(path, 0o600))
-	require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("x", int(b.files[0].GetSize()))), 0o600))
+	require.NoError(t,
+		os.WriteFile(path, []byte(strings.Repeat("x", int(b.files[0].GetSize()))), 0o600))
 	out := t.TempDir()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--out", out)
 	require.Equal(t, exit.Damage, r.code, r.err)
@@ -393,7 +403,8 @@ func TestGetOutDamaged(t *testing.T) {
 }
 
 func TestGetOutOutsideTheView(t *testing.T) {
-	for _, name := range []string{"../../etc/passwd", "/etc/passwd", "elsewhere/x", "f00d/../../x"} {
+	for _, name := range []string{"../../etc/passwd", "/etc/passwd", "elsewhere/x",
+		"f00d/../../x"} {
 		b := newStandIn(t)
 		b.files[0].Name = name
 		b.serve()
@@ -406,38 +417,48 @@ func TestGetOutOutsideTheView(t *testing.T) {
 func TestGetPassthrough(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal"}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough",
+			Compatibility: "optimal"}}, nil
 	}
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
-	require.Equal(t, result{exit.Done, "passthrough " + model + ": it is compiled already, optimal; load it as it is\n", ""}, r)
+	require.Equal(t,
+		result{exit.Done, "passthrough " + model +
+			": it is compiled already, optimal; load it as it is\n", ""}, r)
 }
 
 func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "unsupported",
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough",
+			Compatibility:       "unsupported",
 			CompatibilityReason: "it does not load: no"}}, nil
 	}
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
-	require.Equal(t, result{exit.Done, "passthrough " + model + ": it is compiled already, unsupported: it does not load: no\n", ""}, r)
+	require.Equal(t,
+		result{exit.Done, "passthrough " + model +
+			": it is compiled already, unsupported: it does not load: no\n", ""}, r)
 }
 
 // A session does not load a compiled model without the files that it refers to.
 func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "unknown"}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough",
+			Compatibility: "unknown"}}, nil
 	}
 	b.serve()
 	folder := t.TempDir()
 	model := compiledModel(t, folder)
 	r := call(t, "get", model, ep)
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Equal(t, "passthrough "+model+": it is compiled already, whether it loads here is not known; load it as it is\n", r.out)
+	require.Equal(t,
+		"passthrough "+model+
+			": it is compiled already, whether it loads here is not known; load it as it is\n",
+		r.out)
 	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
 	r = call(t, "get", model, ep)
 	require.Equal(t, exit.NotFound, r.code)
@@ -449,15 +470,19 @@ func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
 // knows.
 func compiledModel(t *testing.T, folder string) string {
 	m := tinymodel.Model{
-		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Name: "part", Inputs: []string{"x"}, Outputs: []string{"y"},
-			Attributes: map[string]any{"embed_mode": int64(0), "main_context": int64(1), "ep_cache_context": "bins/part.bin", "source": "TestEP",
-				"notes": "made by hand", "max_size": int64(4096), "tuning": "fast", "table": strings.Repeat("long", 2048)}}},
+		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Name: "part",
+			Inputs: []string{"x"}, Outputs: []string{"y"},
+			Attributes: map[string]any{"embed_mode": int64(0), "main_context": int64(1),
+				"ep_cache_context": "bins/part.bin", "source": "TestEP",
+				"notes": "made by hand", "max_size": int64(4096), "tuning": "fast",
+				"table": strings.Repeat("long", 2048)}}},
 		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1}}},
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
 	}
 	path := filepath.Join(folder, "m_ctx.onnx")
 	require.NoError(t, os.MkdirAll(filepath.Join(folder, "bins"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "bins", "part.bin"), []byte("the context"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(folder, "bins", "part.bin"), []byte("the context"), 0o600))
 	require.NoError(t, os.WriteFile(path, m.Encode(), 0o600))
 	return path
 }
@@ -475,22 +500,27 @@ func TestGetAdopt(t *testing.T) {
 		}
 	}
 	model := compiledModel(t, t.TempDir())
-	reply(&wire.AcquireReply{Outcome: "adopted", Ep: "TestEP", Build: strings.Repeat("cd", 32), Compatibility: "optimal"})
+	reply(&wire.AcquireReply{Outcome: "adopted", Ep: "TestEP", Build: strings.Repeat("cd", 32),
+		Compatibility: "optimal"})
 	r := call(t, "get", model, ep, "--adopt")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Regexp(t, `^adopted .*m_ctx.onnx: TestEP build cdcdcdcdcdcd, optimal, `, r.out)
 	require.True(t, b.first().GetAdopt())
 	require.Contains(t, call(t, "get", model, ep, "--adopt", "--json").out, `"outcome": "adopted"`)
 
-	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal", Why: "it would be adopted"})
+	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal",
+		Why: "it would be adopted"})
 	r = call(t, "get", model, ep, "--adopt", "-n")
 	require.Equal(t, result{exit.Done, "would adopt " + model + "\n", ""}, r)
-	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal", Warnings: []string{"not adopted: it does not load: no"}})
+	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal",
+		Warnings: []string{"not adopted: it does not load: no"}})
 	r = call(t, "get", model, ep, "--adopt")
-	require.Equal(t, "passthrough "+model+": it is compiled already, optimal; load it as it is\n", r.out)
+	require.Equal(t, "passthrough "+model+": it is compiled already, optimal; load it as it is\n",
+		r.out)
 	require.Equal(t, exit.Done, r.code)
 	require.Contains(t, r.err, "not adopted: it does not load: no")
-	require.Equal(t, exit.BadUsage, call(t, "get", model, ep, "--adopt", "--state", t.TempDir()).code)
+	require.Equal(t, exit.BadUsage, call(t, "get", model, ep, "--adopt", "--state", t.TempDir()).
+		code)
 	require.Equal(t, exit.BadUsage, call(t, "get", model, model, ep, "--adopt", "--share").code)
 }
 
@@ -498,7 +528,8 @@ func TestGetAdopt(t *testing.T) {
 func TestGetOutOfACompiledModel(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal"}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough",
+			Compatibility: "optimal"}}, nil
 	}
 	b.serve()
 	folder, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
@@ -517,7 +548,8 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}
-	require.Contains(t, call(t, "get", model, ep, "--out", folder).out, "is there already: "+model+"\n")
+	require.Contains(t, call(t, "get", model, ep, "--out", folder).out,
+		"is there already: "+model+"\n")
 	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
 	r = call(t, "get", model, ep, "--out", filepath.Join(t.TempDir(), "out"))
 	require.Equal(t, exit.NotFound, r.code)
@@ -557,7 +589,8 @@ func TestGetExternalData(t *testing.T) {
 	})
 	t.Run("in several spellings", func(t *testing.T) {
 		b := newStandIn(t)
-		b.external = map[string]string{"sub/one.bin": "one", "./sub//one.bin": "one", "sub/../sub/one.bin": "one"}
+		b.external = map[string]string{"sub/one.bin": "one", "./sub//one.bin": "one",
+			"sub/../sub/one.bin": "one"}
 		b.serve()
 		r := call(t, "get", model, ep)
 		require.Equal(t, exit.Done, r.code, r.err)
@@ -567,10 +600,14 @@ func TestGetExternalData(t *testing.T) {
 		b.external = map[string]string{"one.bin": "one"} // which no link leads to from the model
 		b.serve()
 		require.Equal(t, exit.NotFound, call(t, "get", model, ep).code)
-		folder := "--session-option=session.model_external_initializers_file_folder_path=" + filepath.Join(hub, "snapshot", "sub")
+		folder := "--session-option=session.model_external_initializers_file_folder_path=" +
+			filepath.Join(hub, "snapshot", "sub")
 		r := call(t, "get", model, ep, folder)
 		require.Equal(t, exit.Done, r.code, r.err)
-		b.set(func() { require.Empty(t, b.asked[len(b.asked)-1].GetSessionOptions(), "no path goes to the daemon") })
+		b.set(func() {
+			require.Empty(t, b.asked[len(b.asked)-1].GetSessionOptions(),
+				"no path goes to the daemon")
+		})
 	})
 	refused := map[string]struct {
 		location, says string
@@ -600,7 +637,8 @@ func TestGetModelThatIsNoFile(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
-	for path, says := range map[string]string{dir: "a folder", fifo: "a FIFO", "/dev/zero": "a device"} {
+	for path, says := range map[string]string{dir: "a folder", fifo: "a FIFO",
+		"/dev/zero": "a device"} {
 		r := call(t, "get", path, ep)
 		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.err, says)
@@ -616,22 +654,26 @@ func TestGetProgram(t *testing.T) {
 		return cmd
 	}
 	t.Run("reads the graph and its sidecar through the descriptor", func(t *testing.T) {
-		out, err := program(one, "--", "sh", "-c", `cat "$1" "$(dirname "$1")"/sub/weights.bin`, "sh", "{}").CombinedOutput()
+		out, err := program(one, "--", "sh", "-c", `cat "$1" "$(dirname "$1")"/sub/weights.bin`,
+			"sh", "{}").CombinedOutput()
 		require.NoError(t, err, string(out))
 		require.Equal(t, "graphweights", string(out))
 	})
 	t.Run("inside an argument", func(t *testing.T) {
 		out, err := program(one, "--", "echo", "--model={}").Output()
 		require.NoError(t, err)
-		require.Regexp(t, `^--model=/proc/self/fd/\d+/f00d/0123456789abcdef_ctx.onnx\n$`, string(out))
+		require.Regexp(t, `^--model=/proc/self/fd/\d+/f00d/0123456789abcdef_ctx.onnx\n$`,
+			string(out))
 	})
 	t.Run("of two", func(t *testing.T) {
-		out, err := program(one, two, "--", "sh", "-c", `cat "$1" "$2" "$3"; echo $#`, "sh", "{}", "{2}").Output()
+		out, err := program(one, two, "--", "sh", "-c", `cat "$1" "$2" "$3"; echo $#`, "sh", "{}",
+			"{2}").Output()
 		require.NoError(t, err)
 		require.Equal(t, "graphgraphgraph3\n", string(out))
 	})
 	t.Run("is told what to load it with", func(t *testing.T) {
-		out, err := program(one, two, "--", "sh", "-c", `printf %s "$EPCACHE_GET"`, "sh", "{}").Output()
+		out, err := program(one, two, "--", "sh", "-c", `printf %s "$EPCACHE_GET"`, "sh", "{}").
+			Output()
 		require.NoError(t, err)
 		told := said(t, result{out: string(out)})
 		require.Len(t, told, 2)
@@ -639,7 +681,8 @@ func TestGetProgram(t *testing.T) {
 		require.NotEmpty(t, at(t, told, 0, "provider_options"))
 	})
 	t.Run("of more than a variable holds", func(t *testing.T) {
-		args := append(slices.Repeat([]string{one}, 400), "--", "sh", "-c", `printf %s "${EPCACHE_GET-none}"; echo " $#"`, "sh", "{}")
+		args := append(slices.Repeat([]string{one}, 400), "--", "sh", "-c",
+			`printf %s "${EPCACHE_GET-none}"; echo " $#"`, "sh", "{}")
 		out, err := program(args...).Output()
 		require.NoError(t, err)
 		require.Equal(t, "none 400\n", string(out))
@@ -665,8 +708,12 @@ func TestGetProgram(t *testing.T) {
 func TestGetOfAModelBeingCompiled(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: `no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)`,
-			Hint: "ask with on_miss wait", Facts: map[string]string{"phase": "compiling", "elapsed_ms": "12000", "estimate_ms": "40000", "job": strings.Repeat("1f", 16)}}
+		return unixsock.Answer{},
+			&unixsock.Error{Class: wire.ErrorClass_NOT_FOUND,
+				Text: `no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)`,
+				Hint: "ask with on_miss wait",
+				Facts: map[string]string{"phase": "compiling", "elapsed_ms": "12000",
+					"estimate_ms": "40000", "job": strings.Repeat("1f", 16)}}
 	}
 	b.serve()
 	model := tinyModel(t, "m.onnx")
@@ -676,5 +723,6 @@ func TestGetOfAModelBeingCompiled(t *testing.T) {
 epcachectl: hint: wait for it: epcachectl get --ep StandInExecutionProvider `+model+`, or epcachectl jobs follow 1f1f1f1f1f1f
 `, r.err)
 	r = call(t, "get", ep, "-n", model)
-	require.Equal(t, result{exit.Done, "would wait for " + model + ": it is being compiled\n", ""}, r)
+	require.Equal(t, result{exit.Done, "would wait for " + model + ": it is being compiled\n", ""},
+		r)
 }

@@ -93,12 +93,14 @@ func TestGetShareGivesAProgramTheGraphsInOrder(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	r := call(t, "get", "--share", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--out", out)
 	require.Equal(t, exit.Done, r.code, r.err)
-	for name, text := range map[string]string{"0123456789abcdef_ctx.onnx": "graph", "0123456789abcdef_2_ctx.onnx": "second", "sub/weights.bin": "weights"} {
+	for name, text := range map[string]string{"0123456789abcdef_ctx.onnx": "graph",
+		"0123456789abcdef_2_ctx.onnx": "second", "sub/weights.bin": "weights"} {
 		have, err := os.ReadFile(filepath.Join(out, name))
 		require.NoError(t, err)
 		require.Equal(t, text, string(have))
 	}
-	cmd := exec.Command(os.Args[0], "get", "--share", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--", "cat", "{}")
+	cmd := exec.Command(os.Args[0], "get", "--share", tinyModel(t, "a.onnx"),
+		tinyModel(t, "b.onnx"), ep, "--", "cat", "{}")
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	text, err := cmd.Output()
 	require.NoError(t, err)
@@ -108,14 +110,16 @@ func TestGetShareGivesAProgramTheGraphsInOrder(t *testing.T) {
 func TestGetShareFailsOnce(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no build"}
+		return unixsock.Answer{},
+			&unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no build"}
 	}
 	b.serve()
 	first, second := tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx")
 	r := call(t, "get", "--share", first, second, ep, "--on-miss=fail")
 	require.Equal(t, exit.NotFound, r.code)
 	require.Equal(t, 1, strings.Count(r.err, "no build"), r.err)
-	require.Contains(t, r.err, "epcachectl get --ep StandInExecutionProvider --share "+first+" "+second)
+	require.Contains(t, r.err, "epcachectl get --ep StandInExecutionProvider --share "+first+" "+
+		second)
 	r = call(t, "get", "--share", first, second, ep, "-n")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, "would compile group of "+first+", "+second+"\n", r.out)
@@ -130,18 +134,21 @@ func TestGetShareBringsTheFilesOfEachModel(t *testing.T) {
 	asked := 0
 	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
 		if asked++; asked == 1 {
-			return unixsock.Answer{}, &unixsock.NeedError{Locations: []string{"w.bin", "w.bin"}, Members: []uint32{0, 1}}
+			return unixsock.Answer{},
+				&unixsock.NeedError{Locations: []string{"w.bin", "w.bin"}, Members: []uint32{0, 1}}
 		}
 		answer, err := b.hit()
 		for range 2 {
-			answer.Reply.Members = append(answer.Reply.Members, &wire.Member{Graph: answer.Reply.Graph})
+			answer.Reply.Members = append(answer.Reply.Members,
+				&wire.Member{Graph: answer.Reply.Graph})
 		}
 		return answer, err
 	}
 	b.serve()
 	first, second := tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx")
 	for _, path := range []string{first, second} {
-		require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "w.bin"), []byte("weights"), 0o600))
+		require.NoError(t,
+			os.WriteFile(filepath.Join(filepath.Dir(path), "w.bin"), []byte("weights"), 0o600))
 	}
 	require.NotEqual(t, filepath.Dir(first), filepath.Dir(second))
 	r := call(t, "get", "--share", first, second, ep)
@@ -150,13 +157,16 @@ func TestGetShareBringsTheFilesOfEachModel(t *testing.T) {
 	b.set(func() { last = b.asked[len(b.asked)-1] })
 	require.Equal(t, "w.bin", last.GetModel().GetExternal()[0].GetLocation())
 	require.Equal(t, "w.bin", last.GetGroup()[0].GetExternal()[0].GetLocation())
-	require.NotEqual(t, last.GetModel().GetExternal()[0].GetFd(), last.GetGroup()[0].GetExternal()[0].GetFd())
+	require.NotEqual(t, last.GetModel().GetExternal()[0].GetFd(),
+		last.GetGroup()[0].GetExternal()[0].GetFd())
 }
 
 func TestGroupsAreListedAndShown(t *testing.T) {
 	b := newStandIn(t)
-	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx", Members: []*wire.Member{
-		{Name: "a.onnx", ModelDigest: "11", Graph: "x_ctx.onnx"}, {Name: "b.onnx", ModelDigest: "22", Graph: "x_2_ctx.onnx"}}}}
+	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx",
+		Members: []*wire.Member{
+			{Name: "a.onnx", ModelDigest: "11", Graph: "x_ctx.onnx"},
+			{Name: "b.onnx", ModelDigest: "22", Graph: "x_2_ctx.onnx"}}}}
 	b.serve()
 	r := call(t, "list")
 	require.Equal(t, exit.Done, r.code, r.err)
@@ -166,5 +176,6 @@ func TestGroupsAreListedAndShown(t *testing.T) {
 	require.Regexp(t, `model 2 +b.onnx  22  x_2_ctx.onnx`, r.out)
 	r = call(t, "list", "--json")
 	require.Contains(t, r.out, `"graph": "x_2_ctx.onnx"`)
-	require.Contains(t, call(t, "rm", "b.onnx", "-n").out, "would delete a.onnx +1: ", "one that is not named goes with it")
+	require.Contains(t, call(t, "rm", "b.onnx", "-n").out, "would delete a.onnx +1: ",
+		"one that is not named goes with it")
 }

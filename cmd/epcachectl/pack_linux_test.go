@@ -28,7 +28,8 @@ and 3 more
 	require.Equal(t, "unpacked", at(t, planned, "builds", 0, "outcome"))
 	require.Equal(t, "kept: in use", at(t, planned, "builds", 1, "outcome"))
 	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`}, b.changed())
-	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"}, {"pack", "--compress", "x"}} {
+	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"},
+		{"pack", "--compress", "x"}} {
 		require.Equal(t, exit.BadUsage, call(t, args...).code, args)
 	}
 }

@@ -52,7 +52,8 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 	code, out, said := ask("n\n", "rm", "tiny.onnx")
 	require.Equal(t, exit.Failed, code)
 	require.Empty(t, out)
-	for _, says := range []string{"  tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider", "  other.onnx: build abcdef012345", "delete 2 builds, 7 B on the disk? [y/N]",
+	for _, says := range []string{"  tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider",
+		"  other.onnx: build abcdef012345", "delete 2 builds, 7 B on the disk? [y/N]",
 		"nothing deleted", "hint: delete without being asked: epcachectl rm tiny.onnx -f"} {
 		require.Contains(t, said, says)
 	}

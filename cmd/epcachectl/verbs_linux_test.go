@@ -76,23 +76,30 @@ func TestModelAsEntry(t *testing.T) {
 	model := tinyModel(t, "tiny.onnx")
 	text, err := os.ReadFile(model)
 	require.NoError(t, err)
-	digest,
-		err := cas.Sum(context.Background(), strings.NewReader(string(text)), 0, int64(len(text)))
+	digest, err := cas.Sum(context.Background(), strings.NewReader(string(text)), 0,
+		int64(len(text)))
 	require.NoError(t, err)
-	for _, args := range [][]string{{"show", model}, {"invalidate", model, "--reason", "why"}, {"rm", model}} {
+	for _, args := range [][]string{{"show", model}, {"invalidate", model, "--reason", "why"},
+		{"rm", model}} {
 		require.Equal(t, exit.Done, call(t, args...).code)
 	}
-	require.Equal(t, []string{"show " + digest.String(), "invalidate " + digest.String() + " why", "remove " + digest.String()}, b.changed())
+	require.Equal(t,
+		[]string{"show " + digest.String(), "invalidate " + digest.String() + " why",
+			"remove " + digest.String()}, b.changed())
 }
 
 func TestChangesAndDryRun(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, "would withhold tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "invalidate", "x", "-n").out)
-	require.Equal(t, "would delete tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB would be freed\n", call(t, "rm", "x", "-n").out)
+	require.Equal(t, "would withhold tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n",
+		call(t, "invalidate", "x", "-n").out)
+	require.Equal(t, "would delete tiny.onnx: build cdcdcdcdcdcd of "+
+		"StandInExecutionProvider\n2.0 KiB would be freed\n", call(t, "rm", "x", "-n").out)
 	require.Equal(t, exit.Done, call(t, "rm", "--all", "-n").code)
 	require.Empty(t, b.changed())
-	require.Equal(t, "deleted tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB freed\n", call(t, "rm", "--all").out)
+	require.Equal(t,
+		"deleted tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB freed\n",
+		call(t, "rm", "--all").out)
 	require.Equal(t, []string{"remove "}, b.changed())
 	for _, args := range [][]string{{"rm"}, {"rm", "--all", "x"}, {"invalidate"}} {
 		require.Equal(t, exit.BadUsage, call(t, args...).code, args)
@@ -105,9 +112,11 @@ func TestChangesAndDryRun(t *testing.T) {
 func TestPins(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, "would pin tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "pin", "x", "-n").out)
+	require.Equal(t, "would pin tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n",
+		call(t, "pin", "x", "-n").out)
 	require.Empty(t, b.changed())
-	require.Equal(t, "pinned tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "pin", "x", "y").out)
+	require.Equal(t, "pinned tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n",
+		call(t, "pin", "x", "y").out)
 	require.Equal(t, true, at(t, said(t, call(t, "pin", "x", "--json")), "builds", 0, "pinned"))
 	require.Equal(t, exit.Done, call(t, "unpin", "x").code)
 	require.Equal(t, []string{"pin x y", "pin x", "unpin x"}, b.changed())
@@ -122,7 +131,8 @@ func TestCheckFindsDamage(t *testing.T) {
 	b.serve()
 	require.Equal(t, result{exit.Done, "1 build, 2 files, 0 B: no damage\n", ""}, call(t, "check"))
 	leftover := &wire.Finding{Kind: "leftover", Object: "x"}
-	damage := &wire.Finding{Kind: "damaged", Object: "y", Detail: "one byte", Builds: []string{"0123456789abcdef"}}
+	damage := &wire.Finding{Kind: "damaged", Object: "y", Detail: "one byte",
+		Builds: []string{"0123456789abcdef"}}
 	b.set(func() { b.findings = []*wire.Finding{leftover} })
 	require.Equal(t, exit.Done, call(t, "check", "--deep").code, "a leftover is no damage")
 	b.set(func() { b.findings = []*wire.Finding{leftover, damage} })
@@ -137,13 +147,17 @@ func TestCheckFindsDamage(t *testing.T) {
 func TestRepairReportsItsActions(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, result{exit.Done, "1 build, 2 files, 0 B: 0 findings repaired\n", ""}, call(t, "repair"))
+	require.Equal(t, result{exit.Done, "1 build, 2 files, 0 B: 0 findings repaired\n", ""},
+		call(t, "repair"))
 	b.set(func() {
-		b.changes, b.findings = nil, []*wire.Finding{{Kind: "damaged", Object: "y", Detail: "one byte", Action: "quarantine it"}}
+		b.changes, b.findings = nil,
+			[]*wire.Finding{{Kind: "damaged", Object: "y", Detail: "one byte",
+				Action: "quarantine it"}}
 	})
 	r := call(t, "repair", "-n")
 	require.Equal(t, exit.Damage, r.code, "there is damage")
-	require.Equal(t, "damaged y: one byte\n  would do: quarantine it\n1 build, 2 files, 0 B: 1 finding would be repaired\n", r.out)
+	require.Equal(t, "damaged y: one byte\n  would do: quarantine it\n1 build, 2 files, 0 B: 1 "+
+		"finding would be repaired\n", r.out)
 	require.NotContains(t, b.changed(), "repair")
 	r = call(t, "repair", "--json")
 	require.Equal(t, exit.Done, r.code, "none is left")
@@ -162,17 +176,22 @@ func TestStatus(t *testing.T) {
 	require.Contains(t, call(t, "status").out, "uid:0, administrator")
 	var out map[string]any
 	require.NoError(t, json.Unmarshal([]byte(call(t, "status", "--json").out), &out))
-	require.ElementsMatch(t, []string{"logical_bytes", "unique_bytes", "unpacked_bytes", "saved_by_sharing_bytes", "dead_bytes", "budget_bytes", "entries", "builds",
-		"used_bytes", "disk_bytes", "manifest_bytes", "held_bytes", "reserved_bytes", "pinned_bytes", "free_bytes", "floor_bytes", "max_entries",
-		"evicted", "unkept", "to_look_at"},
+	require.ElementsMatch(t,
+		[]string{"logical_bytes", "unique_bytes", "unpacked_bytes", "saved_by_sharing_bytes",
+			"dead_bytes", "budget_bytes", "entries", "builds",
+			"used_bytes", "disk_bytes", "manifest_bytes", "held_bytes", "reserved_bytes",
+			"pinned_bytes", "free_bytes", "floor_bytes", "max_entries",
+			"evicted", "unkept", "to_look_at"},
 		keysOf(out["space"].(map[string]any)))
 	require.EqualValues(t, 7, out["space"].(map[string]any)["unique_bytes"])
 }
 
 func TestProbe(t *testing.T) {
 	newStandIn(t).serve()
-	require.Contains(t, call(t, "probe").out, "/opt/ort: ONNX Runtime 1.31.1\n  StandInExecutionProvider")
-	require.Equal(t, "CPU", at(t, said(t, call(t, "probe", "--json")), 0, "eps", 0, "devices", 0, "type"))
+	require.Contains(t, call(t, "probe").out,
+		"/opt/ort: ONNX Runtime 1.31.1\n  StandInExecutionProvider")
+	require.Equal(t, "CPU",
+		at(t, said(t, call(t, "probe", "--json")), 0, "eps", 0, "devices", 0, "type"))
 }
 
 func TestProbeFindHasOneExitStatusInBothForms(t *testing.T) {
@@ -202,7 +221,8 @@ func TestKey(t *testing.T) {
 	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep, "--json")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, wire.OnMiss_KEY_ONLY, b.first().GetOnMiss())
-	require.JSONEq(t, `{"request_key":"`+strings.Repeat("ab", 32)+`","model_digest":"`+strings.Repeat("ef", 32)+`","record":{"version":1}}`, r.out)
+	require.JSONEq(t, `{"request_key":"`+strings.Repeat("ab", 32)+`","model_digest":"`+
+		strings.Repeat("ef", 32)+`","record":{"version":1}}`, r.out)
 }
 
 func TestInspect(t *testing.T) {
@@ -229,7 +249,8 @@ func TestInspectShowsAllAttributes(t *testing.T) {
 	model := compiledModel(t, t.TempDir())
 	r := call(t, "inspect", model)
 	require.Equal(t, exit.Done, r.code, r.err)
-	for _, line := range []string{"notes = made by hand", "max_size = 4096", "tuning = fast", "table = 8192 bytes"} {
+	for _, line := range []string{"notes = made by hand", "max_size = 4096", "tuning = fast",
+		"table = 8192 bytes"} {
 		require.Regexp(t, `(?m)^ +`+line+`$`, r.out)
 	}
 	var out inspected
@@ -258,7 +279,8 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours", Hint: "ask"}
 	b.serve()
-	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"repair"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"repair"},
+		{"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		r := call(t, args...)
 		require.Equal(t, exit.NotAllowed, r.code, args)
 		require.Contains(t, r.err, "not yours\nepcachectl: hint: ask\n")
@@ -268,7 +290,8 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 
 func TestNoDaemon(t *testing.T) {
 	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
-	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"repair"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"repair"},
+		{"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		require.Equal(t, exit.NoDaemon, call(t, append(args, "--wait=0")...).code, args)
 	}
 	require.Equal(t, exit.Done, call(t, "version").code)
@@ -291,7 +314,8 @@ func TestHelp(t *testing.T) {
 			require.LessOrEqual(t, len(strings.Fields(one.Short)), 8, one.CommandPath())
 			text, _, _ := strings.Cut(one.Long, "\n\nExit status:")
 			for paragraph := range strings.SplitSeq(text, "\n\n") {
-				require.LessOrEqual(t, strings.Count(paragraph, "\n"), 3, "%s: %s", one.CommandPath(), paragraph)
+				require.LessOrEqual(t, strings.Count(paragraph, "\n"), 3, "%s: %s",
+					one.CommandPath(), paragraph)
 				for line := range strings.SplitSeq(paragraph, "\n") {
 					require.LessOrEqual(t, len(line), 100, "%s: %s", one.CommandPath(), line)
 				}

@@ -47,26 +47,35 @@ func TestWarm(t *testing.T) {
 	b.queue()
 	b.serve()
 	dir := t.TempDir()
-	for _, name := range []string{"sub/.store", "state/manifests", "state/objects", "state/staging"} {
+	for _, name := range []string{"sub/.store", "state/manifests", "state/objects",
+		"state/staging"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
 	}
-	for _, name := range []string{"one.onnx", "sub/two.onnx", "sub/two_ctx.onnx", "sub/.store/three.onnx", "notes.txt",
+	for _, name := range []string{"one.onnx", "sub/two.onnx", "sub/two_ctx.onnx",
+		"sub/.store/three.onnx", "notes.txt",
 		"state/CACHEDIR.TAG", "state/staging/one.onnx"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("model"), 0o600))
 	}
 	r := call(t, "warm", dir, ep)
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Regexp(t, `^queued `+dir+`/one.onnx: job j1\nhit `+dir+`/sub/two.onnx: .*\n$`, r.out, "what was compiled is no model, and what is hidden is not for this")
+	require.Regexp(t, `^queued `+dir+`/one.onnx: job j1\nhit `+dir+`/sub/two.onnx: .*\n$`, r.out,
+		"what was compiled is no model, and what is hidden is not for this")
 	require.Empty(t, r.err)
 	require.NotContains(t, b.changed(), "follow j1")
 
 	r = call(t, "warm", filepath.Join(dir, "sub"), ep, "-n")
 	require.Contains(t, r.out, "would hit")
 	empty := t.TempDir()
-	require.Equal(t, result{exit.NotFound, "", fmt.Sprintf("epcachectl: warm %q: no model is in it: no *.onnx file that is not *_ctx.onnx\n", empty) +
-		"epcachectl: hint: name the models themselves if they are called otherwise\n"}, call(t, "warm", empty, ep))
+	require.Equal(t,
+		result{exit.NotFound, "",
+			fmt.Sprintf(
+				"epcachectl: warm %q: no model is in it: no *.onnx file that is not *_ctx.onnx\n",
+				empty) +
+				"epcachectl: hint: name the models themselves if they are called otherwise\n"},
+		call(t, "warm", empty, ep))
 	for _, verb := range []string{"warm", "key", "why", "get"} {
-		require.Contains(t, call(t, verb, "nosuch.onnx", ep).err, verb+` "nosuch.onnx": no such file or directory`)
+		require.Contains(t, call(t, verb, "nosuch.onnx", ep).err,
+			verb+` "nosuch.onnx": no such file or directory`)
 	}
 	require.Equal(t, exit.BadUsage, call(t, "warm", ep).code)
 	b.set(func() { b.runtimes = twoEPs() })
@@ -110,7 +119,8 @@ session_options = { "session.x64quantprecision" = 1 }
 			return answer, err
 		}
 	})
-	r := call(t, "warm", filepath.Dir(file), "--pipeline", file, "--ep", "D", "--dim", "batch=4", "--dim", "height=1", "--json")
+	r := call(t, "warm", filepath.Dir(file), "--pipeline", file, "--ep", "D", "--dim", "batch=4",
+		"--dim", "height=1", "--json")
 	require.Equal(t, exit.Done, r.code, r.err)
 	asked := map[string]*wire.Acquire{}
 	b.set(func() {
@@ -120,33 +130,40 @@ session_options = { "session.x64quantprecision" = 1 }
 	})
 	require.Len(t, asked, 3, "a model that the file lists is asked for as the file says, and once")
 	det, rec, group := asked["det.onnx"], asked["rec.onnx"], asked["prefill.onnx"]
-	require.Equal(t, map[string]int64{"batch": 4, "height": 640}, det.GetFreeDimensions(), "the file goes before the flags")
+	require.Equal(t, map[string]int64{"batch": 4, "height": 640}, det.GetFreeDimensions(),
+		"the file goes before the flags")
 	require.Equal(t, "A", det.GetEps()[0].GetName())
 	require.Equal(t, "CPU", det.GetEps()[0].GetDevices()[0].GetType())
 	require.Equal(t, map[string]string{"mode": "exact"}, det.GetEps()[0].GetOptions())
 	require.Equal(t, "D", rec.GetEps()[0].GetName(), "the file does not list it")
 	require.Equal(t, map[string]int64{"batch": 4, "height": 1}, rec.GetFreeDimensions())
 	require.Equal(t, "decode.onnx", group.GetGroup()[0].GetName())
-	require.Equal(t, []string{"B", "C"}, []string{group.GetEps()[0].GetName(), group.GetEps()[1].GetName()})
-	require.Empty(t, group.GetEps()[0].GetOptions(), "options at the top are for the providers there")
+	require.Equal(t, []string{"B", "C"},
+		[]string{group.GetEps()[0].GetName(), group.GetEps()[1].GetName()})
+	require.Empty(t, group.GetEps()[0].GetOptions(),
+		"options at the top are for the providers there")
 	require.Equal(t, map[string]string{"threads": "2"}, group.GetEps()[1].GetOptions())
 	require.Equal(t, map[string]string{"session.x64quantprecision": "1"}, group.GetSessionOptions())
 	require.Equal(t, wire.OnMiss_BACKGROUND, group.GetOnMiss())
 
 	b.set(func() { b.asked = nil })
-	require.Equal(t, exit.Done, call(t, "warm", "--pipeline", pipeline(t, "[[model]]\npath = \"det.onnx\"\n")).code)
-	require.Equal(t, "StandInExecutionProvider", b.first().GetEps()[0].GetName(), "the only one that there is")
+	require.Equal(t, exit.Done,
+		call(t, "warm", "--pipeline", pipeline(t, "[[model]]\npath = \"det.onnx\"\n")).code)
+	require.Equal(t, "StandInExecutionProvider", b.first().GetEps()[0].GetName(),
+		"the only one that there is")
 
 	b.set(func() { b.runtimes = twoEPs() })
 	r = call(t, "warm", filepath.Dir(file), "--pipeline", file)
 	require.Equal(t, exit.BadUsage, r.code)
 	unlisted := filepath.Join(filepath.Dir(file), "rec.onnx")
-	require.Contains(t, r.err, fmt.Sprintf("warm %q: no --ep", unlisted), "the file does not list it")
+	require.Contains(t, r.err, fmt.Sprintf("warm %q: no --ep", unlisted),
+		"the file does not list it")
 }
 
 func TestWarmPipelineGroupIsFollowedAsOne(t *testing.T) {
 	b := newStandIn(t)
-	b.jobs = []*wire.Job{{Id: "j1", State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}}
+	b.jobs = []*wire.Job{{Id: "j1", State: "done", Build: "0123456789abcdef", Ep: "A",
+		ElapsedMs: 2500}}
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: "j1"}}, nil
 	}
@@ -154,13 +171,15 @@ func TestWarmPipelineGroupIsFollowedAsOne(t *testing.T) {
 	file := pipeline(t, "[[group]]\nmodels = [\"prefill.onnx\", \"decode.onnx\"]\n")
 	r := call(t, "warm", "--pipeline", file, "--follow", ep)
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Contains(t, r.out, "group of "+filepath.Dir(file)+"/prefill.onnx, "+filepath.Dir(file)+"/decode.onnx")
+	require.Contains(t, r.out, "group of "+filepath.Dir(file)+"/prefill.onnx, "+filepath.Dir(file)+
+		"/decode.onnx")
 	require.Equal(t, 1, strings.Count(r.out, "compiled"), r.out)
 }
 
 func TestWarmFollowReportsTheJobInBothForms(t *testing.T) {
 	b := newStandIn(t)
-	b.jobs = []*wire.Job{{Id: "j1", State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}}
+	b.jobs = []*wire.Job{{Id: "j1", State: "done", Build: "0123456789abcdef", Ep: "A",
+		ElapsedMs: 2500}}
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: "j1"}}, nil
 	}
@@ -175,11 +194,16 @@ func TestWarmFollowReportsTheJobInBothForms(t *testing.T) {
 
 func TestWarmPipelineMistakes(t *testing.T) {
 	for name, c := range map[string]struct{ text, says string }{
-		"field":     {"[[model]]\npath = \"det.onnx\"\nopts = {}\n", `:3:1: unknown field "model[1].opts"`},
-		"ep":        {"[[model]]\npath = \"det.onnx\"\nep = [\"A\", \":CPU\"]\n", `:3:12: field "model[1].ep[2]": ":CPU" is not EP`},
-		"whose":     {"ep = [\"A\", \"B\"]\noptions = { x = 1 }\n[[model]]\npath = \"det.onnx\"\n", `:2:13: field "options.x": there are 2 execution providers: write "A/x"`},
-		"no such":   {"ep = [\"A\"]\n[[model]]\npath = \"det.onnx\"\noptions = { \"B/x\" = 1 }\n", `:4:13: field "model[1].options.B/x": there is no execution provider "B"`},
-		"two fault": {"[[model]]\npath = 1\n[[group]]\nmodels = []\n", `:4:1: field "group[1].models"`},
+		"field": {"[[model]]\npath = \"det.onnx\"\nopts = {}\n",
+			`:3:1: unknown field "model[1].opts"`},
+		"ep": {"[[model]]\npath = \"det.onnx\"\nep = [\"A\", \":CPU\"]\n",
+			`:3:12: field "model[1].ep[2]": ":CPU" is not EP`},
+		"whose": {"ep = [\"A\", \"B\"]\noptions = { x = 1 }\n[[model]]\npath = \"det.onnx\"\n",
+			`:2:13: field "options.x": there are 2 execution providers: write "A/x"`},
+		"no such": {"ep = [\"A\"]\n[[model]]\npath = \"det.onnx\"\noptions = { \"B/x\" = 1 }\n",
+			`:4:13: field "model[1].options.B/x": there is no execution provider "B"`},
+		"two fault": {"[[model]]\npath = 1\n[[group]]\nmodels = []\n",
+			`:4:1: field "group[1].models"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := pipeline(t, c.text)
@@ -202,8 +226,11 @@ func TestWarmFollow(t *testing.T) {
 		code int
 		says string
 	}{
-		"done":   {&wire.Job{State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}, exit.Done, "compiled MODEL: A build 0123456789ab in 2.5s\n"},
-		"failed": {&wire.Job{State: "failed", Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "no luck"}}, exit.Failed, ""},
+		"done": {&wire.Job{State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500},
+			exit.Done, "compiled MODEL: A build 0123456789ab in 2.5s\n"},
+		"failed": {&wire.Job{State: "failed",
+			Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "no luck"}},
+			exit.Failed, ""},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -211,7 +238,8 @@ func TestWarmFollow(t *testing.T) {
 			tc.job.Id = "j1"
 			b.jobs = []*wire.Job{tc.job}
 			b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-				return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: "j1"}}, nil
+				return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: "j1"}},
+					nil
 			}
 			b.serve()
 			model := tinyModel(t, "tiny.onnx")
@@ -231,17 +259,22 @@ func TestWarmFollow(t *testing.T) {
 // The daemon bounds background jobs: warm requests the others when jobs have ended.
 func TestWarmWaitsForRoom(t *testing.T) {
 	b := newStandIn(t)
-	b.jobs = []*wire.Job{{Id: "one.onnx", State: "done"}, {Id: "two.onnx", State: "done"}, {Id: "three.onnx", State: "done"}}
+	b.jobs = []*wire.Job{{Id: "one.onnx", State: "done"}, {Id: "two.onnx", State: "done"},
+		{Id: "three.onnx", State: "done"}}
 	taken := 0
 	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
 		if taken > len(b.changes) { // one at a time, and one more for each that was waited for
-			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_BUSY, Text: "too many compiles in the background"}
+			return unixsock.Answer{},
+				&unixsock.Error{Class: wire.ErrorClass_BUSY,
+					Text: "too many compiles in the background"}
 		}
 		taken++
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: a.GetModel().GetName()}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background",
+			Job: a.GetModel().GetName()}}, nil
 	}
 	b.serve()
-	r := call(t, "warm", tinyModel(t, "one.onnx"), tinyModel(t, "two.onnx"), tinyModel(t, "three.onnx"), ep)
+	r := call(t, "warm", tinyModel(t, "one.onnx"), tinyModel(t, "two.onnx"),
+		tinyModel(t, "three.onnx"), ep)
 	require.Equal(t, exit.Done, r.code, r.err)
 	for _, name := range []string{"one", "two", "three"} {
 		require.Regexp(t, "queued .*/"+name+".onnx: job "+name, r.out)

@@ -56,8 +56,7 @@ func TestCompare(t *testing.T) {
 	says, err := compare([]ort.Tensor{floats("y", 1)}, nil, 0.01)
 	require.NoError(t, err)
 	require.Contains(t, says, "1 outputs, and the source model has 0")
-	_,
-		err = compare([]ort.Tensor{{Name: "y", Type: 8, Data: []byte("a")}},
+	_, err = compare([]ort.Tensor{{Name: "y", Type: 8, Data: []byte("a")}},
 		[]ort.Tensor{{Name: "y", Type: 8, Data: []byte("b")}}, 0.01)
 	require.ErrorContains(t, err, "cannot be compared")
 }

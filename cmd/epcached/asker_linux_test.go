@@ -73,8 +73,7 @@ func (o order) ask() (told, error) {
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return told{}, err
 	}
-	reply, view,
-		err := c.Acquire(ctx, forModel(o.Model), []*os.File{f}, nil,
+	reply, view, err := c.Acquire(ctx, forModel(o.Model), []*os.File{f}, nil,
 		func(p *wire.Progress) { fmt.Println("phase", p.Phase) })
 	if err != nil {
 		return told{}, err

@@ -40,8 +40,7 @@ func (h *home) run(t *testing.T, args ...string) (status int, stderr string) {
 	t.Helper()
 	env := []string{"HOME=" + h.dir, "XDG_STATE_HOME=" + filepath.Dir(h.state), "XDG_RUNTIME_DIR=",
 		"XDG_CONFIG_HOME=" + filepath.Join(h.dir, "config")}
-	status, _,
-		stderr = runThrough(t, h.program, env,
+	status, _, stderr = runThrough(t, h.program, env,
 		append([]string{"--autostart", "--log-level", "debug"}, args...)...)
 	return status, stderr
 }
@@ -209,8 +208,8 @@ func TestAutostartRefusals(t *testing.T) {
 		s := newSite(t)
 		s.start(t)
 		require.NoError(t, os.Chmod(s.state, 0o700))
-		status, _,
-			errs := runToEnd(t, nil, "--autostart", "--state", s.state, "--socket", s.socket+"2")
+		status, _, errs := runToEnd(t, nil, "--autostart", "--state", s.state, "--socket",
+			s.socket+"2")
 		require.Equal(t, exitFailure, status)
 		require.Contains(t, errs, "in use by process", "the starter passes on what the daemon says")
 	})

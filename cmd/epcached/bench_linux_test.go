@@ -171,9 +171,8 @@ func newHitBench(b *testing.B, config string) *hitBench {
 
 // rawRoundTrip sends a descriptor to another process, which sends one back.
 func rawRoundTrip(b *testing.B, f *os.File) func() {
-	pair,
-		err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
-		0)
+	pair, err := unix.Socketpair(unix.AF_UNIX,
+		unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	require.NoError(b, err)
 	theirs := os.NewFile(uintptr(pair[1]), "")
 	peer := exec.Command(os.Args[0], "-test.run", "^TestRawPeer$")

@@ -69,13 +69,11 @@ func benchMachinery(b *testing.B, model func(seed uint64) []byte, before time.Du
 func compileByHand(b *testing.B, ort *compilers.ORT, runtime compilers.Runtime, model string) {
 	eps := []compilers.EP{{Name: "OpenVINOExecutionProvider"}}
 	out := b.TempDir()
-	result,
-		err := ort.Compile(b.Context(),
+	result, err := ort.Compile(b.Context(),
 		compilers.Job{Runtime: runtime, EPs: eps, Model: model, Folder: out,
 			Output: "0123456789abcdef_ctx.onnx"}, nil)
 	require.NoError(b, err)
-	checked,
-		err := ort.Check(b.Context(),
+	checked, err := ort.Check(b.Context(),
 		compilers.CheckJob{Runtime: runtime, EPs: eps, Graph: filepath.Join(out, result.Graph),
 			Session: compilers.Session{GraphOptimizationLevel: "all"}})
 	require.NoError(b, err)

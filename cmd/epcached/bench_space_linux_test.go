@@ -69,9 +69,8 @@ func (h *hitBench) saveRoom() (end func() (rounds int)) {
 			for _, path := range models {
 				request := forModel(path)
 				request.HoldsView = true
-				_, view,
-					err := c.Acquire(context.Background(), request, []*os.File{openFile(h, path)},
-					nil, nil)
+				_, view, err := c.Acquire(context.Background(), request,
+					[]*os.File{openFile(h, path)}, nil, nil)
 				if err != nil {
 					return err
 				}
@@ -80,20 +79,17 @@ func (h *hitBench) saveRoom() (end func() (rounds int)) {
 			return nil
 		},
 		func() error {
-			_,
-				err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true},
+			_, err := unixsock.Ask[wire.PackReply](context.Background(), c, &wire.Pack{All: true},
 				no)
 			return err
 		},
 		func() error {
-			_,
-				err := unixsock.Ask[wire.PackReply](context.Background(), c,
+			_, err := unixsock.Ask[wire.PackReply](context.Background(), c,
 				&wire.Pack{All: true, Unpack: true}, no)
 			return err
 		},
 		func() error {
-			_,
-				err := unixsock.Ask[wire.CollectReply](context.Background(), c,
+			_, err := unixsock.Ask[wire.CollectReply](context.Background(), c,
 				&wire.Collect{ToBytes: &to}, no)
 			return err
 		},

@@ -183,8 +183,7 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 		for j := range 30 {
 			group.Go(func() error {
 				// The request may be refused or not; here it counts that it is answered.
-				_,
-					err := unixsock.Ask[wire.ListReply](ctx, c, questions[(i+j)%len(questions)](),
+				_, err := unixsock.Ask[wire.ListReply](ctx, c, questions[(i+j)%len(questions)](),
 					nil)
 				if errors.Is(err, unixsock.ErrConnectionLost) ||
 					errors.Is(err, unixsock.ErrInternal) {

@@ -176,8 +176,7 @@ func (v *victim) requireTrue(c *unixsock.Client, got lease) {
 		require.NoError(v, err)
 		require.NoError(v, os.WriteFile(filepath.Join(dir, filepath.Base(path)), content, 0o644))
 	}
-	want,
-		read := v.askFor(c, filepath.Join(dir, "model.onnx"),
+	want, read := v.askFor(c, filepath.Join(dir, "model.onnx"),
 		filepath.Join(dir, filepath.Base(v.path)))
 	require.True(v, read)
 	require.Equal(v, want.ModelDigest, got.ModelDigest,
@@ -269,7 +268,8 @@ func TestChangedInMemory(t *testing.T) {
 	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
 	c := d.dial()
 	victims := map[string]*victim{"memory file": memoryFile(t)}
-	for name, external := range map[string]bool{"graph in a tmpfs": false, "external data in a tmpfs": true} {
+	for name, external := range map[string]bool{"graph in a tmpfs": false,
+		"external data in a tmpfs": true} {
 		dir, err := os.MkdirTemp("/dev/shm", "epcached-test-")
 		if err != nil {
 			t.Logf("LESS IS TESTED: no /dev/shm: %v", err)
@@ -290,7 +290,8 @@ func TestChangedInMemory(t *testing.T) {
 			for n := range uint64(3) {
 				before := stampOf(t, v.path)
 				v.store(n + 1)
-				require.Equal(t, before, stampOf(t, v.path), "no time has moved, else this test shows nothing")
+				require.Equal(t, before, stampOf(t, v.path),
+					"no time has moved, else this test shows nothing")
 				got, _ := v.ask(c)
 				v.requireTrue(c, got)
 			}

@@ -74,14 +74,12 @@ func (o *owner) tryConnect() (c *unixsock.Client, err error) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
-		if _, _,
-			errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(o.uid),
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(o.uid),
 			^uintptr(0)); errno != 0 {
 			err = fmt.Errorf("become uid %d: %w", o.uid, errno)
 			return
 		}
-		c,
-			err = unixsock.Dialer{Name: "test", Wait: patience,
+		c, err = unixsock.Dialer{Name: "test", Wait: patience,
 			HelloTimeout: patience}.Dial(context.Background(), o.socket)
 	}()
 	<-done
@@ -125,8 +123,7 @@ func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss,
 func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	o.Helper()
 	folder := o.TempDir()
-	result,
-		err := o.worker.Compile(limited(o),
+	result, err := o.worker.Compile(limited(o),
 		compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output,
 			Route: claim.Claim.Route,
 			Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel,
@@ -186,8 +183,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Equal(t, "put", got.Outcome)
 	got.requireRight(t)
 	require.NotEmpty(t, got.SdkVersion)
-	checked,
-		err := o.worker.Check(limited(t),
+	checked, err := o.worker.Check(limited(t),
 		compilers.CheckJob{Runtime: o.spec, Graph: filepath.Join(got.View, got.Graph),
 			EPs:     []compilers.EP{{Name: o.library.EP, Library: o.library.Path}},
 			Session: compilers.Session{GraphOptimizationLevel: "all"}})
@@ -198,8 +194,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Equal(t, got.Graph, waited.Graph)
 
 	require.Equal(t, "uid 4242", d.list()[0].MadeBy)
-	_,
-		err = newOwner(t, d, stranger+1).ask(newOwner(t, d, stranger+1).connect(), model,
+	_, err = newOwner(t, d, stranger+1).ask(newOwner(t, d, stranger+1).connect(), model,
 		wire.OnMiss_FAIL, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound, "it is its user's own")
 	d.stop()
@@ -262,12 +257,10 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 	require.Equal(t, "claim", handed.Outcome)
 	require.NotEqual(t, claim.Claim.Id, handed.Claim.Id)
 	require.Contains(t, handed.Why, "its connection ended")
-	_,
-		err = unixsock.Ask[wire.GiveUpReply](limited(t), second,
+	_, err = unixsock.Ask[wire.GiveUpReply](limited(t), second,
 		&wire.GiveUp{Claim: handed.Claim.Id, Text: "enough", Code: 1}, nil)
 	require.NoError(t, err)
-	_,
-		err = unixsock.Ask[wire.GiveUpReply](limited(t), second,
+	_, err = unixsock.Ask[wire.GiveUpReply](limited(t), second,
 		&wire.GiveUp{Claim: handed.Claim.Id}, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound)
 	put := &wire.Put{Claim: claim.Claim.Id, Files: []*wire.PutFile{{Name: claim.Claim.Output}}}

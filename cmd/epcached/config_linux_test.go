@@ -46,7 +46,8 @@ func TestVersionAndHelp(t *testing.T) {
 	status, out, errs = runToEnd(t, nil, "--help")
 	require.Zero(t, status)
 	require.Empty(t, errs)
-	for _, flag := range []string{"--state DIR", "--socket PATH", "--runtime DIR", "--config FILE", "--log-level", "Exit status"} {
+	for _, flag := range []string{"--state DIR", "--socket PATH", "--runtime DIR", "--config FILE",
+		"--log-level", "Exit status"} {
 		require.Contains(t, out, flag)
 	}
 }
@@ -85,29 +86,38 @@ func TestConfigurationErrors(t *testing.T) {
 		text string
 		says []string
 	}{
-		"unknown field":              {"state = \"/tmp/x\"\njob = 3\n", []string{":2:1:", `"job"`}},
-		"unknown field in table":     {"[limits]\nwall_seconds = 3\nmemory = 5\n", []string{":3:1:", `"limits.memory"`}},
-		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n", []string{":3:1:", "path"}},
-		"two unknown fields":         {"one = 1\ntwo = 2\n", []string{":1:1:", `"one"`, ":2:1:", `"two"`}},
-		"no TOML":                    {"jobs = 2\nwhat is this\n", []string{":2:6", "expected '='"}},
-		"wrong type":                 {"jobs = 2\nworker = 5\n", []string{":2:", "worker"}},
-		"wrong type in a table":      {"[limits]\nwall_seconds = \"long\"\n", []string{":2:", "wall_seconds"}},
-		"a text for a number":        {"\n\njobs = \"two\"\n", []string{":3:", "jobs"}},
-		"number out of range":        {"administrators = [-1]\n", []string{":1:", "administrators"}},
-		"twice":                      {"jobs = 1\njobs = 2\n", []string{":2:", "jobs"}},
-		"runtime without a place":    {"[[runtime]]\n", []string{":1:3:", "runtime[1]", "directory"}},
-		"runtime in two places":      {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", []string{":1:3:", "runtime[1]", "either"}},
-		"log level":                  {"log_level = \"loud\"\n", []string{":1:", "log_level", `"loud"`, "debug"}},
-		"negative number of jobs":    {"jobs = -1\n", []string{":1:", "jobs", "-1"}},
-		"negative memory":            {"[limits]\nmemory_bytes = -5\n", []string{":2:", "limits.memory_bytes", "-5"}},
-		"negative limit":             {"[limits]\nwall_seconds = -5\n", []string{":2:1:", "limits.wall_seconds", "-5"}},
+		"unknown field": {"state = \"/tmp/x\"\njob = 3\n", []string{":2:1:", `"job"`}},
+		"unknown field in table": {"[limits]\nwall_seconds = 3\nmemory = 5\n",
+			[]string{":3:1:", `"limits.memory"`}},
+		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n",
+			[]string{":3:1:", "path"}},
+		"two unknown fields": {"one = 1\ntwo = 2\n",
+			[]string{":1:1:", `"one"`, ":2:1:", `"two"`}},
+		"no TOML":    {"jobs = 2\nwhat is this\n", []string{":2:6", "expected '='"}},
+		"wrong type": {"jobs = 2\nworker = 5\n", []string{":2:", "worker"}},
+		"wrong type in a table": {"[limits]\nwall_seconds = \"long\"\n",
+			[]string{":2:", "wall_seconds"}},
+		"a text for a number":     {"\n\njobs = \"two\"\n", []string{":3:", "jobs"}},
+		"number out of range":     {"administrators = [-1]\n", []string{":1:", "administrators"}},
+		"twice":                   {"jobs = 1\njobs = 2\n", []string{":2:", "jobs"}},
+		"runtime without a place": {"[[runtime]]\n", []string{":1:3:", "runtime[1]", "directory"}},
+		"runtime in two places": {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n",
+			[]string{":1:3:", "runtime[1]", "either"}},
+		"log level": {"log_level = \"loud\"\n",
+			[]string{":1:", "log_level", `"loud"`, "debug"}},
+		"negative number of jobs": {"jobs = -1\n", []string{":1:", "jobs", "-1"}},
+		"negative memory": {"[limits]\nmemory_bytes = -5\n",
+			[]string{":2:", "limits.memory_bytes", "-5"}},
+		"negative limit": {"[limits]\nwall_seconds = -5\n",
+			[]string{":2:1:", "limits.wall_seconds", "-5"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			dir := shortFolder(t)
 			path := filepath.Join(dir, "epcached.toml")
 			require.NoError(t, os.WriteFile(path, []byte(c.text), 0o644))
-			status, out, errs := runToEnd(t, nil, "--config", path, "--state", filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "s"))
+			status, out, errs := runToEnd(t, nil, "--config", path, "--state",
+				filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "s"))
 			require.Equal(t, exitUsage, status, errs)
 			require.Empty(t, out)
 			require.Contains(t, errs, path)
@@ -150,8 +160,10 @@ func TestARemovedFieldIsLoggedAtTheStart(t *testing.T) {
 func TestCheckConfig(t *testing.T) {
 	dir := shortFolder(t)
 	path := filepath.Join(dir, "epcached.toml")
-	require.NoError(t, os.WriteFile(path, []byte("jobs = 3\n[[runtime]]\ndirectory = \"rt\"\n"), 0o644))
-	status, out, errs := runToEnd(t, nil, "--config", path, "--check-config", "--state", filepath.Join(dir, "state"), "--runtime", "/opt/flagged")
+	require.NoError(t,
+		os.WriteFile(path, []byte("jobs = 3\n[[runtime]]\ndirectory = \"rt\"\n"), 0o644))
+	status, out, errs := runToEnd(t, nil, "--config", path, "--check-config", "--state",
+		filepath.Join(dir, "state"), "--runtime", "/opt/flagged")
 	require.Zero(t, status, errs)
 	require.Contains(t, out, "jobs = 3  # "+path+":1\n")
 	require.Contains(t, out, "state = \""+filepath.Join(dir, "state")+"\"  # flag --state\n")

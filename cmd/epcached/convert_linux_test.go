@@ -30,12 +30,16 @@ func (a lease) contextOf(t *testing.T) []byte {
 // Real execution providers load what a conversion makes of what they made, in both directions.
 func TestRealArtefactsAreConverted(t *testing.T) {
 	for name, real := range realProviders {
-		for direction, embed := range map[string]bool{"into the graph": true, "out of the graph": false} {
+		for direction, embed := range map[string]bool{"into the graph": true,
+			"out of the graph": false} {
 			t.Run(name+" "+direction, func(t *testing.T) {
 				d := newSite(t, runtimeFolder(t, real.runtime)).start(t)
 				c := d.dial()
 				model := writeModel(t, t.TempDir(), 1)
-				form := func(embed bool) func(*wire.Acquire) { return func(r *wire.Acquire) { r.Embed = embed } }
+				form := func(embed bool) func(
+					*wire.Acquire) {
+					return func(r *wire.Acquire) { r.Embed = embed }
+				}
 				made := get(t, c, model, with(real.provider), form(!embed))
 				require.Equal(t, "compiled", made.Outcome)
 				a := get(t, c, model, with(real.provider), form(embed))
@@ -43,7 +47,8 @@ func TestRealArtefactsAreConverted(t *testing.T) {
 				require.Contains(t, a.Why, "converted from the ")
 				require.Contains(t, a.CompatibilityReason, "converted from the ")
 				require.Equal(t, map[bool]int{true: 1, false: 2}[embed], len(a.Files))
-				require.True(t, bytes.Equal(made.contextOf(t), a.contextOf(t)), "the context's bytes")
+				require.True(t, bytes.Equal(made.contextOf(t), a.contextOf(t)),
+					"the context's bytes")
 				a.requireRight(t)
 				for _, b := range d.list() {
 					require.Equal(t, "passed", b.LoadCheck)

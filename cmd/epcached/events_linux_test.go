@@ -95,9 +95,8 @@ func TestStoryOfAModel(t *testing.T) {
 	require.True(t, after.GetCandidates()[0].GetServed())
 	require.Equal(t, made.GetBuild(), after.GetCandidates()[0].GetBuild().GetBuild())
 
-	why,
-		err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: filepath.Base(model)},
-		nil)
+	why, err := unixsock.Ask[wire.Explanation](limited(t), c,
+		&wire.Why{Entry: filepath.Base(model)}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "current", why.GetDecision())
 	require.NotEmpty(t, why.GetHistory())

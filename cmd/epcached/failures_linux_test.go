@@ -102,8 +102,7 @@ func TestRealCrashIsRemembered(t *testing.T) {
 	require.Equal(t, "crash", known[0].Reason)
 	require.EqualValues(t, 1, known[0].Count)
 	require.Greater(t, known[0].RetryMs, known[0].LastMs)
-	forgotten,
-		err := unixsock.Ask[wire.JobsReply](limited(t), d.dial(),
+	forgotten, err := unixsock.Ask[wire.JobsReply](limited(t), d.dial(),
 		&wire.RetryJobs{Entries: []string{known[0].Build[:12]}}, nil)
 	require.NoError(t, err)
 	require.Len(t, forgotten.Failures, 1)

@@ -86,8 +86,7 @@ func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 				require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, width, 1), 0o644))
 				f, done := openFile(t, path), make(chan error, 1)
 				asked.Go(func() {
-					_, view,
-						err := c.Acquire(ctx,
+					_, view, err := c.Acquire(ctx,
 						forModel(path, &wire.ExecutionProvider{Name: standin.EP}), []*os.File{f},
 						nil, nil)
 					if err == nil {

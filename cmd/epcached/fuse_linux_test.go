@@ -159,8 +159,7 @@ func (d *epcached) threads() (n int) {
 	require.NoError(d, err)
 	for _, task := range tasks {
 		// it may have ended
-		children,
-			_ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.pid()), "task", task.Name(),
+		children, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.pid()), "task", task.Name(),
 			"children"))
 		n += 1 + len(strings.Fields(string(children)))
 	}

@@ -67,8 +67,7 @@ func TestCancelledJobEndsItsWorker(t *testing.T) {
 	c := d.dial()
 	job := inBackground(t, c, writeStopping(t, dir, 1)).Job
 	d.freeze()
-	reply,
-		err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.CancelJobs{Jobs: []string{job}},
+	reply, err := unixsock.Ask[wire.JobsReply](limited(t), c, &wire.CancelJobs{Jobs: []string{job}},
 		nil)
 	require.NoError(t, err)
 	require.Equal(t, "cancelled", reply.Jobs[0].State)

@@ -68,9 +68,8 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 	defer c.Close()
 	no := func(*wire.Progress) {}
 	pack := func(unpack bool) error {
-		_,
-			err := unixsock.Ask[wire.PackReply](limited(t), c,
-			&wire.Pack{All: true, Unpack: unpack}, no)
+		_, err := unixsock.Ask[wire.PackReply](limited(t), c, &wire.Pack{All: true, Unpack: unpack},
+			no)
 		return err
 	}
 	collect := func(to int64) error {
@@ -133,8 +132,8 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 		if errors.Is(err, unixsock.ErrNotFound) {
 			require.True(t, collecting, "%s is gone, and nothing was collected",
 				filepath.Base(e.path))
-			why,
-				err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: e.build}, nil)
+			why, err := unixsock.Ask[wire.Explanation](limited(t), c, &wire.Why{Entry: e.build},
+				nil)
 			require.NoError(t, err)
 			require.Contains(t, why.Reason, "evicted on ", filepath.Base(e.path))
 			continue

@@ -35,8 +35,8 @@ func TestExclusiveLockOnALeaseKeepsNoOtherUserFromTheBuild(t *testing.T) {
 	root, err := in.dial(t)
 	require.NoError(t, err)
 	defer root.Close()
-	reply, view,
-		err := root.Acquire(limited(t), forModel(path, &wire.ExecutionProvider{Name: standin.EP}),
+	reply, view, err := root.Acquire(limited(t),
+		forModel(path, &wire.ExecutionProvider{Name: standin.EP}),
 		[]*os.File{openFile(t, path)}, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, "compiled", reply.Outcome)
@@ -50,8 +50,7 @@ func TestExclusiveLockOnALeaseKeepsNoOtherUserFromTheBuild(t *testing.T) {
 	// The holder's lock is no way to end another's lease either.
 	require.NoError(t, unix.Flock(int(locked.view.Fd()), unix.LOCK_UN))
 	require.NoError(t, locked.view.Close())
-	_,
-		err = unixsock.Ask[wire.ChangeReply](limited(t), root,
+	_, err = unixsock.Ask[wire.ChangeReply](limited(t), root,
 		&wire.Remove{Entries: []string{got.Build}}, nil)
 	require.NoError(t, err)
 	_, err = unixsock.Ask[wire.CollectReply](limited(t), root, &wire.Collect{}, nil)

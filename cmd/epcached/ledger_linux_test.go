@@ -76,8 +76,7 @@ func (e *entry) remove(t testing.TB, c *unixsock.Client) error {
 		return nil
 	}
 	e.open = true
-	_,
-		err := unixsock.Ask[wire.ChangeReply](limited(t), c,
+	_, err := unixsock.Ask[wire.ChangeReply](limited(t), c,
 		&wire.Remove{Entries: []string{e.build}}, nil)
 	return e.gone(err)
 }
@@ -87,8 +86,7 @@ func (e *entry) invalidate(t testing.TB, c *unixsock.Client) error {
 		return nil
 	}
 	e.open = true
-	_,
-		err := unixsock.Ask[wire.ChangeReply](limited(t), c,
+	_, err := unixsock.Ask[wire.ChangeReply](limited(t), c,
 		&wire.Invalidate{Entries: []string{e.build}}, nil)
 	return e.gone(err)
 }

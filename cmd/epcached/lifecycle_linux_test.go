@@ -49,7 +49,8 @@ func TestSecondDaemonOnTheSameSocket(t *testing.T) {
 
 // The owner of a store removes it as any other folder, also after the daemon was killed.
 func TestStoreThatNoDaemonHasIsRemovedByItsOwner(t *testing.T) {
-	for name, end := range map[string]func(*epcached){"stopped": (*epcached).stop, "killed": (*epcached).kill} {
+	for name, end := range map[string]func(*epcached){"stopped": (*epcached).stop,
+		"killed": (*epcached).kill} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, runtimeFolder(t, openVINO))
 			d := s.start(t)
@@ -61,10 +62,13 @@ func TestStoreThatNoDaemonHasIsRemovedByItsOwner(t *testing.T) {
 			rm := exec.Command("rm", "-rf", s.state)
 			if os.Geteuid() == 0 { // root may do everything, so the store becomes another user's
 				const nobody = 65534
-				require.NoError(t, filepath.WalkDir(filepath.Dir(s.state), func(path string, _ os.DirEntry, err error) error {
-					return errors.Join(err, os.Lchown(path, nobody, nobody))
-				}))
-				rm.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+				require.NoError(t,
+					filepath.WalkDir(filepath.Dir(s.state),
+						func(path string, _ os.DirEntry, err error) error {
+							return errors.Join(err, os.Lchown(path, nobody, nobody))
+						}))
+				rm.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody,
+					Gid: nobody}}
 			}
 			out, err := rm.CombinedOutput()
 			require.NoError(t, err, "%s", out)
@@ -143,7 +147,8 @@ func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {
 			require.NoError(t, os.Mkdir(state, 0o711))
 			require.NoError(t, os.WriteFile(victim, []byte("precious"), 0o644))
 			c.prepare(t, state, victim)
-			status, _, errs := runToEnd(t, nil, "--state", state, "--socket", filepath.Join(dir, "s"))
+			status, _, errs := runToEnd(t, nil, "--state", state, "--socket",
+				filepath.Join(dir, "s"))
 			require.Equal(t, exitFailure, status)
 			require.Contains(t, errs, filepath.Join(state, c.at)+" "+c.why)
 			require.Contains(t, errs, "\nepcached: hint: ")
@@ -159,7 +164,8 @@ func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {
 func TestOtherUsersCannotLockTheStore(t *testing.T) {
 	s := newSite(t)
 	require.NoError(t, os.Mkdir(s.state, 0o711))
-	require.NoError(t, os.WriteFile(filepath.Join(s.state, "lock"), []byte("process 4194304\n"), 0o644))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(s.state, "lock"), []byte("process 4194304\n"), 0o644))
 	d := s.start(t)
 	info, err := os.Stat(filepath.Join(s.state, "lock"))
 	require.NoError(t, err)
@@ -197,7 +203,8 @@ func TestStopLetsRequestsFinish(t *testing.T) {
 	a.until("phase compiling")
 	thaw := d.freeze()
 	require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
-	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") },
+		patience, pollEvery)
 	require.Eventually(t, func() bool {
 		conn, err := net.Dial("unix", d.socket)
 		if err == nil {
@@ -215,7 +222,8 @@ func TestStopLetsRequestsFinish(t *testing.T) {
 	require.NoFileExists(t, d.socket)
 
 	again := d.site.start(t)
-	require.Equal(t, "hit", get(t, again.dial(), filepath.Join(dir, "model1.onnx"), onMissFail).Outcome, "what was finished is kept")
+	require.Equal(t, "hit", get(t, again.dial(), filepath.Join(dir, "model1.onnx"), onMissFail).
+		Outcome, "what was finished is kept")
 }
 
 // A client that stops the daemon hears when the process has ended, and no sooner.
@@ -230,7 +238,8 @@ func TestStopByAClientLetsRequestsFinish(t *testing.T) {
 	thaw := d.freeze()
 	stopped := make(chan error, 1)
 	go func() { stopped <- c.Stop(limited(t)) }()
-	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") },
+		patience, pollEvery)
 	select {
 	case err := <-stopped:
 		require.Fail(t, "a request is under way", "%v", err)
@@ -265,7 +274,8 @@ func TestStopEndsNoCompileTwice(t *testing.T) {
 	workers := slices.DeleteFunc(workersOf(d.pid()), func(pid int) bool { return !stopped(pid) })
 	require.Len(t, workers, 1)
 	require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
-	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") },
+		patience, pollEvery)
 	require.NoError(t, syscall.Kill(workers[0], syscall.SIGKILL))
 	require.Contains(t, a.got().Error, "the daemon is stopping")
 	d.wait()
@@ -293,16 +303,19 @@ func TestStopWithIdleClients(t *testing.T) {
 func TestUnderSystemd(t *testing.T) {
 	s := newSite(t)
 	dir := filepath.Dir(s.socket)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "activated"), Net: "unix"})
+	l, err := net.ListenUnix("unix",
+		&net.UnixAddr{Name: filepath.Join(dir, "activated"), Net: "unix"})
 	require.NoError(t, err)
 	defer l.Close()
 	passed, err := l.File()
 	require.NoError(t, err)
 	defer passed.Close()
-	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	told, err := net.ListenUnixgram("unixgram",
+		&net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	require.NoError(t, err)
 	defer told.Close()
-	words := make(chan string, 1000) // the kernel buffers ten, and a sender of more blocks: systemd reads at once
+	// the kernel buffers ten, and a sender of more blocks: systemd reads at once
+	words := make(chan string, 1000)
 	go func() {
 		for buffer := make([]byte, 4096); ; {
 			n, err := told.Read(buffer)
@@ -326,7 +339,8 @@ func TestUnderSystemd(t *testing.T) {
 		}
 	}
 	// LISTEN_PID is the daemon's own number, which only its parent at exec knows.
-	s.under = []string{"sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 WATCHDOG_PID=$$ WATCHDOG_USEC=200000 exec "$@"`, "sh"}
+	s.under = []string{"sh", "-c",
+		`LISTEN_PID=$$ LISTEN_FDS=1 WATCHDOG_PID=$$ WATCHDOG_USEC=200000 exec "$@"`, "sh"}
 	s.environment = []string{"NOTIFY_SOCKET=" + filepath.Join(dir, "notify")}
 	d := &epcached{TB: t, site: s, cmd: s.command(t), log: &syncBuffer{}, done: make(chan struct{})}
 	d.cmd.ExtraFiles = []*os.File{passed}
@@ -345,7 +359,8 @@ func TestUnderSystemd(t *testing.T) {
 	require.Equal(t, "socket", reply.StartedBy)
 	d.stop()
 	said("STOPPING=1")
-	require.FileExists(t, filepath.Join(dir, "activated"), "the socket is systemd's: the next start finds it")
+	require.FileExists(t, filepath.Join(dir, "activated"),
+		"the socket is systemd's: the next start finds it")
 }
 
 // A wrong worker program is reported at the start, not to the first client that requests a model.

@@ -245,8 +245,7 @@ func TestExternalDataThatIsNotThere(t *testing.T) {
 	}
 	t.Run("whole", func(t *testing.T) {
 		f := r.file(t, "model.onnx", external("w.bin", "", ""))
-		reply, view,
-			err := r.client.Acquire(limited(t), forModel("model.onnx"), []*os.File{f},
+		reply, view, err := r.client.Acquire(limited(t), forModel("model.onnx"), []*os.File{f},
 			file(weights), nil)
 		require.NoError(t, err, "what follows fails for its own reason")
 		require.NoError(t, lease{reply, view}.wrong())

@@ -131,8 +131,7 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 func TestHangup(t *testing.T) {
 	s := newSite(t)
 	dir := filepath.Dir(s.socket)
-	told,
-		err := net.ListenUnixgram("unixgram",
+	told, err := net.ListenUnixgram("unixgram",
 		&net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	require.NoError(t, err)
 	defer told.Close()

@@ -85,8 +85,7 @@ func TestFilesThatNeverAnswer(t *testing.T) {
 			require.Eventually(t, func() bool {
 				return len(processesOf(slowfile.Argument)) == 0 && d.open(dir) == 0
 			}, patience, 10*time.Millisecond, "something is left")
-			_,
-				err := unixsock.Ask[wire.StatusReply](limited(t), dialAs(t, d.socket, flooder),
+			_, err := unixsock.Ask[wire.StatusReply](limited(t), dialAs(t, d.socket, flooder),
 				&wire.Status{}, nil)
 			require.NoError(t, err, "the user is served again")
 			require.Empty(t, entriesOf(t, d.state, "staging"))

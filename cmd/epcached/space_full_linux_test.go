@@ -29,7 +29,8 @@ func smallDisk(t *testing.T, size int64) string {
 	require.NoError(t, os.WriteFile(image, nil, 0o600))
 	require.NoError(t, os.Truncate(image, size))
 	require.NoError(t, os.Mkdir(at, 0o700))
-	for _, command := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "0", image}, {"mount", "-o", "loop", image, at}} {
+	for _, command := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "0", image},
+		{"mount", "-o", "loop", image, at}} {
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("SKIPPED: no small file system to fill: %s: %v: %s", command[0], err, out)
 		}
@@ -52,7 +53,10 @@ func TestFullDiskStillServesModels(t *testing.T) {
 	c, err := in.dial(t)
 	require.NoError(t, err)
 	defer c.Close()
-	name := func(seed uint64) string { return filepath.Join(disk, fmt.Sprintf("model%d.onnx", seed)) }
+	name := func(seed uint64) string {
+		return filepath.Join(disk,
+			fmt.Sprintf("model%d.onnx", seed))
+	}
 	for seed := range uint64(5) {
 		require.NoError(t, os.WriteFile(name(seed), compilertest.Dense(seed, 8, 1), 0o644))
 	}
@@ -69,7 +73,9 @@ func TestFullDiskStillServesModels(t *testing.T) {
 		require.NoError(t, view.Close())
 		return reply
 	}
-	unkept := func(r *wire.AcquireReply) bool { return strings.Contains(strings.Join(r.Warnings, " "), "not kept") }
+	unkept := func(r *wire.AcquireReply) bool {
+		return strings.Contains(strings.Join(r.Warnings, " "), "not kept")
+	}
 	first := take(1)
 	require.False(t, unkept(first), "%v", first.Warnings)
 
@@ -95,7 +101,8 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	take := func(batch int, miss wire.OnMiss) (lease, error) {
 		t.Helper()
 		path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", batch))
-		require.NoError(t, os.WriteFile(path, compilertest.Dense(7, 384, batch), 0o644)) // the same weights, for another batch each
+		// the same weights, for another batch each
+		require.NoError(t, os.WriteFile(path, compilertest.Dense(7, 384, batch), 0o644))
 		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
 		request.HoldsView, request.OnMiss = true, miss
 		reply, view, err := c.Acquire(limited(t), request, []*os.File{openFile(t, path)}, nil, nil)
@@ -126,7 +133,9 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	refused := 0
 	for batch := range 3 {
 		a, err := take(batch+1, wire.OnMiss_WAIT)
-		if err != nil { // it is packed, and there is room neither for its whole form nor for a compile: its application compiles it elsewhere
+		// it is packed, and there is room neither for its whole form nor for a compile: its
+		// application compiles it elsewhere
+		if err != nil {
 			require.ErrorIs(t, err, unixsock.ErrNoSpace)
 			refused++
 			continue
@@ -189,7 +198,8 @@ func TestAFullDiskIsStartedOn(t *testing.T) {
 	c := s.start(t).dial()
 	to := int64(0)
 	require.Eventually(t, func() bool { // what was given out lately may still be open for a moment
-		_, err := unixsock.Ask[wire.CollectReply](limited(t), c, &wire.Collect{ToBytes: &to}, func(*wire.Progress) {})
+		_, err := unixsock.Ask[wire.CollectReply](limited(t), c, &wire.Collect{ToBytes: &to},
+			func(*wire.Progress) {})
 		require.NoError(t, err)
 		left, err := listAll(limited(t), c)
 		require.NoError(t, err)

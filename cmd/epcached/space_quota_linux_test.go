@@ -35,8 +35,7 @@ func dialAs(t testing.TB, socket string, uid int) *unixsock.Client {
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
 		defer close(dialled)
-		if _, _,
-			errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid),
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid),
 			^uintptr(0)); errno != 0 {
 			return
 		}

@@ -123,8 +123,7 @@ func TestPinsOfAUserAreWithinItsShare(t *testing.T) {
 	c := newNeighbours(t)
 	greedy := c.dialAs(t, greedyUser)
 	pin := func(as *unixsock.Client, build string) error {
-		_,
-			err := unixsock.Ask[wire.ChangeReply](limited(t), as,
+		_, err := unixsock.Ask[wire.ChangeReply](limited(t), as,
 			&wire.Pin{Entries: []string{build}}, nil)
 		return err
 	}
@@ -148,8 +147,7 @@ func TestPinsOfAUserAreWithinItsShare(t *testing.T) {
 	require.Contains(t, told.Hint, "user_share in [space]")
 	require.Equal(t, 4, pinned)
 	require.NoError(t, pin(greedy, builds[0]), "it is pinned already")
-	_,
-		err = unixsock.Ask[wire.ChangeReply](limited(t), greedy, &wire.Unpin{Entries: builds[:1]},
+	_, err = unixsock.Ask[wire.ChangeReply](limited(t), greedy, &wire.Unpin{Entries: builds[:1]},
 		nil)
 	require.NoError(t, err)
 	require.NoError(t, pin(greedy, builds[5]))

@@ -70,8 +70,7 @@ func installFilter() (listener int, err error) {
 		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF})
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	fd, _,
-		errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
 	runtime.KeepAlive(filter)
 	if errno != 0 {
@@ -159,9 +158,8 @@ func (s *stopper) serve(listener int) {
 			continue
 		}
 		var of notice
-		if _, _,
-			errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV,
-			uintptr(unsafe.Pointer(&of))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener),
+			unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&of))); errno != 0 {
 			continue // the calling thread has ended meanwhile
 		}
 		if s.ours(of.pid) {
@@ -172,8 +170,7 @@ func (s *stopper) serve(listener int) {
 		}
 		goOn := verdict{id: of.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 		// An error means that the calling thread has ended meanwhile.
-		_, _,
-			_ = unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND,
+		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND,
 			uintptr(unsafe.Pointer(&goOn)))
 	}
 }

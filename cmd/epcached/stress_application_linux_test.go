@@ -121,8 +121,7 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser,
 		return true, nil
 	case fate == 1:
 		s.tally.givenUp.Add(1)
-		_,
-			err = unixsock.Ask[wire.GiveUpReply](ctx, c,
+		_, err = unixsock.Ask[wire.GiveUpReply](ctx, c,
 			&wire.GiveUp{Claim: a.Claim.Id, Text: "changed its mind"}, nil)
 		return false, err
 	}
@@ -134,8 +133,7 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser,
 	reply, view, err = c.Put(ctx, put, m.files, nil)
 	if errors.Is(err, unixsock.ErrNoSpace) {
 		s.tally.refuse(&s.tally.refused, err)
-		_,
-			err = unixsock.Ask[wire.GiveUpReply](ctx, c,
+		_, err = unixsock.Ask[wire.GiveUpReply](ctx, c,
 			&wire.GiveUp{Claim: a.Claim.Id, Text: "there is no room"}, nil)
 		return false, err
 	}
@@ -166,8 +164,7 @@ func (m *stressModel) compile(ctx context.Context, o stressUser,
 			return
 		}
 		var result compilers.Result
-		result,
-			err = o.worker.Compile(ctx,
+		result, err = o.worker.Compile(ctx,
 			compilers.Job{Runtime: o.spec, Model: m.path, Folder: folder,
 				Output: claim.Claim.Output, Route: claim.Claim.Route,
 				Session: compilers.Session{GraphOptimizationLevel: claim.GraphOptimizationLevel,

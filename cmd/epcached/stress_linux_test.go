@@ -154,8 +154,7 @@ func newStress(t *testing.T, users int) (s *stress, largest int64) {
 	}
 	one := s.users[0]
 	folder := t.TempDir()
-	result,
-		err := one.worker.Compile(limited(t),
+	result, err := one.worker.Compile(limited(t),
 		compilers.Job{Runtime: one.spec, Model: s.models[0][stressModels-1].path, Folder: folder,
 			Output: "0000000000000000_ctx.onnx",
 			EPs:    []compilers.EP{{Name: one.owner.library.EP, Library: one.owner.library.Path}}},
@@ -184,8 +183,7 @@ func (s *stress) administrator(ctx context.Context, random *rand.Rand, packs boo
 		case what == 0 || !packs:
 			_, err = unixsock.Ask[wire.CollectReply](call, c, &wire.Collect{}, no)
 		case what == 1:
-			if _,
-				err = unixsock.Ask[wire.PackReply](call, c, &wire.Pack{All: true, Unpack: true},
+			if _, err = unixsock.Ask[wire.PackReply](call, c, &wire.Pack{All: true, Unpack: true},
 				no); errors.Is(err, unixsock.ErrNoSpace) {
 				err = nil // within the budget there is no place for all of them
 			}
@@ -209,14 +207,17 @@ func (s *stress) onDisk() (sum int64, where string) {
 		dev, ino uint64
 	}
 	found, sizes, folders := make(map[file]string), make(map[file]int64), make(map[string]int64)
-	for _, folder := range []string{"views", "staging", "unpacked", "recipes", "manifests", "objects"} {
-		_ = filepath.WalkDir(filepath.Join(s.state, folder), func(path string, e fs.DirEntry, err error) error { // what goes meanwhile does not count
-			var st unix.Stat_t
-			if err == nil && e.Type().IsRegular() && unix.Lstat(path, &st) == nil {
-				found[file{st.Dev, st.Ino}], sizes[file{st.Dev, st.Ino}] = path, st.Blocks*512
-			}
-			return nil
-		})
+	for _, folder := range []string{"views", "staging", "unpacked", "recipes", "manifests",
+		"objects"} {
+		// what goes meanwhile does not count
+		_ = filepath.WalkDir(filepath.Join(s.state, folder),
+			func(path string, e fs.DirEntry, err error) error {
+				var st unix.Stat_t
+				if err == nil && e.Type().IsRegular() && unix.Lstat(path, &st) == nil {
+					found[file{st.Dev, st.Ino}], sizes[file{st.Dev, st.Ino}] = path, st.Blocks*512
+				}
+				return nil
+			})
 	}
 	for id, path := range found {
 		var st unix.Stat_t
@@ -247,10 +248,13 @@ func (s *stress) requireToldOf(c *unixsock.Client) {
 		if there(key) {
 			return true
 		}
-		why, err := unixsock.Ask[wire.Explanation](limited(s), c, &wire.Why{Entry: key.(string)}, nil)
+		why, err := unixsock.Ask[wire.Explanation](limited(s), c, &wire.Why{Entry: key.(string)},
+			nil)
 		require.NoError(s, err)
 		if !strings.Contains(why.Reason, "evicted on ") {
-			require.True(s, there(key), "build %s went without a word: %s", key, why.Reason) // of what is put again at last, the room is no longer waited for and it is just being stored
+			// of what is put again at last, the room is no longer waited for and it is just being
+			// stored
+			require.True(s, there(key), "build %s went without a word: %s", key, why.Reason)
 		}
 		return true
 	})

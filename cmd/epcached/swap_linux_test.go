@@ -165,11 +165,13 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 	request.Runtime = &wire.Runtime{OrtVersion: found.ORTVersion, OrtLibrary: found.ORTLibrary,
 		EpLibraries: []*wire.EpLibrary{{Ep: "QNNExecutionProvider", Path: library.Path, Fd: &fd}}}
 
-	for name, registered := range map[string][]string{"registered": {s.place}, "named by the application": nil} {
+	for name, registered := range map[string][]string{"registered": {s.place},
+		"named by the application": nil} {
 		t.Run(name, func(t *testing.T) {
 			c := newSite(t, registered...).start(t).dial()
 			ask := func(model *os.File) (lease, error) {
-				reply, view, err := c.Acquire(limited(t), request, []*os.File{model, loaded}, nil, nil)
+				reply, view, err := c.Acquire(limited(t), request, []*os.File{model, loaded}, nil,
+					nil)
 				if view != nil {
 					t.Cleanup(func() { view.Close() })
 				}
@@ -180,7 +182,8 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 			way.change(s, 0, 1)
 			defer likeBefore(s, way.change)
 			_, err = ask(other)
-			require.ErrorIs(t, err, unixsock.ErrUnavailable, "nothing can be compiled with what is not there")
+			require.ErrorIs(t, err, unixsock.ErrUnavailable,
+				"nothing can be compiled with what is not there")
 			require.ErrorContains(t, err, library.Path)
 			_, err = ask(model)
 			require.ErrorIs(t, err, unixsock.ErrUnavailable)
@@ -223,7 +226,8 @@ func (d *epcached) watch(t *testing.T, model string) *onlooker {
 	w.done.Go(func() {
 		for ctx.Err() == nil {
 			one := sight{asked: time.Now()}
-			reply, view, err := c.Acquire(limited(t), forModel(model, qnnProvider()), []*os.File{f}, nil, nil)
+			reply, view, err := c.Acquire(limited(t), forModel(model, qnnProvider()), []*os.File{f},
+				nil, nil)
 			one.answered, one.err = time.Now(), err
 			if err == nil {
 				one.sdk = reply.SdkVersion

@@ -53,8 +53,7 @@ func TestVendorsOwnCompiler(t *testing.T) {
 	require.Contains(t, builds[0].EpVersion, "qnn-compile 1.0")
 	require.Equal(t, "hit", get(t, c, model, with(qnnProvider())).Outcome)
 
-	_,
-		err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()),
+	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()),
 		func(
 			r *wire.Acquire) {
 			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}

@@ -103,8 +103,10 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 		"hang":                   {fromC(hangs), []string{"time limit"}},
 		"ONNX Runtime is broken": {func(t *testing.T) string {
 			dir := t.TempDir()
-			for _, name := range []string{"libonnxruntime.so.1.31.1", "libonnxruntime_providers_qnn.so"} {
-				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("no library"), 0o755))
+			for _, name := range []string{"libonnxruntime.so.1.31.1",
+				"libonnxruntime_providers_qnn.so"} {
+				require.NoError(t,
+					os.WriteFile(filepath.Join(dir, name), []byte("no library"), 0o755))
 			}
 			return dir
 		}, []string{"libonnxruntime.so.1.31.1"}},
@@ -117,7 +119,8 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 			if name == "hang" {
 				r = newRefusals(t, hurried)
 			}
-			r.refused(t, request, []*os.File{openFile(t, r.good)}, nil, unixsock.ErrUnavailable, c.says...)
+			r.refused(t, request, []*os.File{openFile(t, r.good)}, nil, unixsock.ErrUnavailable,
+				c.says...)
 			require.Empty(t, keepersOf(r.pid()), "no process stays behind")
 		})
 	}
@@ -139,11 +142,13 @@ func TestCompilerCrash(t *testing.T) {
 	}
 	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			require.NoError(t, os.WriteFile(path, compilertest.Dense(uint64(2+i), 4000, 1), 0o644)) // takes a while
+			// takes a while
+			require.NoError(t, os.WriteFile(path, compilertest.Dense(uint64(2+i), 4000, 1), 0o644))
 			ended := make(chan struct{})
 			var striker sync.WaitGroup
 			striker.Go(func() { r.strike(2, c.signal, ended) })
-			e := r.refused(t, forModel(path), []*os.File{openFile(t, path)}, nil, unixsock.ErrCompileFailed, "large.onnx", "OpenVINOExecutionProvider", c.says)
+			e := r.refused(t, forModel(path), []*os.File{openFile(t, path)}, nil,
+				unixsock.ErrCompileFailed, "large.onnx", "OpenVINOExecutionProvider", c.says)
 			close(ended)
 			striker.Wait()
 			require.Equal(t, c.name, e.Facts["signal"])
@@ -191,7 +196,8 @@ func TestModelChangedWhileBeingRead(t *testing.T) {
 	writer, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer writer.Close()
-	mapped, err := unix.Mmap(int(writer.Fd()), 0, len(whole), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mapped, err := unix.Mmap(int(writer.Fd()), 0, len(whole), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, unix.Munmap(mapped)) }()
 	at := len(whole) - 1000
@@ -214,7 +220,8 @@ func TestModelChangedWhileBeingRead(t *testing.T) {
 			}()
 			for began := time.Now(); ; {
 				before := storeOf(t, r.state)
-				_, view, err := r.client.Acquire(limited(t), forModel(path), []*os.File{openFile(t, path)}, nil, nil)
+				_, view, err := r.client.Acquire(limited(t), forModel(path),
+					[]*os.File{openFile(t, path)}, nil, nil)
 				if view != nil {
 					require.NoError(t, view.Close())
 				}

@@ -74,30 +74,37 @@ func startContainer(t *testing.T, config string) *container {
 		require.NoError(t, os.WriteFile(path, data, mode))
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(c.home, "over"), 0o755))
-	for _, name := range []string{"epcached.service", "epcached.socket", "epcached-worker.socket", "epcached-worker@.service"} {
+	for _, name := range []string{"epcached.service", "epcached.socket", "epcached-worker.socket",
+		"epcached-worker@.service"} {
 		shipped, err := os.ReadFile(filepath.Join("..", "..", "systemd", name))
 		require.NoError(t, err)
-		shipped = regexp.MustCompile(`(?m)^ListenStream=/run/epcached/epcached.sock`).ReplaceAll(shipped, []byte("ListenStream=/test/s"))
+		shipped = regexp.MustCompile(`(?m)^ListenStream=/run/epcached/epcached.sock`).
+			ReplaceAll(shipped, []byte("ListenStream=/test/s"))
 		put(filepath.Join(units, name), shipped, 0o644)
 		// The default dependencies are left out, because only a whole system has started them.
-		put(filepath.Join(units, name+".d", "test.conf"), []byte("[Unit]\nDefaultDependencies=no\n"), 0o644)
+		put(filepath.Join(units, name+".d", "test.conf"),
+			[]byte("[Unit]\nDefaultDependencies=no\n"), 0o644)
 	}
 	worker, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached-worker@.service"))
 	require.NoError(t, err)
-	worker = regexp.MustCompile(`(?m)^(ExecStart|StandardInput|StandardOutput)=.*`).ReplaceAll(worker, nil)
+	worker = regexp.MustCompile(`(?m)^(ExecStart|StandardInput|StandardOutput)=.*`).
+		ReplaceAll(worker, nil)
 	put(filepath.Join(units, "look.service"), append(worker, lookingWorker...), 0o644)
 	put(filepath.Join(units, "epcached-test.target"), []byte(testTarget), 0o644)
 	put(filepath.Join(units, "asked.service"), []byte(askedUnit), 0o644)
 	users, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached.sysusers"))
 	require.NoError(t, err)
-	put(filepath.Join(c.home, "installed", "usr", "lib", "sysusers.d", "epcached.conf"), users, 0o644)
-	put(filepath.Join(c.home, "installed", "etc", "epcached", "epcached.toml"), []byte(config), 0o644)
+	put(filepath.Join(c.home, "installed", "usr", "lib", "sysusers.d", "epcached.conf"), users,
+		0o644)
+	put(filepath.Join(c.home, "installed", "etc", "epcached", "epcached.toml"), []byte(config),
+		0o644)
 	for _, name := range []string{"epcached", "epcached-ort"} {
 		program, err := os.ReadFile(filepath.Join(programs, name))
 		require.NoError(t, err)
 		put(filepath.Join(c.home, "installed", "usr", "bin", name), program, 0o755)
 	}
-	cmd := exec.Command("unshare", "--mount", "--cgroup", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", underSystemd)
+	cmd := exec.Command("unshare", "--mount", "--cgroup", "--pid", "--uts", "--ipc", "--fork",
+		"--kill-child", "sh", "-c", underSystemd)
 	cmd.Env = append(os.Environ(), "HOME="+c.home, "RUNTIME="+runtimeFolder(t, openVINO))
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	require.NoError(t, cmd.Start())
@@ -105,7 +112,8 @@ func startContainer(t *testing.T, config string) *container {
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // all in the namespaces end with it
 		<-c.done
-		require.Eventually(t, func() bool { return os.RemoveAll(c.home) == nil }, patience, pollEvery, "its processes end")
+		require.Eventually(t, func() bool { return os.RemoveAll(c.home) == nil }, patience,
+			pollEvery, "its processes end")
 		require.NoError(t, os.Mkdir(c.home, 0o755))
 		if t.Failed() {
 			t.Logf("the container's log:\n%s", c.log)
@@ -116,7 +124,8 @@ func startContainer(t *testing.T, config string) *container {
 		select {
 		case err := <-c.done:
 			c.done <- err
-			t.Skipf("NOT TESTED: THE UNITS WERE NOT RUN, because no systemd runs here: %v: %s", err, c.log)
+			t.Skipf("NOT TESTED: THE UNITS WERE NOT RUN, because no systemd runs here: %v: %s", err,
+				c.log)
 		default:
 		}
 		_, err := os.Stat(c.socket)
@@ -179,7 +188,8 @@ without_library = true
 	require.Equal(t, "success\n\nsuccess\n\nsuccess\n", string(shown))
 	look, err := os.ReadFile(filepath.Join(s.home, "look"))
 	require.NoError(t, err)
-	require.Equal(t, "staging\n", string(look), "a worker sees the jobs' directories, and changes nothing else")
+	require.Equal(t, "staging\n", string(look),
+		"a worker sees the jobs' directories, and changes nothing else")
 	left, err := os.ReadFile(filepath.Join(s.home, "left"))
 	require.NoError(t, err)
 	require.Empty(t, string(left), "directories of the workers' user are removed")
@@ -192,12 +202,14 @@ func TestUnitsAreTight(t *testing.T) {
 	}
 	dir := t.TempDir()
 	most := map[string]float64{"epcached.service": 1.0, "epcached-worker@.service": 2.0}
-	names := []string{"epcached.service", "epcached.socket", "epcached-worker.socket", "epcached-worker@.service"}
+	names := []string{"epcached.service", "epcached.socket", "epcached-worker.socket",
+		"epcached-worker@.service"}
 	var paths []string
 	for _, name := range names {
 		shipped, err := os.ReadFile(filepath.Join("..", "..", "systemd", name))
 		require.NoError(t, err)
-		text := strings.ReplaceAll(string(shipped), "ExecStart=/usr/bin/", "ExecStart="+programs+"/")
+		text := strings.ReplaceAll(string(shipped), "ExecStart=/usr/bin/",
+			"ExecStart="+programs+"/")
 		paths = append(paths, filepath.Join(dir, name))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
@@ -210,7 +222,8 @@ func TestUnitsAreTight(t *testing.T) {
 	}
 	level := regexp.MustCompile(`Overall exposure level for .*: ([0-9.]+) `)
 	for name, most := range most {
-		out, err := exec.Command("systemd-analyze", "security", "--offline=true", filepath.Join(dir, name)).CombinedOutput()
+		out, err := exec.Command("systemd-analyze", "security", "--offline=true",
+			filepath.Join(dir, name)).CombinedOutput()
 		require.NoError(t, err, string(out))
 		found := level.FindSubmatch(out)
 		require.NotNil(t, found, string(out))

@@ -44,8 +44,7 @@ func TestRequestIsRefused(t *testing.T) {
 		})
 	}
 	// no line feed: cut off
-	_,
-		err := dialogue.ReadRequest(
+	_, err := dialogue.ReadRequest(
 		bufio.NewReader(strings.NewReader(fmt.Sprintf(`{"Version":%d}`, dialogue.Version))))
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
@@ -67,11 +66,13 @@ func TestTheWorkerIsToldToGoOn(t *testing.T) {
 
 func TestEventsEndWithTheAnswer(t *testing.T) {
 	var pipe bytes.Buffer
-	for _, e := range []dialogue.Event{{Phase: "a"}, {Phase: "b"}, {Result: &dialogue.Result{ORTVersion: "1"}}, {Phase: "after the end"}} {
+	for _, e := range []dialogue.Event{{Phase: "a"}, {Phase: "b"},
+		{Result: &dialogue.Result{ORTVersion: "1"}}, {Phase: "after the end"}} {
 		require.NoError(t, dialogue.WriteEvent(&pipe, e))
 	}
 	var phases []string
-	last, err := dialogue.ReadEvents(&pipe, func(e dialogue.Event) { phases = append(phases, e.Phase) })
+	last, err := dialogue.ReadEvents(&pipe,
+		func(e dialogue.Event) { phases = append(phases, e.Phase) })
 	require.NoError(t, err)
 	require.Equal(t, "1", last.Result.ORTVersion)
 	require.Equal(t, []string{"a", "b"}, phases)
@@ -95,7 +96,8 @@ func (e *endless) Read(p []byte) (int, error) {
 }
 
 func TestEndlessInputIsBounded(t *testing.T) {
-	for name, source := range map[string]*endless{"one line": {text: "x"}, "many events": {text: "{}\n"}} {
+	for name, source := range map[string]*endless{"one line": {text: "x"},
+		"many events": {text: "{}\n"}} {
 		t.Run(name, func(t *testing.T) {
 			_, err := dialogue.ReadEvents(source, func(dialogue.Event) {})
 			require.ErrorIs(t, err, dialogue.ErrMalformed)

@@ -21,8 +21,8 @@ import (
 // compilers/compilertest, which is about workers.
 func library(t *testing.T) string {
 	dir := os.Getenv("EPCACHED_RUNTIMES")
-	found,
-		err := filepath.Glob(filepath.Join(dir, "*", "onnxruntime", "capi", "libonnxruntime.so.*"))
+	found, err := filepath.Glob(filepath.Join(dir, "*", "onnxruntime", "capi",
+		"libonnxruntime.so.*"))
 	require.NoError(t, err)
 	if dir == "" || len(found) == 0 {
 		t.Skip("NOT TESTED WITH A REAL ONNX RUNTIME: EPCACHED_RUNTIMES is not set, or holds " +

@@ -28,7 +28,8 @@ func TestMatchFindsTheSketchAsWell(t *testing.T) {
 	at, ok := nextAnchor(noise, 0, leastProduct(0))
 	require.True(t, ok)
 	over := noise[at : at+windowSize]
-	for _, size := range []int{0, 1, windowSize, segmentSize - 1, segmentSize, segmentSize + 1, segmentSize + windowSize, 3*segmentSize + 5000} {
+	for _, size := range []int{0, 1, windowSize, segmentSize - 1, segmentSize, segmentSize + 1,
+		segmentSize + windowSize, 3*segmentSize + 5000} {
 		b := bytes.Repeat(randomBytes(62, 5000), size/5000+1)[:size]
 		if size > segmentSize+windowSize {
 			copy(b[segmentSize-1:], over) // an anchor at the last byte of a segment
@@ -43,15 +44,17 @@ func TestMatchFindsTheSketchAsWell(t *testing.T) {
 		require.Equal(t, anchorsAll(b, 0, leastProduct(denseLevel)), all, "%d bytes", size)
 		sketch, err := SketchOf(context.Background(), source(b))
 		require.NoError(t, err)
-		plan, err := Find(context.Background(), source(b), func(_ context.Context, found Sketch) ([]Candidate, error) {
-			require.Equal(t, sketch, found)
-			return nil, nil
-		})
+		plan, err := Find(context.Background(), source(b),
+			func(_ context.Context, found Sketch) ([]Candidate, error) {
+				require.Equal(t, sketch, found)
+				return nil, nil
+			})
 		require.NoError(t, err)
 		require.Equal(t, sketch, plan.Sketch)
 	}
 	bad := errors.New("no candidates")
-	_, err := Find(context.Background(), source(noise), func(context.Context, Sketch) ([]Candidate, error) { return nil, bad })
+	_, err := Find(context.Background(), source(noise),
+		func(context.Context, Sketch) ([]Candidate, error) { return nil, bad })
 	require.ErrorIs(t, err, bad)
 }
 
@@ -75,7 +78,8 @@ func TestASmallTargetIsReadOnce(t *testing.T) {
 // A candidate that cannot be read is named.
 func TestMatchNamesTheUnreadableBlob(t *testing.T) {
 	b, bad := randomBytes(124, 900<<10), errors.New("bad sector")
-	_, err := Find(context.Background(), source(b), among(Candidate{cas.Digest{1}, &failingFrom{source(b[5:]), 600 << 10, bad}}))
+	_, err := Find(context.Background(), source(b),
+		among(Candidate{cas.Digest{1}, &failingFrom{source(b[5:]), 600 << 10, bad}}))
 	require.ErrorIs(t, err, bad)
 	var c *dedupe.ContainerError
 	require.ErrorAs(t, err, &c)

@@ -17,7 +17,8 @@ func TestAmounts(t *testing.T) {
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
-	for _, text := range []string{"0", "0KiB", "0%", "101%", "-1", "1GB", "x", "NaN", "NaN%", "9999999TiB", "%", "GiB", "1e400"} {
+	for _, text := range []string{"0", "0KiB", "0%", "101%", "-1", "1GB", "x", "NaN", "NaN%",
+		"9999999TiB", "%", "GiB", "1e400"} {
 		_, err := ParseAmount(text)
 		require.Error(t, err, text)
 	}

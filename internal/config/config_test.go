@@ -394,7 +394,8 @@ func TestParseDuration(t *testing.T) {
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
-	for _, text := range []string{"", "d", "5", "1w", "-1h", "1h1d", "1d-2h", "999999999999d", "1.d"} {
+	for _, text := range []string{"", "d", "5", "1w", "-1h", "1h1d", "1d-2h", "999999999999d",
+		"1.d"} {
 		_, err := ParseDuration(text)
 		require.Error(t, err, text)
 	}
@@ -457,13 +458,16 @@ func TestSampleFile(t *testing.T) {
 		said[tomlfile.Spell(f.path)] = f.origin != fromDefault
 	}
 	for _, f := range d.fields {
-		if name := tomlfile.Spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "worker_socket" && name != "rules" && name != "administrators" && name != "space.unpacked_dir" {
+		if name := tomlfile.Spell(f.path); name != "state" && name != "socket" &&
+			name != "worker" && name != "worker_socket" && name != "rules" &&
+			name != "administrators" && name != "space.unpacked_dir" {
 			require.True(t, said[name], "%s is not in the sample", name)
 		}
 	}
 	s.File, s.fields, d.fields = "", nil, nil
 	for _, lists := range []*Settings{s, d} {
-		lists.AllowOptions, lists.TrustedReporters, lists.Publishers = nil, nil, nil // empty, and not there at all
+		// empty, and not there at all
+		lists.AllowOptions, lists.TrustedReporters, lists.Publishers = nil, nil, nil
 		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
 	}
 	require.Equal(t, d, s)

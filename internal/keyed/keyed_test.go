@@ -69,8 +69,7 @@ func TestGroupSharesOneCallAmongItsCallers(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		v,
-			err := g.Do(t.Context(), start, "other",
+		v, err := g.Do(t.Context(), start, "other",
 			func(context.Context) (int, error) { return 8, nil })
 		require.NoError(t, err)
 		require.Equal(t, 8, v, "another key does not wait")
@@ -78,8 +77,7 @@ func TestGroupSharesOneCallAmongItsCallers(t *testing.T) {
 		callers.Wait()
 		require.Equal(t, 1, calls)
 		broken := errors.New("broken")
-		_,
-			err = g.Do(t.Context(), start, "key",
+		_, err = g.Do(t.Context(), start, "key",
 			func(context.Context) (int, error) { return 0, broken })
 		require.ErrorIs(t, err, broken, "an ended call is not shared")
 	})

@@ -42,8 +42,7 @@ func TestAWaitingSearchEndsWithItsContext(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		_,
-			err := Do(t.Context(), f, "key",
+		_, err := Do(t.Context(), f, "key",
 			func(context.Context) (bool, error) { return true, nil })
 		done <- err
 	}()

@@ -58,9 +58,8 @@ func TestOnlyBelievedFilesAreWrittenBack(t *testing.T) {
 					"believed")
 			}
 			require.NoError(t, f.Truncate(int64(os.Getpagesize())))
-			mapped,
-				err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE,
-				unix.MAP_SHARED)
+			mapped, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(),
+				unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			require.NoError(t, err)
 			defer func() { require.NoError(t, unix.Munmap(mapped)) }()
 			mapped[0]++ // the page is dirty from here on

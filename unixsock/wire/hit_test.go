@@ -158,8 +158,7 @@ func TestMalformedHitsAreLeftToProto(t *testing.T) {
 			agrees(t, b[:i])
 		}
 	}
-	_,
-		ok := AppendHit(nil,
+	_, ok := AppendHit(nil,
 		&Envelope{Body: &Envelope_AcquireReply{AcquireReply: &AcquireReply{Why: "\xff"}}})
 	require.False(t, ok)
 }

@@ -67,8 +67,7 @@ func TestADaemonThatIsStoppedIsNamed(t *testing.T) {
 	require.NoError(t, listener.Process.Signal(syscall.SIGSTOP))
 	require.Eventually(t, func() bool { return stopped(listener.Process.Pid) }, 2*time.Minute,
 		time.Millisecond)
-	_,
-		err = unixsock.Dialer{HelloTimeout: time.Millisecond}.Dial(t.Context(),
+	_, err = unixsock.Dialer{HelloTimeout: time.Millisecond}.Dial(t.Context(),
 		filepath.Join(dir, "none"), path)
 	err = noDaemon([]string{filepath.Join(dir, "none"), path}, err)
 	require.ErrorContains(t, err,

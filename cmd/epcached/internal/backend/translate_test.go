@@ -16,8 +16,7 @@ import (
 func TestEveryWishHasItsTranslation(t *testing.T) {
 	seen := make(map[request.OnMiss]bool)
 	for number, name := range wire.OnMiss_name {
-		r,
-			err := request.FromWire(request.Peer{},
+		r, err := request.FromWire(request.Peer{},
 			&wire.Acquire{OnMiss: wire.OnMiss(number), Model: &wire.Model{}}, []*os.File{nil})
 		require.NoError(t, err, name)
 		require.False(t, seen[r.OnMiss], name)
@@ -38,8 +37,7 @@ func TestTheOutputArrives(t *testing.T) {
 	for i := range fields.Len() {
 		asked.ProtoReflect().Set(fields.Get(i), values[fields.Get(i).Kind()])
 	}
-	r,
-		err := request.FromWire(request.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked},
+	r, err := request.FromWire(request.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked},
 		[]*os.File{nil})
 	require.NoError(t, err)
 	got := reflect.ValueOf(r.Output)
