@@ -32,7 +32,7 @@ func (st *Store) openForms() error {
 	return err
 }
 
-// unpackElsewhere makes a folder of our own in the one that is configured, which other stores, or users, may share.
+// unpackElsewhere makes a directory of our own in the configured one, which others may share.
 func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
 	own := blake3.Sum256([]byte(st.dir))
 	folder = filepath.Join(st.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
@@ -48,7 +48,7 @@ func (st *Store) unpackElsewhere() (folder string, apart bool, err error) {
 		return "", false, err
 	}
 	if !info.IsDir() || cas.Owner(info) != st.uid {
-		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, st.uid) // somebody else's: what is read from it could be changed
+		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, st.uid) // another user could change what is read from it
 	}
 	if err := os.Chmod(folder, mode); err != nil {
 		return "", false, err
@@ -63,7 +63,7 @@ type blobOwner struct{ st *Store }
 // Needed implements packing.Owner.
 func (o blobOwner) Needed(d cas.Digest) (bool, error) {
 	if !o.st.index.Complete() {
-		return true, nil // there are builds that cannot be read, and nobody knows what they need
+		return true, nil // the needs of builds that cannot be read are unknown
 	}
 	ids, err := o.st.index.Needs(d)
 	return len(ids) > 0, err
@@ -134,12 +134,12 @@ func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	return Fits(what, size, free)
 }
 
-// remeasure brings the account of blobs to what they take: a crash may have come between a change of form and its being accounted for.
+// remeasure corrects the accounted sizes of blobs: a crash while a form changes leaves them stale.
 func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {
 		return nil
 	}
-	leave, err := st.forms.TakeTurn(ctx) // nobody packs meanwhile
+	leave, err := st.forms.TakeTurn(ctx) // no blob is packed meanwhile
 	if err != nil {
 		return err
 	}
@@ -178,8 +178,8 @@ func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 // reach are the scopes of the builds that need a blob.
 type reach map[string]struct{}
 
-// may tells whether a blob of these scopes may take bytes from one of those: what is shared is for all, and what is not, for who has
-// it anyway. So no user's blob stays, or is read, for the sake of another's.
+// may reports whether a blob of these scopes may take bytes from one of those: if it is shared, or
+// has all of these scopes. So no user's blob stays, or is read, for another user's sake.
 func (r reach) may(theirs reach) bool {
 	if _, shared := theirs["shared"]; shared {
 		return true
@@ -192,7 +192,7 @@ func (r reach) may(theirs reach) bool {
 	return len(r) > 0
 }
 
-// reachOf gives the scopes of the builds that need a blob; of a container that no build needs, those of the blobs that are packed with it.
+// reachOf returns the scopes of the builds that need a blob; for a container, of its packed blobs.
 func (o blobOwner) reachOf(d cas.Digest) (reach, error) {
 	out := make(reach)
 	if err := o.addReach(out, d); err != nil || len(out) > 0 {

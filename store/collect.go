@@ -15,13 +15,12 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Collection is a plan of what is done to make room, and afterwards what became of it. What prints
-// it and what carries it out look at the same value.
+// Collection is a plan to free space, and afterwards its outcome.
 type Collection struct {
 	evict.Plan
 	Took time.Duration // to plan
 
-	forBudget bool // what goes for room goes to keep to the budget
+	forBudget bool // builds are evicted to keep to the budget
 
 	Told   []*index.Build // the records of its first steps
 	Yields bool           // it ends when a reservation waits for space
@@ -65,7 +64,7 @@ func (c *Collector) wantedNow(id index.BuildID) string {
 	return ""
 }
 
-// nothingGoes says why no build may go for room, whichever it is; "" if some may: as long as nobody knows all that is needed, no blob is removed.
+// nothingGoes says why no build at all may be evicted: some needs are unknown. "": some may.
 func (c *Collector) nothingGoes() string {
 	if c.st.index.Complete() && c.st.forms.Recipes.Complete() {
 		return ""
@@ -76,7 +75,7 @@ func (c *Collector) nothingGoes() string {
 const (
 	KeptInUse   = "in use"
 	KeptUnread  = "there are records that cannot be read, so its going would free nothing"
-	KeptReading = "the daemon is just reading it" // which is no use: it may go when that is over
+	KeptReading = "the daemon is just reading it" // which is no use: it may be evicted afterwards
 	KeptGone    = "it is gone already"
 	keptRoom    = "there is room by now"
 	KeptNoRoom  = "there is no room for what it does not share"
@@ -119,11 +118,11 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 	return nil
 }
 
-// readingWait is how long a collection waits for the daemon to be done with reading what is to go.
+// readingWait is how long a collection waits for the daemon to finish reading what it evicts.
 const readingWait = 2 * time.Second
 
-// evictRead removes what stayed because the daemon was just reading it. What is compared with
-// others is let go for that: it would wait for the request that this may be for.
+// evictRead removes builds that stayed because the daemon was reading them. It ends background
+// comparisons, because they wait for the request that this may run for.
 func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	reading := func(s evict.Step) bool { return s.KeptFor() == KeptReading }
 	if !slices.ContainsFunc(plan.Steps, reading) {
@@ -155,12 +154,12 @@ func evicted(at time.Time, r *evict.Step) string {
 	return fmt.Sprintf("evicted on %s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
-// EvictAll removes the builds of some steps, but for those that may not go by now. Their tombstones
-// are durable before.
+// EvictAll removes the builds of some steps, except those that must stay by now. Their tombstones
+// are made durable first.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step) error {
 	list := make([]Removal, 0, len(steps))
 	before := make(map[cas.Digest]int64) // what their parts take
-	var going int64                      // what those free that go
+	var going int64                      // bytes that the removed builds free
 	for i := range steps {
 		s := &steps[i]
 		b, err := c.st.index.Get(s.ID)
@@ -178,7 +177,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		d.may = func() bool { return ctx.Err() == nil && c.mayGo(plan, d, &going) }
 	}
 	err := c.st.RemoveAll(list)
-	for _, d := range slices.Backward(list) { // what several had goes with the last of them, as it was planned
+	for _, d := range slices.Backward(list) { // a shared part is freed with the last build that has it, as planned
 		if d.taken != nil {
 			d.taken()
 		}
@@ -202,8 +201,8 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 	return nil
 }
 
-// mayGo takes a build in hand, so that no request can take it any more, and looks at it for the last
-// time. going is what the builds free that go with it.
+// mayGo takes a build in hand, so that no request can take it any more, and checks it for the last
+// time. going is what the builds free that are removed with it.
 func (c *Collector) mayGo(plan *Collection, d *Removal, going *int64) bool {
 	done, why := c.st.inHand.evict(d.step.ID)
 	if why == "" {

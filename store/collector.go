@@ -18,7 +18,7 @@ type Collector struct {
 }
 
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk
-// gets full, and now and then, for what is too old.
+// gets full, and from time to time because builds get too old.
 func (c *Collector) collectByItself(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
@@ -39,10 +39,10 @@ func (c *Collector) collectByItself(ctx context.Context) {
 }
 
 const (
-	lookEvery = 5 * time.Second // for low space, which others may cause
+	lookEvery = 5 * time.Second // for low space, which other programs may cause
 	ageEvery  = 10 * time.Minute
 
-	// collectRounds bounds how often a plan is made anew in one go, since what it was to remove is in use by now.
+	// collectRounds bounds the plans of one round: builds of one may be in use by now.
 	collectRounds = 3
 )
 
@@ -131,8 +131,8 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	return false, err
 }
 
-// above tells whether something has to go, but for users' quotas. What reservations lack counts with
-// the floor, which nothing may go below; within its budget the store takes one more without that.
+// above reports whether a bound other than a quota is exceeded. Missing space of reservations
+// counts for the floor, which is strict, but not for the budget, which one build may exceed.
 func (s *Ledger) above(b *Bounds, now *Account, waits bool) bool {
 	need, written := s.waitedFor()
 	s.mu.Lock()
@@ -168,7 +168,7 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 	switch {
 	case ctx.Err() != nil:
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
-	case freed > 0: // perhaps not all of it was done; what was, counts
+	case freed > 0: // also where only a part was done
 		plan.Carried(s, freed)
 	case errors.Is(err, packing.ErrInUse):
 		s.Keep(KeptInUse)

@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Goal says what a collection is to come to.
+// Goal says what a collection has to reach.
 type Goal struct {
 	Bytes   *int64 // on disk, of what the peer may collect, if that is less than the configuration wants; nil: as it wants
 	Slack   bool   // somewhat less than the configuration wants, so that not each put has to make room
@@ -23,21 +23,21 @@ type Goal struct {
 	Told index.Told // is told how far the survey of the store is; may be nil
 }
 
-// Owner says whose builds a collection may remove.
+// Owner says which builds a collection may remove.
 type Owner struct {
 	UID uint32
-	All bool // everybody's: an administrator asks, or the daemon itself
+	All bool // of all users: an administrator asks, or the daemon itself
 }
 
-// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step
-// takes less than 2 KiB, and a frame 1 MiB.
+// mostTold bounds the steps that keep records for the reply: 2 KiB each at most, of a frame's 1
+// MiB.
 const mostTold = 256
 
 // Plan plans to bring the owner's builds within the configured bounds, or within the goal.
 // evict.Snapshot.Plan decides what is removed in which order.
 func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
 	began := time.Now()
-	c.st.forms.Recipes.ReadAgain() // else nothing goes
+	c.st.forms.Recipes.ReadAgain() // else nothing is evicted
 	b, err := c.st.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
@@ -71,16 +71,16 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 		})
 	}
 	plan := &Collection{Plan: *s.Plan(to), hurry: goal.Hurry}
-	plan.forBudget = budgeted && plan.Goal == to.Bytes // else more has to go, to keep some of the disk free
+	plan.forBudget = budgeted && plan.Goal == to.Bytes // else the floor requires more
 	for _, step := range plan.Steps[:min(len(plan.Steps), mostTold)] {
-		b, _ := c.st.index.Get(step.ID) // of one that has just gone, nothing
+		b, _ := c.st.index.Get(step.ID) // zero if it has just been removed
 		plan.Told = append(plan.Told, &b)
 	}
 	plan.Took = time.Since(began)
 	return plan, nil
 }
 
-// snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
+// snapshot is the input of plans. waits: builds that the daemon is reading may go when it is done.
 func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits bool) *evict.Snapshot {
 	s := &evict.Snapshot{At: c.st.now(), Bound: c.st.options.Bound, Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}
 	for _, id := range c.st.index.Journal.NotServed() {

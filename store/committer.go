@@ -12,9 +12,9 @@ import (
 )
 
 // committer does all changes of which builds there are, and of their states and pins, in one
-// goroutine, so that nothing intervenes between the last look at a build and what is done to it.
-// What is handed in at the same time is one batch, which shares syncs and a transaction. Callers
-// write and hash bytes before, and remove blobs afterwards. Hits never pass through it.
+// goroutine, so that nothing intervenes between the last check of a build and its change. Changes
+// handed in together are one batch, which shares syncs and a transaction. Callers write and hash
+// bytes before, and remove blobs afterwards. Hits never pass through it.
 type committer struct {
 	index  *index.Index
 	queue  chan *handed
@@ -22,7 +22,7 @@ type committer struct {
 	coming atomic.Int32 // publications that are handed in within moments
 }
 
-// handed is what one caller hands in.
+// handed is the work that one caller hands in.
 type handed struct {
 	marks  []*index.Mark
 	builds []*change

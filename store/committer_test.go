@@ -60,7 +60,7 @@ func TestChangesOfOneBatchAreEachByThemselves(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What was handed in is done though its caller has left.
+// A change that was handed in is done even if its caller has left.
 func TestAChangeIsDoneThoughItsCallerLeaves(t *testing.T) {
 	st := openBench(t)
 	b := publishOne(t, st)

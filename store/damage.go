@@ -30,12 +30,12 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 	return "the stored build was damaged: " + reason
 }
 
-// allThere tells whether nothing of the build is missing after all: something that can be made again went while its view was made.
+// allThere reports whether no part is missing after all: a copy went while a view was made.
 func (st *Store) allThere(ctx context.Context, b *index.Build) bool {
 	return !slices.ContainsFunc(b.Files, func(f index.File) bool { return st.forms.Verify(ctx, f.Digest) != nil })
 }
 
-// damagedBlobs lists what is no good of that which the build is made of. What was verified a moment ago is not hashed again.
+// damagedBlobs lists the damaged parts of a build. It hashes none that was just verified.
 func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packing.Damage) {
 	for _, f := range b.Files {
 		for _, one := range st.forms.DamageOf(ctx, f.Digest) {

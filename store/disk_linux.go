@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// diskSpace is what a file system holds, and what of it is free for the daemon, in bytes.
+// diskSpace is the size of a file system, and its free space for the daemon, in bytes.
 type diskSpace struct{ size, free int64 }
 
 func diskOf(path string) (diskSpace, error) {
@@ -41,7 +41,7 @@ func fitsBeside(what string, need, free, leave int64) error {
 	return nil
 }
 
-// What a copy leaves free: the store's own files have to fit as well. Where a disk is nearly full, what makes something smaller has to be possible still.
+// The space that a copy leaves free for the store's own files, and for packing on a full disk.
 const (
 	Spare       = 16 << 20
 	spareOfLess = 1 << 20

@@ -181,7 +181,7 @@ var script = []struct {
 	{"evict", (*history).evict},
 }
 
-// suffer does each step of the script while calls with the label fail, and then once more when none
+// suffer does each step of the script while calls with the label fail, and then again when none
 // does. It returns how many have failed.
 func (h *history) suffer(f *faulty, label string, failure error) (hits int, err error) {
 	unsure := make(map[index.BuildID]bool) // builds of which a change failed

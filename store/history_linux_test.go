@@ -512,7 +512,7 @@ var operations = []struct {
 	{"reopen", (*history).reopen},
 }
 
-// contents are the bytes of a build's files. What is alike shares most of them.
+// contents are the bytes of a build's files. Similar files share most of them.
 func contents(random *rand.Rand, like [][]byte) (files [][]byte) {
 	for i := range 2 {
 		b := make([]byte, 8<<10+i<<18)

@@ -25,10 +25,10 @@ type inHand struct {
 
 type fresh struct {
 	until  time.Time
-	takers int // those who waited and have not taken it yet
+	takers int // requests that waited and have not taken it yet
 }
 
-// freshFor bounds how long those who waited for a compile have to take what came of it.
+// freshFor bounds how long requests that waited for a compile have to take its result.
 const freshFor = 10 * time.Second
 
 func newInHand() *inHand {

@@ -19,13 +19,13 @@ import (
 type SpaceOptions struct {
 	Budget     Amount        // on disk: of blobs, manifests, what is being stored, and what of removed builds is still open
 	Floor      Amount        // that stays free on the file system
-	MaxUnused  time.Duration // builds that were not used for so long go; 0: any time
+	MaxUnused  time.Duration // builds that were not used for so long are evicted; 0: any time
 	MaxEntries uint64        // request keys; 0: any number
 	UserBytes  Amount        // logical bytes of all builds that one user asked for
 	UserShare  Amount        // of the budget: what the builds of a bound user keep when space is short, and what its pins may take
 }
 
-// Amount is a number of bytes, or a part of what the state folder's file system holds. The zero Amount is no bound.
+// Amount is a number of bytes, or a part of the file system of the state directory. 0: no bound.
 type Amount struct {
 	Bytes   int64
 	Percent float64
@@ -42,7 +42,7 @@ func (a Amount) of(size int64) int64 {
 // Bounds are SpaceOptions in bytes; 0 is no bound.
 type Bounds struct {
 	Budget, Floor, User int64
-	Share               int64 // of each user whom Options.Bound binds
+	Share               int64 // of each user that Options.Bound binds
 	Entries             uint64
 	unused              time.Duration
 	Free                int64 // bytes of the file system now
@@ -68,7 +68,7 @@ func (st *Store) Bounds() (Bounds, error) {
 	return b, nil
 }
 
-// keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
+// keepReserve refills the reserve for a full disk, as far as free space above the floor allows it.
 func (c *Collector) keepReserve() {
 	b, err := c.st.Bounds()
 	if err == nil {
@@ -79,8 +79,8 @@ func (c *Collector) keepReserve() {
 	}
 }
 
-// Ledger is what is set aside for builds that are being stored. Whoever stores one reserves its
-// place before a byte of it is written into the store.
+// Ledger accounts for the space that is reserved for builds that are being stored. A build's space
+// is reserved before a byte of it is written into the store.
 //
 // A build is admitted while the store is within its budget, even if that takes it above: so the
 // budget is exceeded by one artefact in flight at most, and a compile does not wait for an eviction
@@ -140,16 +140,16 @@ type Reservation struct {
 
 	passing int64 // of disk: the build that it is for counts by itself, or is about to
 
-	// written is how much of what it is for lies on the disk before it is stored, and only gets another name then: the files of a compile's
-	// result. The budget needs room for that, the floor has lost it already. counted is what of disk is that.
+	// written is how much lies on the disk before it is stored, as files of the compile: it counts
+	// for the budget, but not for the floor. counted is that part of disk.
 	Written, counted int64
 
-	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
-	// goes then. So the artefact in flight is that.
+	// above is by how much the store may exceed its budget: for a smaller form, at most by the
+	// bytes that are removed for it afterwards. So these are the artefact in flight.
 	above int64
 }
 
-// Want asks the collector to look whether something has to go.
+// Want asks the collector to check whether something has to be evicted.
 func (s *Ledger) Want() {
 	select {
 	case s.wake <- struct{}{}:
@@ -160,7 +160,7 @@ func (s *Ledger) Want() {
 // leave counts a build that was just removed on the disk, until done.
 func (s *Ledger) leave(disk int64) (done func()) { return s.count(&s.leaving, disk) }
 
-// shrinks counts bytes that are about to go for something smaller, until done.
+// shrinks counts bytes that something smaller is about to replace, until done.
 func (s *Ledger) shrinks(disk int64) (done func()) { return s.count(&s.now.Passing, disk) }
 
 // count adds to a sum until done.
@@ -223,8 +223,8 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 	return r.evict(ctx, disk, bytes)
 }
 
-// try takes the place if there is space, and has the collector look in any case. final: eviction
-// cannot help.
+// try reserves if there is space, and has the collector look in any case. final: eviction cannot
+// help.
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
 	defer s.Want()
@@ -308,14 +308,14 @@ func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final b
 	return s.admitUser(now, r, disk, bytes)
 }
 
-// admitUser is admit for the quota: what is above it goes in where so much of its user's may go for it. Else nothing goes.
+// admitUser is admit for the quota: more is admitted only if enough of the user's builds may go.
 func (s *Ledger) admitUser(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	used := now.users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes
 	most, share := s.mostOf(now, r, used, disk-bytes)
 	switch {
-	case bytes == 0 && share && used+disk > most: // a guess, for which builds of others might go in vain
+	case bytes == 0 && share && used+disk > most: // a guess, and others' builds might be evicted in vain
 		return false, NoRoom("uid %d has its share", r.user)
-	case bytes == 0 || most == 0: // copies are nobody's
+	case bytes == 0 || most == 0: // copies count for no user
 		return false, nil
 	case bytes <= most && used+bytes-now.mayGo <= most:
 		return false, nil
@@ -337,9 +337,9 @@ func (s *Ledger) admitUser(now *roomNow, r *Reservation, disk, bytes int64) (fin
 	return false, e
 }
 
-// mostOf returns how many logical bytes the user of a reservation may have, who has used so many; 0: any
-// number. share: it is the user's share of the budget, or more where that takes nothing from others. besides
-// are bytes on disk that the new build takes besides its logical ones. mu is held.
+// mostOf returns how many logical bytes the user of a reservation may have, with used so far; 0:
+// any number. share: it is the user's share of the budget, or more where that takes nothing from
+// others. besides are bytes on disk that the new build takes besides its logical ones. mu is held.
 func (s *Ledger) mostOf(now *roomNow, r *Reservation, used, besides int64) (most int64, share bool) {
 	b := &now.Bounds
 	if !b.shares(r.user) {
@@ -402,7 +402,7 @@ func (r *Reservation) Release() {
 // Account is what counts against the budget, besides what is reserved.
 type Account struct {
 	Disk, Manifests int64 // of builds
-	Held            int64 // of removed builds that somebody still has open
+	Held            int64 // of removed builds that are still open
 	Packed          packing.Space
 	entries         uint64
 }

@@ -31,7 +31,8 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	require.True(t, final, "it never fits")
 }
 
-// Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
+// A reservation that lacks space above the floor causes an eviction, although the floor itself is
+// kept; within the budget one more build needs none.
 func TestReservationForTheFloorEvicts(t *testing.T) {
 	s, now := newLedger(), &Account{Disk: 500}
 	above := func(b Bounds) bool { return s.above(&b, now, false) }
@@ -44,8 +45,8 @@ func TestReservationForTheFloorEvicts(t *testing.T) {
 	require.False(t, above(Bounds{Floor: 100, Free: 150}), "there is nothing that could go")
 }
 
-// What a compile has written lies on the disk already, and is not written again: it fits above the floor where nothing else would, nor does
-// anything go for it there. To the budget it is new.
+// The files that a compile has written are on the disk already: they fit above the floor where
+// nothing else would, and need no eviction there. For the budget they are new.
 func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 	s := newLedger()
 	admits := func(b Bounds, r *Reservation) error {

@@ -53,8 +53,8 @@ func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
 	return err
 }
 
-// dropViewsWithout takes views out of use that lead to the unpacked form of a packed blob when that has gone, with an earlier boot say: nobody is given
-// them again, and what only they have would be in no account.
+// dropViewsWithout drops the views of a packed blob without its unpacked form, say after a reboot:
+// they are not served again, and bytes that only they have would be in no account.
 func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 	if _, _, unpacked := l.st.forms.Bytes(d); unpacked > 0 || !l.st.forms.OnlyPacked(d) {
 		return
@@ -63,7 +63,7 @@ func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 		if _, there := l.st.index.Views.Get(id[:]); !there || l.st.inHand.busy(id) {
 			continue
 		}
-		if b, err := l.st.index.Get(id); err == nil { // else it has just gone
+		if b, err := l.st.index.Get(id); err == nil { // else it has just been removed
 			if v := l.st.views.Of(&b); v != nil {
 				l.st.views.Drop(id, v, views.PathGrace)
 			}
@@ -78,7 +78,7 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 		}
 		accounted, ok := l.needed[d]
 		switch {
-		case !ok: // since then it may have been published: who removes it asks once more
+		case !ok: // it may have been published since: its removal checks again
 			l.lost = append(l.lost, d)
 		case accounted != disk:
 			l.wrong = append(l.wrong, d)

@@ -21,7 +21,7 @@ func (p *Packer) PackBuild(ctx context.Context, id index.BuildID) (freed int64, 
 }
 
 // PackBuildWith is PackBuild of only those blobs that are worth it even if they are needed soon,
-// that no recipe takes from, and whose builds are all cold in the sense of when. It asks gate
+// that no recipe takes from, and that only cold builds need, in the sense of when. It asks gate
 // before each piece that is read.
 func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packing, gate packing.Gate) (freed int64, err error) {
 	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {

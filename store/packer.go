@@ -19,22 +19,22 @@ import (
 	"github.com/epcached/epcached/store/packing"
 )
 
-// What blobs share is looked for after their builds were answered, one blob at a time, while nobody asks for anything and nothing is
-// compiled. The queue is the index: a blob without a share has not been looked at, so a restart goes on where the last run ended. All of it is
-// read at the start, and when settings have changed; else those blobs are looked at that have come since, or have
-// another form, so that a build costs the same in a store of a million.
+// The packer finds out what blobs share one at a time, while no request and no compile runs. The
+// index is the queue, so that a restart continues: a blob without a share is still to be read. The
+// packer reads the index at the start and when settings have changed, else only new and changed
+// blobs, so that a build costs the same in a large store.
 
 // When builds are packed.
 const (
 	PackCold   = "cold"   // those that were not used for a while
-	PackAlways = "always" // as soon as nobody holds them
-	PackOff    = "off"    // only when somebody says so; nothing is looked for by itself either
+	PackAlways = "always" // as soon as no process holds them
+	PackOff    = "off"    // only on request; no blob is read by itself either
 )
 
 const (
 	DefaultPackAfter = 2 * time.Hour
 	packEvery        = 10 * time.Minute      // how often cold builds are looked for
-	gateWait         = 20 * time.Millisecond // how often it is looked whether somebody still asks
+	gateWait         = 20 * time.Millisecond // how often it checks for requests under way
 	mostPause        = 20 * time.Millisecond // between two reads
 )
 
@@ -58,7 +58,7 @@ type Packer struct {
 	futile   map[packing.Family]bool // what could not be compacted; guarded by sweeping
 
 	mu     sync.Mutex
-	fresh  []cas.Digest // of builds that were stored, and whose form has changed, in that order; guarded by mu
+	fresh  []cas.Digest // of new builds, or in another form, as they came; guarded by mu
 	failed []cas.Digest // could not be looked at; guarded by mu
 	all    bool         // there may be others besides; guarded by mu
 	due    bool         // builds may be cold that were not; guarded by mu
@@ -98,8 +98,7 @@ func (s *Packer) remember(d cas.Digest) {
 	}
 }
 
-// Changed has a blob looked at once more, but not at once: it was made whole again, or has no base
-// to take from any more.
+// Changed has a blob read again, later: it was made whole, or has no base to take from any more.
 func (s *Packer) Changed(d cas.Digest) {
 	s.mu.Lock()
 	s.remember(d)
@@ -271,7 +270,7 @@ func (s *Packer) todo(ctx context.Context) ([]cas.Digest, error) {
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.st.cas.Size(d)
-		return err != nil || size < packing.Least || s.st.forms.Sharing.LookedAt(d) // it has gone, is packed, or was looked at
+		return err != nil || size < packing.Least || s.st.forms.Sharing.LookedAt(d) // it was removed, is packed, or was looked at
 	}), nil
 }
 
@@ -280,7 +279,7 @@ func (s *Packer) look(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			s.mu.Lock()
-			s.all = true // what was taken and not looked at is found in the index, with the next one that comes
+			s.all = true // the index finds the rest, with the next new blob
 			s.mu.Unlock()
 		}
 	}()
@@ -297,7 +296,7 @@ func (s *Packer) look(ctx context.Context) (err error) {
 			if ctx.Err() != nil || errors.Is(err, ErrCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
-			if !packing.Lost(err) { // else it went, or whoever asks for it will find out
+			if !packing.Lost(err) { // else it was removed, or the next request finds out
 				s.st.log.Warn("blob not looked at", "digest", d.String(), "error", err)
 				s.mu.Lock()
 				s.failed = append(s.failed[max(0, len(s.failed)+1-maxFresh):], d)
@@ -372,8 +371,8 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	return s.dropCold(ctx, when.After)
 }
 
-// dropCold removes the unpacked forms of builds that were not used for so long, however soon builds are packed: the next request makes them again,
-// and else a copy that was made once would stay for good. Of a blob that is whole by now there is no need for one.
+// dropCold removes unpacked forms that no build used for so long, whatever the packing setting:
+// else each copy stays for good. The next request makes it again. A whole blob needs none.
 func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 	open := s.st.forms.Copies.Store()
 	if open == nil {

@@ -21,7 +21,7 @@ const (
 func (p *Packer) PackByHand(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
 	looked := false
 	return func(b *index.Build) (string, int64, error) {
-		if !looked { // of others' blobs first, or there would be nothing to compare with; once, for it reads which blobs there are
+		if !looked { // others' blobs first, to compare with; once, because it lists all blobs
 			looked = true
 			if err := p.LookAtUnknown(ctx); err != nil {
 				return "", 0, err
@@ -88,9 +88,9 @@ func (p *Packer) UnpackByHand(ctx context.Context, dryRun bool) func(b *index.Bu
 	}
 }
 
-// unpackFrees tells what it would free on the disk, mostly less than 0, if these packed blobs of a
-// build became whole after those that are planned, and adds them to these: recipes go, copies that
-// nobody has, and containers that no recipe takes from any more and no build needs.
+// unpackFrees returns what it would free on the disk, mostly less than 0, if these packed blobs of
+// a build became whole after those that are planned, and adds them to these: it frees recipes,
+// unused copies, and containers that no recipe takes from any more and no build needs.
 func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned map[cas.Digest]bool) (frees int64, err error) {
 	held := p.st.Busy(b) != ""
 	for d, size := range packed {

@@ -19,12 +19,12 @@ type Publication struct {
 	Build  *index.Build
 	Folder string                // that its files are in
 	Hashed map[string]cas.Hashed // of these, as far as that is done
-	UID    uint32                // of the user who asked for it
+	UID    uint32                // of the user that asked for it
 	Room   *Reservation
 
 	Kind, Text string        // of its event
 	Counter    string        // that counts it besides; "": none
-	Replaces   index.BuildID // whose pin it inherits, besides those of the same key; zero: none
+	Replaces   index.BuildID // the build that it inherits a pin from, besides those of the same key; zero: none
 }
 
 // Publish makes blobs of the build's files and stores the build, which is acknowledged as soon as
@@ -57,8 +57,8 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	if one.Err != nil {
 		return one.Err
 	}
-	// What others keep packed, and was stored whole, counts as that before the place is given back:
-	// for a moment bytes may count twice, and never not at all.
+	// A blob that other builds keep packed, and that was stored whole, is accounted as whole before
+	// the reservation ends: for a moment bytes may count twice, but never not at all.
 	st.forms.Release(hold)
 	m.Room.Release()
 	st.packer.Added(b)
@@ -74,7 +74,7 @@ func (st *Store) published(m *Publication) {
 	if m.Counter != "" {
 		st.index.Counters.Add(m.Counter, 1)
 	}
-	st.options.Published(b, m.UID) // before the event, or a subscriber who asked for the build would not hear of it
+	st.options.Published(b, m.UID) // before the event: else a subscriber that asked for the build would miss it
 	st.Happened(eventOf(b, m.Kind, "%s", m.Text))
 }
 

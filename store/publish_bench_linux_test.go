@@ -17,7 +17,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// openBench opens a store that nobody else uses.
+// openBench opens a store that no other process uses.
 func openBench(b testing.TB) *Store {
 	st, err := Open(filepath.Join(b.TempDir(), "state"), Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
 		Published: func(*index.Build, uint32) {}, Withheld: func(*index.Build) {}, Compiling: func() bool { return false }})
@@ -76,8 +76,8 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
-// BenchmarkPublishFull has one publish who has all that the quota allows, with 2,000 other builds
-// there, so that a build is evicted for each.
+// BenchmarkPublishFull publishes for a user that has all that the quota allows, with 2,000 other
+// builds there, so that a build is evicted for each.
 func BenchmarkPublishFull(b *testing.B) {
 	const full, logical = 2000, 2000 + 64<<10
 	st := openBench(b)

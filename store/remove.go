@@ -16,8 +16,8 @@ type Removal struct {
 	Build *index.Build
 	Why   string
 
-	grace     time.Duration // of those who were told a path of its view
-	may       func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
+	grace     time.Duration // of clients that know a path of its view
+	may       func() bool   // is asked last, when no caller can stop it any more; nil: it may
 	tombstone *index.Tombstone
 	view      *views.View
 	looked    func() // ends the look at the view, unless that is dropped

@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/internal/flock"
 )
 
-// stateReadme stands in every state directory, for whoever finds it and wonders.
+// stateReadme is in every state directory, for people that find it and wonder.
 const stateReadme = `This folder is the store of epcached, which keeps compiled ONNX Runtime models.
 
 Nothing in it is the only copy of anything: what is missing is compiled again. Still, do not delete single files

@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// Options say how a store is kept, and whom it asks.
+// Options say how a store is kept, and which functions it calls.
 type Options struct {
 	FS          cas.FS // nil: the operating system's
 	Log         *slog.Logger

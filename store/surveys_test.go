@@ -75,7 +75,7 @@ func TestSmallPublicationsShareASurvey(t *testing.T) {
 	}
 }
 
-// publishInRoom publishes a build as a job does, in space that is set aside, and of which nobody waits for the result.
+// publishInRoom publishes a build as a job does, in reserved space, without a waiting request.
 func publishInRoom(t testing.TB, st *Store, sizes ...int64) {
 	b, folder := stageBuild(t, st)
 	room, err := st.Reserve(t.Context(), b.UID, true, sizes...)

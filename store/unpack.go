@@ -64,5 +64,5 @@ func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.Vie
 	}
 }
 
-// mendAttempts bounds how often a view is begun anew because a form of one of its blobs went meanwhile.
+// mendAttempts bounds how often a view is begun again because a form of a blob was removed.
 const mendAttempts = 3

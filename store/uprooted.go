@@ -10,11 +10,12 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Somebody may remove the state folder under a running daemon, all of it or what is in it, or put another in its place. Files that are open
-// stay, but nothing that has a name does: what is compiled is served and not kept, and another daemon may begin on the same path. Nothing is mended in
-// place: whoever opened the cache closes it and opens it anew, which makes what is missing and rebuilds the index from the manifests there are.
+// The state directory may be removed or replaced under a running daemon, in whole or in part. Open
+// files stay, but no names: builds are served and not kept, and another daemon may begin on the
+// path. Nothing is mended in place: the caller closes and reopens the cache, which makes the
+// missing parts and rebuilds the index.
 
-// lasting are the folders that a running store never makes. Others, such as those of views, are made anew whenever they are needed.
+// lasting are the directories that a running store never makes. Others are made when needed.
 var lasting = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
 
 // Uprooted tells once why the store has to be closed and opened again: what of the state folder is
@@ -54,7 +55,7 @@ func (st *Store) LookAround() {
 		}
 		return
 	}
-	// If the journal alone was deleted it is written anew: all of it is in memory as well.
+	// A journal that alone was deleted is written again, because all of it is in memory as well.
 	restored, err := st.index.Journal.Restore(false)
 	if err != nil {
 		st.log.Error("the journal was deleted, and cannot be written anew", "error", err)
