@@ -131,7 +131,7 @@ func (s *Store) packAgain(ctx context.Context, base cas.Digest, how search) erro
 	return nil
 }
 
-// takers lists the blobs whose recipes take from a base, the one that takes most first: it may
+// takers lists the blobs with recipes that take from a base, the one that takes most first: it may
 // become the base of the others.
 func (s *Store) takers(base cas.Digest) []cas.Digest {
 	taken := func(d cas.Digest) int64 {

@@ -9,9 +9,9 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Removal removes blobs, and makes that durable for all of them at once. Recipes come first, and the containers that only they needed go when
-// it is durable that the recipes have gone: a crash at any step leaves blobs and recipes that nobody needs, and each recipe its containers. It is
-// used by one goroutine, which calls End.
+// Removal removes blobs, and makes that durable for all at once. Containers that only removed
+// recipes needed follow once that is durable, so that a crash leaves only unneeded blobs and
+// recipes, and each recipe its containers. One goroutine uses it, and calls End.
 type Removal struct {
 	s          *Store
 	whole      *cas.Removal
@@ -25,25 +25,25 @@ func (s *Store) Removal() *Removal {
 	return &Removal{s: s, whole: s.whole.Removal(), recipes: s.shelf.Removal()}
 }
 
-// Remove removes a blob in all its forms unless somebody needs it, or is about to; durably when End returns. A blob that recipes take bytes
-// from stays whole. freed counts bytes of files.
+// Remove removes a blob in all its forms, durably when End returns, unless it is needed or about to
+// be. A blob that recipes take bytes from stays whole. freed counts bytes of files.
 func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 	s := r.s
 	s.account.changed()        // what recipes take from may count there from now on
 	size, _ := s.whole.Size(d) // 0 where it is not whole
 	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
 		if !s.shelf.Complete() {
-			return true, nil // there are recipes that cannot be read, and nobody knows what they need
+			return true, nil // the needs of recipes that cannot be read are unknown
 		}
 		needed, err := s.owner.Needed(d)
 		if err != nil || needed {
 			return true, err
 		}
-		// Under the blob's lock, as the whole form is: who packs it removes that only while there is a recipe.
+		// Under the blob's lock, as the whole form: packing removes that only if there is a recipe.
 		freed, err = r.removePacked(d)
 		return len(s.shelf.Users(d)) > 0, err
 	})
-	s.account.changed() // it may have been a container, or stays for who has come to hold it since
+	s.account.changed() // it may have been a container, or be held by now
 	if removed {
 		s.memory.dropSharing(d)
 		freed += size
@@ -51,9 +51,9 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 	return freed, err
 }
 
-// End removes the containers that nobody needs any more, and makes all that was removed durable. freed counts bytes of files, too.
+// End removes unneeded containers, and makes all removals durable. freed counts bytes of files.
 func (r *Removal) End() (freed int64, err error) {
-	for err == nil && len(r.containers) > 0 { // a container that is whole may have a recipe as well, if packing it was begun: what that takes from goes next
+	for err == nil && len(r.containers) > 0 { // a container may have a recipe, if its packing was begun: its bases are next
 		if err = r.recipes.Sync(); err != nil {
 			break // a crash could bring recipes back
 		}
@@ -116,12 +116,12 @@ func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
 	return s.giveUpRecipe(d, was)
 }
 
-// giveUpRecipe removes a recipe, durably, and then what it took from, unless somebody needs it.
+// giveUpRecipe removes a recipe, durably, and then its containers that are not needed.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 	return s.giveUp(was, func() error { return ignore(cas.ErrNotFound, s.removeRecipe(d)) })
 }
 
-// giveUp removes what a recipe took from, unless somebody needs it, when take has taken that away.
+// giveUp removes the containers of a recipe that are not needed, when take has removed the recipe.
 func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
 	defer s.moves(digestsOf(was.Containers)...)()
 	err := take()
@@ -137,15 +137,15 @@ func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
 	return errors.Join(err, err2)
 }
 
-// Release ends a hold. What it kept and nobody needs goes at once, and not at the next start: it was stored for nothing, or who needed it
-// was removed meanwhile, which had to leave it because of this very hold.
+// Release ends a hold, and removes unneeded blobs at once, not at the next start: stored for
+// nothing, or left by the removal of their last build because of this hold.
 func (s *Store) Release(hold *cas.Hold) {
 	kept := hold.Kept()
 	defer s.moves(kept...)()
 	hold.Release()
 	for _, d := range kept {
 		s.settle(d)
-		if err := s.remeasure(d); err != nil { // who put it gave up, and it stays: it is whole again, and was accounted for as packed, or as missing
+		if err := s.remeasure(d); err != nil { // a failed put leaves it whole, and accounted for as packed or missing
 			s.log.Warn("space of a blob not accounted for", "digest", d.String(), "error", err)
 		}
 	}
@@ -160,7 +160,7 @@ func (s *Store) remeasure(d cas.Digest) error {
 	return s.memory.Remeasure(d)
 }
 
-// settle removes a blob in all its forms if nobody needs it any more.
+// settle removes a blob in all its forms if it is not needed any more.
 func (s *Store) settle(d cas.Digest) {
 	needed, err := s.owner.Needed(d)
 	switch {
@@ -199,8 +199,8 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	return freed, nil
 }
 
-// recipe reads the recipe of a packed blob. proven tells that it is the very file of which it was proven before that it gives the blob. One
-// of another size than the builds say is refused here, before anybody writes or reads all that it promises.
+// recipe reads the recipe of a packed blob. proven: this very file was proven before to give the
+// blob. It refuses a size other than that of the builds before any caller acts on it.
 func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven bool, err error) {
 	r, stamp, err = s.shelf.GetStamped(d)
 	if err != nil {
@@ -253,8 +253,8 @@ func (s *Store) removeRecipe(d cas.Digest) error {
 	return s.shelf.Remove(d)
 }
 
-// QuarantineRecipe puts the recipe of a blob where Problems tells of it, durably, and removes what it took from, unless somebody needs it. Errors are
-// cas.ErrNotFound and the system's.
+// QuarantineRecipe quarantines a blob's recipe, durably, and removes its containers that are not
+// needed. Errors are cas.ErrNotFound and the system's.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	was, _ := s.shelf.Has(d)
 	return s.giveUp(was, func() error {
@@ -277,7 +277,7 @@ func (s *Store) proveRecipe(ctx context.Context, d cas.Digest) error {
 	return nil
 }
 
-// prove rebuilds a packed blob, for nobody, and compares its digest.
+// prove rebuilds a packed blob only to compare its digest.
 func (s *Store) prove(ctx context.Context, r *dedupe.Recipe) error {
 	a, err := s.assemble(r)
 	if err != nil {

@@ -72,16 +72,16 @@ func eachBlob(ctx context.Context, t Table, fn func(d cas.Digest, raw []byte) er
 	})
 }
 
-// forgetIfGone forgets what was just found out of a blob that was removed meanwhile: who removed it has forgotten only what was known then.
+// forgetIfGone drops the new share of a removed blob, because the removal came too early for it.
 func (s *Sharing) forgetIfGone(d cas.Digest) {
 	if !s.whole.Has(d) && !s.shelf.Stands(d) {
 		s.memory.dropSharing(d)
 	}
 }
 
-// near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
-// recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
-// with itself only has all of it. Those that the search names come first.
+// near lists the whole blobs that one may refer to and probably shares bytes with, the best first,
+// after those that the search names. A blob with a recipe, or with one that is worth it, is no good
+// container: it could be removed itself. One that shares only with itself has all of its bytes.
 func (s *Sharing) near(ctx context.Context, d cas.Digest, own match.Sketch,
 	how search) ([]cas.Digest, error) {
 	if own.Size < Least {
@@ -151,9 +151,9 @@ func (s *Sharing) mayGo(d cas.Digest) bool {
 	return len(found.From) > 0 && !found.Little && len(s.shelf.Users(d)) == 0 && s.Saving(d) > 0
 }
 
-// Share is what has been found out of a blob: what packing it would save, and from whom it would take.
+// Share is what is known of a blob: what packing it would save, and which blobs it would take from.
 type Share struct {
-	Saving int64 // bytes on disk; 0: it is worth it for nobody
+	Saving int64 // bytes on disk; 0: it is not worth it
 	From   []cas.Digest
 	Little bool // it saves little, which is worth it only by hand: see Gain
 }
@@ -204,7 +204,7 @@ func (s *Sharing) LookedAt(d cas.Digest) bool {
 	return known
 }
 
-// EachShare calls fn for every blob that packing frees something of, as far as is known: some may have been packed, or removed, since.
+// EachShare calls fn for every blob that packing may save space for; some may have changed since.
 func (s *Sharing) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
 	return eachBlob(ctx, s.memory.shares, func(d cas.Digest, raw []byte) error {
 		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
@@ -223,12 +223,12 @@ func (s *Sharing) Saving(d cas.Digest) int64 {
 	return found.Saving
 }
 
-// stale tells whether something that a blob would take from is not whole any more.
+// stale reports whether a blob that it would take from is not whole any more.
 func (s *Sharing) stale(found Share) bool {
 	return slices.ContainsFunc(found.From, func(from cas.Digest) bool { return !s.whole.Has(from) })
 }
 
-// DropStale forgets of a whole blob what is not true any more, so that it is looked at once more, and tells whether that was so.
+// DropStale drops a stale share of a whole blob, so that the blob is read again, and reports that.
 func (s *Sharing) DropStale(d cas.Digest, found Share) bool {
 	if !s.stale(found) || !s.whole.Has(d) {
 		return false
@@ -237,7 +237,7 @@ func (s *Sharing) DropStale(d cas.Digest, found Share) bool {
 	return true
 }
 
-// LookAt finds out what a whole blob shares with those that are there, and keeps that: its sketch first, so that later ones find it.
+// LookAt finds out and keeps what a whole blob shares, its sketch first: later blobs find it then.
 func (s *Sharing) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
 	m, err := s.Match(ctx, d, gate)
 	if err != nil {
@@ -256,8 +256,8 @@ func (s *Sharing) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, e
 	return out, s.saveShare(d, out)
 }
 
-// smallerAgain has those looked at once more that came before a blob which has much of each, and is much larger itself, so that they are what can
-// be packed. A larger one is left alone, or two of them could have each other looked at for ever.
+// smallerAgain has earlier, smaller blobs read again that this one has much of, so that they can be
+// packed. It skips larger ones, because two blobs could cause each other to be read for ever.
 func (s *Sharing) smallerAgain(p *match.Plan) {
 	taken := make([]int64, len(p.Containers))
 	for _, e := range p.Extents {
@@ -270,7 +270,7 @@ func (s *Sharing) smallerAgain(p *match.Plan) {
 	}
 }
 
-// LookAgain is LookAt where something was known once that is not true any more: what the blob would have taken from may not be there.
+// LookAgain is LookAt if the share is stale: what it would take from may have been removed.
 func (s *Sharing) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
 	found, known := s.share(d)
 	if !known || !s.whole.Has(d) || !s.stale(found) {
@@ -280,8 +280,8 @@ func (s *Sharing) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error 
 	return err
 }
 
-// Renew forgets sketches that another version of the daemon made, with what was found out by them, so that their blobs are looked at
-// again. Containers that nobody needs but recipes are looked at by nobody else: theirs are made here.
+// Renew drops sketches of other versions of the daemon, and shares found by them, so that their
+// blobs are read again. It makes new sketches of containers that only recipes need, itself.
 func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {
@@ -377,7 +377,7 @@ func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched
 	return m, nil
 }
 
-// planFor is nil where a blob is too small. What it opens is m's.
+// planFor returns nil for a blob that is too small. m owns the files that it opens.
 func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
 	how search) (*match.Plan, error) {
 	if m.target.Size() < Least {
@@ -403,7 +403,7 @@ func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Dig
 	for _, one := range near {
 		f, err := s.openWhole(ctx, one)
 		if Lost(err) {
-			continue // who needs it will find out
+			continue // the next request finds out
 		}
 		if err != nil {
 			return nil, err

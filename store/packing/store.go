@@ -14,15 +14,15 @@
 // depth one. Literals are stored as a blob of their own, which later recipes take from, or, where
 // none does or would and a sample of them gains an eighth, compressed in the recipe's file.
 //
-// Package cas keeps the whole forms and the copies, package dedupe the recipes. This package
-// knows which forms each blob has, and changes them in an order in which one of them serves the
-// blob at any time, also after a crash. It knows digests, files, stamps and space, and nothing of
-// what blobs are kept for: its Owner does, which it asks before it removes anything, or has a blob
-// take bytes of another one. What was found out about blobs lies in its Memory.
+// Package cas keeps the whole forms and the copies, package dedupe the recipes. This package knows
+// which forms each blob has, and changes them in an order in which one of them serves the blob at
+// any time, also after a crash. It knows digests, files, stamps and space, and not what blobs are
+// kept for: it asks its Owner before it removes anything, or has a blob take bytes of another one.
+// Its Memory has the facts known about blobs.
 //
 // A Store may be used by any number of goroutines. Operations that change the form of a blob take
-// the store's turn, one at a time; opening, verifying and copying blobs never blocks on it. What
-// is reported as packed, whole or removed is so durably, but for copies.
+// the store's turn, one at a time; opening, verifying and copying blobs never blocks on it. Packed,
+// whole and removed forms are reported when they are durable, except for copies.
 package packing
 
 import (
@@ -41,30 +41,31 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// ErrInUse says that something is left alone because somebody has it, or had it just now.
+// ErrInUse says that something was left alone because it is in use, or was just now.
 var ErrInUse = errors.New("in use")
 
-// ErrNoRoom is in the error of an Owner that has no room for a form within what may be taken. The disk may still have some.
+// ErrNoRoom is in the error of an Owner without budget for a form. The disk may still have space.
 var ErrNoRoom = errors.New("no room")
 
-// Gate is asked before each piece that is read for nobody in particular: it waits until that may go on, and its error ends
-// what it was asked for. A nil one is always open.
+// Gate blocks before each piece that background work reads, until it may continue; its error ends
+// that work. A nil Gate is always open.
 type Gate = func(context.Context) error
 
-// Owner knows what blobs are kept for, and who has them. Its methods are called with locks held, also a blob's own, and must not call
-// what changes forms.
+// Owner knows what blobs are kept for and in use by. Its methods are called with locks held, also
+// of a blob, and must not call what changes forms.
 type Owner interface {
-	// Needed tells whether a blob has to stay for more than recipes; also where that cannot be told.
+	// Needed reports whether a blob has to stay for more than recipes, also where that is unknown.
 	Needed(d cas.Digest) (bool, error)
 
-	// LetGo takes away whatever else leads to the bytes of a blob, and keeps them on the disk. ErrInUse: somebody has some of it, and all was
-	// left as it is.
+	// LetGo removes all else that leads to the bytes of a blob, and keeps them on the disk. After
+	// ErrInUse, part of that is in use, and all is left as it was.
 	LetGo(d cas.Digest) error
 
-	// InHand tells whether something leads to a blob's bytes again, or is about to, since LetGo. It is asked while nobody can link them.
+	// InHand reports whether a name leads to a blob's bytes since LetGo, or soon; no link can be
+	// made.
 	InHand(d cas.Digest) bool
 
-	// MayTake gives what tells whether a blob may take bytes of another one, which is read, and stays, for its sake. It is used at once.
+	// MayTake returns a check, to be used at once, of the blobs that a blob may take bytes from.
 	MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error)
 
 	// Reserve sets space aside for another form, of so many bytes in whole blocks, until release,
@@ -74,18 +75,18 @@ type Owner interface {
 	// system's.
 	Reserve(ctx context.Context, disk, instead int64) (release func(), err error)
 
-	// Shrinks tells that bytes on the disk, in whole blocks, are about to go for something smaller, until done: nothing else has to go for what is
-	// written of that beside them.
+	// Shrinks announces that a smaller form is about to replace bytes on the disk, in whole blocks,
+	// until done, so that nothing else is evicted for it.
 	Shrinks(disk int64) (done func())
 
-	// Fits says why what is named, and takes so many bytes, may not be written into a folder's file system now: an error that is syscall.ENOSPC.
-	// instead is what goes from there when it is written; 0: nothing does.
+	// Fits returns an error that is syscall.ENOSPC where so many named bytes may not be written to
+	// the file system of a folder now. instead is what is removed from there then; 0: nothing is.
 	Fits(folder, what string, size, instead int64) error
 }
 
 // Memory is what is remembered of blobs beside them; stamps may be lost. *index.Index is one.
 type Memory interface {
-	BlobBytes(d cas.Digest) (size int64, needed bool, err error) // of the plain bytes, as those say who need it
+	BlobBytes(d cas.Digest) (size int64, needed bool, err error) // of the plain bytes, as its builds say
 	DiskBytes(d cas.Digest) (disk int64, needed bool, err error) // as accounted for
 	Remeasure(d cas.Digest) error                                // accounts for what the whole form takes now
 
@@ -127,7 +128,7 @@ func (n *notes) dropSharing(d cas.Digest) {
 	n.dropShare(d)
 }
 
-// Options say where a Store keeps what, and whom it asks.
+// Options say where a Store keeps its data, and which functions it calls.
 type Options struct {
 	Dir    string     // the state folder, absolute
 	Copies string     // the folder of the unpacked forms, absolute
@@ -160,13 +161,13 @@ type Store struct {
 	log    *slog.Logger
 
 	turn    chan struct{} // one token: the form of one blob is changed at a time
-	passing []func()      // of what goes before the turn ends: Shrinks' done; whoever has the turn has it
+	passing []func()      // Shrinks' done, called as the turn ends; the holder of the turn owns it
 	waiting atomic.Int32  // for the turn
 	account account
 }
 
-// Open reads the recipes, and removes what of the unpacked forms an earlier boot has left. Recipes that cannot be read are in the log, and in
-// Problems.
+// Open reads the recipes, and removes unpacked forms of an earlier boot. Recipes that cannot be
+// read are in the log, and in Problems.
 func Open(o Options) (*Store, error) {
 	s := &Store{
 		dir: o.Dir, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
@@ -196,7 +197,7 @@ func Open(o Options) (*Store, error) {
 	return s, err
 }
 
-// Recipes is the part of dedupe.Shelf that reads. What its methods do is said there.
+// Recipes is the part of dedupe.Shelf that reads; its methods are documented there.
 type Recipes interface {
 	Has(d cas.Digest) (dedupe.Packed, bool)
 	Get(d cas.Digest) (*dedupe.Recipe, error)
@@ -216,7 +217,7 @@ func (s *Store) Serving(d cas.Digest) (store *cas.Store, unpacked bool, err erro
 	return store, true, err
 }
 
-// TakeTurn waits until nobody changes the forms of blobs, and keeps others from it until leave. The error is the context's.
+// TakeTurn takes the turn to change forms of blobs, until leave. The error is the context's.
 func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 	s.waiting.Add(1)
 	defer s.waiting.Add(-1)
@@ -237,7 +238,7 @@ func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 // shrinks tells the owner of bytes that go before the turn ends, which the caller has.
 func (s *Store) shrinks(disk int64) { s.passing = append(s.passing, s.owner.Shrinks(disk)) }
 
-// TurnWanted tells whether somebody waits for the turn. Who has it for something that nobody waits for should come to an end then.
+// TurnWanted reports whether a caller waits for the turn, which background work gives up then.
 func (s *Store) TurnWanted() bool { return s.waiting.Load() > 0 }
 
 // ignore returns nil for an error of the kind, and any other one as it is.
@@ -251,7 +252,7 @@ func ignore(kind, err error) error {
 // Space is what packed blobs take besides the whole ones that are needed, in bytes on disk.
 type Space struct {
 	Recipes    int64
-	Containers int64 // that only recipes need: literals, and blobs that nobody else needs any more; and what is about to be one, or to go
+	Containers int64 // literals and blobs that only recipes need, and blobs in change
 	Copies     int64 // unpacked forms, where they lie on the store's file system
 }
 
@@ -322,8 +323,8 @@ func (b *between) all() (out []cas.Digest) {
 	return out
 }
 
-// Ahead is by how many bytes on disk the builds' account is above what their blobs take, of those whose form is being changed: it is brought to that when
-// it is durable.
+// Ahead is by how many bytes on disk the builds' account exceeds blobs that change their form: it
+// is corrected when that is durable.
 func (s *Store) Ahead() (sum int64, err error) {
 	counted := make(map[cas.Digest]bool)
 	for _, d := range s.account.between.all() {

@@ -79,8 +79,8 @@ func seldom(progress func(done, total int64)) func(done, total int64) {
 	}
 }
 
-// dropIdleCopies makes room by removing every unpacked form that nobody holds, and tells how many bytes that were: unpacking
-// one again costs a copy, and having no room for this one a compile.
+// dropIdleCopies removes every unpacked form that is not in use, and returns the bytes freed,
+// because unpacking again costs a copy, but a lack of space a compile.
 func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
 	err := store.Walk(ctx, func(d cas.Digest, size, _ int64) error {
 		if err := s.DropCopy(d); err != nil {
@@ -95,7 +95,7 @@ func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int
 	return freed
 }
 
-// DropCopy removes the unpacked form of a blob, if there is one, and whatever leads to the blob. ErrInUse: somebody has it.
+// DropCopy removes the unpacked form of a blob, if any, and all that leads to it. ErrInUse: in use.
 func (s *Store) DropCopy(d cas.Digest) error {
 	open := s.Copies.Store()
 	if open == nil {
@@ -105,7 +105,7 @@ func (s *Store) DropCopy(d cas.Digest) error {
 		return err
 	}
 	inHand := false
-	_, err := open.RemoveUnless(d, func() (bool, error) { // what has the bytes then, and they have no name here, would be in no account
+	_, err := open.RemoveUnless(d, func() (bool, error) { // else a view's bytes without a name here would be in no account
 		inHand = s.owner.InHand(d)
 		return inHand, nil
 	})
@@ -138,7 +138,7 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progr
 	}
 }
 
-// apply opens all containers before anything is copied: what is open stays, whoever removes its name.
+// apply opens all containers before it copies: open files stay although their names are removed.
 func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool, progress func(done, total int64)) error {
 	open := make(map[cas.Digest]*dedupe.File, len(r.Containers))
 	defer func() {
@@ -156,7 +156,7 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 	}
 	take := func(d cas.Digest) (dedupe.Source, error) {
 		container := open[d]
-		delete(open, d) // closed by whoever took it
+		delete(open, d) // closed by dedupe.Apply
 		return container, nil
 	}
 	return dedupe.Apply(ctx, r, take, f, dedupe.ApplyOptions{Trusted: proven, Progress: progress})
@@ -273,7 +273,7 @@ type Source interface {
 	io.Closer
 }
 
-// Look opens a blob for looking at it, in whichever form it is. Nothing is verified, so nobody is served with these bytes.
+// Look opens a blob in any form, to look at it. It is unverified, so not for serving a client.
 func (s *reader) Look(d cas.Digest) (Source, error) {
 	if !s.OnlyPacked(d) {
 		f, _, err := s.unverified(d)
@@ -372,7 +372,7 @@ func (c *Copies) Stamp(d cas.Digest) (cas.Stamp, bool) {
 	return open.Stamp(d)
 }
 
-// Check drops an unpacked form whose bytes are not what they were: it is made again when it is needed.
+// Check drops an unpacked form if its bytes have changed: it is made again when it is needed.
 func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 	open := c.Store()
 	if open == nil || !open.Has(d) {
@@ -386,8 +386,8 @@ func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 	}
 }
 
-// Open gives a descriptor of a blob whose bytes were checked, unpacking it if need be. The caller closes it. Errors are cas.ErrNotFound, those of
-// which Lost tells, and the system's.
+// Open returns a descriptor of a verified blob, unpacked if need be, which the caller closes.
+// Errors are cas.ErrNotFound, those of which Lost tells, and the system's.
 func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) {
 	whole := func() error {
 		f, err = s.whole.Open(ctx, d)
@@ -408,8 +408,8 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 
 const attempts = 3 // of an operation, where blobs change their forms meanwhile
 
-// asItIs calls whole, and packed if a blob is not whole. Either may find nothing because the blob has just got another form, or another container,
-// or its copy has gone: then it looks once more.
+// asItIs calls whole, or packed if a blob is not whole. It retries where either finds nothing,
+// because the blob has just changed its form or container, or its copy was removed.
 func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := whole()
@@ -488,9 +488,9 @@ type Damage struct {
 	Why    string
 }
 
-// DamageOf finds out what keeps a blob from being served: its whole form, or where it is packed its recipe or containers,
-// of which one that is missing counts as well. What is missing without being packed is not in the list. What was verified a moment ago
-// is not hashed again.
+// DamageOf finds out what keeps a blob from being served: its whole form, or if it is packed its
+// recipe or its containers, also missing ones. It lists no missing blob that is not packed, and
+// does not hash again bytes that were just verified.
 func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	err := s.whole.Verify(ctx, d)
 	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
