@@ -15,11 +15,11 @@ import (
 	"github.com/epcached/epcached/internal/flock"
 )
 
-// doomed is a view that goes as soon as nobody holds it.
+// doomed is a view that Sweep removes as soon as it is not in use.
 type doomed struct {
 	path  string
 	inner *os.File   // nil for a view of an earlier run; stays open as long as a hit may be looking through it
-	again []*os.File // the same folder, opened by others who dropped the view at the same time
+	again []*os.File // the same directory, opened by concurrent drops of the view
 	files []file
 	after time.Time // clients that were told the path only have until then
 }
@@ -27,7 +27,7 @@ type doomed struct {
 // PathGrace is how long a view stays after it was last given out, for clients that load by path.
 const PathGrace = 10 * time.Minute
 
-// Drop takes a view out of use. It goes when nobody holds it, and not before the grace is over.
+// Drop takes a view out of use. Sweep removes it when it is not in use and the grace is over.
 func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
 	v.gone.Store(true)
 	vs.o.Index.Views.Drop(id[:])
@@ -69,18 +69,18 @@ func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
 	}
 }
 
-// doomLater marks a view that is still being given out, but to nobody new. Those who wait for it have it within moments.
+// doomLater dooms a view that is being given out only to the requests that wait now, for moments.
 func (vs *Store) doomLater(v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	vs.doom(v, vs.o.Now().Add(HandOver))
 }
 
-// HandOver is how long those who waited for a compile have to take its result.
+// HandOver is how long the requests that waited for a compile have to take its result.
 const HandOver = time.Minute
 
-// doomedViews gives the views of removed builds that are there still, and the one that is being made, whose build may have just gone. Those on another
-// file system than the store are not among them: they take nothing there.
+// doomedViews returns the remaining views of removed builds, and the one being made, because its
+// build may be gone. It omits those on another file system, which take nothing here.
 func (vs *Store) doomedViews() []*doomed {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -123,12 +123,12 @@ func filesBelow(dir string) (paths []string) {
 	return paths
 }
 
-// open tells whether somebody has one of the files open or mapped, without a lease.
+// open reports whether a process has one of the files open or mapped, without a lease.
 func (d *doomed) open() bool {
 	return slices.ContainsFunc(d.paths(), func(path string) bool { return openedBy(path, nil) != ByNobody })
 }
 
-// Sweep removes the doomed views that nobody holds.
+// Sweep removes the doomed views that are not in use.
 func (vs *Store) Sweep() {
 	vs.mu.Lock()
 	todo := make(map[string]*doomed, len(vs.doomed))
@@ -142,7 +142,7 @@ func (vs *Store) Sweep() {
 	for name, d := range todo {
 		held, err := Leased(d.path)
 		if held || d.open() {
-			continue // its bytes would not be free, and nobody could tell any more
+			continue // its bytes would not be free, and in no account
 		}
 		if err == nil {
 			err = vs.remove(d.path, d.files)
@@ -152,7 +152,7 @@ func (vs *Store) Sweep() {
 			continue
 		}
 		vs.mu.Lock()
-		if vs.doomed[name] == d { // else it was dropped once more
+		if vs.doomed[name] == d { // else it was dropped again
 			d.close()
 			delete(vs.doomed, name)
 			delete(vs.made, name)
@@ -161,8 +161,8 @@ func (vs *Store) Sweep() {
 	}
 }
 
-// Leased tells whether somebody holds a descriptor of the view that was sent as a lease. A view whose folder is gone has no files that could be taken
-// away from anybody: those of unpacked copies may vanish at any time.
+// Leased reports whether a process holds a lease on the view. A view without its directory has no
+// files to protect: unpacked copies may vanish at any time.
 func Leased(path string) (bool, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

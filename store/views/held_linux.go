@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Opener is who has a file open.
+// Opener says which processes have a file open.
 type Opener int
 
-// Who may have it open.
+// These are the openers.
 const (
 	ByNobody Opener = iota
-	ByDaemon        // and perhaps somebody else
+	ByDaemon        // and perhaps another process
 	BySomebody
 )
 
 // inode tells files apart.
 type inode struct{ dev, ino uint64 }
 
-// HeldBytes sums what is on the disk for the views of removed builds alone, in whole blocks: files whose only names are in such
-// views. Results that were never kept do not count: they go with those who wait for them.
+// HeldBytes sums the bytes on disk, in whole blocks, of files with names only in views of removed
+// builds. Results that were never kept do not count: they end with the requests that wait for them.
 func (vs *Store) HeldBytes() int64 {
 	var sum, changing int64
 	for range looks {
@@ -33,7 +33,7 @@ func (vs *Store) HeldBytes() int64 {
 	return sum + changing // rather too much, for a moment
 }
 
-// looks bounds how often the names are counted where some go meanwhile.
+// looks bounds how often the names are counted because some are removed meanwhile.
 const looks = 10
 
 // heldFile is a file in views of removed builds.
@@ -43,15 +43,15 @@ type heldFile struct {
 	blocks int64
 }
 
-// heldBytes counts the names of each file, and looks whether all was the same when the last one had been counted: one that goes in between, with another
-// view, would be missing from the one number and not from the other. changing are bytes of files of which that cannot be said.
+// heldBytes counts the names of each file, and then checks them again: a name that was just removed
+// would miss in one number only. changing are bytes of files with changed names.
 func (vs *Store) heldBytes() (sum, changing int64) {
 	found := make(map[inode]*heldFile)
 	for _, d := range vs.doomedViews() {
 		for _, path := range d.paths() {
 			var st unix.Stat_t
 			if unix.Lstat(path, &st) != nil {
-				continue // it has just gone
+				continue // it was just removed
 			}
 			id := inode{st.Dev, st.Ino}
 			if found[id] == nil {
@@ -79,10 +79,10 @@ func (vs *Store) still(id inode, f *heldFile) bool {
 	})
 }
 
-// openedBy tells who has a file open, or mapped: a client that has let go of its lease may still run the model. The kernel grants a write
-// lease only on a file that nobody else has; it is given back at once. It does not say who has it, and so, where the daemon reads the file
-// itself, nobody can tell of others. Without own it says bySomebody of the daemon as well. The file goes by its path: a descriptor of its
-// folder may be closed meanwhile by who removes the view.
+// openedBy finds out whether a file is open or mapped: a client may run the model without a lease.
+// The kernel grants a write lease, given back at once, only if no other process has the file. It
+// names none, so if the daemon reads the file others are unknown. Without own the daemon is
+// BySomebody too. It takes a path because a removal may close the directory's descriptor.
 func openedBy(path string, own *OwnFiles) Opener {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -94,7 +94,7 @@ func openedBy(path string, own *OwnFiles) Opener {
 			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK) // closing gives it back too
 			return ByNobody
 		} else if err != unix.EAGAIN {
-			return ByNobody // the file system grants none, and nobody can tell
+			return ByNobody // the file system grants none, so it is unknown
 		}
 		if own == nil {
 			return BySomebody
@@ -106,8 +106,8 @@ func openedBy(path string, own *OwnFiles) Opener {
 	return BySomebody
 }
 
-// OwnFiles are the files that this process has open. They are looked up when somebody asks for the first time, and not again: a daemon may have
-// thousands of descriptors, and a plan may meet as many files that are open.
+// OwnFiles are the files that this process has open. They are listed once, when first needed,
+// because a daemon may have thousands of descriptors, and a plan may meet as many open files.
 type OwnFiles struct {
 	open map[inode]bool // nil: not looked up yet
 }

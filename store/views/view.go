@@ -1,12 +1,13 @@
-// Package views makes the folders from which applications load builds, knows who holds them, and takes them away.
+// Package views makes the directories that applications load builds from, and removes unused ones.
 //
-// A view's files are links to blobs, or to their unpacked forms, under the names that the build has for them; a file system that has no links gets copies. Its id
-// is random and never used again. Who is given a view holds a lease on it, which is a read lock on a descriptor of its folder: it survives the daemon
-// and ends with the last holder. Who was only told the path has some time. A view that is taken out of use is given to nobody new, and goes with its
-// last holder; what is left of earlier runs is found at the start.
+// A view's files are links to blobs, or to their unpacked forms, under the build's file names; a
+// file system without links gets copies. Its id is never used again. A client of a view holds a
+// lease, a read lock on a descriptor that survives the daemon and ends with the last holder; one
+// with only the path has some time. A dropped view is removed after its last holder, or at a later
+// start.
 //
-// A Store may be used by any number of goroutines. It decides nothing about builds: whether one may be served, evicted or packed is for who asks here
-// whether somebody holds it. Start reading at View.
+// A Store may be used by any number of goroutines. It decides nothing about builds: its callers
+// decide what to serve, evict and pack, and ask it whether a view is in use. See View first.
 package views
 
 import (
@@ -37,12 +38,12 @@ import (
 //
 //	views/<scope>/<view>/<id>/<files under their exact names>
 //
-// The scope's folder is 0700 and the daemon's; <view> and <id> are 0755, so that other users read only, and the owner can remove the store with
-// rm -rf. Programs of the owner could write in either case; what they add, replace or remove here is noticed before the next hit. A client gets a descriptor of <view> and
-// loads /proc/self/fd/N/<id>/<graph>: it needs no right to any folder above, and has none to walk to a sibling.
-// OpenVINO's EP keeps a context binary for each path string, so a path string is never used for two contents:
-// <id> is random, made with the view, and never used again; whatever is repaired gets a new one. The files are
-// hard links to the store's blobs.
+// The scope's directory is 0700 and the daemon's; <view> and <id> are 0755, so that other users can
+// only read, and the owner can use rm -rf. Changes by programs of the owner are noticed before the
+// next hit. A client gets a descriptor of <view> and loads /proc/self/fd/N/<id>/<graph>: it needs
+// no right to any directory above, and cannot walk to a sibling. OpenVINO's EP keeps a context
+// binary for each path string, so a path string never has two contents: <id> is random, made with
+// the view, and never used again; a repaired build gets a new one.
 type View struct {
 	scope string // "shared", "uid-1000"
 	name  string // <view>
@@ -95,8 +96,8 @@ func (vs *Store) intact(v *View) bool {
 	return true
 }
 
-// Get gives a view of the build, whose packed files have their unpacked form: it verifies the blobs, and makes a view with a new id unless the
-// existing one turns out to be sound. verifying is called before a blob is hashed.
+// Get returns a view of the build; its packed files have their unpacked form. It verifies the
+// blobs, and makes a new view unless the old one is sound. It calls verifying before it hashes.
 func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*View, error) {
 	leave, err := vs.making.Take(ctx)
 	if err != nil {
@@ -135,10 +136,10 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		return nil, err
 	}
 	if err := vs.o.Index.Views.Save(b.ID[:], []byte(vs.savedPath(v))); err != nil {
-		vs.o.Log.Warn("view not remembered", "error", err) // it is made anew after a restart
+		vs.o.Log.Warn("view not remembered", "error", err) // it is made again after a restart
 	}
 	vs.keep(b.ID, v)
-	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // it went meanwhile, and who removed it may not have found this view
+	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // its removal meanwhile may have missed this view
 		vs.mu.Lock()
 		delete(vs.live, b.ID)
 		vs.mu.Unlock()
@@ -209,7 +210,7 @@ func (vs *Store) Told(v *View) {
 	defer vs.mu.Unlock()
 	d := vs.doomed[v.scope+"/"+v.name]
 	if d != nil && v.scope == Unkept {
-		d.after = now.Add(HandOver) // there was no room for it: it may be there for who loads it now, and in no count for longer
+		d.after = now.Add(HandOver) // it is kept only for its present clients, as it is in no account
 	} else if d != nil {
 		d.after = now.Add(PathGrace)
 	}
@@ -226,8 +227,8 @@ func (v *View) open() (err error) {
 	return nil
 }
 
-// leadsTo tells whether the folder of the files is still in the view, under its name: it was looked through its own
-// descriptor so far.
+// leadsTo reports whether the directory of the files, open so far, is still in the view by its
+// name.
 func (v *View) leadsTo(f *os.File) bool {
 	there, err := cas.StampAt(int(f.Fd()), v.id)
 	if err != nil {
@@ -245,10 +246,10 @@ func (v *View) ID() string { return v.id }
 // GraphPath is the graph's path below that of the view.
 func (v *View) GraphPath() string { return v.id + "/" + v.graph }
 
-// Held tells whether somebody holds a lease on the view.
+// Held reports whether a process holds a lease on the view.
 func (v *View) Held() (bool, error) { return Leased(v.path) }
 
-// ToldUntil is when those who were told the view's path have had their time, zero if nobody was told.
+// ToldUntil is when the time of clients that got the view's path is over, zero if there are none.
 func (v *View) ToldUntil() time.Time {
 	served := v.served.Load()
 	if served == 0 {
@@ -257,7 +258,7 @@ func (v *View) ToldUntil() time.Time {
 	return time.Unix(0, served).Add(PathGrace)
 }
 
-// OpenedBy tells who has one of the files open, or mapped. own is what the daemon has open.
+// OpenedBy reports which processes have a file open or mapped. own is what the daemon has open.
 func (v *View) OpenedBy(own *OwnFiles) Opener {
 	by := ByNobody
 	for i := range v.files {
@@ -266,7 +267,7 @@ func (v *View) OpenedBy(own *OwnFiles) Opener {
 	return by
 }
 
-// Store has the views that are in use, and those to be taken away. It may be used by any number of goroutines.
+// Store has the views in use, and those to be removed. Any number of goroutines may use it.
 type Store struct {
 	o Options
 
@@ -348,7 +349,7 @@ func (vs *Store) Look(id index.BuildID) (v *View, done func()) {
 	return vs.LookAt(&b)
 }
 
-// LookAt is Look for who has the build. done may be called where there is no view.
+// LookAt is Look for a caller that has the build. done may be called where there is no view.
 func (vs *Store) LookAt(b *index.Build) (v *View, done func()) {
 	if v = vs.Current(b.ID); v != nil {
 		return v, func() {}
@@ -359,7 +360,7 @@ func (vs *Store) LookAt(b *index.Build) (v *View, done func()) {
 	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
 }
 
-// AnyHeld tells whether somebody holds one of the views that are in use.
+// AnyHeld reports whether one of the views in use is leased.
 func (vs *Store) AnyHeld() bool {
 	vs.mu.Lock()
 	paths := make([]string, 0, len(vs.live))
@@ -368,7 +369,7 @@ func (vs *Store) AnyHeld() bool {
 	}
 	vs.mu.Unlock()
 	for _, path := range paths {
-		if held, _ := Leased(path); held { // a folder that cannot be opened is held by nobody
+		if held, _ := Leased(path); held { // a directory that cannot be opened is not leased
 			return true
 		}
 	}
@@ -385,7 +386,7 @@ func (vs *Store) scopeDir(views, scope string) error {
 	if scope == "shared" && vs.o.PathAccess {
 		mode = 0o711
 	}
-	if err := os.MkdirAll(views, 0o711); err != nil { // somebody may have deleted it
+	if err := os.MkdirAll(views, 0o711); err != nil { // it may have been deleted
 		return err
 	}
 	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -394,8 +395,8 @@ func (vs *Store) scopeDir(views, scope string) error {
 	return os.Chmod(dir, mode)
 }
 
-// create links the build's files into a new folder. Until the index knows it, a crash leaves a folder that
-// nobody refers to, which the next start removes.
+// create links the build's files into a new directory. Until the index knows it, a crash leaves a
+// leftover, which the next start removes.
 func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	v, err := vs.begin(b.Scope, b.Graph, vs.Unpacks(b))
 	if err != nil {
@@ -498,7 +499,7 @@ func (vs *Store) discard(v *View) {
 	}
 }
 
-// Alone makes a view that only those who wait for it now will hold, of what lies in a folder; nothing of it is kept. Files that are blobs already are linked.
+// Alone makes a view of a directory only for the requests that wait now; blobs among it are linked.
 func (vs *Store) Alone(b *index.Build, out string) (*View, error) {
 	v, err := vs.begin(Unkept, b.Graph, false)
 	if err != nil {
@@ -519,7 +520,7 @@ func (vs *Store) Alone(b *index.Build, out string) (*View, error) {
 	if err := vs.seal(v); err != nil {
 		return nil, err
 	}
-	vs.doomLater(v) // nobody finds it again: it goes with its last holder
+	vs.doomLater(v) // no other request finds it: it ends with its last holder
 	return v, nil
 }
 
