@@ -329,7 +329,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 	return f
 }
 
-// lookAtBlob is checkBlob for a store in which nothing changes meanwhile; it does not tell who needs the blob.
+// lookAtBlob is checkBlob for a store without changes; it does not say which builds need the blob.
 func (a *auditor) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
 	have, err := a.forms.Size(d)
@@ -423,8 +423,8 @@ func kindOf(rel string) string {
 	return kindOthers
 }
 
-// Space compares what is accounted with what the file system says, to the block, and names what
-// makes a difference. What changes meanwhile is looked at again. progress may be nil.
+// Space compares what is accounted with what the file system says, to the block, and names the
+// differences. It looks again at files that change meanwhile. progress may be nil.
 func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	a := newAuditor(st)
 	out, lines := &wire.CheckReply{}, make(map[string]*wire.SpaceLine)

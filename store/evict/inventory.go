@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Inventory is what the blobs of a store take on the disk in all of their forms, and who needs them. Builds may be taken
-// out of it, blobs packed and copies dropped, to see what that would free.
+// Inventory is the disk space of the blobs of a store, in all forms, and the builds that need them.
+// A plan takes builds out of it, packs blobs and drops copies, to see what that frees.
 type Inventory struct {
 	blobs []index.Blob          // those of the survey, then containers that no build needs; Needs counts builds
 	forms map[uint32]*blobForms // by place in blobs: of those that are more, or less, than a whole file that only builds need
@@ -27,7 +27,7 @@ type blobForms struct {
 	takes            []uint32 // the containers of the recipe
 	users            int      // recipes that take from it
 	saving           int64    // bytes on disk that packing it frees; 0: it is not worth it, or not known
-	from             []uint32 // whom it would take from
+	from             []uint32 // the blobs that it would take from
 
 	went *blobForms // what it had when the last build that needed it was taken out; nil: none was
 }
@@ -51,7 +51,7 @@ func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, containers ...cas.Dige
 // AddCopy takes in that a packed blob is unpacked as well, in so many bytes on disk.
 func (inv *Inventory) AddCopy(d cas.Digest, disk int64) { inv.formsOf(d).unpacked = disk }
 
-// AddSaving takes in what packing a blob would free, and whom it would take from then.
+// AddSaving takes in what packing a blob would free, and which blobs it would take from then.
 func (inv *Inventory) AddSaving(d cas.Digest, saving int64, from ...cas.Digest) {
 	f := inv.formsOf(d)
 	f.saving = saving
@@ -124,8 +124,8 @@ func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, container bool)) 
 	}
 }
 
-// release takes out one build that needs a blob, and tells what that frees: with the last one the blob goes, unless recipes
-// take from it, and what its own recipe took from goes if nobody else needs it.
+// release takes out one build that needs a blob, and returns what that frees: with the last build
+// the blob, unless recipes take from it, and its containers that are not needed any more.
 func (inv *Inventory) release(at uint32) (freed int64) {
 	b := &inv.blobs[at]
 	if b.Needs--; b.Needs > 0 {
@@ -268,7 +268,7 @@ func (inv *Inventory) part(at uint32) float64 {
 	return float64(b.Disk) / float64(max(int(b.Needs)+inv.forms[at].users, 1))
 }
 
-// Accounts tell what of an inventory is whose, among some builds: what others need is nobody's business.
+// Accounts divide an inventory among some builds; the needs of others are not in them.
 type Accounts struct {
 	inv  *Inventory
 	need []uint32 // by place in the inventory: builds that need a blob, as theirs or as a container
@@ -296,7 +296,7 @@ type Sum struct {
 	Name      string
 	Builds    uint64
 	Logical   int64 // bytes; each build in full
-	Own, Disk int64 // on disk: what nobody else's builds need, and every blob once
+	Own, Disk int64 // on disk: what no other builds need, and every blob once
 }
 
 // ByModel lists builds by model, the largest first, and within one by size. Two models of one name are two.

@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Plan is what is done to make room, and afterwards what became of it. What prints it and what carries it out look at the same value.
+// Plan is the steps to free space, and afterwards their outcome: printing and execution share it.
 type Plan struct {
 	Used, Goal int64 // bytes on disk, of the builds that may be collected: before, and wished for; a goal below 0: there is none
 	Freed      int64 // that the steps free
@@ -53,7 +53,7 @@ type Step struct {
 
 	why   cause
 	of    *candidate // while it is planned
-	blobs []uint32   // whose form changes, by place in the inventory; while it is planned
+	blobs []uint32   // to change the form of, by place in the inventory; while it is planned
 }
 
 // Reason says why it is this build.
@@ -140,7 +140,7 @@ func (p *Plan) WhatStays() string {
 	return "what stays: " + strings.Join(parts, "; ")
 }
 
-// cause is why a step is in a plan. It is put into words when somebody is told: of hundreds of thousands of steps few are.
+// cause is why a step is in a plan. Only printed steps get words, few of hundreds of thousands.
 type cause struct {
 	kind   int8
 	class  int8      // of the build

@@ -1,9 +1,9 @@
-// Package evict says what blobs take on the disk and who needs them, and plans what goes when there has to be room.
+// Package evict says which builds need which blobs and their space, and plans evictions for space.
 //
-// It works on what was known of a store at one moment: an Inventory, which whoever has a store fills, of what index.Survey says and of the forms that
-// blobs have besides. Of that it adds up what is whose (Inventory.ByModel, SumsBy), and a Snapshot's Plan takes builds out of it in thought, packs blobs and drops
-// copies, until Limits are kept to. It opens no file, takes no lock, and knows no views or requests: whether a build may go now is asked
-// of a function, and whoever carries a plan out looks again before each Step. An inventory belongs to one goroutine.
+// It works on a moment's Inventory of a store, from index.Survey and the forms of blobs, and sums
+// it up by model and user. A Snapshot's Plan evicts builds in thought, packs blobs and drops
+// copies, until Limits are kept. It opens no file, takes no lock, and knows no views or requests: a
+// function says which builds may be evicted; check again before each Step. Not for concurrent use.
 package evict
 
 import (
@@ -43,7 +43,7 @@ type candidate struct {
 	bears bool // it was chosen, and stays after all: others need what it has
 }
 
-// hardly is the part of what a build needs that its removal has to free for others to bear with it: less is not worth a compile.
+// hardly is the part of its needs that a removal must free: less is not worth a compile to others.
 const hardly = 16
 
 // planner is the work of one plan.
@@ -120,7 +120,7 @@ func (pl *planner) aim() {
 	}
 }
 
-// weigh sorts the candidates: what pays least goes first.
+// weigh sorts the candidates: those that pay least are evicted first.
 func (pl *planner) weigh() {
 	type place struct { // what is compared, side by side
 		worth float64
@@ -199,7 +199,7 @@ func (pl *planner) tooOld() {
 	}
 }
 
-// aboveQuota chooses among the builds of each user who has too much.
+// aboveQuota chooses among the builds of each user that has too much.
 func (pl *planner) aboveQuota() {
 	if pl.limits.User == 0 {
 		return
@@ -302,11 +302,11 @@ func (pl *planner) forRoom(classes ...int8) {
 	}
 }
 
-// mostRounds bounds how often others are looked for in place of what frees hardly anything. Each round goes through all candidates.
+// mostRounds bounds the searches for other builds. Each round goes through all candidates.
 const mostRounds = 16
 
-// served chooses served builds until the goal is reached. Whose removal frees hardly anything goes only where those go that need what it has, or where
-// nothing else is left and the goal is reached with it; and what the goal is reached without stays.
+// served chooses served builds until the goal is reached. One that frees hardly anything is evicted
+// only with those that share with it, or as the last means. Builds stay that need not be evicted.
 func (pl *planner) served() {
 	pl.forRoom(classServed)
 	for round := 0; round < mostRounds; round++ {
@@ -317,7 +317,7 @@ func (pl *planner) served() {
 	}
 	if !pl.plan.Enough(0) {
 		for i := range pl.all {
-			pl.all[i].bears = false // who needed it may have been chosen since
+			pl.all[i].bears = false // the builds that needed it may be chosen by now
 		}
 		if pl.forRoom(classServed); !pl.plan.Enough(0) {
 			pl.togetherAfterAll(pl.withoutUse())
@@ -359,7 +359,7 @@ func (pl *planner) togetherAfterAll(little []*candidate, frees int64) {
 	}
 }
 
-// withoutNeed keeps served builds that the goal is reached without: something larger was chosen after them. What pays more is kept first.
+// withoutNeed keeps served builds that a larger, later choice makes needless, the best first.
 func (pl *planner) withoutNeed() {
 	if pl.plan.Goal < 0 || !pl.plan.Enough(0) {
 		return
@@ -400,7 +400,7 @@ func (pl *planner) leaveOut() {
 	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool { return s.forRoom() && !s.of.gone })
 }
 
-// countAnew counts what each step frees after those before it, some of which were taken in again.
+// countAnew recounts what each step frees after the remaining ones before it.
 func (pl *planner) countAnew() {
 	for i := range pl.plan.Steps {
 		if s := &pl.plan.Steps[i]; s.forRoom() {
@@ -443,7 +443,7 @@ func (pl *planner) step(s Step) {
 	pl.plan.Steps = append(pl.plan.Steps, s)
 }
 
-// letGo drops the survey, which else would stay for as long as the plan is carried out.
+// letGo drops the survey, which else would stay while the plan is carried out.
 func (pl *planner) letGo() {
 	for i := range pl.plan.Steps {
 		pl.plan.Steps[i].of, pl.plan.Steps[i].blobs = nil, nil
@@ -461,7 +461,7 @@ func (pl *planner) spared(one *candidate) string {
 	return one.why
 }
 
-// keep counts a build that stays. What all of them take, tell adds up.
+// keep counts a build that stays; tell sums their bytes.
 func (pl *planner) keep(why string) *Kept {
 	k := pl.kept[why]
 	if k == nil {
@@ -583,7 +583,7 @@ func days(d time.Duration) string {
 type Snapshot struct {
 	At        time.Time
 	Builds    []index.Brief // those that may be collected
-	Others    []index.Brief // that count for the quotas of their users as well, and may not be collected by who plans
+	Others    []index.Brief // that count for quotas as well, and may not be collected here
 	Whole     bool          // they are all that there are: bounds of the whole store are for them
 	Inventory *Inventory    // of the whole store, of the same survey
 
@@ -592,8 +592,8 @@ type Snapshot struct {
 	Storing   map[uint32]int64      // logical bytes by user: what is being stored comes in place of what is there
 	Bound     func(uid uint32) bool // reports whether Limits.Share is for the user; nil: for none
 
-	// Spared says why a build may not go now, "" if it may. It is asked once at most for each that would, and not of those that nobody thinks of
-	// removing, for it may have to look at files.
+	// Spared says why a build may not be evicted now, "" if it may. It is called once at most, and
+	// only for builds that would be evicted, because it may have to look at files.
 	Spared func(*index.Brief) string
 }
 
@@ -611,9 +611,9 @@ type Limits struct {
 	EntriesSlack uint64 // likewise of Entries
 }
 
-// Plan plans to keep to the limits. What has not been used for too long goes, and what is above a user's quota or the
-// number of entries. Then, for room: unpacked copies; builds that are not served, then those that a newer one has taken the place
-// of; what packing frees; and then the builds whose compile seconds and recent use pay least for their bytes.
+// Plan plans to keep to the limits. It evicts builds that were not used for too long, or that
+// exceed a quota or the number of entries. Then it frees space: copies; builds that are not served,
+// then superseded ones; by packing; and then builds of the least compile time and use per byte.
 func (s *Snapshot) Plan(to Limits) *Plan {
 	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept)}
 	pl.gather()
@@ -635,11 +635,11 @@ func (s *Snapshot) Plan(to Limits) *Plan {
 	return pl.plan
 }
 
-// Before a build is evicted for room, room is made of what comes back without a compile: copies of packed builds, and the whole
-// forms of those that share enough.
+// Before it evicts for space, the plan frees what comes back without a compile: copies of packed
+// builds, and the whole forms of blobs that share enough.
 
-// findNeeders lists who needs the blobs that may be packed, or have a copy. A blob that builds need which are not the peer's to
-// collect is left out.
+// findNeeders lists the builds that need blobs which may be packed, or have a copy. It omits blobs
+// that builds outside the peer's reach need.
 func (pl *planner) findNeeders() {
 	if pl.needers != nil {
 		return
@@ -663,7 +663,7 @@ func (pl *planner) findNeeders() {
 	}
 }
 
-// mayShrink tells whether nobody who needs a blob minds that its form changes.
+// mayShrink reports whether the form of a blob may change for all builds that need it.
 func (pl *planner) mayShrink(at uint32) bool {
 	all := pl.needers[at]
 	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool { return pl.spared(one) != "" })
@@ -710,7 +710,7 @@ func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) 
 	}
 }
 
-// withoutDetours leaves out what is done to builds that go in the end, for whose sake it need not be done.
+// withoutDetours drops steps that are needed only by builds that are evicted in the end.
 func (pl *planner) withoutDetours() {
 	goes := make(map[*candidate]*Step)
 	for i := range pl.plan.Steps {

@@ -9,9 +9,9 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Removal removes blobs, and makes that durable for all at once. Containers that only removed
-// recipes needed follow once that is durable, so that a crash leaves only unneeded blobs and
-// recipes, and each recipe its containers. One goroutine uses it, and calls End.
+// Removal removes blobs, durably and all at once. Containers that only removed recipes needed
+// follow once that is durable: a crash leaves only unneeded blobs and recipes, each with its
+// containers. One goroutine uses it, and calls End.
 type Removal struct {
 	s          *Store
 	whole      *cas.Removal

@@ -280,8 +280,8 @@ func (s *Sharing) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error 
 	return err
 }
 
-// Renew drops sketches of other versions of the daemon, and shares found by them, so that their
-// blobs are read again. It makes new sketches of containers that only recipes need, itself.
+// Renew drops sketches of other versions of the daemon, and their shares, so that their blobs are
+// read again. It remakes the sketches of containers that only recipes need itself.
 func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 	var old []cas.Digest
 	err := eachBlob(ctx, s.memory.sketches, func(d cas.Digest, raw []byte) error {

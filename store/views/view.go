@@ -3,11 +3,10 @@
 // A view's files are links to blobs, or to their unpacked forms, under the build's file names; a
 // file system without links gets copies. Its id is never used again. A client of a view holds a
 // lease, a read lock on a descriptor that survives the daemon and ends with the last holder; one
-// with only the path has some time. A dropped view is removed after its last holder, or at a later
-// start.
+// with only the path has some time. A dropped view is removed after its last holder, or at a start.
 //
-// A Store may be used by any number of goroutines. It decides nothing about builds: its callers
-// decide what to serve, evict and pack, and ask it whether a view is in use. See View first.
+// A Store is safe for concurrent use. It decides nothing about builds: its callers decide what to
+// serve, evict and pack, and ask it whether a view is in use. See View first.
 package views
 
 import (
