@@ -40,6 +40,7 @@ var plain = []string{"cas", "cas/crashfs", "dedupe", "dedupe/exact", "dedupe/mat
 	"compilers/tinymodel", "cmd/epcached-ort", "cmd/epcached", "cmd/epcached/internal/backend",
 	"cmd/epcached/internal/idle", "cmd/epcached/internal/logs", "cmd/epcached/internal/reload",
 	"cmd/epcached/internal/systemd", "store", "store/audit",
+	"store/evict", "store/packing", "store/views",
 }
 
 // narrow are those of them without lines of more than 100 columns.

@@ -42,7 +42,8 @@ func TestRowsAreSortedByModel(t *testing.T) {
 	require.Equal(t, Row{ID: index.BuildID{8}, Own: 300}, rows[2])
 }
 
-// What several builds of a model share, with each other or with those of other models, stands in the row of each, and counts for the model once.
+// Bytes that builds share, of one model or of several, are in the row of each, and count for the
+// model once.
 func TestSharedBytesOfAModelCountOnce(t *testing.T) {
 	inv := &Inventory{blobs: []index.Blob{{Size: 100, Disk: 100, Needs: 3}, {Size: 30, Disk: 30, Needs: 2}, {Size: 500, Disk: 500, Needs: 1}}}
 	list := []*index.Brief{

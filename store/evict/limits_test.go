@@ -33,7 +33,8 @@ func TestQuotaCountsRemainingAndNewBuilds(t *testing.T) {
 	require.Equal(t, []string{"remove 1: 100"}, said(m.plan(t, true, Limits{Bytes: -1, User: 60, Unused: day})), "the first goes for its age, and then the second fits")
 }
 
-// What nobody is served with goes also where others have all of its bytes: it is a line in every list, and its manifest takes room.
+// A build that is not served is evicted although others have all of its bytes: it is a line in
+// every list, and its manifest takes space.
 func TestSupersededBuildIsEvictedEvenIfItFreesNothing(t *testing.T) {
 	m := few(index.Brief{Created: present.Add(-day), RequestKey: index.RequestKey{9}}, index.Brief{Created: present, RequestKey: index.RequestKey{9}}, index.Brief{Created: present})
 	m.builds[0].Blobs = m.builds[1].Blobs
@@ -42,7 +43,7 @@ func TestSupersededBuildIsEvictedEvenIfItFreesNothing(t *testing.T) {
 	require.Equal(t, []string{"remove 1: 0"}, said(m.plan(t, true, Limits{})))
 }
 
-// Copies come before builds that nobody is served with.
+// Copies are dropped before builds that are not served are evicted.
 func TestCopiesGoBeforeBuilds(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
 	m.not[index.BuildID{1}] = "stale"
@@ -69,7 +70,8 @@ func TestNothingIsPackedForMoreThanItTakes(t *testing.T) {
 	require.Equal(t, []string{"remove 2: 100"}, said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
 }
 
-// What one's builds take of others' is theirs; what is there for one's own alone is not.
+// A container that other builds need does not count as used by those that may be collected; one
+// that only the latter need does.
 func TestSharedBlobsAreNotOwnBytes(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present})
 	m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
@@ -79,14 +81,14 @@ func TestSharedBlobsAreNotOwnBytes(t *testing.T) {
 	require.EqualValues(t, 110, m.plan(t, false, Limits{Bytes: -1}).Used)
 }
 
-// Of what pays the same, what was not used for longest goes first.
+// Of builds that pay the same, the least recently used one is evicted first.
 func TestEqualValueIsEvictedByLastUse(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present.Add(-2 * day)}, index.Brief{Created: present.Add(-day)})
 	require.Equal(t, []string{"remove 2: 100", "remove 3: 100", "remove 1: 100"}, said(m.plan(t, true, Limits{})))
 }
 
-// What was left alone since others had what it has is thought of again when these go, and the goal is not reached yet. A sixteenth of what stays is hardly
-// anything, too.
+// A build that stayed because others have its bytes is chosen after all when these are evicted, and
+// the goal is not reached yet. A sixteenth of what stays is hardly anything, too.
 func TestBuildsThatFreeLittleAreEvictedLast(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 9e6}, index.Brief{Created: present, CompileSeconds: 9})
 	m.blobs = append(m.blobs, modelBlob{whole: 6})
@@ -98,8 +100,8 @@ func TestBuildsThatFreeLittleAreEvictedLast(t *testing.T) {
 	require.Equal(t, []string{"remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: 103})))
 }
 
-// Of a user who has too much so much more goes as whole builds fit into the slack, and of the
-// number of entries; of others nothing.
+// Of a user above the quota more is evicted, as whole builds fit into the slack, and of the number
+// of entries; of other users nothing.
 func TestSlackOfQuotaAndEntries(t *testing.T) {
 	var builds []index.Brief
 	for i := range 30 {

@@ -102,7 +102,7 @@ func drawModel(t *rapid.T) *model {
 	}
 	whole = slices.DeleteFunc(whole, func(i int) bool {
 		if !needed[i] && !taken[i] {
-			m.blobs[i].whole = 0 // nobody would have kept it
+			m.blobs[i].whole = 0 // it would not have been kept
 		}
 		return m.blobs[i].whole == 0
 	})
@@ -159,7 +159,7 @@ func (m *model) needed(i int) bool {
 	return slices.ContainsFunc(slices.Concat(m.builds, m.others), func(b index.Brief) bool { return slices.Contains(b.Blobs, uint32(i)) })
 }
 
-// sweep lets go of what nobody needs, and says what everything takes then.
+// sweep removes what is not needed, and returns what everything takes then.
 func (m *model) sweep() (sum int64) {
 	taken := make([]bool, len(m.blobs))
 	for i := range m.blobs {

@@ -37,7 +37,7 @@ func TestBuildsPackedAgainstKeptOnesAreEvictedTogether(t *testing.T) {
 	require.Equal(t, []string{"remove 2: 6"}, said(m.plan(t, true, Limits{Bytes: 106})), "nothing else is left, and the goal is reached with it")
 }
 
-// What was chosen first stays where something larger, which was chosen after it, is enough.
+// A build that was chosen first stays where a larger one, which was chosen after it, is enough.
 func TestUnneededStepsAreDropped(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: .01}, index.Brief{Created: present, CompileSeconds: 9})
 	m.blobs[0].whole, m.blobs[1].whole, m.blobs[2].whole = 60, 1, 65
@@ -46,8 +46,9 @@ func TestUnneededStepsAreDropped(t *testing.T) {
 	require.Equal(t, []string{"remove 1: 60", "remove 2: 1"}, said(m.plan(t, true, Limits{Bytes: 65})), "as long as it is enough, what pays least")
 }
 
-// What was just stored is not the first that goes for its user's quota, whatever it is worth: it stays for a while even where nothing else may go. Where
-// something is being stored, that is the newest.
+// A build that was just stored is not the first that is evicted for its user's quota, whatever it
+// is worth: it stays for a while even where no other may be evicted. Where a build is being stored,
+// that is the newest.
 func TestTheNewestStaysForAWhile(t *testing.T) {
 	store := func(age time.Duration) *model {
 		return few(index.Brief{Created: present.Add(-day), CompileSeconds: 9, UID: 7, LogicalBytes: 60},

@@ -12,7 +12,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// plan makes a plan for a model, and sees to it that nobody is asked twice whether one build may go.
+// plan makes a plan for a model, and checks that Spared is called at most once for a build.
 func (m *model) plan(t require.TestingT, whole bool, to Limits) *Plan {
 	asked := make(map[index.BuildID]bool)
 	s := &Snapshot{At: m.at, Builds: slices.Clone(m.builds), Whole: whole, Inventory: m.inventory(), NotServed: m.not, Pinned: m.pinned, Storing: m.byUser,
@@ -72,13 +72,14 @@ func (m *model) carryOut(t require.TestingT, plan *Plan) {
 	}
 }
 
-// mayShrink: nobody who needs the blob minds.
+// mayShrink: no build that needs the blob prevents it.
 func (m *model) mayShrink(at int) bool {
 	minds := func(b index.Brief) bool { return slices.Contains(b.Blobs, uint32(at)) }
 	return !slices.ContainsFunc(m.others, minds) && !slices.ContainsFunc(m.builds, func(b index.Brief) bool { return m.spared[b.ID] != "" && minds(b) })
 }
 
-// pack packs a blob where that frees something, and where those that it would take from are whole and it is nobody's container.
+// pack packs a blob where that frees space, where those that it would take from are whole and no
+// recipe takes from it.
 func (m *model) pack(at int) {
 	b := &m.blobs[at]
 	if b.saving == 0 || b.whole < b.saving || !m.mayShrink(at) {
@@ -97,7 +98,8 @@ func (m *model) pack(at int) {
 	b.recipe, b.whole, b.saving, b.takes = b.whole-b.saving, 0, 0, slices.Clone(b.from)
 }
 
-// What a plan promises is what carrying it out gives, and it keeps to the limits wherever that can be had; it takes nobody's build who has it in hand.
+// Carrying out a plan gives what it promises, and it keeps to the limits wherever possible; it
+// evicts no build in hand.
 func TestPlanFreesTheStatedBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := drawModel(t)
@@ -341,7 +343,7 @@ func TestNoMoreEntriesGoThanHaveTo(t *testing.T) {
 	require.Empty(t, m.plan(t, false, Limits{Bytes: -1, Entries: 2}).Steps, "who does not have all of them does not know how many there are")
 }
 
-// What is not served goes first, then what a newer build has taken the place of, whatever they are worth.
+// Builds that are not served are evicted first, then superseded ones, whatever they are worth.
 func TestClasses(t *testing.T) {
 	key := index.RequestKey{9}
 	m := few(
@@ -410,7 +412,8 @@ func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
 	require.NotContains(t, plan.WhatStays(), "quota", "it is kept to")
 }
 
-// What goes in the end is neither packed nor freed of its copy before, and what that would have freed counts for its removal.
+// A build that is evicted in the end is neither packed nor freed of its copy before, and what that
+// would have freed counts for its removal.
 func TestNoDetours(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
 	m.spared[index.BuildID{1}] = "in use"

@@ -88,8 +88,9 @@ func (b *bench) told() (sum int64) {
 	return sum + space.Containers + space.Copies - ahead
 }
 
-// What blobs take is accounted for at each moment while their form changes, once, and whichever of them is evicted meanwhile. What is being written has its
-// place, and who evicts counts what goes until it has asked for its removal.
+// The space of blobs is accounted for once at each moment while their form changes, whichever is
+// evicted meanwhile. Bytes being written are reserved, and an eviction counts bytes until it has
+// asked for their removal.
 func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range formChanges(ctx) {
@@ -124,7 +125,7 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 					require.Equal(t, b.onDisk(), b.told())
 					require.Greater(t, a.times, 2)
 					if steps == 0 {
-						steps, step = taken, taken // nobody was evicted
+						steps, step = taken, taken // none was evicted
 						require.Positive(t, steps)
 					}
 				}

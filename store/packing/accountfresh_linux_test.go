@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// atLink stops who gives a blob its name, until it is let go on.
+// atLink stops the goroutine that links a blob, until it is let go on.
 type atLink struct {
 	cas.OS
 	mu          sync.Mutex
@@ -32,7 +32,8 @@ func (l *atLink) Link(from, to string) error {
 	return l.OS.Link(from, to)
 }
 
-// What is known to be held from right before its last build lets it go is accounted for at once, though the account was read in between.
+// A blob that is held from right before its last build is removed is accounted for at once, though
+// the account was read in between.
 func TestLateHoldIsAccountedAtOnce(t *testing.T) {
 	at := &atLink{there: make(chan struct{}), goOn: make(chan struct{})}
 	b := newBenchOn(t, inMemory(t), at)
@@ -76,7 +77,8 @@ func TestLateHoldIsAccountedAtOnce(t *testing.T) {
 	require.False(t, b.whole.Has(d))
 }
 
-// What was missing, and is stored again by somebody who gives up, stays for who needs it, and is accounted for before that one's place is given back.
+// A missing blob that is stored again by a put that gives up stays for the builds that need it, and
+// is accounted for before the reservation of that put ends.
 func TestRestoredBlobIsAccounted(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, contents := b.variants(2, mib)
@@ -115,7 +117,7 @@ func TestRestoredBlobIsAccounted(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// What only a recipe took from that is put aside goes with it.
+// A blob that only a quarantined recipe took from is removed with it.
 func TestContainersOfAQuarantinedRecipeAreRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, _ := b.variants(3, mib)

@@ -25,10 +25,10 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Whatever is stored, evicted and packed at the same time: no call fails but for what it says, in the end each blob that is needed is there, byte for byte,
-// and nothing else is.
+// While blobs are stored, evicted and packed at the same time, no call fails but for documented
+// reasons, and in the end each blob that is needed is there, byte for byte, and no other.
 //
-// EPCACHED_FORMS_SEED has each goroutine do the same once more, though not at the same time; EPCACHED_FORMS_ROUNDS has them do it for longer.
+// EPCACHED_FORMS_SEED has each goroutine do the same again, though not at the same time; EPCACHED_FORMS_ROUNDS has them do it for longer.
 func TestConcurrentChangesLeaveNothing(t *testing.T) {
 	seed, rounds := fromEnvironment("EPCACHED_FORMS_SEED", rand.Uint64()), fromEnvironment("EPCACHED_FORMS_ROUNDS", 6)
 	t.Logf("EPCACHED_FORMS_SEED=%d", seed)
@@ -247,7 +247,7 @@ func (m *member) compact(ctx context.Context, gate Gate) {
 	})
 }
 
-// serve reads a blob as who asks for it gets it.
+// serve reads a blob as a request gets it.
 func (m *member) serve(ctx context.Context, d cas.Digest) {
 	m.do("serve", []cas.Digest{d}, func(lost func() []error) {
 		f, err := m.Open(ctx, d)
@@ -345,7 +345,7 @@ func (c *crowd) requireNothingElse(when string) {
 	}
 }
 
-// fickle is an owner for whom something is in use, or has no room, now and then.
+// fickle is an owner that reports "in use" or "no space" now and then.
 type fickle struct{ *user }
 
 func (fickle) LetGo(cas.Digest) error {

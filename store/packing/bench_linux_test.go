@@ -107,12 +107,12 @@ func (b *bench) objects() (all []cas.Digest) {
 // user is an Owner. Tests set its fields while nothing goes on, or call need.
 type user struct {
 	needed map[cas.Digest]int64  // with sizes; guarded by mu
-	held   map[cas.Digest]bool   // somebody has it
-	of     map[cas.Digest]string // whose it is; "": everybody's
+	held   map[cas.Digest]bool   // it is in use
+	of     map[cas.Digest]string // its user; "": shared
 
 	mu       sync.Mutex
 	full     bool    // there is no room; guarded by mu
-	once     bool    // likewise, for who asks next; guarded by mu
+	once     bool    // likewise, once, to the next caller; guarded by mu
 	reserved int64   // guarded by mu
 	passing  int64   // of what is about to go; guarded by mu
 	asked    int     // how often it was asked for; guarded by mu
@@ -124,7 +124,7 @@ type user struct {
 	letGo func()              // is called when something was let go; may be nil
 	asks  func()              // is called when room is asked for; may be nil
 	needs func(cas.Digest)    // is called when it is asked whether something is needed, before that is answered; may be nil
-	given map[cas.Digest]bool // somebody is being given it
+	given map[cas.Digest]bool // a request is being given it
 }
 
 func (u *user) need(d cas.Digest, size int64) {

@@ -171,8 +171,8 @@ func TestNothingStaysOfABaseThatIsNotNeeded(t *testing.T) {
 	b.requireNothingLeft()
 }
 
-// What a blob took from besides its base, and no build needs any more, is removed with it when they
-// are compacted.
+// A blob that another took from besides its base, and that no build needs any more, is removed with
+// it when they are compacted.
 func TestUnreferencedBlobsAreRemovedWithTheBase(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []struct {
@@ -199,8 +199,8 @@ func TestUnreferencedBlobsAreRemovedWithTheBase(t *testing.T) {
 	}
 }
 
-// What an earlier version kept as nothing but compressed bytes, and what was packed for little, is
-// whole again once it is used.
+// A blob that an earlier version kept as nothing but compressed bytes, or that was packed for
+// little, is whole again once it is used.
 func TestABlobThatIsMostlyItsOwnBecomesWholeWhenItIsUsed(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()

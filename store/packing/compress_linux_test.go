@@ -14,8 +14,8 @@ import (
 // digits are n bytes that compress to little more than half.
 func digits(seed uint64, n int) []byte { return []byte(hex.EncodeToString(noise(seed, n/2))) }
 
-// What a blob has of its own is kept compressed with its recipe where that gains an eighth, and
-// else as a blob that later ones take from.
+// The literals of a blob are kept compressed with its recipe where that gains an eighth, and else
+// as a blob that later ones take from.
 func TestLiteralsAreCompressedWhereThatGains(t *testing.T) {
 	common := noise(1, mib/2)
 	for name, c := range map[string]struct {
@@ -54,8 +54,8 @@ func TestLiteralsAreCompressedWhereThatGains(t *testing.T) {
 	}
 }
 
-// What others take from is never compressed: the literals of a base that is packed are the base of
-// the others.
+// Bytes that others take from are never compressed: the literals of a base that is packed are the
+// base of the others.
 func TestBasesAreNotCompressed(t *testing.T) {
 	b := newBench(t)
 	text := digits(1, mib/2)

@@ -18,7 +18,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// inMemory is a folder for what is made anew many times: what a power cut takes away is tested elsewhere.
+// inMemory is a directory for files that are made again many times; power cuts are tested
+// elsewhere.
 func inMemory(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "epcached")
 	if err != nil {
@@ -28,7 +29,7 @@ func inMemory(t testing.TB) string {
 	return dir
 }
 
-// evict removes blobs that nobody needs any more, at once.
+// evict removes blobs that are not needed any more, at once.
 func (b *bench) evict(all ...cas.Digest) {
 	b.Helper()
 	r := b.Removal()
@@ -137,7 +138,8 @@ func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 	return all
 }
 
-// Whatever form a blob is just given, and at whichever step one of those that it concerns is evicted: nothing stays of that one, and nothing is lost of others.
+// At whichever step of a change of form a blob that it concerns is evicted, that blob is removed
+// completely, and no other is lost.
 func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range formChanges(ctx) {
@@ -163,7 +165,7 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 					}
 					b.requireNothingLeft()
 					if steps == 0 {
-						steps, step = taken, taken // nobody was evicted
+						steps, step = taken, taken // none was evicted
 						require.Positive(t, steps)
 					}
 				}
@@ -172,8 +174,9 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 	}
 }
 
-// What packing wrote between the moment at which a blob is evicted and that at which it is removed goes with it: the recipe, and what that takes from. So it is
-// too where the packer lets go while it is not yet durable that the recipe has gone.
+// A recipe that packing writes between the eviction and the removal of a blob is removed with it,
+// and so are its containers; also where the packer releases its hold before the removal of the
+// recipe is durable.
 func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, _ := b.variants(2, mib)
@@ -239,7 +242,8 @@ func TestBaseIsPackedWhileItsUserIsRemoved(t *testing.T) {
 	b.requireNothingLeft()
 }
 
-// What somebody stored whole and gave up, and others need, who keep it packed, is accounted for as whole.
+// A blob that a failed put stored whole, and that others need and keep packed, is accounted for as
+// whole.
 func TestUnreferencedWholeBlobIsMeasured(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, contents := b.variants(2, mib)

@@ -69,7 +69,7 @@ func TestABlobGoesThroughAllItsForms(t *testing.T) {
 	require.Empty(t, b.objects())
 }
 
-// The owner is asked before anything goes: what it needs, or somebody has, stays.
+// The owner is asked before anything is removed: a blob that it needs, or that is in use, stays.
 func TestTheOwnerIsAskedBeforeAnythingGoes(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -229,7 +229,7 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 			require.NoError(t, errors.Join(err, f.Close()))
 		}
 		reads := 0
-		b.asks = func() { // it has been compared; whoever reads from here on finds what was stored
+		b.asks = func() { // it has been compared; later reads find what was stored
 			if b.asks = nil; damaged {
 				write(noise(8, mib/4))
 			} else {
@@ -275,8 +275,8 @@ func TestABlobTakesOnlyFromWhereItMay(t *testing.T) {
 	}
 }
 
-// A copy has its place while it is written. Where there is none copies that nobody has go first; where somebody has all of them there is none. A disk
-// that is full is full.
+// A copy has a reservation while it is written. Where there is no space unused copies are removed
+// first; where all are in use it fails. On a full disk it fails.
 func TestACopyHasAPlace(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -315,7 +315,8 @@ func TestACopyHasAPlace(t *testing.T) {
 	require.Zero(t, b.asked)
 }
 
-// A blob whose sketch is not known is not read once more for that: it is looked at with as many reads as when the sketch is known.
+// A blob without a known sketch is not read again for that: comparing it takes as many reads as
+// with a known sketch.
 func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 	b := newBench(t)
 	common := noise(0, mib)

@@ -33,7 +33,8 @@ func smallDisk(t *testing.T, options ...string) string {
 	return at
 }
 
-// What is told as freed, and as taken, is what the file system says, whatever its blocks are: smaller than is reckoned with, or none for what is small.
+// The bytes reported as freed, and as taken, are those of the file system, whatever its blocks are:
+// smaller than assumed, or none for small files.
 func TestFreedBytesMatchTheFileSystem(t *testing.T) {
 	for _, options := range []string{"-b 1024", "-O inline_data -I 256"} {
 		t.Run(options, func(t *testing.T) {

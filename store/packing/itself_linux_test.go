@@ -61,7 +61,7 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	}
 	b.requireAll(all)
 
-	// What comes later takes from what is left of it.
+	// Later blobs take from what is left of it.
 	later, found := b.looked(slices.Concat(noise(6, 4096), content[part/2:]))
 	require.Equal(t, literals, found.From)
 	require.Positive(t, b.pack(later))
@@ -75,7 +75,8 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	b.requireAll(all)
 }
 
-// A container of which others are let go when it has nobody's build stays packed as long as they need its literals.
+// A container from which others take stays packed, when no build needs it, as long as they need its
+// literals.
 func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 	b := newBench(t)
 	twice := noise(1, mib/2)
@@ -98,7 +99,7 @@ func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 	require.Empty(t, b.objects())
 }
 
-// What frees little is packed where that is wanted.
+// A blob that frees little is packed where that is wanted.
 func TestSmallSavingsArePackedOnRequest(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -144,7 +145,7 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	b.requireAll(map[cas.Digest][]byte{container: small, user: content, later: large})
 }
 
-// What was found by versions before 55b10d1, or is damaged, is found again.
+// Shares that versions before 55b10d1 found, or that are damaged, are found again.
 func TestMatchesOfEarlierVersionsAreComparedAgain(t *testing.T) {
 	b := newBench(t)
 	d := b.put(noise(1, mib))

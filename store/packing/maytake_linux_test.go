@@ -10,8 +10,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// passedOn is a container that all might take from until whoever had it for all has gone: now it is one's, another takes from it, and it would be
-// packed with what is the one's alone.
+// passedOn is a container that all may take from until its shared build is removed: now it is of
+// one user, another takes from it, and it would be packed with bytes of the one user alone.
 func (b *bench) passedOn() (container, another, later cas.Digest, contents map[cas.Digest][]byte) {
 	b.Helper()
 	small := noise(1, mib/2)
@@ -72,8 +72,8 @@ func TestABaseStaysForThoseThatMayNotTakeFromAnother(t *testing.T) {
 	}
 }
 
-// What takes from the literals of a packed blob that becomes whole, and may not take from that,
-// takes nothing from it: it has the bytes itself.
+// A blob that takes from the literals of a packed blob which becomes whole, and that may not take
+// from that, takes nothing from it: it has the bytes itself.
 func TestForeignScopeGetsItsOwnBytes(t *testing.T) {
 	b := newBench(t)
 	common, own := noise(1, mib), noise(2, mib)

@@ -67,7 +67,8 @@ func (o *opening) Open(path string) (*os.File, error) {
 	return o.OS.Open(path)
 }
 
-// Who reads a blob gets it, though it becomes whole before its recipe is read, or its copy goes before that is opened.
+// A reader gets a blob although it becomes whole before its recipe is read, or its copy is removed
+// before that is opened.
 func TestABlobIsFoundThoughItTakesAnotherForm(t *testing.T) {
 	ctx := context.Background()
 	for _, read := range []func(*bench, cas.Digest) error{
@@ -120,7 +121,7 @@ func (f *noRoom) Create(path string) (*os.File, error) {
 	return f.OS.Create(path)
 }
 
-// Copies that nobody uses make room for another, on a full disk and within a quota of the file system's.
+// Unused copies make space for another, on a full disk and within a quota of the file system's.
 func TestCopiesMakeRoomForAnother(t *testing.T) {
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		t.Run(full.Error(), func(t *testing.T) {
@@ -153,7 +154,7 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 	}
 }
 
-// What is found out of a blob that is evicted meanwhile is not kept.
+// The share of a blob that is evicted meanwhile is not kept.
 func TestEvictionDuringAComparisonLeavesNoMatch(t *testing.T) {
 	ctx := context.Background()
 	b := newBenchIn(t, inMemory(t))

@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Whatever is written has a place of all of its blocks, and says what goes for it: else the budget would be exceeded, or what makes room refused for want of it.
+// Every write has a reservation of all of its blocks, and names the bytes that it replaces: else
+// the budget would be exceeded, or packing be refused for lack of space.
 func TestWrittenBytesAreReserved(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -64,7 +65,7 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	}
 }
 
-// What is to be compressed has the place that it would take as it is.
+// Data to be compressed has a reservation of its uncompressed size.
 func TestCompressedLiteralsAreReserved(t *testing.T) {
 	b := newBench(t)
 	common := noise(1, mib)
@@ -95,7 +96,8 @@ func TestForbiddenBaseIsNotUsed(t *testing.T) {
 	require.Equal(t, contents[1], b.read(all[1]))
 }
 
-// What somebody is given, or another recipe takes from, just when it was let go, keeps its form.
+// A blob that a request is given, or another recipe takes from, just when it was let go, keeps its
+// form.
 func TestContainerTakenAfterReleaseStays(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()

@@ -30,7 +30,7 @@ func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
 }
 
 // A recipe that gives other bytes is found when its blob is made whole, and when its family is
-// compacted; it stays as it is, for who looks into it.
+// compacted; it stays as it is, for inspection.
 func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 	ctx := context.Background()
 	b := newBench(t)
@@ -51,7 +51,8 @@ func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 	}
 }
 
-// As long as there is a recipe that a newer epcached wrote, nobody knows what that needs, and nothing goes.
+// As long as there is a recipe that a newer epcached wrote, its needs are unknown, and nothing is
+// removed.
 func TestNothingGoesWhileARecipeCannotBeRead(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
@@ -94,7 +95,8 @@ func (f *noReads) ReadAt(file *os.File, p []byte, off int64) (int, error) {
 	return f.OS.ReadAt(file, p, off)
 }
 
-// What a recipe takes from that the system did not give at the start stays, whole, though nobody knows who takes from it, and its blob is there again with it.
+// A container of a recipe that could not be read at the start stays, whole, though its users are
+// unknown, and its blob is there again with it.
 func TestContainersOfUnreadRecipesStay(t *testing.T) {
 	ctx := context.Background()
 	b := newBench(t)

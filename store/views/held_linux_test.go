@@ -34,8 +34,8 @@ func TestOwnFilesAreLookedUpOnce(t *testing.T) {
 	require.Equal(t, BySomebody, openedBy(other, nil))
 }
 
-// What has no name but in a view that is being made, because its build goes just then, is held as well; and so it is when the view is made, though nobody who
-// removed the build has found it.
+// A file with names only in a view that is being made, whose build is being removed, is held as
+// well; also when the view is complete, though the removal has missed it.
 func TestBlobInAnUnfinishedViewIsHeld(t *testing.T) {
 	s := open(t)
 	ctx := context.Background()
