@@ -64,8 +64,8 @@ func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
 	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
-		[]Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(), d.adviseBuilds(ctx),
-		d.adviseSources(ctx, p), d.LatelyAdvice(p))
+		[]Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(),
+		d.adviseBuilds(ctx, p), d.adviseSources(ctx, p), d.LatelyAdvice(p))
 	if ctx.Err() != nil {
 		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
 	}
@@ -281,7 +281,11 @@ func (d *Doctor) adviseIndex() []Advice {
 
 const maxFindings = 10
 
-func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
+// adviseBuilds counts the builds of all users, which is for administrators.
+func (d *Doctor) adviseBuilds(ctx context.Context, p rights.Peer) []Advice {
+	if !d.q.rights.Administrator(p) {
+		return nil
+	}
 	space, err := d.q.index.Space()
 	if err != nil {
 		return []Advice{problem("builds", "they cannot be counted: %v", err).hint("epcachectl check --deep")}
@@ -312,11 +316,15 @@ func (d *Doctor) adviseBuilds(ctx context.Context) []Advice {
 
 const lately = 24 * time.Hour
 
-// LatelyAdvice reports the failures of the last day, to administrators with their texts.
+// LatelyAdvice reports the failures of the last day that the peer may see, to administrators with
+// their texts.
 func (d *Doctor) LatelyAdvice(p rights.Peer) []Advice {
 	counts := make(map[string]int)
 	last := ""
 	for _, e := range d.q.index.Journal.Events(d.q.options.Now().Add(-lately)) {
+		if !d.q.rights.MayHear(p, &e) {
+			continue
+		}
 		counts[e.Kind]++
 		if e.Kind == event.Failed {
 			last = e.Text

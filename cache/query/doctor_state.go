@@ -229,9 +229,13 @@ func (d *Doctor) madeSince(g *index.Tombstone) bool {
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// SpaceAdvice warns of too small a budget, and of unkept results for models that the peer may see.
+// SpaceAdvice warns administrators of too small a budget, and of unkept results for models that the
+// peer may see.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
+	if !d.q.rights.Administrator(p) {
+		return d.adviseUnkept(p)
+	}
 	r, err := d.q.Space()
 	if err != nil {
 		return []Advice{warning(subject, "%v", err)}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,11 +24,13 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 	local []*os.File, remove func(), err error) {
 	folder, removeFolder, err := in.Store.Stage("slow-")
 	var copies []*os.File
+	var taken int64
 	remove = func() {
 		for _, f := range copies {
 			_ = f.Close() // opened for reading only: nothing can be lost
 		}
 		removeFolder()
+		in.slow.Add(-taken)
 	}
 	if err != nil {
 		return nil, remove, err
@@ -37,7 +40,13 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 		if _, slow, _ := slowfile.Stat(int(f.Fd())); !slow || !read(i) {
 			continue
 		}
-		if local[i], err = in.fetch(ctx, uid, f, filepath.Join(folder, strconv.Itoa(i))); err != nil {
+		size, err := in.reserveSlow(f)
+		if err != nil {
+			return nil, remove, err
+		}
+		taken += size
+		path := filepath.Join(folder, strconv.Itoa(i))
+		if local[i], err = in.fetch(ctx, uid, f, path, size); err != nil {
 			return nil, remove, err
 		}
 		copies = append(copies, local[i])
@@ -45,19 +54,35 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 	return local, remove, nil
 }
 
+// reserveSlow sets space aside for a copy of the size that the file system states, and returns that
+// size. All copies take at most half of what is free above the store's floor, because the collector
+// would otherwise evict builds for them.
+func (in *Maker) reserveSlow(f *os.File) (int64, error) {
+	st, _, err := slowfile.Stat(int(f.Fd()))
+	if err != nil {
+		return 0, apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
+	}
+	size := int64(min(st.Size, math.MaxInt64>>1))
+	b, err := in.Store.Bounds()
+	if err == nil {
+		all := in.slow.Add(size)
+		if err = store.Fits("a copy of the model", all, (b.Free-b.Floor)/2); err != nil {
+			in.slow.Add(-size)
+		}
+	}
+	if err != nil {
+		return 0, request.StoreError(err, f.Name())
+	}
+	return size, nil
+}
+
 // fetch copies one file, with its mode. The copy has a name, as the file does, and not the one that
 // it is opened by, because that no longer leads to it later.
-func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string) (*os.File, error) {
+func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string, size int64) (
+	*os.File, error) {
 	st, _, err := slowfile.Stat(int(f.Fd()))
 	if err != nil {
 		return nil, unread(ctx, err, f)
-	}
-	free, err := cas.FreeBytes(filepath.Dir(path))
-	if err == nil {
-		err = store.Fits("a copy of the model", int64(st.Size), free/2) // others come at the same time
-	}
-	if err != nil {
-		return nil, request.StoreError(err, f.Name())
 	}
 	leave, err := in.Slow.Take(ctx, in.Owner(uid))
 	if err != nil {
@@ -69,7 +94,10 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string)
 		return nil, request.StoreError(err, f.Name())
 	}
 	done := func() { leave(); _ = to.Close() } // nothing of it counts but what is read
-	if err := slowfile.Copy(ctx, f, to, free/2-store.Spare, done); err != nil {
+	if err := slowfile.Copy(ctx, f, to, size, done); err != nil {
+		if ctx.Err() == nil && cas.Full(err) {
+			return nil, request.StoreError(err, f.Name())
+		}
 		return nil, unread(ctx, err, f)
 	}
 	own, err := os.Open(path)

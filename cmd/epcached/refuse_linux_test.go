@@ -232,6 +232,19 @@ func TestDescriptorsThatAreNoModel(t *testing.T) {
 	}
 }
 
+// A file that has more bytes than its file system states is not copied, because a user could fill the
+// disk with it. These state none; the second one has hundreds of gigabytes.
+func TestFilesLargerThanStatedAreNotCopied(t *testing.T) {
+	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	for path, says := range map[string]string{
+		"/proc/self/status":  "more than the 0 bytes",
+		"/proc/self/pagemap": "invalid argument",
+	} {
+		r.refused(t, forModel("bad.onnx"), []*os.File{openFile(t, path)}, nil, unixsock.ErrBadModel,
+			"cannot be read", says)
+	}
+}
+
 func again(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	return os.NewFile(uintptr(fd), f.Name()), err

@@ -34,6 +34,9 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	return st, err != nil, nil
 }
 
+// exitFull is the status of a copy for which the disk has no space.
+const exitFull = int(unix.ENOSPC)
+
 // Argument is the first one of the process that copies, which runs the same program as this one.
 const Argument = "copy-slow-file"
 
@@ -46,14 +49,20 @@ func Main(limit string) int {
 		// With pread: the client shares the offset.
 		n, err = io.Copy(os.Stdout, io.NewSectionReader(os.Stdin, 0, most+1))
 		if err == nil && n > most {
-			err = fmt.Errorf("it has more than %d bytes", most)
+			err = fmt.Errorf("it has more than the %d bytes that its file system states", most)
 		}
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	if err == nil {
+		return 0
 	}
-	return 0
+	if path, is := errors.AsType[*os.PathError](err); is {
+		err = path.Err // the names are those of standard input and output
+	}
+	fmt.Fprintln(os.Stderr, err)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return exitFull
+	}
+	return 1
 }
 
 // Copy copies at most limit bytes of a file to another, from the beginning. When its context ends
@@ -67,7 +76,9 @@ func Copy(ctx context.Context, from, to *os.File, limit int64, done func()) erro
 	go func() {
 		defer done()
 		err := cmd.Run()
-		if said.Len() > 0 {
+		if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitFull {
+			err = unix.ENOSPC
+		} else if said.Len() > 0 {
 			err = errors.New(string(bytes.TrimSpace(said.Bytes())))
 		}
 		ended <- err
