@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/apierr"
@@ -37,16 +39,19 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 	}
 	local = slices.Clone(files)
 	for i, f := range files {
-		if _, slow, _ := slowfile.Stat(int(f.Fd())); !slow || !read(i) {
+		st, slow, err := slowfile.Stat(int(f.Fd()))
+		if !slow || !read(i) {
 			continue
 		}
-		size, err := in.reserveSlow(f)
 		if err != nil {
-			return nil, remove, err
+			return nil, remove, unread(ctx, err, f)
 		}
-		taken += size
+		if err = in.reserveSlow(st.Size); err != nil {
+			return nil, remove, request.StoreError(err, f.Name())
+		}
+		taken += int64(st.Size)
 		path := filepath.Join(folder, strconv.Itoa(i))
-		if local[i], err = in.fetch(ctx, uid, f, path, size); err != nil {
+		if local[i], err = in.fetch(ctx, uid, f, path, &st); err != nil {
 			return nil, remove, err
 		}
 		copies = append(copies, local[i])
@@ -54,36 +59,30 @@ func (in *Maker) Fetch(ctx context.Context, uid uint32, files []*os.File, read f
 	return local, remove, nil
 }
 
-// reserveSlow sets space aside for a copy of the size that the file system states, and returns that
-// size. All copies take at most half of what is free above the store's floor, because the collector
-// would otherwise evict builds for them.
-func (in *Maker) reserveSlow(f *os.File) (int64, error) {
-	st, _, err := slowfile.Stat(int(f.Fd()))
-	if err != nil {
-		return 0, apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
-	}
-	size := int64(min(st.Size, math.MaxInt64>>1))
+// reserveSlow sets space aside for a copy of the size that the file system states. All copies take at
+// most half of what is free above the store's floor, because the collector would otherwise evict
+// builds for them.
+func (in *Maker) reserveSlow(stated uint64) error {
 	b, err := in.Store.Bounds()
-	if err == nil {
-		all := in.slow.Add(size)
-		if err = store.Fits("a copy of the model", all, (b.Free-b.Floor)/2); err != nil {
-			in.slow.Add(-size)
-		}
-	}
 	if err != nil {
-		return 0, request.StoreError(err, f.Name())
+		return err
 	}
-	return size, nil
+	const what = "a copy of the model"
+	most, size := (b.Free-b.Floor)/2, int64(min(stated, math.MaxInt64))
+	if err := store.Fits(what, size, most); err != nil {
+		return err // by itself already, so that no sum overflows
+	}
+	err = store.Fits(what, in.slow.Add(size), most)
+	if err != nil {
+		in.slow.Add(-size)
+	}
+	return err
 }
 
 // fetch copies one file, with its mode. The copy has a name, as the file does, and not the one that
 // it is opened by, because that no longer leads to it later.
-func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string, size int64) (
+func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string, st *unix.Statx_t) (
 	*os.File, error) {
-	st, _, err := slowfile.Stat(int(f.Fd()))
-	if err != nil {
-		return nil, unread(ctx, err, f)
-	}
 	leave, err := in.Slow.Take(ctx, in.Owner(uid))
 	if err != nil {
 		return nil, unread(ctx, fmt.Errorf("other files of the same user do not answer: %w", err), f)
@@ -94,7 +93,7 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 		return nil, request.StoreError(err, f.Name())
 	}
 	done := func() { leave(); _ = to.Close() } // nothing of it counts but what is read
-	if err := slowfile.Copy(ctx, f, to, size, done); err != nil {
+	if err := slowfile.Copy(ctx, f, to, int64(st.Size), done); err != nil {
 		if ctx.Err() == nil && cas.Full(err) {
 			return nil, request.StoreError(err, f.Name())
 		}
