@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/store"
 )
 
 func (b *bench) doctor(p request.Peer) (out []query.Advice) {
@@ -188,6 +190,26 @@ func TestCancelledCompileIsNoFailure(t *testing.T) {
 	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
+}
+
+// Counts of all users would tell one user when others compile, and how large their builds are.
+func TestDoctorTellsUsersNothingOfOthers(t *testing.T) {
+	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 30}}))
+	told := func(uid uint32) (out []query.Advice) {
+		for _, a := range b.doctor(request.Peer{UID: uid}) {
+			if slices.Contains([]string{"space", "builds", "compiles", "damage"}, a.Subject) {
+				out = append(out, a)
+			}
+		}
+		return out
+	}
+	before, all := told(2001), told(b.cache.uid)
+	private := b.others(2002, 1)
+	private.Store = "user"
+	b.acquire(private)
+	require.Equal(t, before, told(2001))
+	require.NotEqual(t, all, told(b.cache.uid))
+	require.NotEqual(t, before, told(2002), "that user is told of the own compile")
 }
 
 func TestAbandonedCompileIsNoFailure(t *testing.T) {
