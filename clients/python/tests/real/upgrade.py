@@ -270,10 +270,10 @@ class Applications:
         for record in self.records():
             if "refused" not in record:
                 continue
-            taken_away = any(record["asked"] < began < record["refused_at"] for began, _ in self._place.changes)
-            assert self._place.mixed(record) or taken_away, record
             own = [runtime for runtime in runtimes if Path(record["library"]).is_relative_to(runtime)]
             for runtime in own[:1]:  # none where the library itself was written over
                 options, session_options = record["provider_options"][self._ep], record["session_options"]
                 opinion = child.run("opinion", runtime, path=record["kept"], ep=self._ep, options=options, session_options=session_options)
                 assert opinion == "", (runtime.name, opinion, record)
+            taken_away = any(record["asked"] < began < record["refused_at"] for began, _ in self._place.changes)
+            assert self._place.mixed(record) or taken_away, (self._place.changes, record)
