@@ -83,7 +83,7 @@ func (s *Shelf) giveUp(gone []cas.Digest) {
 	defer s.mu.Unlock()
 	for _, d := range gone {
 		// else it was stored meanwhile, and what it had before was given up then
-		if _, anew := s.packed[d]; !anew {
+		if _, packed := s.packed[d]; !packed {
 			s.forgetLocked(d)
 		}
 	}

@@ -155,7 +155,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 		list = []*runtimes.Runtime{rt}
 	}
 	if fresh && !q.rights.Administrator(p) {
-		return nil, apierr.New(apierr.NotAllowed, nil, "probing anew is for administrators")
+		return nil, apierr.New(apierr.NotAllowed, nil, "probing again is for administrators")
 	}
 	out := &wire.ProbeReply{}
 	for _, rt := range list {

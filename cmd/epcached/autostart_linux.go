@@ -160,7 +160,7 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		_, _ = tell.WriteString(isReady) // best effort: the starter may have ended
 		_ = tell.Close()
 	}
-	p.anew = func() error {
+	p.recreate = func() error {
 		if err := unixsock.OwnFolder(s.State); err != nil {
 			return err
 		}

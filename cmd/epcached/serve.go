@@ -41,7 +41,7 @@ type process struct {
 	idle   time.Duration // leave after being idle for so long; 0: stay
 	ready  func()        // is called when it answers; may be nil
 	// recreates the process's own files after the state directory was removed; may be nil
-	anew func() error
+	recreate func() error
 
 	startedBy string         // as in wire.StatusReply
 	stop      func(*os.File) // as in backend
@@ -126,8 +126,8 @@ func (p *process) again(
 			continue
 		}
 		p.remade = gone.why + ", " + time.Now().UTC().Format(time.RFC3339)
-		if p.anew != nil {
-			if err := p.anew(); err != nil {
+		if p.recreate != nil {
+			if err := p.recreate(); err != nil {
 				return err
 			}
 		}
