@@ -68,7 +68,12 @@ func connectAll(t *testing.T, s *served, uid int) (all []*Client) {
 func waits(t *testing.T, s *served, c *Client) {
 	t.Helper()
 	before, ctx, f := s.backend.calls.Load(), t.Context(), modelFile(t)
-	go func() { _, _, _ = c.Acquire(ctx, acquireModel(), []*os.File{f}, nil, nil) }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _, _ = c.Acquire(ctx, acquireModel(), []*os.File{f}, nil, nil) // ends with the test
+	}()
+	t.Cleanup(func() { <-done }) // before the file is closed
 	require.Eventually(t, func() bool { return s.backend.calls.Load() > before }, patience,
 		time.Millisecond)
 }
