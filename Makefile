@@ -86,7 +86,7 @@ CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|
 
 .PHONY: race
 race: build deps ## run the tests of what is concurrent under the race detector
-	$(GO) test $(RACE) -timeout 25m ./unixsock ./internal/... ./store/views ./cache/jobs ./cache/failure ./cmd/epcachectl/...
+	$(GO) test $(RACE) -timeout 25m ./unixsock ./internal/... ./store/views ./cache/jobs ./cache/failure ./cmd/epcachectl/... ./cmd/epcached/internal/...
 	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
 
 .PHONY: test-long

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,11 +12,29 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// lines may be written by a timer while the test reads them.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) count(part string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), part)
+}
+
 func TestLinesOfOneUserAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out lines
 		log := New(&out, slog.LevelInfo)
-		count := func(part string) int { return strings.Count(out.String(), part) }
+		count := out.count
 		for range 100 {
 			log.Info("answer", "uid", uint32(1), "error", "broken pipe")
 			log.Debug("answer", "uid", uint32(1), "error", "broken pipe")
