@@ -118,6 +118,10 @@ check: ## gofmt, vet, staticcheck, mypy, tidy, and a build for arm64
 	$(GO) mod tidy -diff
 	$(PLAIN) GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./...
 
+.PHONY: messages
+messages: ## collect the words that users see into testdata/messages/
+	$(PLAIN) $(GO) test . -run TestMessagesAreUpToDate -args -messages.update
+
 .PHONY: testep
 testep: ## build the plugin execution provider of the tests, testdata/ep/testep, into bin/testep/ (the tests build their own)
 	testdata/ep/testep/build $(BIN)/testep
