@@ -7,11 +7,11 @@ import (
 
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/loadcheck"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/reports"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
@@ -68,7 +68,7 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	rt, rc, err := c.runtimes.Resolve(ctx, at.Wanted(), at.Phase)
 	if err != nil && c.bringsLibraries(at.Request, err) {
 		a, err := c.answerOwn(ctx, at, err)
-		trial.NotLoaded(a, at)
+		loadcheck.NotLoaded(a, at)
 		return a, err
 	}
 	if err != nil {
@@ -83,7 +83,7 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	}
 	a, err := c.answer(ctx, at)
 	if err == nil && at.VerifyOutput > 0 {
-		if err = c.trials.VerifyOutput(ctx, at, a); err != nil && a.View != nil {
+		if err = c.loadChecker.VerifyOutput(ctx, at, a); err != nil && a.View != nil {
 			err = errors.Join(err, a.View.Close())
 		}
 	}

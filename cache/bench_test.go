@@ -17,7 +17,7 @@ import (
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/internal/witness"
+	"github.com/epcached/epcached/internal/filestamp"
 )
 
 // BenchmarkHit is the cache's own part of a warm hit, without a socket: the model's stamp, the
@@ -60,7 +60,7 @@ func BenchmarkDigest(b *testing.B) {
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := s.request(s.openFile(path))
 	// what is being measured is hashing, not writing back
-	require.NoError(b, witness.Settle(r.Graph))
+	require.NoError(b, filestamp.WriteBack(r.Graph))
 	info, err := r.Graph.Stat()
 	require.NoError(b, err)
 	var ours, raw time.Duration

@@ -34,6 +34,7 @@ import (
 	"github.com/epcached/epcached/cache/joblist"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/loadcheck"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/query"
@@ -42,7 +43,6 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/cache/upkeep"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
@@ -50,7 +50,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
-	"github.com/epcached/epcached/internal/once"
+	"github.com/epcached/epcached/internal/ttlcache"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/store/views"
@@ -79,31 +79,31 @@ type Cache struct {
 	reloading  sync.Mutex               // held while settings are replaced
 	configured atomic.Pointer[query.Configured]
 
-	cas        *cas.Store
-	index      *index.Index
-	forms      *packing.Store
-	views      *views.Store
-	models     *identity.Models
-	sources    *identity.Sources
-	kept       *workspace.Sources
-	compiler   compilers.Compiler
-	runtimes   *runtimes.Set
-	judges     judge.Judge
-	trials     *trial.Trials
-	planner    *plan.Planner
-	Workspaces *workspace.Maker
-	owners     rights.Owners
-	events     query.Stream
-	lookup     *lookup.Lookup
-	answers    answer.Answerer
-	builder    *build.Builder
+	cas         *cas.Store
+	index       *index.Index
+	forms       *packing.Store
+	views       *views.Store
+	models      *identity.Models
+	sources     *identity.Sources
+	kept        *workspace.Sources
+	compiler    compilers.Compiler
+	runtimes    *runtimes.Set
+	judges      judge.Judge
+	loadChecker *loadcheck.Checker
+	planner     *plan.Planner
+	Workspaces  *workspace.Maker
+	owners      rights.Owners
+	events      query.Stream
+	lookup      *lookup.Lookup
+	answers     answer.Answerer
+	builder     *build.Builder
 
 	jobs       *jobs.Jobs
 	rebuilds   upkeep.Rebuilds
 	recompiler upkeep.Recompiler
 	backlog    *upkeep.Backlog
 	reports    *reports.Reports
-	facts      *once.Facts // found out for reports, judgements and the doctor
+	facts      *ttlcache.Cache // found out for reports, judgements and the doctor
 	gains      upkeep.Gains
 	failures   *failure.Remembered
 	// Libraries that clients show are read for one client of each owner at a time, because reading
@@ -214,7 +214,7 @@ func (c *Cache) Report(ctx context.Context, p request.Peer, r reports.Report, fr
 		from.ORTVersion = r.ORTVersion
 	}
 	examine := func(ctx context.Context, b *index.Build) (reports.Examined, error) {
-		return c.trials.Examine(ctx, p, from, b)
+		return c.loadChecker.Examine(ctx, p, from, b)
 	}
 	return c.reports.Take(ctx, p, r, examine)
 }
@@ -351,9 +351,9 @@ func (c *Cache) openJudging() {
 			return at.Plan.Against(rt.Name, rc).Target(), nil
 		},
 	}
-	c.facts = once.New(c.now, c.later)
-	c.trials = &trial.Trials{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
-		Judges: &c.judges, Facts: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
+	c.facts = ttlcache.New(c.now, c.later)
+	c.loadChecker = &loadcheck.Checker{Store: c.Store, Runtimes: c.runtimes, Compiler: c.compiler,
+		Judges: &c.judges, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf, Now: c.now,
 		Planner: c.planner}
 	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.Of, Now: c.now,
 		Log: c.log, Rebuild: rebuild,
@@ -375,7 +375,7 @@ func (c *Cache) openAnswering() {
 	c.Queries = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
 		Remade: c.options.Remade, Store: c.Store, Stream: &c.events, Rights: c.Rights,
 		Runtimes: c.runtimes, Owner: c.owners.Of,
-		Configured: c.configured.Load, Sandbox: c.trials.Sandbox, Try: c.trials.EP,
+		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.EP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,
 		PlanAgain: c.answers.Again,
 		Judge: func(out *wire.Build, b *index.Build) {
@@ -384,14 +384,14 @@ func (c *Cache) openAnswering() {
 			c.judges.Standing(b).Fill(out)
 		}})
 	c.lookup = lookup.New(lookup.Options{Store: c.Store, Rights: c.Rights,
-		Reports: c.reports, Judge: c.trials, Policy: c.policyOf, Now: c.now,
+		Reports: c.reports, Judge: c.loadChecker, Policy: c.policyOf, Now: c.now,
 		WhyNone: c.Queries.WhyNone, Planned: c.planner.Planned,
 		Served:   c.recompiler.Freshen,
 		Warnings: func(id index.BuildID) []string { return c.gains.Of(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.later, Sources: c.kept, Log: c.log, Acquire: c.acquireResumed}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.kept, Workspaces: c.Workspaces,
-		Planner: c.planner, Lookup: c.lookup, Trials: c.trials, Failures: c.failures,
+		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
 		Owner: c.owners.Of, Later: c.later, Queued: c.backlog.Keep, Stored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },

@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/witness"
+	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/store"
 )
 
@@ -54,7 +54,7 @@ func onBelievableFS(t *testing.T) bool {
 	f, err := os.Open(t.TempDir())
 	require.NoError(t, err)
 	defer f.Close()
-	_, ok := witness.Believable(int(f.Fd()))
+	_, ok := filestamp.FileSystem(int(f.Fd()))
 	return ok
 }
 

@@ -135,7 +135,7 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	b.reopen()
 	o.broken.Store(true)
 	control := func() string {
-		broken, err := b.cache.trials.Control(t.Context(),
+		broken, err := b.cache.loadChecker.Control(t.Context(),
 			b.planned(b.request(b.model(1))).Against())
 		require.NoError(t, err)
 		return broken

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 const disableAll = "disable_all"
@@ -46,7 +46,7 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{}, err
 	}
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
-	running := func(phase string) { result.Ran = phase == dialogue.PhaseRunning }
+	running := func(phase string) { result.Ran = phase == workerproto.PhaseRunning }
 	done, err := o.scratchJob(ctx, req, job.Pace, running)
 	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
 	if len(done.LoadCPU) == 2 {
@@ -81,40 +81,40 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	return result, nil
 }
 
-func loadRequest(job CheckJob) (dialogue.Request, error) {
+func loadRequest(job CheckJob) (workerproto.Request, error) {
 	eps, err := requestEPs(job.Runtime, job.EPs)
 	if err != nil {
-		return dialogue.Request{}, err
+		return workerproto.Request{}, err
 	}
 	if !filepath.IsAbs(job.Graph) {
-		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
+		return workerproto.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
+	req := workerproto.Request{Do: workerproto.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
 		Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
-		Options: dialogue.Session(job.Session)}
+		Options: workerproto.Session(job.Session)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.SessionOptions = maps.Clone(req.Options.SessionOptions)
 		req.Options.SessionOptions[sourceOption] = source
 	}
 	if job.Against != "" {
 		if !filepath.IsAbs(job.Against) || len(job.Share) > 0 {
-			return dialogue.Request{}, fmt.Errorf("load %q against %q: not an absolute path, or a group",
+			return workerproto.Request{}, fmt.Errorf("load %q against %q: not an absolute path, or a group",
 				job.Graph, job.Against)
 		}
 		req.Against, req.Readable = job.Against, append(req.Readable, job.Against)
 	}
 	for _, path := range job.Share {
 		if filepath.Dir(path) != filepath.Dir(job.Graph) {
-			return dialogue.Request{}, fmt.Errorf("load %q: not beside %q", path, job.Graph)
+			return workerproto.Request{}, fmt.Errorf("load %q: not beside %q", path, job.Graph)
 		}
-		req.Share = append(req.Share, dialogue.Member{Model: path})
+		req.Share = append(req.Share, workerproto.Member{Model: path})
 	}
 	return req, nil
 }
 
 // targetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker that crashed early told no devices: then
 // the selectors count, and without any it is not known, which proves nothing either.
-func targetAbsent(used []dialogue.EPResult, asked []EP) bool {
+func targetAbsent(used []workerproto.EPResult, asked []EP) bool {
 	for i, ep := range asked {
 		if slices.ContainsFunc(ep.Devices, Device.Virtual) {
 			return true
@@ -179,8 +179,8 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	if err != nil {
 		return VerifyResult{}, err
 	}
-	req.Do, req.Most = dialogue.Compare, job.Most
-	req.Share = []dialogue.Member{{Model: job.Source}}
+	req.Do, req.Most = workerproto.Compare, job.Most
+	req.Share = []workerproto.Member{{Model: job.Source}}
 	limit := o.opts.Limits.verify(job.Compiled)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: %v (verify_seconds)", ErrTimeout, limit))
 	defer cancel()
@@ -191,7 +191,7 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	result := VerifyResult{Outcome: Passed, CPUSeconds: done.cpu}
 	switch c := done.Compared; {
 	case c == nil:
-		return VerifyResult{}, fmt.Errorf("compare %q: %w: no comparison", job.Graph, dialogue.ErrMalformed)
+		return VerifyResult{}, fmt.Errorf("compare %q: %w: no comparison", job.Graph, workerproto.ErrMalformed)
 	case c.Without != "":
 		result.Outcome, result.Text = NotCheckable, c.Without
 	case c.Difference != "":

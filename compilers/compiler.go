@@ -5,7 +5,7 @@
 // a build made here is for (Fingerprint), what a model compiles to (Compile), whether a compiled
 // graph loads (Check), and the EP's verdict on a stored compatibility string (Compatibility).
 // [ORT] is the real one: each call starts one worker process (cmd/epcached-ort), which loads the user's libonnxruntime and EP libraries and talks
-// through two descriptors (package dialogue). Package standin is an implementation for tests that needs no runtime at all.
+// through two descriptors (package workerproto). Package standin is an implementation for tests that needs no runtime at all.
 //
 // Callers may rely on this:
 //
@@ -29,7 +29,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Compiler drives one kind of model compiler. Every method may be called concurrently, and returns soon after its context ends.
@@ -63,17 +63,17 @@ type Opener interface {
 }
 
 // Device selects hardware devices of an EP.
-type Device = dialogue.DeviceSelector
+type Device = workerproto.DeviceSelector
 
 // IsVirtual is the metadata key of devices that are not in this machine.
-const IsVirtual = dialogue.IsVirtual
+const IsVirtual = workerproto.IsVirtual
 
 // EP is one execution provider of a job, in ORT's order of preference. An empty Library is the
 // runtime's for Name; options that name a library hold its base name.
-type EP = dialogue.EP
+type EP = workerproto.EP
 
 // PhaseCompiling is the phase that Compile tells when the model is there and the compiling of it begins.
-const PhaseCompiling = dialogue.PhaseCompiling
+const PhaseCompiling = workerproto.PhaseCompiling
 
 // Routes by which ORT compiles.
 const (
@@ -130,7 +130,7 @@ type Session struct {
 
 // Initializers says where those initializers go that stay outside of contexts: of nodes that no EP took, and, where an EP makes weightless contexts,
 // the weights. Threshold and InSource are for RouteCompileAPI only. The source's files that initializers stay in become part of the artefact.
-type Initializers = dialogue.Keep
+type Initializers = workerproto.Keep
 
 // Result is a finished compile.
 type Result struct {
@@ -148,7 +148,7 @@ type Result struct {
 }
 
 // EPUsed describes an EP of a job, with the devices that were chosen.
-type EPUsed = dialogue.EPResult
+type EPUsed = workerproto.EPResult
 
 // CheckJob asks whether a graph loads, and how long that takes.
 type CheckJob struct {
@@ -228,10 +228,10 @@ type Facts struct {
 }
 
 // EPProbe is what a probe found of an EP library: its devices, or why it did not register.
-type EPProbe = dialogue.EPResult
+type EPProbe = workerproto.EPResult
 
 // DeviceFacts describes a device as ORT and the EP report it.
-type DeviceFacts = dialogue.DeviceFacts
+type DeviceFacts = workerproto.DeviceFacts
 
 // Verdict is what an EP says of a compatibility string: ORT's OrtCompiledModelCompatibility.
 type Verdict int

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -27,7 +27,7 @@ var (
 	// ErrCrash is an ExitError of code that crashed by itself.
 	ErrCrash = errors.New("compiler crashed")
 	// ErrDialogue is returned when a worker answers with what is no answer.
-	ErrDialogue = dialogue.ErrMalformed
+	ErrDialogue = workerproto.ErrMalformed
 	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.
 	ErrNotFound = errors.New("not found")
 	// ErrOption is returned for an EP or session option that may not be given.

@@ -12,7 +12,7 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Credential is the user that workers run as. Only a daemon that runs as root can give one.
@@ -94,7 +94,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 			return Facts{}, err
 		}
 		if o.loadable(r, EP{Name: lib.EP, Library: lib.Path}) {
-			req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
+			req := workerproto.Request{Do: workerproto.Probe, ORTLibrary: r.ORTLibrary, EPs: []EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
 			done, err := o.scratchJob(ctx, req, Pace{}, nil)
 			switch {
 			case err == nil && len(done.EPs) == 1:
@@ -105,7 +105,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 			case err != nil:
 				return Facts{}, fmt.Errorf("probe %q: %w", r.Directory, err)
 			default:
-				return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory, dialogue.ErrMalformed, len(done.EPs))
+				return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory, workerproto.ErrMalformed, len(done.EPs))
 			}
 		}
 		if t, isTool := o.tools[lib.EP]; isTool && probe.Error == "" && len(probe.Devices) == 0 {
@@ -122,7 +122,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err == nil {
 		err = job.check()
 	}
-	var req dialogue.Request
+	var req workerproto.Request
 	switch {
 	case err != nil:
 	case isTool:
@@ -205,10 +205,10 @@ func (job Job) check() error {
 	return nil
 }
 
-func compileRequest(job Job) (dialogue.Request, error) {
+func compileRequest(job Job) (workerproto.Request, error) {
 	eps, err := requestEPs(job.Runtime, job.EPs)
 	if err != nil {
-		return dialogue.Request{}, err
+		return workerproto.Request{}, err
 	}
 	switch job.Route {
 	case "":
@@ -218,14 +218,14 @@ func compileRequest(job Job) (dialogue.Request, error) {
 		}
 	case RouteCompileAPI, RouteSessionOptions:
 	default:
-		return dialogue.Request{}, fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
+		return workerproto.Request{}, fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
 	}
 	if err := job.checkInitializers(); err != nil {
-		return dialogue.Request{}, fmt.Errorf("compile %q: %w", job.Model, err)
+		return workerproto.Request{}, fmt.Errorf("compile %q: %w", job.Model, err)
 	}
-	req := dialogue.Request{
-		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Folder, job.Output),
-		Route: job.Route, Embed: job.Embed, Options: dialogue.Session(job.Session),
+	req := workerproto.Request{
+		Do: workerproto.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Folder, job.Output),
+		Route: job.Route, Embed: job.Embed, Options: workerproto.Session(job.Session),
 		Readable: readable(job.Runtime, eps), Keep: job.Initializers,
 	}
 	return req, shareRequest(job, &req)
@@ -282,12 +282,12 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if err != nil {
 		return nil, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{}, nil)
+	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
 	}
 	if len(done.Verdicts) != len(infos) {
-		return nil, fmt.Errorf("compatibility with %s: %w: %d verdicts for %d strings", ep.Name, dialogue.ErrMalformed, len(done.Verdicts), len(infos))
+		return nil, fmt.Errorf("compatibility with %s: %w: %d verdicts for %d strings", ep.Name, workerproto.ErrMalformed, len(done.Verdicts), len(infos))
 	}
 	var verdicts []Verdict
 	for _, v := range done.Verdicts {
@@ -300,13 +300,13 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 }
 
 type answer struct {
-	dialogue.Result
+	workerproto.Result
 	log    string
 	before int64   // bytes that it took until its EPs were registered
 	cpu    float64 // seconds of all processors, also of a worker that failed
 }
 
-func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace,
+func (o *ORT) scratchJob(ctx context.Context, req workerproto.Request, pace Pace,
 	progress func(string)) (answer, error) {
 	folder, err := o.scratch()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // givenFolder is where a job's folder has the model, if that is where the workers' user does not come.
@@ -21,7 +21,7 @@ const givenFolder = "given"
 // letPass lets the workers' user reach the files of a request: it opens folders below Scratch to its
 // group, and files beside a model there; a model elsewhere, as in the store, gets a place in the
 // job's folder. It returns the request for the worker, and a function that undoes the opening.
-func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, func(), error) {
+func (o *ORT) letPass(req workerproto.Request, folder string) (workerproto.Request, func(), error) {
 	if o.opts.User == nil {
 		return req, func() {}, nil
 	}
@@ -53,7 +53,7 @@ func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, fu
 }
 
 // openModels lets the group reach a request's models in Scratch until undo is called. Those of a group may stand in several folders.
-func (o *ORT) openModels(req dialogue.Request) (undo func(), err error) {
+func (o *ORT) openModels(req workerproto.Request) (undo func(), err error) {
 	var shared []string
 	undo = func() {
 		for _, path := range slices.Backward(shared) {

@@ -18,14 +18,14 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Work that no client waits for has the lowest priority everywhere: as a process, at the disk, and
 // as a session.
 func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
-	pid := preparedWorker(t, 0, dialogue.Preparation{Nice: 19, Idle: true})
+	pid := preparedWorker(t, 0, workerproto.Preparation{Nice: 19, Idle: true})
 	require.Equal(t, 19, niceness(t, pid))
 	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
 	require.Zero(t, errno)
@@ -41,13 +41,13 @@ func TestWorkerKeepsAHigherNiceness(t *testing.T) {
 	own := niceness(t, os.Getpid())
 	for _, more := range []int{0, 10} {
 		want := min(max(5, own+more), 19)
-		require.Equal(t, want, niceness(t, preparedWorker(t, more, dialogue.Preparation{Nice: 5})))
+		require.Equal(t, want, niceness(t, preparedWorker(t, more, workerproto.Preparation{Nice: 5})))
 	}
 }
 
 // preparedWorker returns a worker process that was started with more niceness, and waits for its
 // request.
-func preparedWorker(t *testing.T, more int, p dialogue.Preparation) (pid int) {
+func preparedWorker(t *testing.T, more int, p workerproto.Preparation) (pid int) {
 	t.Helper()
 	preparation, err := json.Marshal(p)
 	require.NoError(t, err)

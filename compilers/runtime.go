@@ -11,7 +11,7 @@ import (
 
 	"lukechampine.com/blake3"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Runtime is one ONNX Runtime with the EP libraries that stand beside it. All paths are absolute.
@@ -96,7 +96,7 @@ func library(what, path string) error {
 // the type, vendor and device, such as "npu:8086:7d1d". It is "" where the EP compiles for a device
 // that is not in this machine, and where the instruction sets cannot be read.
 func MachineClass(ep EP, devices []DeviceFacts) string {
-	if targetAbsent([]dialogue.EPResult{{Name: ep.Name, Devices: devices}}, []EP{ep}) {
+	if targetAbsent([]workerproto.EPResult{{Name: ep.Name, Devices: devices}}, []EP{ep}) {
 		return ""
 	}
 	var parts []string

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
@@ -54,9 +54,9 @@ var systemFiles = []string{
 	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/os-release", "/proc", "/sys",
 }
 
-func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confinement {
+func (o *ORT) confinement(req workerproto.Request, folder string) *workerproto.Confinement {
 	s := o.opts.Sandbox
-	c := &dialogue.Confinement{Network: s.Network, Reads: req.Do != dialogue.Compile && req.Do != dialogue.Command, Write: append([]string{folder}, s.Write...)}
+	c := &workerproto.Confinement{Network: s.Network, Reads: req.Do != workerproto.Compile && req.Do != workerproto.Command, Write: append([]string{folder}, s.Write...)}
 	for _, path := range systemFiles {
 		// Of a folder above the daemon's own not all may be read.
 		if o.opts.Scratch == "" || !strings.HasPrefix(o.opts.Scratch, path+"/") {
@@ -68,7 +68,7 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	}
 	c.Read = append(c.Read, slices.Concat(s.Read, req.Read)...)
 	_, unknown := o.unknown.Load(librariesOf(req.EPs))
-	c.Known = !s.Network && !req.AnyCall && !unknown && req.Do != dialogue.Command && !slices.ContainsFunc(req.EPs, func(ep EP) bool {
+	c.Known = !s.Network && !req.AnyCall && !unknown && req.Do != workerproto.Command && !slices.ContainsFunc(req.EPs, func(ep EP) bool {
 		info, _ := EPByName(ep.Name)
 		return !info.KnownCalls
 	})
@@ -86,7 +86,7 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	for _, ep := range req.EPs {
 		c.Read = append(c.Read, foldersOf(ep.Library)...)
 	}
-	if req.Do == dialogue.Try {
+	if req.Do == workerproto.Try {
 		c.Read = slices.DeleteFunc(c.Read, func(path string) bool { return path == filepath.Dir(req.Model) })
 	}
 	slices.Sort(c.Read)
@@ -141,37 +141,37 @@ func (o *ORT) Sandbox(ctx context.Context) ([]Measure, error) {
 }
 
 // try lets a worker try to read and to write in a folder beside its own that its user may read and write.
-func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
+func (o *ORT) try(ctx context.Context) (workerproto.Confined, error) {
 	outside, err := o.scratch()
 	if err != nil {
-		return dialogue.Confined{}, err
+		return workerproto.Confined{}, err
 	}
 	defer o.drop(outside)
 	bait := filepath.Join(outside, "bait")
 	if err := os.WriteFile(bait, []byte("bait"), 0o600); err != nil {
-		return dialogue.Confined{}, err
+		return workerproto.Confined{}, err
 	}
 	if err := o.chown(outside, []string{"bait"}, o.opts.User); err != nil {
-		return dialogue.Confined{}, err
+		return workerproto.Confined{}, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
+	done, err := o.scratchJob(ctx, workerproto.Request{Do: workerproto.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
 	if err != nil {
-		return dialogue.Confined{}, err
+		return workerproto.Confined{}, err
 	}
 	if done.Confined == nil {
-		return dialogue.Confined{}, fmt.Errorf("%w: the worker did not say what it tried", dialogue.ErrMalformed)
+		return workerproto.Confined{}, fmt.Errorf("%w: the worker did not say what it tried", workerproto.ErrMalformed)
 	}
 	return *done.Confined, nil
 }
 
-func (o *ORT) measures(found dialogue.Confined) []Measure {
+func (o *ORT) measures(found workerproto.Confined) []Measure {
 	way := o.host.current()
 	return []Measure{
 		files(found), o.network(found), processes(way, o.opts.Socket != ""), o.memory(found), o.count(way), privileges(found), o.user(found),
 	}
 }
 
-func files(found dialogue.Confined) Measure {
+func files(found workerproto.Confined) Measure {
 	m := Measure{Name: "files", InForce: !found.Reads && !found.Writes}
 	switch {
 	case m.InForce:
@@ -184,7 +184,7 @@ func files(found dialogue.Confined) Measure {
 	return m
 }
 
-func (o *ORT) network(found dialogue.Confined) Measure {
+func (o *ORT) network(found workerproto.Confined) Measure {
 	m := Measure{Name: "network", InForce: !found.Connects}
 	switch {
 	case m.InForce && found.Landlock >= 4:
@@ -216,7 +216,7 @@ func processes(way isolation, unit bool) Measure {
 	return m
 }
 
-func (o *ORT) memory(found dialogue.Confined) Measure {
+func (o *ORT) memory(found workerproto.Confined) Measure {
 	m := Measure{Name: "memory", InForce: true, Text: bytesize.Text(o.opts.Limits.Memory) + " for all processes of a worker, looked at twice a second, and for what each allocates"}
 	switch {
 	case o.opts.Socket == "":
@@ -236,7 +236,7 @@ func (o *ORT) count(way isolation) Measure {
 	return Measure{Name: "process limit", Text: "no user of the workers' own that the kernel could count for", Hint: "use the shipped systemd units, or set worker_user"}
 }
 
-func privileges(found dialogue.Confined) Measure {
+func privileges(found workerproto.Confined) Measure {
 	if found.Privileged || !found.Seccomp {
 		return Measure{Name: "privileges", Text: "workers have privileges, or system calls, that they have no use for",
 			Hint: "run the daemon as a user of its own, on a kernel that filters system calls"}
@@ -244,7 +244,7 @@ func privileges(found dialogue.Confined) Measure {
 	return Measure{Name: "privileges", InForce: true, Text: "none beyond files; calls that reach other processes or leave objects behind are refused (seccomp)"}
 }
 
-func (o *ORT) user(found dialogue.Confined) Measure {
+func (o *ORT) user(found workerproto.Confined) Measure {
 	m := Measure{Name: "user", InForce: true, Text: fmt.Sprintf("workers run as uid %d", found.UID)}
 	switch int(found.UID) {
 	case 0:

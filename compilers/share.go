@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // ShareMember is a further model of a weight-sharing group: Model as Job.Model, and Output as
 // Job.Output, another name than those of the other members.
-type ShareMember = dialogue.Member
+type ShareMember = workerproto.Member
 
 // ShareOptions gives the session config entries with which members of a group are loaded when there are several of them in one process. A
 // member that is loaded alone has none of them.
@@ -51,7 +51,7 @@ func ofMember(member, count int, err error) error {
 }
 
 // shareRequest adds a group's models. None is embedded: amid a group binaries are in memory.
-func shareRequest(job Job, req *dialogue.Request) error {
+func shareRequest(job Job, req *workerproto.Request) error {
 	if len(job.Share) == 0 {
 		return nil
 	}
@@ -67,7 +67,7 @@ func shareRequest(job Job, req *dialogue.Request) error {
 			return fmt.Errorf("compile %q: output %q is not a file name of its own", m.Model, m.Output)
 		}
 		names[m.Output] = true
-		req.Share = append(req.Share, dialogue.Member{Model: m.Model, Output: filepath.Join(job.Folder, m.Output)})
+		req.Share = append(req.Share, workerproto.Member{Model: m.Model, Output: filepath.Join(job.Folder, m.Output)})
 	}
 	return nil
 }

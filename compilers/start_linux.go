@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // host is how workers are isolated here, found by trying: containers forbid what kernels allow.
@@ -72,7 +72,7 @@ func forbidden(err error) bool {
 
 // start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if
 // that is an open file.
-func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) start(req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	for {
 		way := o.host.current()
 		w, err := o.startIn(way, req, folder, idle)
@@ -83,7 +83,7 @@ func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (
 	}
 }
 
-func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) startIn(way isolation, req workerproto.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	p := o.preparation(way, waits(idle))
 	p.Confine, p.Model = o.confinement(req, folder), req.ModelFile != nil
 	preparation, err := json.Marshal(p)
@@ -115,7 +115,7 @@ func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <
 		files = append(files, req.ModelFile)
 	}
 	private := filepath.Join(folder, privateFolder)
-	launch := dialogue.Launch{Dir: private, Env: append(environment(private), o.opts.Env...), Prepare: string(preparation)}
+	launch := workerproto.Launch{Dir: private, Env: append(environment(private), o.opts.Env...), Prepare: string(preparation)}
 	if o.opts.Socket != "" {
 		w.process, err = o.startUnit(launch, files)
 	} else {
@@ -133,7 +133,7 @@ func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <
 // child is a worker that is a child of this process.
 type child struct{ cmd *exec.Cmd }
 
-func (o *ORT) startChild(l dialogue.Launch, files []*os.File, way isolation) (*child, error) {
+func (o *ORT) startChild(l workerproto.Launch, files []*os.File, way isolation) (*child, error) {
 	cmd := exec.Command(o.opts.Worker, "prepare", l.Prepare)
 	cmd.Dir, cmd.Env, cmd.Stderr, cmd.ExtraFiles = l.Dir, l.Env, files[0], files[1:]
 	cmd.SysProcAttr = o.attributes(way)
@@ -160,13 +160,13 @@ func (c *child) stop() { _ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGTERM) }
 
 func (c *child) kill() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // ESRCH: no process is left
 
-func (c *child) reap() dialogue.Ended {
+func (c *child) reap() workerproto.Ended {
 	_ = c.cmd.Wait() // the state says it all
 	awaitGroup(c.cmd.Process.Pid)
 	state := c.cmd.ProcessState
-	ended := dialogue.Ended{Status: state.ExitCode(), CPU: state.UserTime() + state.SystemTime()}
+	ended := workerproto.Ended{Status: state.ExitCode(), CPU: state.UserTime() + state.SystemTime()}
 	if own, _ := state.Sys().(syscall.WaitStatus); own.Signaled() {
-		ended.Status = dialogue.ExitSignal + int(own.Signal())
+		ended.Status = workerproto.ExitSignal + int(own.Signal())
 	}
 	return ended
 }
@@ -190,9 +190,9 @@ func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
 	return a
 }
 
-func (o *ORT) preparation(way isolation, idle bool) dialogue.Preparation {
+func (o *ORT) preparation(way isolation, idle bool) workerproto.Preparation {
 	l := o.opts.Limits
-	p := dialogue.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
+	p := workerproto.Preparation{Data: uint64(max(l.Memory+o.stacks, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
 		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace, Group: o.opts.Socket != ""}
 	if l.CPU > 0 {
 		p.CPU = uint64(math.Ceil(l.CPU.Seconds()))
@@ -277,8 +277,8 @@ func relative(workingDirectory, path string) string {
 	return path // two absolute paths always have a relation, on Unix
 }
 
-func spelled(req dialogue.Request, workingDirectory string) dialogue.Request {
-	if req.Do != dialogue.Compile {
+func spelled(req workerproto.Request, workingDirectory string) workerproto.Request {
+	if req.Do != workerproto.Compile {
 		return req
 	}
 	req.Model = relative(workingDirectory, req.Model)

@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Tool is a vendor's own compiler: a program that makes an EPContext model of an ONNX model.
@@ -300,7 +300,7 @@ func (o *ORT) unloadable(r Runtime, eps []EP) string {
 	return ""
 }
 
-func (t Tool) compileRequest(job Job) (dialogue.Request, error) {
+func (t Tool) compileRequest(job Job) (workerproto.Request, error) {
 	req := t.request()
 	req.Model, req.Output = job.Model, filepath.Join(job.Folder, job.Output)
 	req.Route = RouteCommand
@@ -308,8 +308,8 @@ func (t Tool) compileRequest(job Job) (dialogue.Request, error) {
 	return req, t.refuse(job)
 }
 
-func (t Tool) request() dialogue.Request {
-	return dialogue.Request{Do: dialogue.Command, EPs: []EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
+func (t Tool) request() workerproto.Request {
+	return workerproto.Request{Do: workerproto.Command, EPs: []EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
 }
 
 func (t Tool) said(err error, log string) error {

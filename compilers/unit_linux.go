@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // startPatience is how long systemd may take to start an instance of the workers' unit.
@@ -38,12 +38,12 @@ func UnitCredential(socket string) (*Credential, error) {
 type unit struct {
 	conn  *net.UnixConn
 	in    *bufio.Reader
-	ended dialogue.Ended
+	ended workerproto.Ended
 	err   error // the instance ended without a word
 }
 
 // startUnit has systemd start an instance, which starts the worker with these descriptors from 2 on.
-func (o *ORT) startUnit(l dialogue.Launch, files []*os.File) (_ *unit, err error) {
+func (o *ORT) startUnit(l workerproto.Launch, files []*os.File) (_ *unit, err error) {
 	conn, err := net.DialTimeout("unix", o.opts.Socket, startPatience)
 	if err != nil {
 		return nil, fmt.Errorf("worker_socket: %w", err)
@@ -57,7 +57,7 @@ func (o *ORT) startUnit(l dialogue.Launch, files []*os.File) (_ *unit, err error
 	if err := conn.SetReadDeadline(time.Now().Add(startPatience)); err != nil {
 		return nil, err
 	}
-	if err := dialogue.Receive(u.in, &u.ended); err != nil {
+	if err := workerproto.Receive(u.in, &u.ended); err != nil {
 		return nil, fmt.Errorf("worker_socket %s: systemd starts no worker there: %w; "+
 			"see journalctl -u 'epcached-worker*'", o.opts.Socket, err)
 	}
@@ -66,10 +66,10 @@ func (o *ORT) startUnit(l dialogue.Launch, files []*os.File) (_ *unit, err error
 		fds = append(fds, int(f.Fd()))
 	}
 	rights := syscall.UnixRights(fds...)
-	if _, _, err := u.conn.WriteMsgUnix([]byte{dialogue.Handle}, rights, nil); err != nil {
+	if _, _, err := u.conn.WriteMsgUnix([]byte{workerproto.Handle}, rights, nil); err != nil {
 		return nil, err
 	}
-	if err := dialogue.Send(conn, l); err != nil {
+	if err := workerproto.Send(conn, l); err != nil {
 		return nil, err
 	}
 	return u, conn.SetReadDeadline(time.Time{})
@@ -83,7 +83,7 @@ func (o *ORT) tidy(folder string) error {
 		return err
 	}
 	defer null.Close() // nothing is read
-	launch := dialogue.Launch{Dir: filepath.Join(folder, privateFolder)}
+	launch := workerproto.Launch{Dir: filepath.Join(folder, privateFolder)}
 	u, err := o.startUnit(launch, []*os.File{null, null, null})
 	if err != nil {
 		return err
@@ -93,18 +93,18 @@ func (o *ORT) tidy(folder string) error {
 	return u.err
 }
 
-func (u *unit) wait() { u.err = dialogue.Receive(u.in, &u.ended) }
+func (u *unit) wait() { u.err = workerproto.Receive(u.in, &u.ended) }
 
-func (u *unit) raise(int) { _, _ = u.conn.Write([]byte{dialogue.Raise}) } // it may have ended
+func (u *unit) raise(int) { _, _ = u.conn.Write([]byte{workerproto.Raise}) } // it may have ended
 
 func (u *unit) stop() { _ = u.conn.CloseWrite() } // likewise
 
 func (u *unit) kill() { _ = u.conn.SetReadDeadline(time.Now()) } // systemd kills the rest
 
-func (u *unit) reap() dialogue.Ended {
+func (u *unit) reap() workerproto.Ended {
 	_ = u.conn.Close() // it has said all
 	if u.err != nil {
-		return dialogue.Ended{Status: dialogue.ExitSignal + int(syscall.SIGKILL)}
+		return workerproto.Ended{Status: workerproto.ExitSignal + int(syscall.SIGKILL)}
 	}
 	return u.ended
 }

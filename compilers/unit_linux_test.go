@@ -15,8 +15,8 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // workersUnit does what systemd does for the workers' unit: it starts a process for each
@@ -182,8 +182,8 @@ func TestWorkerFilesArePrivate(t *testing.T) {
 		cmd.Dir, cmd.ExtraFiles = t.TempDir(), []*os.File{request, answers}
 		require.NoError(t, cmd.Start())
 		require.NoError(t,
-			dialogue.WriteRequest(send,
-				dialogue.Request{Do: dialogue.Command,
+			workerproto.WriteRequest(send,
+				workerproto.Request{Do: workerproto.Command,
 					Args: []string{"/bin/sh", "-c", "umask > umask"}}))
 		require.NoError(t, cmd.Wait())
 		for _, f := range []*os.File{request, send, read, answers} {

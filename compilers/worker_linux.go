@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
@@ -28,31 +28,31 @@ const grace = 2 * time.Second
 type running interface {
 	wait() // until it has ended
 	raise(nice int)
-	stop()                // has it end the worker, and all that it started
-	kill()                // with all of its group
-	reap() dialogue.Ended // after wait
+	stop()                   // has it end the worker, and all that it started
+	kill()                   // with all of its group
+	reap() workerproto.Ended // after wait
 }
 
 type worker struct {
 	process  running
-	ended    dialogue.Ended
+	ended    workerproto.Ended
 	request  *os.File // our ends of the dialogue
 	answers  *os.File
 	printed  *os.File
 	stderr   *Tail
 	exited   chan struct{} // closed when the process has ended, before it is reaped
 	answered chan struct{} // closed when nothing more is read from it
-	event    dialogue.Event
+	event    workerproto.Event
 	eventErr error
-	eps      []dialogue.EPResult // written by the reader, read when it is done
-	before   int64               // bytes that it took until they were registered; likewise
-	member   int                 // of a group, from 1: which model it works on; likewise
+	eps      []workerproto.EPResult // written by the reader, read when it is done
+	before   int64                  // bytes that it took until they were registered; likewise
+	member   int                    // of a group, from 1: which model it works on; likewise
 	readers  sync.WaitGroup
 }
 
 // work has a worker do the request. If the worker fails after it was refused a system call that is
 // not known, work retries without that refusal.
-func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) work(ctx context.Context, req workerproto.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	o.leave.Do(func() {
 		for _, e := range o.left { // those that the store could remove are gone
 			o.drop(filepath.Join(o.opts.Scratch, e.Name()))
@@ -63,7 +63,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 		return answer{}, fmt.Errorf("job's folder: %w", err)
 	}
 	first, err := o.workOnce(ctx, req, folder, pace, progress)
-	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) || !strings.Contains(first.log, dialogue.CallRefused) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrTimeout) || !strings.Contains(first.log, workerproto.CallRefused) {
 		return first, err
 	}
 	o.opts.Log.Warn("a worker that was refused system calls failed, and is tried without that",
@@ -82,7 +82,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	return second, err
 }
 
-func (o *ORT) workOnce(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) workOnce(ctx context.Context, req workerproto.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
 		return answer{}, err
@@ -93,7 +93,7 @@ func (o *ORT) workOnce(ctx context.Context, req dialogue.Request, folder string,
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if o.opts.User != nil || req.Do == dialogue.Command {
+	if o.opts.User != nil || req.Do == workerproto.Command {
 		// The way to the model is made before the worker starts, and a tool does not wait for it.
 		if !await(ctx, pace.Ready) {
 			return answer{}, context.Cause(ctx)
@@ -119,7 +119,7 @@ func (o *ORT) workOnce(ctx context.Context, req dialogue.Request, folder string,
 		given.Args = given.Fill(given.Model)
 	}
 	if given.ModelFile != nil {
-		if err := os.Symlink(dialogue.ModelLink, given.Model); err != nil {
+		if err := os.Symlink(workerproto.ModelLink, given.Model); err != nil {
 			return answer{}, fmt.Errorf("model for the worker: %w", err)
 		}
 		defer os.Remove(given.Model) // if that fails it goes with the job's folder
@@ -188,26 +188,26 @@ const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:gl
 
 // converse sends the request, and tells a worker that waits to go on when ready is closed, and reads
 // what comes, both beside the caller: a worker may read or write as slowly as it likes, or not at all.
-func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, progress func(string)) {
+func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progress func(string)) {
 	w.readers.Go(func() { _, _ = io.Copy(w.stderr, w.printed) }) // to its end, or the deadline
 	w.readers.Add(2)
 	go func() {
 		defer w.readers.Done()
 		defer w.request.Close()
 		// A worker that does not take its request ends without a result, which tells more than this error.
-		if err := dialogue.WriteRequest(w.request, req); err != nil || ready == nil {
+		if err := workerproto.WriteRequest(w.request, req); err != nil || ready == nil {
 			return
 		}
 		select {
 		case <-ready:
-			_ = dialogue.WriteGo(w.request) // likewise
+			_ = workerproto.WriteGo(w.request) // likewise
 		case <-w.answered:
 		}
 	}()
 	go func() {
 		defer w.readers.Done()
 		defer close(w.answered)
-		w.event, w.eventErr = dialogue.ReadEvents(w.answers, func(e dialogue.Event) {
+		w.event, w.eventErr = workerproto.ReadEvents(w.answers, func(e workerproto.Event) {
 			if e.EPs != nil {
 				w.eps, w.before = e.EPs, e.Memory
 			}
@@ -299,14 +299,14 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	a.EPs = w.eps // until there is a result
 	code, signal := exitOf(w.ended.Status)
 	switch {
-	case w.eventErr == nil && w.event.Result != nil && code == dialogue.ExitDone:
+	case w.eventErr == nil && w.event.Result != nil && code == workerproto.ExitDone:
 		a.Result = *w.event.Result
 		return a, nil
-	case w.eventErr == nil && w.event.Refusal != nil && code == dialogue.ExitRefused:
+	case w.eventErr == nil && w.event.Refusal != nil && code == workerproto.ExitRefused:
 		return a, &RefusedError{Doing: w.event.Refusal.Doing, Code: w.event.Refusal.Code, Text: w.event.Refusal.Text}
 	case ctx.Err() != nil:
 		return a, context.Cause(ctx)
-	case errors.Is(w.eventErr, dialogue.ErrMalformed):
+	case errors.Is(w.eventErr, workerproto.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
 	case w.ended.OutOfMemory:
 		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, bytesize.Text(limits.Memory))
@@ -319,7 +319,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	switch {
 	case signal != 0:
 		e.Signal, e.Name = signal.String(), unix.SignalName(signal)
-	case code == dialogue.ExitSetup: // before anything of the vendor's was loaded
+	case code == workerproto.ExitSetup: // before anything of the vendor's was loaded
 		return a, fmt.Errorf("%w: %w", ErrStart, e)
 	}
 	return a, e
@@ -327,8 +327,8 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 
 // exitOf tells how the worker ended: -1 with a signal, or its exit status. The process that looks after it passes on what it saw.
 func exitOf(status int) (code int, signal syscall.Signal) {
-	if status > dialogue.ExitSignal {
-		return -1, syscall.Signal(status - dialogue.ExitSignal)
+	if status > workerproto.ExitSignal {
+		return -1, syscall.Signal(status - workerproto.ExitSignal)
 	}
 	return status, 0
 }

@@ -76,7 +76,7 @@ func (c *Answerer) passThrough(ctx context.Context, at *request.Attempt) (*reque
 	if at, err = c.Planner.Planned(ctx, at); err != nil {
 		return nil, err
 	}
-	if a.Compatibility, err = c.Trials.JudgeOwn(ctx, at, m); err != nil {
+	if a.Compatibility, err = c.LoadChecker.JudgeOwn(ctx, at, m); err != nil {
 		return nil, request.WorkerError(err, "model %q", at.Name)
 	}
 	for _, s := range sources {

@@ -14,11 +14,11 @@ import (
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/loadcheck"
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cache/plan"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
-	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -35,19 +35,19 @@ type Settings struct {
 
 // Options say what a Builder works with.
 type Options struct {
-	Store      *store.Store
-	Jobs       *jobs.Jobs
-	Compiler   compilers.Compiler
-	Kept       *workspace.Sources
-	Workspaces *workspace.Maker
-	Planner    *plan.Planner
-	Lookup     *lookup.Lookup
-	Trials     *trial.Trials
-	Failures   *failure.Remembered
-	Rights     *rights.Rights
-	MaxGraph   int64 // bytes of a graph with an embedded context
-	Log        *slog.Logger
-	Now        func() time.Time
+	Store       *store.Store
+	Jobs        *jobs.Jobs
+	Compiler    compilers.Compiler
+	Kept        *workspace.Sources
+	Workspaces  *workspace.Maker
+	Planner     *plan.Planner
+	Lookup      *lookup.Lookup
+	LoadChecker *loadcheck.Checker
+	Failures    *failure.Remembered
+	Rights      *rights.Rights
+	MaxGraph    int64 // bytes of a graph with an embedded context
+	Log         *slog.Logger
+	Now         func() time.Time
 
 	Settings func() Settings
 	Policy   func([]compilers.EP) request.Policy

@@ -14,7 +14,7 @@ import (
 
 // verified returns the tolerance at which the build computes the same as its model, 0 where it does
 // not or the request sets none. Such a build is kept all the same, because the tolerance is one
-// request's: [trial.Trials.VerifyOutput] refuses it to that.
+// request's: [loadcheck.Checker.VerifyOutput] refuses it to that.
 func (j *Job) verified(ctx context.Context, out string, b *index.Build) float64 {
 	v, ok := j.bd.Compiler.(compilers.OutputVerifier)
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {

@@ -148,7 +148,7 @@ func (j *Job) control(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer leave()
-	return j.bd.Trials.Control(ctx, j.Plan.Against("", j.Content))
+	return j.bd.LoadChecker.Control(ctx, j.Plan.Against("", j.Content))
 }
 
 // tellFailed counts a failure and writes it into the history, unless the recompiler, or the user

@@ -11,9 +11,9 @@ import (
 	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/judge"
+	"github.com/epcached/epcached/cache/loadcheck"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/trial"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -259,7 +259,7 @@ func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
 		a := cl.Plan.Against("", cl.Content)
-		if j, err = cl.of.Trials.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
+		if j, err = cl.of.LoadChecker.Judges.GlancePart(ctx, a.Target(), i, judge.Part{Made: f}); err != nil {
 			return err
 		}
 	}
@@ -282,14 +282,14 @@ func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph 
 	a := cl.Plan.Against("", cl.Content)
 	job := a.CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
 	if a.Marks.Elsewhere(b) {
-		job.Zeros = trial.FreeSizes[0]
+		job.Zeros = loadcheck.FreeSizes[0]
 	}
-	checked, err := cs.Trials.Check(ctx, a, job)
+	checked, err := cs.LoadChecker.Check(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
 		// Without the model nothing tells whether zeros are to blame: it is tried with that before it
 		// is served again.
 		job.Zeros = 0
-		checked, err = cs.Trials.Check(ctx, a, job)
+		checked, err = cs.LoadChecker.Check(ctx, a, job)
 	}
 	switch {
 	case ctx.Err() != nil:

@@ -27,8 +27,8 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/internal/sparse"
-	"github.com/epcached/epcached/internal/witness"
 	"github.com/epcached/epcached/store"
 )
 
@@ -432,7 +432,7 @@ func unwritable(f *os.File) error {
 
 // stampSettled is the file's stamp after what was stored through mappings has been written back.
 func stampSettled(f *os.File) (cas.Stamp, error) {
-	if err := witness.Settle(f); err != nil {
+	if err := filestamp.WriteBack(f); err != nil {
 		return cas.Stamp{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}
 	return cas.StampOf(f)

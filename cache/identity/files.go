@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/witness"
+	"github.com/epcached/epcached/internal/filestamp"
 )
 
 // Files are the files of one model.
@@ -222,7 +222,7 @@ func (s *Sums) source(f *os.File) (epmodel.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.now != nil && !witness.LeftAlone(s.now(), stamp) {
+	if s.now != nil && !filestamp.LeftAlone(s.now(), stamp) {
 		return src, nil
 	}
 	return stamped{src, stamp}, nil

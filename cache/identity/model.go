@@ -11,9 +11,9 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
-	"github.com/epcached/epcached/internal/witness"
 )
 
 // Model is what the content of a model says; it holds for as long as the files' stamps do.
@@ -176,11 +176,11 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 	if err != nil {
 		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := witness.Watch(Descriptors(r.Files), ms.now(), believable)
+	before, err := filestamp.Watch(Descriptors(r.Files), ms.now(), believable)
 	if err != nil {
 		return Model{}, apierr.New(apierr.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	if before.Believed() { // else nothing will be remembered
+	if before.Reliable() { // else nothing will be remembered
 		end, err := ms.reading.Lock(ctx, graphKey)
 		if err != nil {
 			return Model{}, r.Refused(err)
@@ -206,7 +206,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 		}
 	}
 	if missing := r.missing(m.Locations); len(missing) > 0 {
-		if before.Believed() && before.Unchanged() == nil {
+		if before.Reliable() && before.Unchanged() == nil {
 			ms.save(graphKey, "graph", m) // without a digest: only "model" records carry one
 		}
 		return Model{}, &NeedFilesError{Locations: missing}
@@ -223,7 +223,7 @@ func (ms *Models) read(ctx context.Context, r *reading, graphKey memo.ID, believ
 	if err := before.Unchanged(); err != nil {
 		return Model{}, r.Changed(err)
 	}
-	if before.Believed() {
+	if before.Reliable() {
 		ms.save(graphKey, "graph", m)
 		if keyed && len(m.Locations) > 0 {
 			ms.save(modelKey, "model", m)

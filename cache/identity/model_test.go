@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/internal/memo"
-	"github.com/epcached/epcached/internal/witness"
 )
 
 func TestARangeThatModelsShareIsHashedOnce(t *testing.T) {
@@ -93,7 +93,7 @@ func graphFile(t *testing.T, seed uint64) Files {
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
-	require.NoError(t, witness.Settle(f))
+	require.NoError(t, filestamp.WriteBack(f))
 	return Files{Name: "m.onnx", Graph: f}
 }
 

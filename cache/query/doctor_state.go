@@ -18,8 +18,8 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/internal/memo"
-	"github.com/epcached/epcached/internal/witness"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/store/evict"
 )
@@ -192,7 +192,7 @@ func fileSystemOf(path string) (fileSystem, error) {
 		kind = fmt.Sprintf("a file system of type %#x", st.Type)
 	}
 	s := fileSystem{kind: kind, free: int64(st.Bavail) * st.Bsize, size: int64(st.Blocks) * st.Bsize, freeInodes: st.Ffree, inodes: st.Files,
-		readOnly: st.Flags&unix.ST_RDONLY != 0, timesHold: witness.TimesHold(int64(st.Type))}
+		readOnly: st.Flags&unix.ST_RDONLY != 0, timesHold: filestamp.ReliableTimes(int64(st.Type))}
 	switch kind {
 	case "NFS", "CIFS", "SMB", "9p", "Ceph":
 		s.network = true

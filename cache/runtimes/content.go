@@ -22,8 +22,8 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/filestamp"
 	"github.com/epcached/epcached/internal/memo"
-	"github.com/epcached/epcached/internal/witness"
 )
 
 // Content is what a runtime's files were when they were last looked at. It does not change. Libraries
@@ -66,7 +66,7 @@ func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
 		return false
 	}
 	defer open.Close() // read only
-	if err := witness.Settle(open); err != nil {
+	if err := filestamp.WriteBack(open); err != nil {
 		return false
 	}
 	d, err := cas.Sum(context.Background(), open, 0, now.Size)
@@ -314,7 +314,7 @@ func openFolders(files []stampedFile) (*folders, error) {
 // been left alone, because two changes within one tick look like one. Mounts are reported by the kernel.
 // Links are looked up. A replaced file's space is freed with the folder's descriptors.
 func (f *stampedFolder) keep(at time.Time) {
-	if _, believable := witness.Believable(f.open); !believable || !witness.LeftAlone(at, f.own) {
+	if _, believable := filestamp.FileSystem(f.open); !believable || !filestamp.LeftAlone(at, f.own) {
 		return
 	}
 	for i, name := range f.names {
@@ -469,7 +469,7 @@ func (x *digests) open(ctx context.Context, uid uint32, f *os.File) (cas.Digest,
 		return d, nil
 	}
 	key, believable := memo.FileKey(uid, f)
-	before, err := witness.Watch([]*os.File{f}, x.now(), believable)
+	before, err := filestamp.Watch([]*os.File{f}, x.now(), believable)
 	if err != nil {
 		return cas.Digest{}, err
 	}
@@ -478,7 +478,7 @@ func (x *digests) open(ctx context.Context, uid uint32, f *os.File) (cas.Digest,
 		return cas.Digest{}, err
 	}
 	d, err := cas.Sum(ctx, f, 0, info.Size())
-	if err == nil && before.Believed() && before.Unchanged() == nil {
+	if err == nil && before.Reliable() && before.Unchanged() == nil {
 		// Not saved costs another hashing at the next start, nothing else.
 		_ = x.book.Save(append([]byte("file:"), key[:]...), d[:])
 	}

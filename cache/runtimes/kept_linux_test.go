@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/internal/witness"
+	"github.com/epcached/epcached/internal/filestamp"
 )
 
 // TestKeptFilesNoticeEveryChange has the request itself notice what happens to a library that is
@@ -77,7 +77,7 @@ func TestKeptFilesNoticeEveryChange(t *testing.T) {
 			fs, err := openFolders(stamped)
 			require.NoError(t, err)
 			defer fs.close()
-			if _, ok := witness.Believable(fs.list[0].open); !ok {
+			if _, ok := filestamp.FileSystem(fs.list[0].open); !ok {
 				t.Skip("SKIPPED: the times of this file system are not believed")
 			}
 			require.Positive(t, fs.list[0].kept[0])

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // command runs a vendor's own compiler, which inherits all that this process is limited to, and waits for it. One that a signal ended takes
@@ -22,7 +22,7 @@ func (j *job) command() error {
 	if len(j.req.Args) == 0 || !filepath.IsAbs(j.req.Args[0]) {
 		return errors.New("the request names no program")
 	}
-	if err := j.phase(dialogue.PhaseCompiling); err != nil {
+	if err := j.phase(workerproto.PhaseCompiling); err != nil {
 		return err
 	}
 	name := filepath.Base(j.req.Args[0])

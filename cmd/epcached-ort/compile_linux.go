@@ -6,12 +6,12 @@ import (
 	"path"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-func (j *job) models() []dialogue.Member {
-	return append([]dialogue.Member{{Model: j.req.Model, Output: j.req.Output}}, j.req.Share...)
+func (j *job) models() []workerproto.Member {
+	return append([]workerproto.Member{{Model: j.req.Model, Output: j.req.Output}}, j.req.Share...)
 }
 
 // compile compiles the models; several share one context binary, which EPs keep in memory until the
@@ -21,7 +21,7 @@ func (j *job) compile() error {
 	start := time.Now()
 	members := j.models()
 	for i, m := range members {
-		if err := j.modelPhase(dialogue.PhaseCompiling, i); err != nil {
+		if err := j.modelPhase(workerproto.PhaseCompiling, i); err != nil {
 			return err
 		}
 		var entries [][2]string
@@ -41,7 +41,7 @@ func (j *job) compile() error {
 
 // compileModel compiles one model with further session config entries. By the older route a session
 // writes the compiled model while it is being created.
-func (j *job) compileModel(m dialogue.Member, entries [][2]string) error {
+func (j *job) compileModel(m workerproto.Member, entries [][2]string) error {
 	o, err := j.options()
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (j *job) compileModel(m dialogue.Member, entries [][2]string) error {
 // compilation is from file to file: both are in private folders, and a model in memory gives the
 // same. A model without compiled nodes is no error here, because ONNX Runtime's output then tells
 // which nodes were left.
-func (j *job) compilation(m dialogue.Member) ort.Compilation {
+func (j *job) compilation(m workerproto.Member) ort.Compilation {
 	c := ort.Compilation{ModelPath: m.Model, OutputPath: m.Output, Embed: j.req.Embed,
 		Level: j.req.Options.GraphOptimizationLevel, Flags: ort.ErrorIfOutputFileExists}
 	if keep := j.req.Keep; keep.InSource {

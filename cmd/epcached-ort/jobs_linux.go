@@ -12,16 +12,16 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 type job struct {
-	req     dialogue.Request
+	req     workerproto.Request
 	in      *bufio.Reader // that the request came from
 	env     *ort.Env
-	tell    func(dialogue.Event) error
-	result  dialogue.Result
+	tell    func(workerproto.Event) error
+	result  workerproto.Result
 	devices [][]ort.Device // per EP: those that were chosen
 
 	mu     sync.Mutex
@@ -31,11 +31,11 @@ type job struct {
 // failed keeps the errors that ONNX Runtime logs, because only they say why an EP takes no node.
 // Functions up the stack log an error again with words around it, which adds nothing.
 func (j *job) failed(text string) {
-	text = strings.ToValidUTF8(strings.Join(strings.Fields(text[:min(len(text), dialogue.MaxErrorText)]), " "), "")
+	text = strings.ToValidUTF8(strings.Join(strings.Fields(text[:min(len(text), workerproto.MaxErrorText)]), " "), "")
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	repeats := slices.ContainsFunc(j.errors, func(earlier string) bool { return strings.Contains(text, earlier) })
-	if text != "" && !repeats && len(j.errors) < dialogue.MaxErrors {
+	if text != "" && !repeats && len(j.errors) < workerproto.MaxErrors {
 		j.errors = append(j.errors, text)
 	}
 }
@@ -48,23 +48,23 @@ func (j *job) logged() []string {
 
 func (j *job) do() error {
 	switch j.req.Do {
-	case dialogue.Try:
+	case workerproto.Try:
 		return j.try()
-	case dialogue.Command:
+	case workerproto.Command:
 		return j.command()
 	}
 	if err := j.open(); err != nil {
 		return err
 	}
 	// EPs may open their device as they are registered: not beside another process that is using it.
-	early := j.req.Do == dialogue.Compile || j.req.Beside
+	early := j.req.Do == workerproto.Compile || j.req.Beside
 	if err := j.awaitModel(!early); err != nil {
 		return err
 	}
-	if err := j.phase(dialogue.PhaseRegistering); err != nil {
+	if err := j.phase(workerproto.PhaseRegistering); err != nil {
 		return err
 	}
-	if j.req.Do == dialogue.Probe {
+	if j.req.Do == workerproto.Probe {
 		return j.probe()
 	}
 	if err := j.register(); err != nil {
@@ -74,13 +74,13 @@ func (j *job) do() error {
 		return err
 	}
 	switch j.req.Do {
-	case dialogue.Compile:
+	case workerproto.Compile:
 		return j.compile()
-	case dialogue.Load:
+	case workerproto.Load:
 		return j.load()
-	case dialogue.Compatibility:
+	case workerproto.Compatibility:
 		return j.compatibility()
-	case dialogue.Compare:
+	case workerproto.Compare:
 		return j.compareOutputs()
 	}
 	return fmt.Errorf("unknown request %q", j.req.Do)
@@ -90,11 +90,11 @@ func (j *job) awaitModel(now bool) error {
 	if !now || !j.req.Waits {
 		return nil
 	}
-	return dialogue.ReadGo(j.in)
+	return workerproto.ReadGo(j.in)
 }
 
 func (j *job) open() error {
-	if err := j.phase(dialogue.PhaseStarting); err != nil {
+	if err := j.phase(workerproto.PhaseStarting); err != nil {
 		return err
 	}
 	api, err := ort.Open(j.req.ORTLibrary)
@@ -127,7 +127,7 @@ func (j *job) register() error {
 	for _, ep := range j.req.EPs {
 		// ONNX Runtime lets EPs list devices that are not there under this ending only.
 		name := ep.Name
-		if slices.ContainsFunc(ep.Devices, dialogue.DeviceSelector.Virtual) {
+		if slices.ContainsFunc(ep.Devices, workerproto.DeviceSelector.Virtual) {
 			name += ".virtual"
 		}
 		if err := j.env.Register(name, ep.Library); err != nil {
@@ -146,14 +146,14 @@ func (j *job) register() error {
 		j.devices = append(j.devices, chosen)
 		j.result.EPs = append(j.result.EPs, described(ep, chosen))
 	}
-	return j.tell(dialogue.Event{EPs: j.result.EPs, Memory: peakMemory()})
+	return j.tell(workerproto.Event{EPs: j.result.EPs, Memory: peakMemory()})
 }
 
-func (j *job) phase(name string) error { return j.tell(dialogue.Event{Phase: name}) }
+func (j *job) phase(name string) error { return j.tell(workerproto.Event{Phase: name}) }
 
 // modelPhase also tells which of the request's models the work is at, so that a crash can be laid to it.
 func (j *job) modelPhase(name string, member int) error {
-	return j.tell(dialogue.Event{Phase: name, Member: member + 1})
+	return j.tell(workerproto.Event{Phase: name, Member: member + 1})
 }
 
 func (j *job) options() (*ort.SessionOptions, error) {
@@ -205,10 +205,10 @@ func (j *job) compatibility() error {
 }
 
 // choose picks the devices that any of the selectors matches; each selector must match one.
-func choose(ep dialogue.EP, devices []ort.Device) (chosen []ort.Device, err error) {
+func choose(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device, err error) {
 	selectors := ep.Devices
 	if len(selectors) == 0 {
-		selectors = []dialogue.DeviceSelector{{}}
+		selectors = []workerproto.DeviceSelector{{}}
 	}
 	all := facts(devices)
 	taken := make([]bool, len(devices))
@@ -237,16 +237,16 @@ func choose(ep dialogue.EP, devices []ort.Device) (chosen []ort.Device, err erro
 }
 
 // described puts an EP and devices of it into the dialogue's terms.
-func described(ep dialogue.EP, devices []ort.Device) dialogue.EPResult {
-	r := dialogue.EPResult{Name: ep.Name, Library: ep.Library, Devices: facts(devices)}
+func described(ep workerproto.EP, devices []ort.Device) workerproto.EPResult {
+	r := workerproto.EPResult{Name: ep.Name, Library: ep.Library, Devices: facts(devices)}
 	for _, d := range devices {
 		r.Version = d.EPMetadata["version"]
 	}
 	return r
 }
 
-func facts(devices []ort.Device) []dialogue.DeviceFacts {
-	var list []dialogue.DeviceFacts
+func facts(devices []ort.Device) []workerproto.DeviceFacts {
+	var list []workerproto.DeviceFacts
 	for _, d := range devices {
 		list = append(list, d.DeviceFacts)
 	}

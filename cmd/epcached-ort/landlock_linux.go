@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // The rights on files, by their names in Landlock.
@@ -61,7 +61,7 @@ func handled(abi int, network bool) unix.LandlockRulesetAttr {
 
 // landlock keeps this thread, and every program that it starts, to the given files, and to the one that is open as model. A kernel without Landlock keeps it to nothing, which is not
 // an error.
-func landlock(c *dialogue.Confinement, model int) error {
+func landlock(c *workerproto.Confinement, model int) error {
 	abi := landlockABI()
 	if abi == 0 {
 		return nil
@@ -150,7 +150,7 @@ func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 
 // try tries the accesses that a worker should be kept from.
 func (j *job) try() error {
-	c := dialogue.Confined{Landlock: landlockABI(), UID: uint32(os.Getuid())}
+	c := workerproto.Confined{Landlock: landlockABI(), UID: uint32(os.Getuid())}
 	defer func() { j.result.Confined = &c }()
 	_, err := os.ReadFile(j.req.Model)
 	c.Reads = err == nil

@@ -12,13 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // session loads a graph with the request's options. member is its place in a group.
 func (j *job) session(graph string, member int) (*ort.Session, error) {
-	if err := j.modelPhase(dialogue.PhaseLoading, member); err != nil {
+	if err := j.modelPhase(workerproto.PhaseLoading, member); err != nil {
 		return nil, err
 	}
 	o, err := j.options()
@@ -107,7 +107,7 @@ func (j *job) compareOutputs() error {
 	}
 	inputs, why := zeros(compiled, 1)
 	if why != nil {
-		j.result.Compared = &dialogue.Compared{Without: why.Error()}
+		j.result.Compared = &workerproto.Compared{Without: why.Error()}
 		return nil
 	}
 	got, err := compiled.Run(inputs)
@@ -115,17 +115,17 @@ func (j *job) compareOutputs() error {
 		return step(err, "run %q", j.req.Model)
 	}
 	compiled.Release()
-	if err := j.modelPhase(dialogue.PhaseRunning, 1); err != nil {
+	if err := j.modelPhase(workerproto.PhaseRunning, 1); err != nil {
 		return err
 	}
 	j.req.Options = sizes
 	want, err := j.original(inputs)
 	if err != nil {
-		j.result.Compared = &dialogue.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
+		j.result.Compared = &workerproto.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
 		return nil
 	}
 	difference, err := compare(got, want, j.req.Most)
-	j.result.Compared = &dialogue.Compared{Difference: difference, Outputs: len(want)}
+	j.result.Compared = &workerproto.Compared{Difference: difference, Outputs: len(want)}
 	if err != nil {
 		j.result.Compared.Without = err.Error()
 	}
@@ -155,7 +155,7 @@ func (j *job) runOnZeros(sessions []*ort.Session) error {
 			j.result.NotRun = err.Error()
 			continue
 		}
-		if err := j.modelPhase(dialogue.PhaseRunning, i); err != nil {
+		if err := j.modelPhase(workerproto.PhaseRunning, i); err != nil {
 			return err
 		}
 		if _, err := s.Run(inputs); err != nil {

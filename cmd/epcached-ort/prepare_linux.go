@@ -20,12 +20,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // prepare limits this process, starts the worker from it, and waits until that has ended, with all that it started. It gives the exit status.
 func prepare(preparation string) (status int, err error) {
-	var p dialogue.Preparation
+	var p workerproto.Preparation
 	if err := json.Unmarshal([]byte(preparation), &p); err != nil {
 		return 0, fmt.Errorf("limits: %w", err)
 	}
@@ -38,10 +38,10 @@ func prepare(preparation string) (status int, err error) {
 // prepareThread prepares the thread that it is called on. Niceness and confinement belong to the
 // thread; processes that it starts inherit them. It must not be the main thread, because that
 // stands for the process: a worker in the same Landlock domain could kill it.
-func prepareThread(p dialogue.Preparation) (int, error) {
+func prepareThread(p workerproto.Preparation) (int, error) {
 	model := noModel
 	if p.Model {
-		model = dialogue.ModelFD
+		model = workerproto.ModelFD
 	}
 	runtime.LockOSThread() // never unlocked: the worker lives only as long as the thread
 	if err := limit(p); err != nil {
@@ -55,7 +55,7 @@ func prepareThread(p dialogue.Preparation) (int, error) {
 	return supervise(p.First, model)
 }
 
-func limit(p dialogue.Preparation) error {
+func limit(p workerproto.Preparation) error {
 	if err := setLimits(p); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func raiseNiceness(nice int) {
 const noModel = -1
 
 // confine restricts this thread, and all that it starts, to a worker's needs. It may read model.
-func confine(c *dialogue.Confinement, model int) error {
+func confine(c *workerproto.Confinement, model int) error {
 	if err := dropCapabilities(); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func dropCapabilities() error {
 // noDump is too small for a dump, which would hold the user's model. It is not 0, with which the kernel still starts programs that take dumps.
 const noDump = 1
 
-func setLimits(p dialogue.Preparation) error {
+func setLimits(p workerproto.Preparation) error {
 	for _, l := range []struct {
 		name     string
 		resource int
@@ -177,7 +177,7 @@ func preferToDie() {
 const patience = 2 * time.Second
 
 // supervise starts the worker from this thread, whose limits it inherits, with its model, if one is
-// open, as dialogue.ModelFD. It waits for the worker, ends the processes that it left, and returns
+// open, as workerproto.ModelFD. It waits for the worker, ends the processes that it left, and returns
 // the exit status that tells how the worker ended.
 //
 // As the first process of a pid namespace it only exits: the kernel kills the rest before the exit
@@ -191,7 +191,7 @@ func supervise(first bool, model int) (int, error) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
 	// Not os.StartProcess, which starts another process to see how processes can be waited for.
-	files := []uintptr{0, 1, 2, requestFD, answerFD} // and dialogue.ModelFD
+	files := []uintptr{0, 1, 2, requestFD, answerFD} // and workerproto.ModelFD
 	if model != noModel {
 		files = append(files, uintptr(model))
 	}
@@ -235,13 +235,13 @@ func await(worker int) (unix.WaitStatus, error) {
 
 func exitStatus(status unix.WaitStatus) int {
 	if status.Signaled() {
-		return dialogue.ExitSignal + int(status.Signal())
+		return workerproto.ExitSignal + int(status.Signal())
 	}
-	if code := status.ExitStatus(); code < dialogue.ExitSignal {
+	if code := status.ExitStatus(); code < workerproto.ExitSignal {
 		return code
 	}
 	fmt.Fprintf(os.Stderr, "epcached-ort: the worker left with exit status %d\n", status.ExitStatus())
-	return dialogue.ExitSignal - 1
+	return workerproto.ExitSignal - 1
 }
 
 // endChildren kills and reaps until there is no child. Each that dies leaves its own children to this process.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 type denial struct {
@@ -98,7 +98,7 @@ const (
 //
 // With c.Known all calls but the known ones are refused as well, and the daemon is told of them. A
 // kernel that cannot tell (before Linux 5.0, or within a sandbox that is told itself) refuses only those by name.
-func filterCalls(c *dialogue.Confinement, others bool) error {
+func filterCalls(c *workerproto.Confinement, others bool) error {
 	deny := slices.Concat(refused, refusedHere)
 	if others {
 		deny = append(deny, refusedOfOthers...)
@@ -152,7 +152,7 @@ func tellRefused(listener uintptr) {
 		}
 		if !told[call.nr] {
 			told[call.nr] = true
-			fmt.Fprintln(os.Stderr, dialogue.CallRefused, call.nr)
+			fmt.Fprintln(os.Stderr, workerproto.CallRefused, call.nr)
 		}
 		answer := struct {
 			id    uint64

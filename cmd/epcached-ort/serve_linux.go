@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // serve is the main process of an instance of the workers' unit. Its standard input is a connection
@@ -25,7 +25,7 @@ import (
 // kills all processes left in the unit's cgroup when serve returns.
 func serve() error {
 	conn := os.NewFile(0, "connection")
-	if err := dialogue.Send(conn, dialogue.Ended{}); err != nil {
+	if err := workerproto.Send(conn, workerproto.Ended{}); err != nil {
 		return err
 	}
 	fds, err := receive()
@@ -33,13 +33,13 @@ func serve() error {
 		return fmt.Errorf("descriptors: %w", err)
 	}
 	in := bufio.NewReader(conn)
-	var launch dialogue.Launch
-	if err := dialogue.Receive(in, &launch); err != nil {
+	var launch workerproto.Launch
+	if err := workerproto.Receive(in, &launch); err != nil {
 		return err
 	}
 	if launch.Prepare == "" {
 		tidy(launch.Dir)
-		return dialogue.Send(conn, dialogue.Ended{})
+		return workerproto.Send(conn, workerproto.Ended{})
 	}
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -68,28 +68,28 @@ func serve() error {
 	tidy(launch.Dir)
 	killed := regexp.MustCompile(`(?m)^oom_kill [1-9]`).MatchString(ofCgroup("memory.events"))
 	cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	ended := dialogue.Ended{Status: status.ExitStatus(), CPU: cpu, OutOfMemory: killed}
+	ended := workerproto.Ended{Status: status.ExitStatus(), CPU: cpu, OutOfMemory: killed}
 	if status.Signaled() {
-		ended.Status = dialogue.ExitSignal + int(status.Signal())
+		ended.Status = workerproto.ExitSignal + int(status.Signal())
 	}
-	return dialogue.Send(conn, ended)
+	return workerproto.Send(conn, ended)
 }
 
 // receive takes the worker's descriptors from 2 on.
 func receive() (fds []uintptr, err error) {
-	const most = dialogue.ModelFD - 1
+	const most = workerproto.ModelFD - 1
 	first, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(most*4))
 	n, oobn, _, _, err := unix.Recvmsg(0, first, oob, unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || n == 0 || first[0] != dialogue.Handle || len(messages) != 1 {
-		return nil, errors.Join(err, dialogue.ErrMalformed)
+	if err != nil || n == 0 || first[0] != workerproto.Handle || len(messages) != 1 {
+		return nil, errors.Join(err, workerproto.ErrMalformed)
 	}
 	rights, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(rights) < most-1 {
-		return nil, errors.Join(err, dialogue.ErrMalformed)
+		return nil, errors.Join(err, workerproto.ErrMalformed)
 	}
 	for _, fd := range rights {
 		fds = append(fds, uintptr(fd))
@@ -104,9 +104,9 @@ func follow(in *bufio.Reader, worker int) {
 		if err != nil {
 			_ = unix.Kill(worker, unix.SIGTERM) // ESRCH: it has ended
 			time.Sleep(2 * patience)
-			os.Exit(dialogue.ExitSetup) // systemd kills the processes that remain
+			os.Exit(workerproto.ExitSetup) // systemd kills the processes that remain
 		}
-		if word == dialogue.Raise { // as far as LimitNICE= of the unit allows
+		if word == workerproto.Raise { // as far as LimitNICE= of the unit allows
 			_ = os.WriteFile("/proc/"+strconv.Itoa(worker)+"/autogroup", []byte("0"), 0)
 			_ = unix.Setpriority(unix.PRIO_PGRP, worker, 0)
 		}

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 const requestFD, answerFD = 3, 4
@@ -24,18 +24,18 @@ const requestFD, answerFD = 3, 4
 func work() int {
 	runtime.LockOSThread() // some vendors' code keeps state per thread
 	if err := takeOver(); err != nil {
-		return failed(dialogue.ExitSetup, err)
+		return failed(workerproto.ExitSetup, err)
 	}
 	in, out := os.NewFile(requestFD, "request"), os.NewFile(answerFD, "answer")
 	lines := bufio.NewReader(in)
-	req, err := dialogue.ReadRequest(lines)
+	req, err := workerproto.ReadRequest(lines)
 	if err != nil {
-		return failed(dialogue.ExitDialogue, err)
+		return failed(workerproto.ExitDialogue, err)
 	}
-	j := &job{req: req, in: lines, tell: func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) }}
+	j := &job{req: req, in: lines, tell: func(e workerproto.Event) error { return workerproto.WriteEvent(out, e) }}
 	event, status := j.answer()
-	if err := dialogue.WriteEvent(out, event); err != nil {
-		return failed(dialogue.ExitDialogue, err)
+	if err := workerproto.WriteEvent(out, event); err != nil {
+		return failed(workerproto.ExitDialogue, err)
 	}
 	// The caller exits without running destructors of C: libraries crash in them, after the work is done.
 	return status
@@ -72,13 +72,13 @@ func defaultSignals() error {
 	return nil
 }
 
-func (j *job) answer() (dialogue.Event, int) {
+func (j *job) answer() (workerproto.Event, int) {
 	if err := j.do(); err != nil {
-		return dialogue.Event{Refusal: refusal(j.req.Do, err)}, dialogue.ExitRefused
+		return workerproto.Event{Refusal: refusal(j.req.Do, err)}, workerproto.ExitRefused
 	}
 	j.result.Errors = j.logged()
 	j.result.PeakMemory = max(j.result.PeakMemory, peakMemory())
-	return dialogue.Event{Result: &j.result}, dialogue.ExitDone
+	return workerproto.Event{Result: &j.result}, workerproto.ExitDone
 }
 
 // peakMemory reads the high-water mark of resident memory, because the kernel's account for a
@@ -91,8 +91,8 @@ func peakMemory() int64 {
 	return kilobytes << 10
 }
 
-func refusal(doing string, err error) *dialogue.Refusal {
-	r := &dialogue.Refusal{Doing: doing, Code: -1, Text: err.Error()}
+func refusal(doing string, err error) *workerproto.Refusal {
+	r := &workerproto.Refusal{Doing: doing, Code: -1, Text: err.Error()}
 	var status *ort.Error
 	if errors.As(err, &status) {
 		r.Code = status.Code
@@ -134,22 +134,22 @@ func failed(status int, err error) int {
 
 func run(args []string) int {
 	if err := defaultSignals(); err != nil {
-		return failed(dialogue.ExitSetup, err)
+		return failed(workerproto.ExitSetup, err)
 	}
 	switch {
 	case len(args) == 2 && args[0] == "prepare":
 		status, err := prepare(args[1])
 		if err != nil {
-			return failed(dialogue.ExitSetup, fmt.Errorf("prepare: %w", err))
+			return failed(workerproto.ExitSetup, fmt.Errorf("prepare: %w", err))
 		}
 		return status
 	case len(args) == 1 && args[0] == "serve":
 		if err := serve(); err != nil {
-			return failed(dialogue.ExitSetup, err)
+			return failed(workerproto.ExitSetup, err)
 		}
-		return dialogue.ExitDone
+		return workerproto.ExitDone
 	case len(args) == 1 && args[0] == "work":
 		return work()
 	}
-	return failed(dialogue.ExitSetup, errors.New("this is epcached's worker, which epcached starts by itself; put it beside epcached, or name it in the configuration"))
+	return failed(workerproto.ExitSetup, errors.New("this is epcached's worker, which epcached starts by itself; put it beside epcached, or name it in the configuration"))
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Env is an OrtEnv. ORT keeps one per process: a second one shares everything with the first.
@@ -23,7 +23,7 @@ type Env struct {
 type Device struct {
 	EP       string // the name that the EP was registered under, or one of its own
 	EPVendor string
-	dialogue.DeviceFacts
+	workerproto.DeviceFacts
 
 	ptr handle
 }
@@ -97,7 +97,7 @@ func (a *API) device(ptr handle) Device {
 	return Device{
 		EP:       text(handle(a.raw(fnEpDeviceEpName, ptr))),
 		EPVendor: text(handle(a.raw(fnEpDeviceEpVendor, ptr))),
-		DeviceFacts: dialogue.DeviceFacts{
+		DeviceFacts: workerproto.DeviceFacts{
 			Type:           kind,
 			VendorID:       uint32(a.raw(fnHardwareDeviceVendorID, hardware)),
 			Vendor:         text(handle(a.raw(fnHardwareDeviceVendor, hardware))),

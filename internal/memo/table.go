@@ -14,7 +14,7 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/internal/witness"
+	"github.com/epcached/epcached/internal/filestamp"
 )
 
 // Table keeps a bounded number of things in memory. Past the bound all are forgotten, and found out
@@ -92,7 +92,7 @@ type ID [32]byte
 
 // FileKey returns the key of one file, and whether the times of its file system can be believed.
 func FileKey(uid uint32, f *os.File) (ID, bool) {
-	fsid, ok := witness.Believable(int(f.Fd()))
+	fsid, ok := filestamp.FileSystem(int(f.Fd()))
 	if !ok {
 		return ID{}, false
 	}

@@ -14,15 +14,15 @@ import (
 	"math/rand/v2"
 	"os"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Order is the only argument, in JSON.
 type Order struct {
 	ORTLibrary string
-	EPs        []dialogue.EP
-	Session    dialogue.Session
+	EPs        []workerproto.EP
+	Session    workerproto.Session
 	Graphs     []string
 	Seed       uint64
 }
@@ -115,7 +115,7 @@ func (o Order) open(env *ort.Env, graph string) (*ort.Session, error) {
 	return options.Open(graph)
 }
 
-func selected(by dialogue.DeviceSelector, devices []ort.Device) (list []ort.Device) {
+func selected(by workerproto.DeviceSelector, devices []ort.Device) (list []ort.Device) {
 	for _, d := range devices {
 		if by.Fits(d.DeviceFacts) {
 			list = append(list, d)

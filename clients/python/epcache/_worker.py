@@ -1,6 +1,6 @@
 """Compiles in a process of its own: epcached's worker, started by the application, with the application's libraries.
 
-A vendor's compiler that crashes takes that process and nothing else. The dialogue is that of compilers/dialogue: one line
+A vendor's compiler that crashes takes that process and nothing else. The dialogue is that of compilers/workerproto: one line
 of JSON to descriptor 3, lines of JSON from descriptor 4, the last with a result or a refusal.
 """
 

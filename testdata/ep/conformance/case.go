@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/compilers/workerproto"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -39,7 +39,7 @@ func (s set) with(key, value string) set {
 
 type testCase struct {
 	env     *ort.Env
-	ep      dialogue.EP
+	ep      workerproto.EP
 	devices []ort.Device
 	family  family
 	source  tinymodel.Model // one block of the family

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // childVariable is set in the environment of the processes that load the library.
@@ -35,7 +35,7 @@ const answerFD = 3
 // request is what a child reads from standard input.
 type request struct {
 	ORTLibrary string
-	EP         dialogue.EP
+	EP         workerproto.EP
 	Guideline  string // "SECTION/NAME"; "": find out what the EP is called, and which models it takes
 	Family     string // of these models
 }
@@ -175,7 +175,7 @@ func (r request) answer(tell func(call string) error) (answer, error) {
 		return answer{}, fmt.Errorf("%w%s", err, log.text())
 	}
 	return answer{EP: s.ep.Name, ORTVersion: api.Version, Family: family,
-		Device: dialogue.DeviceSelector{}.Listed(facts(devices))}, nil
+		Device: workerproto.DeviceSelector{}.Listed(facts(devices))}, nil
 }
 
 // logged keeps what ONNX Runtime logs as errors: where an EP takes no node, nothing else says why.
@@ -188,7 +188,7 @@ func (l *logged) add(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	text = brief(strings.Join(strings.Fields(text), " "))
-	if len(l.errors) < dialogue.MaxErrors && !slices.Contains(l.errors, text) {
+	if len(l.errors) < workerproto.MaxErrors && !slices.Contains(l.errors, text) {
 		l.errors = append(l.errors, text)
 	}
 }
@@ -203,14 +203,14 @@ func (l *logged) text() string {
 }
 
 // choose picks the devices that any of the selectors matches.
-func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
+func choose(ep workerproto.EP, devices []ort.Device) ([]ort.Device, error) {
 	if len(ep.Devices) == 0 {
-		ep.Devices = []dialogue.DeviceSelector{{}}
+		ep.Devices = []workerproto.DeviceSelector{{}}
 	}
 	var chosen []ort.Device
 	for _, d := range devices {
 		if slices.ContainsFunc(ep.Devices,
-			func(s dialogue.DeviceSelector) bool { return s.Fits(d.DeviceFacts) }) {
+			func(s workerproto.DeviceSelector) bool { return s.Fits(d.DeviceFacts) }) {
 			chosen = append(chosen, d)
 		}
 	}
@@ -221,8 +221,8 @@ func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
 	return chosen, nil
 }
 
-func facts(devices []ort.Device) []dialogue.DeviceFacts {
-	var list []dialogue.DeviceFacts
+func facts(devices []ort.Device) []workerproto.DeviceFacts {
+	var list []workerproto.DeviceFacts
 	for _, d := range devices {
 		list = append(list, d.DeviceFacts)
 	}

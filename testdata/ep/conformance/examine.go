@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // Guideline is a sentence of ONNX Runtime's pages for authors of execution providers.
@@ -74,7 +74,7 @@ const timeLimit = 30 * time.Minute // for one guideline
 // job asks how an EP keeps the guidelines.
 type job struct {
 	ortLibrary string
-	ep         dialogue.EP // its library is set
+	ep         workerproto.EP // its library is set
 	limit      time.Duration
 	only       func(name string) bool
 	told       func(Finding) // is called with each finding; only and told may be nil

@@ -30,7 +30,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 var errBroken = errors.New("a guideline is broken that is required")
@@ -111,13 +111,13 @@ func newJob(library, runtime, ep string, options []string) (job, error) {
 }
 
 // parseEP reads EP[:DEVICE], as epcachectl get --ep has it. No text is an EP without a name.
-func parseEP(text string) (dialogue.EP, error) {
+func parseEP(text string) (workerproto.EP, error) {
 	name, device, narrowed := strings.Cut(text, ":")
-	ep := dialogue.EP{Name: name}
+	ep := workerproto.EP{Name: name}
 	if !narrowed {
 		return ep, nil
 	}
-	d := dialogue.DeviceSelector{Metadata: map[string]string{}}
+	d := workerproto.DeviceSelector{Metadata: map[string]string{}}
 	for i, part := range strings.Split(device, ",") {
 		key, value, pair := strings.Cut(part, "=")
 		id, isID := map[string]*uint32{"vendor": &d.VendorID, "device": &d.DeviceID}[key]
@@ -136,7 +136,7 @@ func parseEP(text string) (dialogue.EP, error) {
 			return ep, fmt.Errorf("--ep: %q is not EP[:DEVICE]", text)
 		}
 	}
-	ep.Devices = []dialogue.DeviceSelector{d}
+	ep.Devices = []workerproto.DeviceSelector{d}
 	return ep, nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
-	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 func call(t *testing.T, args ...string) (string, error) {
@@ -80,7 +80,7 @@ func TestFlags(t *testing.T) {
 	library := aLibrary(t)
 	j, err := newJob(library, "", "E:NPU,device=7,vendor=0x8086,k=v", []string{"a=b=c"})
 	require.NoError(t, err)
-	require.Equal(t, dialogue.EP{Name: "E", Library: library,
+	require.Equal(t, workerproto.EP{Name: "E", Library: library,
 		Options: map[string]string{"a": "b=c"}, Devices: []compilers.Device{{Type: "NPU",
 			DeviceID: 7, VendorID: 0x8086, Metadata: map[string]string{"k": "v"}}}}, j.ep)
 	require.Equal(t, filepath.Dir(filepath.Dir(library)), filepath.Dir(j.ortLibrary),

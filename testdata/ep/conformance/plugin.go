@@ -7,8 +7,8 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
@@ -60,8 +60,8 @@ var pluginLibrary = []guideline{
 		all, err := c.env.Devices()
 		must(err)
 		for _, d := range all {
-			if d.DeviceMetadata[dialogue.IsVirtual] == "1" ||
-				d.EPMetadata[dialogue.IsVirtual] == "1" {
+			if d.DeviceMetadata[workerproto.IsVirtual] == "1" ||
+				d.EPMetadata[workerproto.IsVirtual] == "1" {
 				return
 			}
 		}

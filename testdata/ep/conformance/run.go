@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
+	"github.com/epcached/epcached/compilers/workerproto"
 )
 
 // guideline is a row: what is to hold, and the calls that prove it.
@@ -83,8 +83,8 @@ func (s section) describe(g guideline) Guideline {
 
 // subject is an EP to examine. The library is registered by discover and prove.
 type subject struct {
-	ep     dialogue.EP // Name may be empty for discover
-	folder string      // private, exists, and is empty
+	ep     workerproto.EP // Name may be empty for discover
+	folder string         // private, exists, and is empty
 	tell   func(call string) error
 }
 

@@ -1,4 +1,4 @@
-package once
+package ttlcache
 
 import (
 	"context"
@@ -27,7 +27,7 @@ func TestAFactIsFoundOnceAndHoldsForAWhile(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 2, v, "an error is not remembered")
 	}
-	now = now.Add(holds)
+	now = now.Add(lifetime)
 	v, err := Do(t.Context(), f, "key", find)
 	require.NoError(t, err)
 	require.Equal(t, 3, v)

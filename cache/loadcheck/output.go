@@ -1,4 +1,4 @@
-package trial
+package loadcheck
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // the request asks for it. It is no part of the identity: a build is compared once for each
 // tolerance, for the first request with it, and stays what it is for others. An error leaves the
 // answer to its caller.
-func (ts *Trials) VerifyOutput(ctx context.Context, at *request.Attempt, a *request.Answer) error {
+func (ts *Checker) VerifyOutput(ctx context.Context, at *request.Attempt, a *request.Answer) error {
 	b := a.Build
 	switch {
 	case at.VerifyOutput == 0,
@@ -71,7 +71,7 @@ func outputDiffers(at *request.Attempt, result compilers.VerifyResult) error {
 
 // compareOnce compares, or returns what an earlier comparison of the same build and tolerance with
 // these libraries found.
-func (ts *Trials) compareOnce(ctx context.Context, at *request.Attempt, a *request.Answer) (compilers.VerifyResult, error) {
+func (ts *Checker) compareOnce(ctx context.Context, at *request.Attempt, a *request.Answer) (compilers.VerifyResult, error) {
 	v, ok := ts.Compiler.(compilers.OutputVerifier)
 	switch {
 	case !ok:
@@ -97,7 +97,7 @@ func (ts *Trials) compareOnce(ctx context.Context, at *request.Attempt, a *reque
 
 // compare runs private copies of both. The build's is copied too, because workers of another user
 // reach no views.
-func (ts *Trials) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build,
+func (ts *Checker) compare(ctx context.Context, v compilers.OutputVerifier, at *request.Attempt, b *index.Build,
 	graph string) (compilers.VerifyResult, error) {
 	source, remove, err := ts.Workspaces.Copy(ctx, at.Request, at.Plan.Canonical)
 	defer remove()

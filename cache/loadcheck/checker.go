@@ -1,6 +1,6 @@
-// Package trial loads builds in workers, to find out whether they suit the libraries that are here,
-// and whether they compute the same as their source models.
-package trial
+// Package loadcheck loads builds in workers, to find out whether they suit the libraries that are
+// here, and whether they compute the same as their source models.
+package loadcheck
 
 import (
 	"cmp"
@@ -18,18 +18,18 @@ import (
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/once"
+	"github.com/epcached/epcached/internal/ttlcache"
 	"github.com/epcached/epcached/store"
 )
 
-// Trials try builds, and remember the results. All fields must be set. The methods may be called by
+// Checker loads builds, and remembers the results. All fields must be set. The methods may be called by
 // several goroutines.
-type Trials struct {
+type Checker struct {
 	Store      *store.Store
 	Runtimes   *runtimes.Set
 	Compiler   compilers.Compiler
 	Judges     *judge.Judge
-	Facts      *once.Facts
+	Results    *ttlcache.Cache
 	Workspaces *workspace.Maker
 	Policy     func([]compilers.EP) request.Policy
 	Now        func() time.Time
@@ -37,9 +37,9 @@ type Trials struct {
 }
 
 // Judge judges a build. It loads the build where that could change what becomes of it.
-func (ts *Trials) Judge(ctx context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
+func (ts *Checker) Judge(ctx context.Context, a *request.Against, b *index.Build) (judge.Judgement, error) {
 	return ts.Judges.Build(ctx, a.Target(), b, func(ctx context.Context, j judge.Judgement) (compilers.CheckResult, bool, error) {
-		if !ts.worthTrying(a, b, j) {
+		if !ts.worthLoading(a, b, j) {
 			return compilers.CheckResult{}, false, nil
 		}
 		checked, err := ts.load(ctx, a, b)
@@ -48,18 +48,18 @@ func (ts *Trials) Judge(ctx context.Context, a *request.Against, b *index.Build)
 }
 
 // Knows reports whether Judge need not work anything out.
-func (ts *Trials) Knows(a *request.Against, b *index.Build) bool {
+func (ts *Checker) Knows(a *request.Against, b *index.Build) bool {
 	return ts.Judges.Knows(a.Target(), b)
 }
 
 // LoadsAlone loads the models of a group without sharing.
-func (ts *Trials) LoadsAlone(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) LoadsAlone(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
 	return ts.loadAs(ctx, a, b, "load alone", a.CheckJobAlone)
 }
 
-// worthTrying reports whether a load check could change what becomes of the build. A policy that
+// worthLoading reports whether a load check could change what becomes of the build. A policy that
 // refuses what is unknown does so whatever loads. A build of another machine is always tried.
-func (ts *Trials) worthTrying(a *request.Against, b *index.Build, j judge.Judgement) bool {
+func (ts *Checker) worthLoading(a *request.Against, b *index.Build, j judge.Judgement) bool {
 	policy := ts.Policy(a.EPs).Unknown
 	if j.Verdict == compilers.Unsupported || policy == request.PolicyRefuse && j.Verdict == compilers.Unknown {
 		return false
@@ -69,7 +69,7 @@ func (ts *Trials) worthTrying(a *request.Against, b *index.Build, j judge.Judgem
 
 // load loads the build's graph with the libraries that it is judged for, once for each pair. A
 // build that may be of another machine is run as well.
-func (ts *Trials) load(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) load(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
 	if a.Marks.Elsewhere(b) {
 		return ts.runOnce(ctx, a, b)
 	}
@@ -77,7 +77,7 @@ func (ts *Trials) load(ctx context.Context, a *request.Against, b *index.Build) 
 }
 
 // loadAs is load in one of the ways in which a build is loaded.
-func (ts *Trials) loadAs(ctx context.Context, a *request.Against, b *index.Build, way string,
+func (ts *Checker) loadAs(ctx context.Context, a *request.Against, b *index.Build, way string,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), way, b.ID[:])
 	return runtimes.Remember(ctx, ts.Runtimes, runtimes.Question{Key: key}, Proven, func(ctx context.Context) (compilers.CheckResult, error) {
@@ -91,7 +91,7 @@ func (ts *Trials) loadAs(ctx context.Context, a *request.Against, b *index.Build
 }
 
 // tryView loads the build from its view.
-func (ts *Trials) tryView(ctx context.Context, a *request.Against, b *index.Build,
+func (ts *Checker) tryView(ctx context.Context, a *request.Against, b *index.Build,
 	job func(*index.Build, *request.Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	answer, err := lookup.Lease(ctx, ts.Store, b, func(string) {})
 	if err != nil {
@@ -108,7 +108,7 @@ func Proven(r compilers.CheckResult) bool { return !r.Crashed() }
 // runOnce loads a build that may be of another machine, and runs it once on zeros: an execution
 // provider may load code for instruction sets that this processor lacks, and fail only when that is
 // run. The result is remembered, once for each pair.
-func (ts *Trials) runOnce(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
+func (ts *Checker) runOnce(ctx context.Context, a *request.Against, b *index.Build) (compilers.CheckResult, error) {
 	if a.Model == nil {
 		return notRun("its source model is not here"), nil
 	}
@@ -147,7 +147,7 @@ func notRun(why string) compilers.CheckResult {
 
 // blame has the execution providers load the source model here, and run it on the same zeros. Where
 // that fails as well, these are no input for the model, and the failure says nothing of the build.
-func (ts *Trials) blame(ctx context.Context, a *request.Against, b *index.Build, failed compilers.CheckResult,
+func (ts *Checker) blame(ctx context.Context, a *request.Against, b *index.Build, failed compilers.CheckResult,
 	free int64) (compilers.CheckResult, error) {
 	if a.Adopting {
 		return notRun("it does not run on zeros, and its source model is not here: " + failed.Text), nil
@@ -183,9 +183,9 @@ type Result struct {
 // reported loads the build in a process of its own, twice if it fails, because a worker may lack
 // memory for a moment. A failure is believed only where the smallest artefact that these libraries
 // make loads.
-func (ts *Trials) reported(ctx context.Context, a *request.Against, b *index.Build) (Result, error) {
+func (ts *Checker) reported(ctx context.Context, a *request.Against, b *index.Build) (Result, error) {
 	key := ts.Runtimes.Key("report", a.Content, b.ID[:])
-	return once.Do(ctx, ts.Facts, key, func(ctx context.Context) (Result, error) {
+	return ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (Result, error) {
 		answer, err := lookup.Lease(ctx, ts.Store, b, func(string) {})
 		if err != nil {
 			return Result{}, err
@@ -204,13 +204,13 @@ func (ts *Trials) reported(ctx context.Context, a *request.Against, b *index.Bui
 }
 
 // still loads a graph, with libraries that are not replaced meanwhile.
-func (ts *Trials) still(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (ts *Checker) still(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
 	return runtimes.Still(a.Content, func() (compilers.CheckResult, error) { return ts.Compiler.Check(ctx, job) })
 }
 
 // Check loads a graph, and believes its failure only where the smallest artefact that these libraries
 // make loads: otherwise the failure says something of this machine, and nothing of the graph.
-func (ts *Trials) Check(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (ts *Checker) Check(ctx context.Context, a *request.Against, job compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := ts.still(ctx, a, job)
 	if err != nil || checked.Outcome != compilers.Failed {
 		return checked, err
@@ -218,7 +218,7 @@ func (ts *Trials) Check(ctx context.Context, a *request.Against, job compilers.C
 	// After an update many fail one after the other, so that one loads is remembered. That none
 	// does is not.
 	key := ts.Runtimes.Key("control", a.Content, a.Spelled())
-	_, err = once.Do(ctx, ts.Facts, key, func(ctx context.Context) (bool, error) {
+	_, err = ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (bool, error) {
 		broken, err := ts.Control(ctx, a)
 		if err == nil && broken != "" {
 			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")
@@ -233,12 +233,12 @@ func (ts *Trials) Check(ctx context.Context, a *request.Against, job compilers.C
 
 // Control returns why what these libraries make does not load here, "" if it does or if nothing can
 // be made to try that with.
-func (ts *Trials) Control(ctx context.Context, a *request.Against) (string, error) {
+func (ts *Checker) Control(ctx context.Context, a *request.Against) (string, error) {
 	broken, err := ts.control(ctx, a)
 	return runtimes.Text(broken), err
 }
 
-func (ts *Trials) control(ctx context.Context, a *request.Against) (broken, err error) {
+func (ts *Checker) control(ctx context.Context, a *request.Against) (broken, err error) {
 	var own *compilers.Job
 	if a.OnOwnModel {
 		if a.Model == nil {
@@ -269,7 +269,7 @@ func (ts *Trials) control(ctx context.Context, a *request.Against) (broken, err 
 }
 
 // EP compiles one node, and loads it, unless that was tried lately. It returns what is wrong.
-func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) error {
+func (ts *Checker) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.Facts, name string) error {
 	rc, err := ts.Runtimes.Content(ctx, rt, func(string) {})
 	if err != nil {
 		return err
@@ -280,7 +280,7 @@ func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.
 	}
 	type tried struct{ broken error }
 	key := ts.Runtimes.Key("doctor", rc, []byte(name))
-	found, err := once.Do(ctx, ts.Facts, key, func(ctx context.Context) (tried, error) {
+	found, err := ttlcache.Do(ctx, ts.Results, key, func(ctx context.Context) (tried, error) {
 		broken, err := ts.control(ctx, (&request.Plan{EPs: eps}).Against("", rc))
 		return tried{broken}, err
 	})
@@ -289,7 +289,7 @@ func (ts *Trials) EP(ctx context.Context, rt *runtimes.Runtime, facts *runtimes.
 
 // Sandbox returns what confines the execution providers' code, found out once by trying. It is
 // empty for a compiler that has no such code.
-func (ts *Trials) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
+func (ts *Checker) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
 	s, ok := ts.Compiler.(compilers.Sandboxed)
 	if !ok {
 		return nil, nil

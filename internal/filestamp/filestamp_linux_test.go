@@ -1,4 +1,4 @@
-package witness
+package filestamp
 
 import (
 	"os"
@@ -33,7 +33,7 @@ func TestWitnessIsAsOldAsItsBeginning(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, err := Watch([]*os.File{f}, info.ModTime().Add(c.began), true)
 			require.NoError(t, err)
-			require.Equal(t, c.old, w.Believed())
+			require.Equal(t, c.old, w.Reliable())
 			require.NoError(t, w.Unchanged())
 		})
 	}
@@ -53,7 +53,7 @@ func TestOnlyBelievedFilesAreWrittenBack(t *testing.T) {
 			f, err := os.Create(filepath.Join(t.TempDir(), "model"))
 			require.NoError(t, err)
 			defer f.Close()
-			if _, ok := Believable(int(f.Fd())); !ok {
+			if _, ok := FileSystem(int(f.Fd())); !ok {
 				t.Skip("SKIPPED: the temporary folder is on a file system whose times are not " +
 					"believed")
 			}
@@ -67,7 +67,7 @@ func TestOnlyBelievedFilesAreWrittenBack(t *testing.T) {
 			require.NoError(t, err)
 			w, err := Watch([]*os.File{f}, info.ModTime().Add(c.began), true)
 			require.NoError(t, err)
-			require.Equal(t, c.believed, w.Believed())
+			require.Equal(t, c.believed, w.Reliable())
 			for range 100 { // a tick of the file system's clock has passed by then
 				mapped[0]++
 				if err = w.Unchanged(); err != nil {

@@ -1,4 +1,4 @@
-package trial
+package loadcheck
 
 import (
 	"context"
@@ -16,12 +16,12 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/internal/once"
+	"github.com/epcached/epcached/internal/ttlcache"
 )
 
 // Examine finds out whether a reported build is sound: by its bytes, then by loading it with the
 // runtime that the reporter used, where that may be loaded here.
-func (ts *Trials) Examine(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (
+func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Ref, b *index.Build) (
 	reports.Examined, error) {
 	err := ts.sameBytesAsEver(ctx, b)
 	if ctx.Err() != nil {
@@ -67,8 +67,8 @@ func (ts *Trials) Examine(ctx context.Context, p request.Peer, from runtimes.Ref
 }
 
 // sameBytesAsEver hashes the build's files, whatever their stamps say.
-func (ts *Trials) sameBytesAsEver(ctx context.Context, b *index.Build) error {
-	_, err := once.Do(ctx, ts.Facts, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
+func (ts *Checker) sameBytesAsEver(ctx context.Context, b *index.Build) error {
+	_, err := ttlcache.Do(ctx, ts.Results, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
 		for _, f := range b.Files {
 			if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
 				return false, fmt.Errorf("%s: %w", f.Name, err)
@@ -82,7 +82,7 @@ func (ts *Trials) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 var errElsewhere = errors.New("the device that it is for is not in this machine")
 
 // planReported plans the build's request for the runtime that the reporter used.
-func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtimes.Ref,
+func (ts *Checker) planReported(ctx context.Context, p request.Peer, from runtimes.Ref,
 	b *index.Build) (*request.Attempt, error) {
 	again, err := workspace.AttemptOf(b)
 	if err != nil {
@@ -112,7 +112,7 @@ func (ts *Trials) planReported(ctx context.Context, p request.Peer, from runtime
 // runtimeReported is the runtime that the reporter named, if the daemon knows it. Reports name
 // libraries by path, paths of other users are not looked up, and reports do not name what is part
 // of ONNX Runtime itself. So without a name it is a runtime with the libraries that made the build.
-func (ts *Trials) runtimeReported(ctx context.Context, b *index.Build, req *request.Request) (
+func (ts *Checker) runtimeReported(ctx context.Context, b *index.Build, req *request.Request) (
 	*runtimes.Runtime, *runtimes.Content, error) {
 	named := req.Runtime.Directory != "" || len(req.Runtime.EPLibraries) > 0
 	if named {
@@ -135,7 +135,7 @@ func (ts *Trials) runtimeReported(ctx context.Context, b *index.Build, req *requ
 
 // disprove remembers that a build of another library does not load with the runtime, whatever
 // judgements said.
-func (ts *Trials) disprove(a *request.Against, b *index.Build, text string) {
+func (ts *Checker) disprove(a *request.Against, b *index.Build, text string) {
 	j := ts.Judges.Disprove(a.Target(), b, text)
 	ts.Store.Happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
 }
@@ -144,7 +144,7 @@ func (ts *Trials) disprove(a *request.Against, b *index.Build, text string) {
 // enough, because the string may have been edited, or copied from the source model, and no
 // execution provider compares it with its bytes. A complete model is loaded in a worker, and the
 // result of that counts.
-func (ts *Trials) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
+func (ts *Checker) JudgeOwn(ctx context.Context, at *request.Attempt, m *epmodel.Model) (
 	judge.Judgement, error) {
 	a := at.Plan.Against(at.RuntimeName, at.Content)
 	said, made := judge.Judgement{Verdict: compilers.Optimal, At: ts.Now(), Runtime: a.Runtime}, false
@@ -209,7 +209,7 @@ func ofString(j judge.Judgement) string {
 }
 
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
-func (ts *Trials) checkOwn(ctx context.Context, r *request.Request, a *request.Against) (
+func (ts *Checker) checkOwn(ctx context.Context, r *request.Request, a *request.Against) (
 	compilers.CheckResult, error) {
 	key := ts.Judges.Key(a.Target(), "own", append(a.Canonical.Model[:], a.Spelled()...))
 	check := func(ctx context.Context, graph string) (compilers.CheckResult, error) {

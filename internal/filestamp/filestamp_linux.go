@@ -1,11 +1,12 @@
-// Package witness tells whether files were written to while they were read, and whether they may have been since.
+// Package filestamp tells whether files were written to while they were read, and whether they may
+// have been since.
 //
 // A model belongs to an application, which may write to it at any time, by descriptor or through a
 // mapping. A stamp (size, times, inode) shows that on file systems whose times can be believed, once
 // dirty pages were written back, and for files that were left alone for a while before.
 //
-// Files are for one goroutine. Start reading at Watch.
-package witness
+// A Watched is for one goroutine. Start reading at Watch.
+package filestamp
 
 import (
 	"encoding/binary"
@@ -19,38 +20,39 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Files are files while they are read, with what tells whether anything moved meanwhile.
-type Files struct {
-	began  time.Time // before the first file was looked at
-	files  []*os.File
-	stamps []cas.Stamp
-	settle bool // the files are written back before each stamp
+// Watched are files while they are read, with what tells whether anything moved meanwhile.
+type Watched struct {
+	began     time.Time // before the first file was looked at
+	files     []*os.File
+	stamps    []cas.Stamp
+	writeBack bool // the files are written back before each stamp
 }
 
-// Watch begins to watch files. believable: they are on file systems whose times count. The files are
+// Watch begins to watch files. reliable: they are on file systems whose times count. The files are
 // written back only where their stamps may be believed, because that can take as long as reading
 // them. For others Unchanged reports what moved a time, and misses stores through a mapping.
-func Watch(files []*os.File, began time.Time, believable bool) (*Files, error) {
-	w := &Files{files: files, began: began}
+func Watch(files []*os.File, began time.Time, reliable bool) (*Watched, error) {
+	w := &Watched{files: files, began: began}
 	var err error
 	if w.stamps, err = w.stamp(); err != nil {
 		return nil, err
 	}
-	if !believable || !LeftAlone(w.began, w.stamps...) {
+	if !reliable || !LeftAlone(w.began, w.stamps...) {
 		return w, nil
 	}
-	w.settle = true
+	w.writeBack = true
 	w.stamps, err = w.stamp()
 	return w, err
 }
 
-func (w *Files) stamp() ([]cas.Stamp, error) {
+func (w *Watched) stamp() ([]cas.Stamp, error) {
 	var stamps []cas.Stamp
 	for _, f := range w.files {
-		if w.settle {
-			// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
-			// the pages, so that every later store faults and moves the times that we compare.
-			if err := Settle(f); err != nil {
+		if w.writeBack {
+			// A store through a dirty mapping changes no time until it is written back. Writing
+			// back write-protects the pages, so that every later store faults and moves the times
+			// that we compare.
+			if err := WriteBack(f); err != nil {
 				return nil, err
 			}
 		}
@@ -64,7 +66,7 @@ func (w *Files) stamp() ([]cas.Stamp, error) {
 }
 
 // Unchanged says what moved since Watch, nil: nothing did.
-func (w *Files) Unchanged() error {
+func (w *Watched) Unchanged() error {
 	now, err := w.stamp()
 	if err != nil {
 		return err
@@ -77,40 +79,40 @@ func (w *Files) Unchanged() error {
 	return nil
 }
 
-// Believed reports whether equal stamps prove equal bytes from now on: the times of the file systems
+// Reliable reports whether equal stamps prove equal bytes from now on: the times of the file systems
 // count, and every file had been left alone for a while when the reading began. A time in the future
 // is never believed. The beginning counts because a page that was dirtied between the writing back
 // and the stamp can be stored to again without a trace, however long the hashing takes.
-func (w *Files) Believed() bool { return w.settle && LeftAlone(w.began, w.stamps...) }
+func (w *Watched) Reliable() bool { return w.writeBack && LeftAlone(w.began, w.stamps...) }
 
-// quiet is how long a file must have been left alone before its times are believed: a file system's clock may
-// tick slowly, and two changes within one tick look like one.
-const quiet = 2 * time.Second
+// quietTime is how long a file must have been left alone before its times are believed, because a
+// file system's clock may tick slowly, and two changes within one tick look like one.
+const quietTime = 2 * time.Second
 
 // LeftAlone tells whether files with these stamps had been left alone for a while at a time.
 func LeftAlone(at time.Time, stamps ...cas.Stamp) bool {
-	limit := at.Add(-quiet).UnixNano()
+	limit := at.Add(-quietTime).UnixNano()
 	return !slices.ContainsFunc(stamps, func(s cas.Stamp) bool { return s.Mtime > limit || s.Ctime > limit })
 }
 
 // The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
 // squashfs) may carry equal times and inode numbers for different files; overlay, tmpfs, FUSE and network file
 // systems make no promise that would do.
-var believable = map[int64]bool{
+var reliable = map[int64]bool{
 	0xef53:     true, // ext4
 	0x58465342: true, // XFS
 	0x9123683e: true, // btrfs
 	0xf2f52010: true, // f2fs
 }
 
-// Believable gives the id of an open file's file system, and whether its times may be believed.
-func Believable(fd int) ([8]byte, bool) {
+// FileSystem gives the id of an open file's file system, and whether its times may be believed.
+func FileSystem(fd int) ([8]byte, bool) {
 	var id [8]byte
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
 		return id, false
 	}
-	if !believable[int64(st.Type)] || st.Flags&unix.ST_RDONLY != 0 {
+	if !reliable[int64(st.Type)] || st.Flags&unix.ST_RDONLY != 0 {
 		return id, false
 	}
 	binary.LittleEndian.PutUint32(id[:4], uint32(st.Fsid.Val[0]))
@@ -118,8 +120,8 @@ func Believable(fd int) ([8]byte, bool) {
 	return id, true
 }
 
-// Settle writes back what is dirty, so that later stores through a mapping move the file's times.
-func Settle(f *os.File) error {
+// WriteBack writes back what is dirty, so that later stores through a mapping move the file's times.
+func WriteBack(f *os.File) error {
 	err := unix.Fdatasync(int(f.Fd()))
 	if err == unix.EINVAL || err == unix.EROFS {
 		return nil // a file system that has nothing to write back; its times are not believed anyway
@@ -127,5 +129,6 @@ func Settle(f *os.File) error {
 	return err
 }
 
-// TimesHold tells whether unchanged times mean unchanged content on file systems of a kind, as statfs tells it.
-func TimesHold(kind int64) bool { return believable[kind] }
+// ReliableTimes tells whether unchanged times mean unchanged content on file systems of a kind, as
+// statfs returns it.
+func ReliableTimes(kind int64) bool { return reliable[kind] }
