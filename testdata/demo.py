@@ -43,7 +43,7 @@ PROCESS_LIMIT = 300  # seconds, of what hangs
 NEXT = """
 What to try next, with a model of your own:
   make wheel                           the Python package, in dist/: five lines of Python in doc/quickstart-python.md
-  bin/epcachectl get MODEL --ep EP     compile a model, or find it compiled: "Try it" in README.md
+  bin/epcachectl get MODEL --ep EP     compile a model, or find it compiled: "Try the command line" in README.md
   bin/epcachectl --help                what there is to list, explain and collect"""
 
 
