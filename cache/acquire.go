@@ -30,7 +30,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	progress func(request.Progress)) (*request.Answer, error) {
 	t := jobs.NewTelling(progress, c.now())
 	defer t.End()
-	defer c.Store.Packer().Asking()()
+	defer c.Store.Packer().BeginRequest()()
 	ctx = lookup.WithTelling(ctx, t)
 	at, err := request.NewAttempt(r, t)
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 		}
 		if !moved || tries >= most || ctx.Err() != nil {
 			if err == nil && a.LeasedView != nil && !r.HoldsView {
-				c.views.Told(a.LeasedView)
+				c.views.NotePathGiven(a.LeasedView)
 			}
 			return a, err
 		}

@@ -152,7 +152,7 @@ func Open(dir string, o Options) (*Cache, error) {
 // around from time to time.
 func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	// Soon, because views that clients of an earlier run have open count from then on.
-	strangers := sync.OnceValue(func() error { return c.views.DoomStrangers(ctx) })
+	strangers := sync.OnceValue(func() error { return c.views.DropUnknown(ctx) })
 	go strangers()
 	c.runtimes.LookAtAll(ctx)
 	c.backlog.TakeUp(ctx, before)
@@ -176,7 +176,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.Store.LookAround()
+			c.Store.CheckStateDirectory()
 		case <-machine.C:
 			c.runtimes.LookAtMachine(ctx)
 			c.failures.Sweep()
@@ -204,7 +204,7 @@ func (c *Cache) Leave() { c.builder.Leave() }
 
 // Idle reports whether nothing is compiled and no client holds a view that was served since the
 // start. It looks into the directory of every view that is in use, so it is not for each request.
-func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyHeld() }
+func (c *Cache) Idle() bool { return c.jobs.Count() == 0 && !c.views.AnyLeased() }
 
 // Report decides on what a client reports of a build. from is the runtime that the client loaded it
 // with.
@@ -229,7 +229,7 @@ func (c *Cache) SetConfigured(now query.Configured) { c.configured.Store(&now) }
 // changed or was refused.
 func (c *Cache) TellConfiguration(text string) {
 	text = strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")
-	c.Store.Happened(index.Event{Kind: event.Configuration, Text: text})
+	c.Store.RecordEvent(index.Event{Kind: event.Configuration, Text: text})
 }
 
 // maxConfigurationText bounds what a file with many mistakes says in one event.
@@ -302,10 +302,10 @@ func (c *Cache) openPlanning() {
 	c.kept = &workspace.Sources{Models: c.models, References: c.sources, Store: c.Store, UID: c.uid}
 	c.jobs = jobs.New(jobs.Options{Slots: o.Jobs, Memory: o.JobsMemory, Now: c.now,
 		Costs: jobs.NewCosts(&c.index.Memos, c.log), GivenUp: runtimes.ErrGivenUp,
-		Expect: c.Store.Expect, Taken: c.Store.Taken, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
+		Expect: c.Store.ExpectTakers, Taken: c.Store.TakerDone, Began: c.gains.Disturb, Ended: c.rebuilds.Wake})
 	c.runtimes = runtimes.New(runtimes.Options{Compiler: c.compiler, Runtimes: o.Runtimes,
 		Drivers: o.Drivers, Quiet: o.Quiet, Poll: o.Poll, UID: c.uid,
-		Book: &c.index.Memos, Now: c.now, Log: c.log, Event: c.Store.Happened,
+		Book: &c.index.Memos, Now: c.now, Log: c.log, Event: c.Store.RecordEvent,
 		Inquire: func(ctx context.Context, q runtimes.Question,
 			find func(context.Context) (any, error)) (any, error) {
 			who := jobs.Caller{UID: q.Asker.UID, Name: q.Asker.Model, Idle: !q.Asker.Request}
@@ -333,7 +333,7 @@ func (c *Cache) openPlanning() {
 func (c *Cache) openJudging() {
 	rebuild := func(b *index.Build, runtime, why string) { c.recompiler.Refresh(b, runtime, why, nil) }
 	c.judges = judge.Judge{Runtimes: c.runtimes, Compiler: c.compiler, Index: c.index,
-		Now: c.now, Log: c.log, Event: c.Store.Happened, Rebuild: rebuild,
+		Now: c.now, Log: c.log, Event: c.Store.RecordEvent, Rebuild: rebuild,
 		Rules: func() (*rules.Set, uint64) {
 			s := c.settings.Load()
 			return s.Rules, s.judging

@@ -73,7 +73,7 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 			hold)
 		hold.Release()
 		require.NoError(b, err)
-		c.Store.Expect(build.ID, 0) // no request waits for it
+		c.Store.ExpectTakers(build.ID, 0) // no request waits for it
 		require.NoError(b, os.RemoveAll(staged))
 	}
 	longest := func(until func() bool) (most time.Duration) {
@@ -93,18 +93,18 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 		syncs += appends(b, bench.state, builds)
 		to := int64(0)
 		plan, err := c.PlanCollection(ctx, request.Peer{UID: c.uid},
-			store.Goal{Bytes: &to, Hurry: true}, nil)
+			store.Goal{Bytes: &to, Urgent: true}, nil)
 		require.NoError(b, err)
 		began := time.Now()
 		require.NoError(b, c.Store.Collector().Collect(ctx, plan, func(int64, int64) {}))
 		took += time.Since(began)
-		evicted += int(plan.Done(evict.Evict))
+		evicted += int(plan.Count(evict.Evict))
 
 		for range builds {
 			put()
 		}
 		plan, err = c.PlanCollection(ctx, request.Peer{UID: c.uid},
-			store.Goal{Bytes: &to, Hurry: true}, nil)
+			store.Goal{Bytes: &to, Urgent: true}, nil)
 		require.NoError(b, err)
 		done := make(chan error, 1)
 		go func() { done <- c.Store.Collector().Collect(ctx, plan, func(int64, int64) {}) }()

@@ -123,7 +123,7 @@ func TestReservationEvictsBuildsUsedMeanwhile(t *testing.T) {
 		true: "removed"} {
 		b, builds := stored(t, 1)
 		plan, err := b.cache.PlanCollection(context.Background(), b.self(),
-			store.Goal{Bytes: new(int64), Hurry: hurry}, nil)
+			store.Goal{Bytes: new(int64), Urgent: hurry}, nil)
 		require.NoError(t, err)
 		b.later.Add(int64(time.Hour))
 		again := b.acquire(b.request(b.model(1)))
@@ -200,7 +200,7 @@ func TestPlanOfAUserCountsBuildsOfOthers(t *testing.T) {
 	}
 	b.later.Add(int64(time.Hour))
 	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
-	_, done := b.cache.Store.Ledger().Await(0, 0) // the collector leaves its rounds to the waiter
+	_, done := b.cache.Store.Ledger().CountLacking(0, 0) // the collector leaves its rounds to the waiter
 	defer done()
 	plan := func(quota int64) *store.Collection {
 		settings := b.cache.settings.Load().store
@@ -253,7 +253,7 @@ func TestAnEvictionIsDecidedBeforeItsTombstones(t *testing.T) {
 				return
 			}
 			if id := wanted.Swap(nil); id != nil {
-				_, err := b.cache.Store.Take(*id)
+				_, err := b.cache.Store.BeginServing(*id)
 				assert.ErrorIs(t, err, store.ErrGone)
 			}
 		}}

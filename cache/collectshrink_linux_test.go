@@ -196,7 +196,7 @@ func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
 			f.err.Store(&full)
 			b.collect(plan)
 			f.err.Store(nil)
-			require.Equal(t, store.KeptNoRoom, plan.Steps[0].KeptFor())
+			require.Equal(t, store.KeptNoSpace, plan.Steps[0].KeptReason())
 			a := b.acquire(b.variant(2))
 			require.Equal(t, request.Hit, a.Outcome)
 			require.Equal(t, files[1], b.read(a))

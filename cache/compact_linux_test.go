@@ -190,7 +190,7 @@ func TestInterruptedCompactingGoesOn(t *testing.T) {
 	require.True(t, b.cache.cas.Has(base) && b.cache.cas.Has(large(builds[1])))
 	b.reopen()
 	for _, build := range builds[:2] { // as is done by itself
-		_, err := b.cache.forms.Sharing.LookAt(context.Background(), large(build), nil)
+		_, err := b.cache.forms.Sharing.Examine(context.Background(), large(build), nil)
 		require.NoError(t, err)
 	}
 	b.packCold(2 * time.Hour)

@@ -106,7 +106,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 		b.exact()
 		b.later.Add(int64(30 * 24 * time.Hour))
 		for range 2 {
-			require.NoError(t, b.cache.Store.Packer().LookAtUnknown(ctx))
+			require.NoError(t, b.cache.Store.Packer().ReadUnknown(ctx))
 			b.pass(time.Hour)
 		}
 		b.exact()

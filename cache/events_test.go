@@ -121,7 +121,7 @@ func TestEventsReachOnlyUsersWhoMaySeeThem(t *testing.T) {
 	failing := b.others(bob.UID, 3)
 	failing.EPs[0].Options = map[string]string{"fault": string(standin.Crash)}
 	b.refused(failing)
-	b.cache.Store.Happened(index.Event{Kind: event.Probed, Runtime: "/opt/ort"})
+	b.cache.Store.RecordEvent(index.Event{Kind: event.Probed, Runtime: "/opt/ort"})
 
 	require.Equal(t, []string{event.Compiled, event.Compiled}, entryKinds(b.events(alice)))
 	require.Equal(t, []string{event.Failed}, entryKinds(b.events(bob)))
@@ -139,7 +139,7 @@ func TestEventsAreBounded(t *testing.T) {
 	start := b.cache.now()
 	for i := range 50 {
 		b.later.Store(int64(time.Duration(i) * time.Hour))
-		b.cache.Store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
+		b.cache.Store.RecordEvent(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	newest, err := b.cache.Queries.Events(context.Background(), b.self(), time.Time{}, 3)
 	require.NoError(t, err)
@@ -174,7 +174,7 @@ func TestSubscribersHearAsItHappens(t *testing.T) {
 	alice, all := b.subscribe(request.Peer{UID: 2001}), b.subscribe(b.self())
 	b.acquire(b.request(b.model(2)))
 	b.acquire(b.others(2001, 3))
-	b.cache.Store.Happened(index.Event{Kind: "end"})
+	b.cache.Store.RecordEvent(index.Event{Kind: "end"})
 
 	hear := func(from <-chan *wire.Event) (out []string) {
 		for e := range from {
@@ -196,7 +196,7 @@ func TestSlowSubscriberIsToldItMissedEvents(t *testing.T) {
 	b.assessed(func(runtimes.Facts) bool { return true }) // nothing else happens from here on
 	end := b.cache.events.End()
 	for i := range 3 * query.MaxBehind {
-		b.cache.Store.Happened(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
+		b.cache.Store.RecordEvent(index.Event{Kind: event.Probed, Text: fmt.Sprint(i)})
 	}
 	enough := errors.New("enough")
 	var got []*wire.Event

@@ -58,7 +58,7 @@ func TestOpenFilesStayAndCount(t *testing.T) {
 func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	b, builds := stored(t, 2)
 	path := func(i int) string {
-		v, done := b.cache.views.Look(builds[i].ID)
+		v, done := b.cache.views.Borrow(builds[i].ID)
 		defer done()
 		return filepath.Join(v.Path(), v.ID(), builds[i].Graph)
 	}
@@ -88,17 +88,17 @@ func TestCollectionEndsComparisons(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := b.cache.Store.Packer()
-	defer s.Asking()()
+	defer s.BeginRequest()()
 	waits := make(chan struct{})
 	compared := make(chan error, 1)
 	go func() {
-		v, done := b.cache.views.Look(builds[0].ID)
+		v, done := b.cache.views.Borrow(builds[0].ID)
 		defer done()
 		f, err := os.Open(filepath.Join(v.Path(), v.ID(), builds[0].Graph))
 		if err == nil {
 			defer f.Close()
 			close(waits)
-			err = s.Reading(ctx)
+			err = s.AwaitIdleRead(ctx)
 		}
 		compared <- err
 	}()

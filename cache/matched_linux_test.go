@@ -19,7 +19,7 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	literals := b.literalsOf(large(builds[1]))
 	for _, d := range []cas.Digest{build, container, literals} {
 		if d == build {
-			_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
+			_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
 			require.NoError(t, err)
 		}
 		raw, ok := b.cache.index.Sketches.Get(d[:])
@@ -29,17 +29,17 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 		// it shares nothing
 		require.NoError(t,
 			b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...)))
-		require.True(t, b.cache.forms.Sharing.LookedAt(d))
+		require.True(t, b.cache.forms.Sharing.IsKnown(d))
 	}
 	require.NoError(t,
-		b.cache.forms.Sharing.Renew(context.Background(), b.cache.Store.Packer().Gate))
+		b.cache.forms.Sharing.Renew(context.Background(), b.cache.Store.Packer().AwaitIdle))
 	for _, d := range []cas.Digest{container, literals} {
 		b.requireSketch(d)
 	}
-	todo, err := b.cache.Store.Packer().Unknown(context.Background())
+	todo, err := b.cache.Store.Packer().UnknownBlobs(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, todo, build)
-	_, err = b.cache.forms.Sharing.LookAt(context.Background(), build, nil)
+	_, err = b.cache.forms.Sharing.Examine(context.Background(), build, nil)
 	require.NoError(t, err)
 	b.requireSketch(build)
 }

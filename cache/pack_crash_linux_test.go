@@ -152,7 +152,7 @@ func (b *crashBench) requireHeld() {
 func (b *crashBench) evict(n int) error {
 	b.evicts = n
 	ctx, to := context.Background(), int64(0)
-	plan, err := b.cache.PlanCollection(ctx, b.self(), store.Goal{Bytes: &to, Hurry: true}, nil)
+	plan, err := b.cache.PlanCollection(ctx, b.self(), store.Goal{Bytes: &to, Urgent: true}, nil)
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (b *bench) stores(asks []*request.Request) (builds []*index.Build, files []
 	b.later.Add(int64(time.Hour))
 	for _, build := range builds {
 		for d := range build.DistinctBlobs() {
-			_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
+			_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
 			require.NoError(b, err)
 		}
 	}
@@ -172,7 +172,7 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
 		b.later.Add(int64(time.Hour))
-		require.NoError(t, views.OpenTree(a.Path))
+		require.NoError(t, views.MakeTreeRemovable(a.Path))
 		require.NoError(t, os.RemoveAll(a.Path))
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
 	}
@@ -400,7 +400,7 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 		a := b.acquire(r)
 		require.NoError(t, a.View.Close())
 		b.later.Add(int64(time.Hour))
-		_, err := b.cache.forms.Sharing.LookAt(context.Background(), large(a.Build), nil)
+		_, err := b.cache.forms.Sharing.Examine(context.Background(), large(a.Build), nil)
 		require.NoError(t, err)
 		return a.Build
 	}

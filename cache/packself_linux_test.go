@@ -99,7 +99,7 @@ func TestPackingEvictsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, freed)
 	require.Greater(t, most, tight.Space.Budget.Bytes, "the literals stood beside the whole form")
-	require.Zero(t, b.cache.Store.Ledger().Reserved().Passing)
+	require.Zero(t, b.cache.Store.Ledger().Reserved().Transient)
 	require.Len(t, b.list(), 2)
 }
 
@@ -163,9 +163,9 @@ func TestOutdatedMatchesAreComparedAgain(t *testing.T) {
 	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[1].ID),
 		"what it would take from is packed")
 	b.pass(0)
-	require.False(t, b.cache.forms.Sharing.LookedAt(d))
+	require.False(t, b.cache.forms.Sharing.IsKnown(d))
 	// as the next time by itself
-	_, err := b.cache.forms.Sharing.LookAt(context.Background(), d, nil)
+	_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
 	require.NoError(t, err)
 	b.pass(3 * time.Hour)
 	require.True(t, b.cache.forms.OnlyPacked(d))

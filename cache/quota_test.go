@@ -63,13 +63,13 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.Len(t, large.Warnings, 1)
 		require.Contains(t, large.Warnings[0], "not kept: it has ")
 		rounds := func() uint64 {
-			begun, done := b.cache.Store.Ledger().Await(0, 0)
+			begun, done := b.cache.Store.Ledger().CountLacking(0, 0)
 			done()
 			return begun
 		}
 		// the collector has looked
 		for begun := rounds(); rounds() < begun+2; time.Sleep(time.Millisecond) {
-			b.cache.Store.Ledger().Want()
+			b.cache.Store.Ledger().WakeCollector()
 		}
 		require.Empty(t, b.cache.index.Journal.Tombstones(nil))
 		require.Equal(t, request.Hit, b.use(1).Outcome)

@@ -202,7 +202,7 @@ func TestExplanationOfManyEventsFitsIntoAFrame(t *testing.T) {
 func TestEventsFitIntoAFrame(t *testing.T) {
 	b := newBench(t)
 	for i := range 300 {
-		b.cache.Store.Happened(index.Event{Kind: event.Changed,
+		b.cache.Store.RecordEvent(index.Event{Kind: event.Changed,
 			Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
 	}
 	reply, err := b.cache.Queries.Events(t.Context(), b.self(), time.Time{}, 0)

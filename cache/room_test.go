@@ -195,7 +195,7 @@ func TestReservationsShareEvictions(t *testing.T) {
 // them to the reservations that wait.
 func (b *bench) reloadAbove(budget int64) {
 	b.Helper()
-	_, done := b.cache.Store.Ledger().Await(0, 0)
+	_, done := b.cache.Store.Ledger().CountLacking(0, 0)
 	b.Cleanup(done)
 	next := b.options()
 	next.Space = store.SpaceOptions{Budget: store.Amount{Bytes: budget}}
@@ -229,7 +229,7 @@ func TestUnusedBuildsAreEvicted(t *testing.T) {
 	b.later.Add(int64(47 * time.Hour))
 	b.use(2)
 	b.later.Add(int64(2 * time.Hour))
-	b.cache.Store.Ledger().Want()
+	b.cache.Store.Ledger().WakeCollector()
 	require.Eventually(t, func() bool { return len(b.list()) == 1 }, soon, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(nil)
 	require.Len(t, ghosts, 1)

@@ -57,7 +57,7 @@ func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	b.change = withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: 1 << 40},
 		Floor: store.Amount{Percent: 100}})
 	b.reopen()
-	b.cache.Store.Ledger().Want()
+	b.cache.Store.Ledger().WakeCollector()
 	require.Eventually(t, func() bool { return len(b.list()) == 0 }, patience, time.Millisecond)
 	ghosts := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
 	require.Len(t, ghosts, 1)

@@ -43,7 +43,7 @@ func BenchmarkMayGoForAUser(b *testing.B) {
 			require.NoError(b, m.cache.Reload(next))
 			if c.inUse {
 				err := m.cache.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
-					_, err := m.cache.Store.Take(one.ID)
+					_, err := m.cache.Store.BeginServing(one.ID)
 					return err
 				})
 				require.NoError(b, err)

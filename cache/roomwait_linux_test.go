@@ -20,10 +20,10 @@ func TestWaitingReservationDoesNotWaitForPacking(t *testing.T) {
 	counts := func(short int64, hurry bool) map[evict.Action]uint64 {
 		to := b.plan(0).Used - short
 		p, err := b.cache.PlanCollection(context.Background(), b.self(),
-			store.Goal{Bytes: &to, Hurry: hurry}, nil)
+			store.Goal{Bytes: &to, Urgent: hurry}, nil)
 		require.NoError(t, err)
-		return map[evict.Action]uint64{evict.PackBuild: p.Done(evict.PackBuild),
-			evict.Evict: p.Done(evict.Evict)}
+		return map[evict.Action]uint64{evict.PackBuild: p.Count(evict.PackBuild),
+			evict.Evict: p.Count(evict.Evict)}
 	}
 	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 1, evict.Evict: 0}, counts(1, false))
 	require.Equal(t, map[evict.Action]uint64{evict.PackBuild: 0, evict.Evict: 1}, counts(1, true))
@@ -40,9 +40,9 @@ func TestPackingYieldsToReservations(t *testing.T) {
 		&store.Collection{Plan: evict.Plan{Goal: -1}, Yields: true},
 		&store.Collection{Plan: evict.Plan{Goal: -1}}
 	require.NoError(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx))
-	_, done := b.cache.Store.Ledger().Await(1, 0)
-	require.ErrorIs(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx), store.ErrHurry)
-	require.ErrorIs(t, b.cache.Store.Collector().Shrink(ctx, own, step), store.ErrHurry)
+	_, done := b.cache.Store.Ledger().CountLacking(1, 0)
+	require.ErrorIs(t, b.cache.Store.Collector().UntilUsed(own, step)(ctx), store.ErrReservationWaits)
+	require.ErrorIs(t, b.cache.Store.Collector().Shrink(ctx, own, step), store.ErrReservationWaits)
 	require.NoError(t, b.cache.Store.Collector().Shrink(ctx, byHand, step))
 	require.Equal(t, "packed", step.Outcome)
 	done()

@@ -62,12 +62,12 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 // During requests the background reads no blobs.
 func TestGateIsShutDuringRequests(t *testing.T) {
 	b := newBench(t)
-	done := b.cache.Store.Packer().Asking()
+	done := b.cache.Store.Packer().BeginRequest()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, b.cache.Store.Packer().Gate(ctx), context.DeadlineExceeded)
+	require.ErrorIs(t, b.cache.Store.Packer().AwaitIdle(ctx), context.DeadlineExceeded)
 	done()
-	require.NoError(t, b.cache.Store.Packer().Gate(context.Background()))
+	require.NoError(t, b.cache.Store.Packer().AwaitIdle(context.Background()))
 }
 
 func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
@@ -124,7 +124,7 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 		require.NotNil(t, m)
 		m.Close()
 		require.Greater(t, m.Plan.Size, int64(16<<20))
-		found, err := b.cache.forms.Sharing.LookAt(ctx, d, nil)
+		found, err := b.cache.forms.Sharing.Examine(ctx, d, nil)
 		require.NoError(t, err)
 		require.Equal(t, large(builds[0]), found.From[0])
 		require.Positive(t, found.Saving)
@@ -140,7 +140,7 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 		out = append(out, a.Build)
 		require.NoError(t, a.View.Close())
 	}
-	b.cache.Store.Packer().Wake()
+	b.cache.Store.Packer().RequestSweep()
 	b.cache.Store.Packer().Sweep(context.Background())
 	return b, out
 }
@@ -152,25 +152,25 @@ func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	ctx, s := context.Background(), b.cache.Store.Packer()
 	packed := large(builds[1])
 	b.later.Add(int64(2 * time.Hour))
-	s.Tick()
-	allToRead, _ := s.Behind()
+	s.RetrySweep()
+	allToRead, _ := s.Pending()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
 	require.True(t, b.cache.forms.OnlyPacked(packed), "it is cold")
 	_, known := b.cache.index.Shares.Get(packed[:])
 	require.False(t, known)
-	s.Tick()
+	s.RetrySweep()
 	s.Sweep(ctx) // of what was packed there is nothing to be found out
 
 	_, err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false,
 		nil)
 	require.NoError(t, err)
 	require.False(t, b.cache.forms.OnlyPacked(packed))
-	s.Tick()
-	allToRead, _ = s.Behind()
+	s.RetrySweep()
+	allToRead, _ = s.Pending()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
-	require.True(t, b.cache.forms.Sharing.LookedAt(packed) ||
+	require.True(t, b.cache.forms.Sharing.IsKnown(packed) ||
 		b.cache.forms.OnlyPacked(packed), "looked at again")
 }
 
@@ -179,10 +179,10 @@ func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
 	b, builds := quietSharing(t, 2)
 	b.later.Add(int64(2 * time.Hour))
 	s := b.cache.Store.Packer()
-	s.Added(builds[0])
+	s.EnqueueBuild(builds[0])
 	s.Sweep(context.Background())
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])))
-	s.Tick()
+	s.RetrySweep()
 	s.Sweep(context.Background())
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
 }
@@ -207,24 +207,24 @@ func TestFailedComparisonIsRetried(t *testing.T) {
 	b.change = func(o *Options) { change(o); o.fs = disk }
 	b.reopen()
 	ctx, s, d := context.Background(), b.cache.Store.Packer(), large(builds[0])
-	s.Wake()
+	s.RequestSweep()
 	s.Sweep(ctx)
 	name := d.String()
 	disk.name.Store(&name)
 	b.cache.index.Sketches.Drop(d[:])
 	b.cache.index.Shares.Drop(d[:])
-	s.Changed(d)
+	s.EnqueueChanged(d)
 	s.Sweep(ctx)
-	_, failed := s.Behind()
+	_, failed := s.Pending()
 	require.Equal(t, []cas.Digest{d}, failed)
 	disk.name.Store(nil)
 	s.Sweep(ctx)
-	require.False(t, b.cache.forms.Sharing.LookedAt(d), "not before the tick")
-	s.Tick()
-	allToRead, _ := s.Behind()
+	require.False(t, b.cache.forms.Sharing.IsKnown(d), "not before the tick")
+	s.RetrySweep()
+	allToRead, _ := s.Pending()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
-	require.True(t, b.cache.forms.Sharing.LookedAt(d))
-	_, failed = s.Behind()
+	require.True(t, b.cache.forms.Sharing.IsKnown(d))
+	_, failed = s.Pending()
 	require.Empty(t, failed)
 }

@@ -32,11 +32,11 @@ func TestBackgroundPackingGivesUpItsTurn(t *testing.T) {
 						leave()
 					}
 				}()
-				for !kept.TurnWanted() {
+				for !kept.TurnContended() {
 					time.Sleep(time.Millisecond)
 				}
 			})
-			return b.cache.Store.Packer().Yield(ctx)
+			return b.cache.Store.Packer().AwaitIdleTurn(ctx)
 		})
 	require.NoError(t, err)
 	require.Zero(t, freed)

@@ -14,12 +14,12 @@ func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	defer b.cache.Store.Packer().Asking()()
+	defer b.cache.Store.Packer().BeginRequest()()
 	leave, err := b.cache.forms.TakeTurn(ctx)
 	require.NoError(t, err)
 	shut, stop := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer stop()
-	require.ErrorIs(t, b.cache.Store.Packer().Gate(shut), context.DeadlineExceeded,
+	require.ErrorIs(t, b.cache.Store.Packer().AwaitIdle(shut), context.DeadlineExceeded,
 		"somebody asks, and nobody waits for the turn")
 	taken := make(chan error, 1)
 	go func() {
@@ -29,7 +29,7 @@ func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 		}
 		taken <- err
 	}()
-	require.NoError(t, b.cache.Store.Packer().Gate(ctx))
+	require.NoError(t, b.cache.Store.Packer().AwaitIdle(ctx))
 	leave()
 	require.NoError(t, <-taken)
 }

@@ -132,7 +132,7 @@ func TestStoredGroupWithAMissingFileIsNotServed(t *testing.T) {
 		found, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*", "*"))
 		require.NoError(t, err)
 		for _, inner := range found {
-			require.NoError(t, views.OpenTree(filepath.Dir(inner)))
+			require.NoError(t, views.MakeTreeRemovable(filepath.Dir(inner)))
 			_ = os.Remove(filepath.Join(inner, f.Name))
 		}
 		away := blob + ".away"

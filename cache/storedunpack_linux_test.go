@@ -164,7 +164,7 @@ func TestUnusedUnpackedBuildsAreRemoved(t *testing.T) {
 	past := time.Now().Add(-32 * 24 * time.Hour)
 	for _, folder := range []string{old, held, young} {
 		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))
-		require.NoError(t, views.SealTree(folder))
+		require.NoError(t, views.MakeTreeReadable(folder))
 		if folder != young {
 			require.NoError(t, os.Chtimes(folder, past, past))
 		}
@@ -236,7 +236,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 		change(tc.path, tc.wrong)
 		_, err := b.stored().Find(context.Background(), b.variant(2), "")
 		require.Error(t, err, name)
-		require.True(t, packing.Lost(err), "%s: %v", name, err)
+		require.True(t, packing.IsMissingOrDamaged(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, build.BuildKey.String()[:12], name)
 		if tc.wrong == nil {
 			require.NoError(t, os.WriteFile(tc.path, nil, 0o600))
@@ -248,7 +248,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	require.Contains(t, e.Text, "is not in")
 	require.NoError(t, os.Mkdir(recipe, 0o700))
 	_, err = b.stored().Find(context.Background(), b.variant(2), "")
-	require.True(t, packing.Lost(err), "%v", err)
+	require.True(t, packing.IsMissingOrDamaged(err), "%v", err)
 }
 
 // The unpacked copy that a daemon left may be torn, because it was never synced; only the recipe

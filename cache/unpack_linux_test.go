@@ -301,7 +301,7 @@ func TestBlobsBeingServedKeepTheirRepresentation(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	copied, whole := large(builds[1]), large(builds[2])
 	for _, i := range []int{1, 2} {
-		done, err := b.cache.Store.Take(builds[i].ID)
+		done, err := b.cache.Store.BeginServing(builds[i].ID)
 		require.NoError(t, err)
 		defer done()
 	}

@@ -59,7 +59,7 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	plan := b.plan(0)
 	require.Empty(t, plan.Steps)
 	require.NotEmpty(t, plan.Kept)
-	require.Equal(t, store.KeptUnread, plan.Kept[0].Reason)
+	require.Equal(t, store.KeptUnreadable, plan.Kept[0].Reason)
 	require.NoError(t, b.cache.Store.RemoveLeftovers(ctx))
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 

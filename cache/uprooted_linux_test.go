@@ -40,14 +40,14 @@ func TestMissingDirectoriesAreNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			tc.remove(b)
-			b.cache.Store.LookAround()
-			b.cache.Store.LookAround() // told once
+			b.cache.Store.CheckStateDirectory()
+			b.cache.Store.CheckStateDirectory() // told once
 			if tc.says == "" {
-				require.Empty(t, b.cache.Store.Uprooted())
+				require.Empty(t, b.cache.Store.ReopenNeeded())
 				return
 			}
-			require.Contains(t, <-b.cache.Store.Uprooted(), tc.says)
-			require.Empty(t, b.cache.Store.Uprooted())
+			require.Contains(t, <-b.cache.Store.ReopenNeeded(), tc.says)
+			require.Empty(t, b.cache.Store.ReopenNeeded())
 			b.cache.Queries.Doctor().StateAdvice()
 			advice := b.cache.Queries.Doctor().StateAdvice()
 			require.Len(t, advice, 1)
@@ -70,8 +70,8 @@ func TestAMarkOutlivesADeletedJournal(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	b.cache.Store.Withhold(a.Build.ID, index.Withheld, "invalidated by hand")
 	require.NoError(t, os.Remove(filepath.Join(b.state, "journal")))
-	b.cache.Store.LookAround()
-	require.Empty(t, b.cache.Store.Uprooted())
+	b.cache.Store.CheckStateDirectory()
+	require.Empty(t, b.cache.Store.ReopenNeeded())
 	b.reopen()
 	require.Equal(t, index.Withheld, b.cache.index.Journal.StateOf(a.Build.ID).Name)
 }
@@ -81,7 +81,7 @@ func TestAFailedStoreLooksAround(t *testing.T) {
 	require.NoError(t, os.Rename(b.state, b.state+".away"))
 	a := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Compiled, a.Outcome)
-	require.Len(t, b.cache.Store.Uprooted(), 1)
+	require.Len(t, b.cache.Store.ReopenNeeded(), 1)
 	_ = b.cache.Close() // as above
 	b.cache = nil
 }

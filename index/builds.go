@@ -56,7 +56,7 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	if err != nil {
 		return nil, err
 	}
-	builds = slices.DeleteFunc(builds, func(b Build) bool { return x.isGone(b.ID) })
+	builds = slices.DeleteFunc(builds, func(b Build) bool { return x.isRetracting(b.ID) })
 	slices.SortFunc(builds, func(a, b Build) int { return b.Created.Compare(a.Created) })
 	if len(builds) > 0 {
 		x.entries.fill(drops, key, builds, costOf(builds))
@@ -110,7 +110,7 @@ func costOf(builds []Build) int {
 
 // Get returns one build, or ErrNotFound.
 func (x *Index) Get(id BuildID) (Build, error) {
-	if x.isGone(id) {
+	if x.isRetracting(id) {
 		return Build{}, ErrNotFound
 	}
 	return read(x.db, func(tx *bbolt.Tx) (Build, error) { return readBuild(tx, id) })
@@ -134,7 +134,7 @@ func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if x.isGone(b.ID) {
+		if x.isRetracting(b.ID) {
 			return nil
 		}
 		return fn(b)
@@ -155,7 +155,7 @@ func (x *Index) idsOf(ctx context.Context, bucket, prefix []byte) (ids []BuildID
 // unless Complete is true.
 func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
 	ids, err := x.idsOf(context.Background(), bucketBlobs, d[:])
-	return slices.DeleteFunc(ids, x.isGone), err
+	return slices.DeleteFunc(ids, x.isRetracting), err
 }
 
 // Need is a blob that a build needs.
@@ -175,7 +175,7 @@ func (x *Index) EachNeed(ctx context.Context, from cas.Digest, fn func(Need) err
 func (x *Index) eachNeed(ctx context.Context, prefix, after []byte, fn func(Need) error) error {
 	return x.db.rowsFrom(ctx, bucketBlobs, prefix, after, func(key, value []byte) error {
 		n, err := decodeNeed(key, value)
-		if err != nil || x.isGone(n.Build) {
+		if err != nil || x.isRetracting(n.Build) {
 			return err
 		}
 		return fn(n)

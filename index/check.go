@@ -16,7 +16,7 @@ import (
 // Check reads every manifest, the journal and every row of the database, and returns what is not as
 // it should be. It changes nothing. A row that is wrong is an error and no finding: as with any
 // read, the database is given up then. told is called now and then; it may be nil.
-func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
+func (x *Index) Check(ctx context.Context, told Progress) ([]Finding, error) {
 	found := x.Problems()
 	space, err := x.Space()
 	if err != nil {
@@ -29,7 +29,7 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 			return found, err
 		}
 		builds += n
-		told.tell("builds", builds, space.Builds)
+		told.report("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
 	names, _ := x.FS.ReadDir(x.manifests.incoming) // one that is not there is made again at the next start
@@ -45,10 +45,10 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 	for _, bucket := range buckets {
 		err := x.db.rows(ctx, bucket, func(_, _ []byte) error { // which verifies the checksum of each
 			rows++
-			told.often("rows of the index", rows, 0)
+			told.reportEvery("rows of the index", rows, 0)
 			return nil
 		})
-		told.tell("rows of the index", rows, 0)
+		told.report("rows of the index", rows, 0)
 		if err != nil {
 			return found, err
 		}
@@ -112,12 +112,12 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 		there[id] = true
 		found = append(found, x.checkManifest(id, path)...)
 	}
-	known, err := x.known(i)
+	known, err := x.indexedBuilds(i)
 	if err != nil {
 		return nil, 0, err
 	}
 	for id := range known {
-		if !there[id] && !x.isGone(id) {
+		if !there[id] && !x.isRetracting(id) {
 			found = append(found, Finding{"missing", id.String(), "the build has no manifest any more; the next start drops it"})
 		}
 	}
@@ -134,8 +134,8 @@ func (x *Index) checkManifest(id BuildID, path string) []Finding {
 	return nil
 }
 
-// known returns the builds that the database has of a directory of manifests.
-func (x *Index) known(i byte) (map[BuildID]bool, error) {
+// indexedBuilds returns the builds that the database has of a directory of manifests.
+func (x *Index) indexedBuilds(i byte) (map[BuildID]bool, error) {
 	ids, err := x.idsOf(context.Background(), bucketBriefs, []byte{i})
 	known := make(map[BuildID]bool, len(ids))
 	for _, id := range ids {

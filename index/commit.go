@@ -66,9 +66,9 @@ func (x *Index) Commit(list []*Change) {
 		seen[c.ID] = true
 	}
 	list = slices.DeleteFunc(slices.Clone(list), undone)
-	x.Journal.bury(list)
+	x.Journal.addTombstones(list)
 	list = slices.DeleteFunc(list, undone)
-	x.manifests.move(list)
+	x.manifests.linkAndUnlink(list)
 	for _, c := range list {
 		if c.publish {
 			continue
@@ -100,8 +100,8 @@ func (c *Change) fail(err error) {
 	}
 }
 
-// move gives manifests their names, or takes these away, durably.
-func (m *manifests) move(list []*Change) {
+// linkAndUnlink gives manifests their names, or takes these away, durably.
+func (m *manifests) linkAndUnlink(list []*Change) {
 	touched := make(map[byte]bool)
 	for _, c := range list {
 		if c.publish {
@@ -134,7 +134,7 @@ func (m *manifests) move(list []*Change) {
 func (x *Index) account(list []*Change) {
 	times := make(map[byte]folderTimes)
 	for _, c := range list {
-		times[c.ID[0]] = x.manifests.lookAt(c.ID[0])
+		times[c.ID[0]] = x.manifests.currentTimes(c.ID[0])
 	}
 	write := func() error { return x.writeRows(list, times) }
 	var err error
@@ -146,13 +146,13 @@ func (x *Index) account(list []*Change) {
 	switch {
 	case err == nil:
 		for i, t := range times {
-			x.manifests.touch(i, t)
+			x.manifests.noteChanged(i, t)
 		}
 		for _, c := range list {
 			// A look-up that read the rows before must not be kept, once the mark is off.
 			x.dropEntries(&c.build)
 			x.knownMu.Lock()
-			delete(x.gone, c.ID)
+			delete(x.retracted, c.ID)
 			x.knownMu.Unlock()
 		}
 	case len(list) > 1:
@@ -162,7 +162,7 @@ func (x *Index) account(list []*Change) {
 	case list[0].publish:
 		list[0].fail(errors.Join(err, x.manifests.uncommit(list[0].ID)))
 	default:
-		x.manifests.folders[list[0].ID[0]].behind = true
+		x.manifests.folders[list[0].ID[0]].stale = true
 		x.Log.Warn("index.db still has a retracted build; the next start drops it", "build", list[0].ID, "error", err)
 	}
 }
@@ -182,7 +182,7 @@ func (x *Index) writeRows(list []*Change, times map[byte]folderTimes) error {
 			}
 		}
 		for i, t := range times {
-			if err := x.manifests.note(tx, i, t); err != nil {
+			if err := x.manifests.putTimes(tx, i, t); err != nil {
 				return err
 			}
 		}
@@ -193,10 +193,10 @@ func (x *Index) writeRows(list []*Change, times map[byte]folderTimes) error {
 // forget drops all that memory holds of a build.
 func (x *Index) forget(b *Build) {
 	x.knownMu.Lock()
-	x.gone[b.ID] = true
+	x.retracted[b.ID] = true
 	x.knownMu.Unlock()
 	x.dropEntries(b)
 	x.Uses.forget(b.ID)
-	x.soft.drop(bucketViews, b.ID[:])
+	x.rows.drop(bucketViews, b.ID[:])
 	x.Journal.forget(b.ID)
 }

@@ -46,7 +46,7 @@ func TestRetractedBuildStaysAway(t *testing.T) {
 	b := sampleBuild()
 	c, err := x.Stage(ctx, b)
 	require.NoError(t, err)
-	x.manifests.move([]*Change{c})
+	x.manifests.linkAndUnlink([]*Change{c})
 	require.NoError(t, c.Err)
 	require.NoError(t, x.manifests.uncommit(b.ID))
 	requireAfterCrash(t, fs, []outcome{{build: old, there: true}, {build: b, absent: true}})

@@ -37,9 +37,9 @@ type database struct {
 	path    string
 	reserve *reserve.Reserve
 
-	// givenUp is called once, when the database is given up. unmarked is why the next Open may use it
-	// again; nil: it will not.
-	givenUp func(why *BrokenError, unmarked error)
+	// onBroken is called once, when the database is given up. unmarked is why the next Open may use
+	// it again; nil: it will not.
+	onBroken func(why *BrokenError, unmarked error)
 
 	// writing has one write at a time, so that none blocks on a lock of bbolt's that a damaged
 	// database keeps.
@@ -59,21 +59,21 @@ func (e *BrokenError) Error() string { return "index.db cannot be used: " + e.Ca
 // Unwrap returns what was wrong.
 func (e *BrokenError) Unwrap() error { return e.Cause }
 
-// faultError is a panic out of bbolt.
-type faultError struct{ cause string }
+// panicError is a panic out of bbolt.
+type panicError struct{ cause string }
 
-func (e *faultError) Error() string { return e.cause }
+func (e *panicError) Error() string { return e.cause }
 
-// guard runs fn, and returns a fault or another panic as an error.
-func guard(fn func() error) (err error) {
+// recoverFaults runs fn, and returns a fault or another panic as an error.
+func recoverFaults(fn func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // of this goroutine only
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
 		case interface{ Addr() uintptr }: // of package runtime
-			err = &faultError{"fault: a page cannot be read, or the file was cut short"}
+			err = &panicError{"fault: a page cannot be read, or the file was cut short"}
 		default:
-			err = &faultError{fmt.Sprint(p)}
+			err = &panicError{fmt.Sprint(p)}
 		}
 	}()
 	return fn()
@@ -82,7 +82,7 @@ func guard(fn func() error) (err error) {
 // damages reports whether err says that the database is damaged, and not that the disk is full or
 // a value is refused. After an I/O error it is not known what of a transaction is on the disk.
 func damages(err error) bool {
-	var fault *faultError
+	var fault *panicError
 	var damage *DamageError
 	return errors.As(err, &fault) || errors.As(err, &damage) ||
 		errors.Is(err, bolterrors.ErrInvalid) || errors.Is(err, bolterrors.ErrVersionMismatch) ||
@@ -120,15 +120,15 @@ func (d *database) use(fn func(db *bbolt.DB) error) error {
 	case db == nil:
 		return fmt.Errorf("index.db: %w", os.ErrClosed)
 	}
-	err := guard(func() error { return fn(db) })
+	err := recoverFaults(func() error { return fn(db) })
 	if damages(err) {
 		return d.fail(err)
 	}
 	return err
 }
 
-// isBroken returns the error that the database was given up with, or nil.
-func (d *database) isBroken() *BrokenError {
+// brokenError returns the error that the database was given up with, or nil.
+func (d *database) brokenError() *BrokenError {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.broken
@@ -145,7 +145,7 @@ func (d *database) fail(cause error) error {
 	d.mu.Unlock()
 	if first {
 		err := d.reserve.Use(func() error { return d.putMark(cause.Error()) })
-		d.givenUp(broken, err)
+		d.onBroken(broken, err)
 	}
 	return broken
 }
@@ -175,7 +175,7 @@ func (d *database) unusable() (why string, err error) {
 		return "it was empty or no file", nil
 	}
 	var db *bbolt.DB
-	err = guard(func() (err error) {
+	err = recoverFaults(func() (err error) {
 		if db, err = openBolt(d.path); err == nil {
 			why, err = schemaProblem(db)
 		}
@@ -251,7 +251,7 @@ func (d *database) remake(why string) error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		return guard(d.make)
+		return recoverFaults(d.make)
 	})
 	if err == nil {
 		err = d.fs.SyncDir(d.dir)
@@ -329,5 +329,5 @@ func (d *database) close() error {
 	if db == nil {
 		return nil
 	}
-	return guard(db.Close)
+	return recoverFaults(db.Close)
 }

@@ -39,7 +39,7 @@ func TestEventsAreKeptFairly(t *testing.T) {
 		"none":                 {"", 3, math.MaxInt, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, c.want, told(fairly(story(c.events), c.most, c.bytes)))
+			require.Equal(t, c.want, told(latestOfEachUser(story(c.events), c.most, c.bytes)))
 		})
 	}
 }

@@ -20,25 +20,25 @@ import (
 // times when both said the same. So Open need not list folders that have not changed, and notices
 // manifests that a crash kept from the database, or that were deleted.
 type folder struct {
-	seen    folderTimes
-	touched bool // seen is so fresh that another change could have the same times
+	times        folderTimes
+	timesPending bool // seen is so fresh that another change could have the same times
 
 	// unread: a manifest lies here that we could not read and left. Then no
 	// times are noted, so that every start finds it.
 	unread atomic.Bool
 
-	behind bool // the database has a build that was retracted: the next start has to list the folder
+	stale bool // the database has a build that was retracted: the next start has to list the folder
 }
 
 // folderTimes as stored; At is when they were noted. Nanoseconds since 1970.
 type folderTimes struct{ Mtime, Ctime, At int64 }
 
-// fresh is how long after a change a file system may give the next one the
+// timeGranularity is how long after a change a file system may give the next one the
 // same time. The kernel's clock ticks every 10 ms at worst.
-const fresh = time.Second
+const timeGranularity = time.Second
 
-func (t folderTimes) same(now folderTimes) bool {
-	return t.Mtime == now.Mtime && t.Ctime == now.Ctime && t.At-t.Mtime >= int64(fresh)
+func (t folderTimes) matches(now folderTimes) bool {
+	return t.Mtime == now.Mtime && t.Ctime == now.Ctime && t.At-t.Mtime >= int64(timeGranularity)
 }
 
 // manifests are the files of builds, in 256 folders, and what the database knows of each folder.
@@ -60,9 +60,9 @@ func (m *manifests) folder(i byte) string { return m.shards.Path(i) }
 
 func (m *manifests) path(id BuildID) string { return filepath.Join(m.folder(id[0]), id.String()) }
 
-// lookAt returns the folder's times. Where they cannot be had, they never fit,
+// currentTimes returns the folder's times. Where they cannot be had, they never fit,
 // and every Open lists the folder.
-func (m *manifests) lookAt(i byte) folderTimes {
+func (m *manifests) currentTimes(i byte) folderTimes {
 	f, err := os.Open(m.folder(i))
 	if err != nil {
 		return folderTimes{}
@@ -74,44 +74,44 @@ func (m *manifests) lookAt(i byte) folderTimes {
 	return folderTimes{s.Mtime, s.Ctime, m.now().UnixNano()}
 }
 
-// settle notes the times of changed folders again, once they are old
+// recordTimes notes the times of changed folders again, once they are old
 // enough to be told from those of the next change.
-func (m *manifests) settle() {
+func (m *manifests) recordTimes() {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	for i := range m.folders {
-		if f := &m.folders[i]; f.touched {
-			m.settleOne(byte(i), f)
+		if f := &m.folders[i]; f.timesPending {
+			m.recordTimesOf(byte(i), f)
 		}
 	}
 }
 
-// touch has the times of a folder that has just changed noted again later.
-func (m *manifests) touch(i byte, t folderTimes) {
-	m.folders[i].seen, m.folders[i].touched = t, true
+// noteChanged has the times of a folder that has just changed noted again later.
+func (m *manifests) noteChanged(i byte, t folderTimes) {
+	m.folders[i].times, m.folders[i].timesPending = t, true
 	m.wake()
 }
 
-func (m *manifests) settleOne(i byte, f *folder) {
-	if f.unread.Load() || f.behind {
-		f.touched = false
+func (m *manifests) recordTimesOf(i byte, f *folder) {
+	if f.unread.Load() || f.stale {
+		f.timesPending = false
 		return
 	}
-	now := m.lookAt(i)
-	if now.At-now.Mtime < int64(fresh) {
+	now := m.currentTimes(i)
+	if now.At-now.Mtime < int64(timeGranularity) {
 		m.wake() // later
 		return
 	}
-	f.touched = false
-	if now.Mtime == f.seen.Mtime && now.Ctime == f.seen.Ctime { // else another process was here
+	f.timesPending = false
+	if now.Mtime == f.times.Mtime && now.Ctime == f.times.Ctime { // else another process was here
 		// If this is lost, the directory is listed again.
 		_ = m.times.Save([]byte{i}, encodeRow(now))
 	}
 }
 
-// note notes that the database has all that the folder had at that time.
-func (m *manifests) note(tx *bbolt.Tx, i byte, t folderTimes) error {
-	if m.folders[i].unread.Load() || m.folders[i].behind {
+// putTimes notes that the database has all that the folder had at that time.
+func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t folderTimes) error {
+	if m.folders[i].unread.Load() || m.folders[i].stale {
 		return drop(tx, bucketFolders, []byte{i})
 	}
 	return put(tx, bucketFolders, []byte{i}, encodeRow(t))

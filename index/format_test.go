@@ -191,7 +191,7 @@ func FuzzJournal(f *testing.F) {
 		if _, err := parseJournal(file, j.apply); err != nil {
 			return
 		}
-		image, err := j.image()
+		image, err := j.snapshot()
 		require.NoError(t, err)
 		again := &Journal{states: make(map[BuildID]State)}
 		torn, damage := parseJournal(image, again.apply)

@@ -21,22 +21,23 @@ type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
 
-	// Heard is told of each event, one at a time and in order, also of those
+	// OnEvent is told of each event, one at a time and in order, also of those
 	// that the index notes itself. It must not wait, nor call the index.
-	Heard func(Event)
+	OnEvent func(Event)
 
-	// Disk tells what a blob takes on the disk, in whole blocks. nil: its size in blocks of 4 KiB.
-	Disk func(cas.Digest) (int64, error)
+	// MeasureDisk tells what a blob takes on the disk, in whole blocks. nil: its size in blocks of
+	// 4 KiB.
+	MeasureDisk func(cas.Digest) (int64, error)
 
-	// Making is called every few seconds while Open makes the database from the manifests, with the
-	// builds so far and the percentage of the whole work. It may be nil.
-	Making func(builds uint64, percent int)
+	// Rebuilding is called every few seconds while Open makes the database from the manifests, with
+	// the builds so far and the percentage of the whole work. It may be nil.
+	Rebuilding func(builds uint64, percent int)
 
-	// Broken is called once if the database turns out to be damaged after Open: from then on all
+	// OnBroken is called once if the database turns out to be damaged after Open: from then on all
 	// calls that need it fail with a *BrokenError, and Close does not wait for those that block in
-	// it. The process should end, so that its next start opens the index with a new database. Broken
-	// must not wait. It may be nil.
-	Broken func(*BrokenError)
+	// it. The process should end, so that its next start opens the index with a new database. It
+	// must not wait, and may be nil.
+	OnBroken func(*BrokenError)
 
 	now func() time.Time // nil: time.Now
 }
@@ -67,13 +68,13 @@ type Index struct {
 	Reserve *reserve.Reserve // space for writes that must not fail on a full disk
 
 	db        *database
-	soft      *soft
-	entries   *bounded[lookupKey, []Build]
+	rows      *writeBehind
+	entries   *costCache[lookupKey, []Build]
 	manifests *manifests
 
-	knownMu  sync.Mutex // guards the next two
-	gone     map[BuildID]bool
-	problems []Finding
+	knownMu   sync.Mutex // guards the next two
+	retracted map[BuildID]bool
+	problems  []Finding
 
 	rebuilt string // set by Open
 
@@ -111,7 +112,7 @@ func Open(dir string, o Options) (*Index, error) {
 func newIndex(dir string, o Options) *Index {
 	x := &Index{
 		Options: o, dir: dir,
-		entries: newBounded[lookupKey, []Build](entriesBytes), gone: make(map[BuildID]bool),
+		entries: newCostCache[lookupKey, []Build](entriesBytes), retracted: make(map[BuildID]bool),
 		woken: make(chan struct{}, 1),
 	}
 	if x.FS == nil {
@@ -125,20 +126,20 @@ func newIndex(dir string, o Options) *Index {
 	}
 	x.Reserve = reserve.New(x.FS, dir)
 	x.db = &database{fs: x.FS, dir: dir, path: filepath.Join(dir, "index.db"), reserve: x.Reserve,
-		givenUp: x.isBroken}
-	x.soft = newSoft(x.db, x.wake)
+		onBroken: x.reportBroken}
+	x.rows = newWriteBehind(x.db, x.wake)
 	files := filepath.Join(dir, manifestsName)
 	x.manifests = &manifests{fs: x.FS, dir: files, incoming: filepath.Join(files, incomingName),
-		now: x.now, wake: x.wake, times: Table{soft: x.soft, bucket: bucketFolders}}
+		now: x.now, wake: x.wake, times: Table{rows: x.rows, bucket: bucketFolders}}
 	x.manifests.shards.FS, x.manifests.shards.Dir = x.FS, files
-	x.Memos = Memos{table: Table{x.soft, bucketMemo, maxMemos}, now: x.now}
-	x.Uses = Uses{table: Table{soft: x.soft, bucket: bucketUse}, latest: make(map[BuildID]Usage)}
-	x.Counters = Counters{table: Table{x.soft, bucketCounters, 1024}, counts: make(map[string]uint64),
+	x.Memos = Memos{table: Table{x.rows, bucketMemo, maxMemos}, now: x.now}
+	x.Uses = Uses{table: Table{rows: x.rows, bucket: bucketUse}, latest: make(map[BuildID]Usage)}
+	x.Counters = Counters{table: Table{x.rows, bucketCounters, 1024}, counts: make(map[string]uint64),
 		unsaved: make(map[string]bool)}
-	x.soft.count = []func(){x.Uses.save, x.Counters.save}
-	x.Views = Table{soft: x.soft, bucket: bucketViews}
-	x.Failures, x.Wanted = Table{x.soft, bucketFailures, 1 << 14}, Table{x.soft, bucketWanted, 1 << 12}
-	x.Sketches, x.Shares = Table{soft: x.soft, bucket: bucketSketches}, Table{soft: x.soft, bucket: bucketShares}
+	x.rows.beforeFlush = []func(){x.Uses.save, x.Counters.save}
+	x.Views = Table{rows: x.rows, bucket: bucketViews}
+	x.Failures, x.Wanted = Table{x.rows, bucketFailures, 1 << 14}, Table{x.rows, bucketWanted, 1 << 12}
+	x.Sketches, x.Shares = Table{rows: x.rows, bucket: bucketSketches}, Table{rows: x.rows, bucket: bucketShares}
 	return x
 }
 
@@ -171,7 +172,7 @@ func (x *Index) open() error {
 	if err != nil {
 		return err
 	}
-	x.Journal.heard, x.Journal.now, x.Journal.wake = x.Heard, x.now, x.wake
+	x.Journal.subscriber, x.Journal.now, x.Journal.wake = x.OnEvent, x.now, x.wake
 	x.Journal.exists = x.exists
 	if damage != nil {
 		x.report(Finding{"damaged", "journal", damage.Error()})
@@ -186,7 +187,7 @@ func (x *Index) open() error {
 	}
 	all, err := x.differences()
 	if err == nil {
-		err = x.learn(all)
+		err = x.applyDifferences(all)
 	}
 	if err != nil {
 		return err
@@ -222,7 +223,7 @@ func (x *Index) makeFolders() error {
 func (x *Index) Close() (err error) {
 	x.closing.Do(func() {
 		x.stop()
-		if broken := x.db.isBroken(); broken != nil {
+		if broken := x.db.brokenError(); broken != nil {
 			err = errors.Join(broken, x.Journal.close()) // what waits for the database may do so forever
 			return
 		}
@@ -257,7 +258,7 @@ func (x *Index) flushUntil(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(flushEvery):
-		case <-x.soft.full:
+		case <-x.rows.full:
 		}
 		if err := x.flush(); err != nil {
 			x.Log.Warn("what may be lost could not be written, and stays in memory", "store", x.dir, "error", err)
@@ -274,22 +275,22 @@ func (x *Index) flushUntil(ctx context.Context) {
 
 func (x *Index) flush() error {
 	err := x.Journal.flush()
-	x.manifests.settle()
-	return errors.Join(err, x.soft.flush())
+	x.manifests.recordTimes()
+	return errors.Join(err, x.rows.flush())
 }
 
 // Stamps remembers the stamps of blobs that package cas has verified.
-func (x *Index) Stamps() cas.StampBook { return stamps{Table{soft: x.soft, bucket: bucketStamps}} }
+func (x *Index) Stamps() cas.StampBook { return stamps{Table{rows: x.rows, bucket: bucketStamps}} }
 
 // UnpackedStamps remembers those of unpacked copies, which are other files.
 func (x *Index) UnpackedStamps() cas.StampBook {
-	return stamps{Table{soft: x.soft, bucket: bucketUnpacked}}
+	return stamps{Table{rows: x.rows, bucket: bucketUnpacked}}
 }
 
 // RecipeStamps remembers those of recipes that were found to rebuild their blobs, by the digests of
 // these.
 func (x *Index) RecipeStamps() cas.StampBook {
-	return stamps{Table{soft: x.soft, bucket: bucketProven}}
+	return stamps{Table{rows: x.rows, bucket: bucketProven}}
 }
 
 // Rebuilt returns why Open made the database again, or "".
@@ -303,17 +304,17 @@ func (x *Index) Problems() []Finding {
 	return append([]Finding(nil), x.problems...)
 }
 
-// isBroken is called once, when the database turned out to be damaged. unmarked is why the next Open
-// may use it again; nil: it will not.
-func (x *Index) isBroken(err *BrokenError, unmarked error) {
+// reportBroken is called once, when the database turned out to be damaged. unmarked is why the next
+// Open may use it again; nil: it will not.
+func (x *Index) reportBroken(err *BrokenError, unmarked error) {
 	x.Log.Error("index.db is damaged; the next start makes it again from the manifests",
 		"store", x.dir, "cause", err.Cause)
 	if unmarked != nil {
 		x.Log.Error("index.db cannot be marked as damaged: remove it before the next start",
 			"store", x.dir, "error", unmarked)
 	}
-	if x.opened && x.Broken != nil {
-		x.Broken(err)
+	if x.opened && x.OnBroken != nil {
+		x.OnBroken(err)
 	}
 }
 
@@ -334,15 +335,15 @@ func (x *Index) exists(id BuildID) error {
 	return err
 }
 
-func (x *Index) isGone(id BuildID) bool {
+func (x *Index) isRetracting(id BuildID) bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()
-	return x.gone[id]
+	return x.retracted[id]
 }
 
-// goneNow gives what is being retracted: its rows may be there still.
-func (x *Index) goneNow() map[BuildID]bool {
+// retracting gives what is being retracted: its rows may be there still.
+func (x *Index) retracting() map[BuildID]bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()
-	return maps.Clone(x.gone)
+	return maps.Clone(x.retracted)
 }

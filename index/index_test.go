@@ -94,7 +94,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 func TestEventsAreToldAndKept(t *testing.T) {
 	dir := memoryDir(t)
 	var heard []Event
-	x, err := Open(dir, Options{Heard: func(e Event) { heard = append(heard, e) }})
+	x, err := Open(dir, Options{OnEvent: func(e Event) { heard = append(heard, e) }})
 	require.NoError(t, err)
 	b := publish(t, x)
 	want := []Event{
@@ -183,6 +183,6 @@ func (j *Journal) AddTombstones(list []Tombstone) error {
 	for i := range list {
 		changes[i] = &Change{ID: list[i].BuildID, Tombstone: &list[i]}
 	}
-	j.bury(changes)
+	j.addTombstones(changes)
 	return changes[0].Err
 }

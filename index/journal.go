@@ -50,7 +50,7 @@ type Journal struct {
 	tombstones []Tombstone // in the order in which their builds went
 	events     []Event     // oldest first
 	last       uint64      // sequence of the latest event
-	heard      func(Event) // nil, or told of each new event, in order
+	subscriber func(Event) // nil, or told of each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with
@@ -144,7 +144,7 @@ func (j *Journal) setState(id BuildID, s State) {
 // addEvent keeps memory within bounds without moving all events every time.
 func (j *Journal) addEvent(e Event) {
 	if len(j.events) >= 2*maxEvents {
-		j.events = fairly(j.events, maxEvents, math.MaxInt)
+		j.events = latestOfEachUser(j.events, maxEvents, math.MaxInt)
 	}
 	j.events = append(j.events, e)
 }
@@ -250,8 +250,8 @@ func (j *Journal) note(e Event) error {
 	j.last++
 	e.Sequence = j.last
 	j.addEvent(e)
-	if j.heard != nil {
-		j.heard(e)
+	if j.subscriber != nil {
+		j.subscriber(e)
 	}
 	j.mu.Unlock()
 	return j.append(eventRecord(e))
@@ -343,7 +343,7 @@ func (j *Journal) rewrite() error {
 		_ = j.file.Close()
 		j.file = nil
 	}
-	b, err := j.image()
+	b, err := j.snapshot()
 	if err != nil {
 		return err
 	}
@@ -374,13 +374,13 @@ func (j *Journal) replace(b []byte) error {
 	return nil
 }
 
-// image returns the bytes of a journal that says what memory holds: every state, pin and tombstone,
-// and the latest events up to half the limit. It drops what is too old to be kept, and copies the
-// rest, so that readers do not block while it is encoded.
-func (j *Journal) image() ([]byte, error) {
+// snapshot returns the bytes of a journal that says what memory holds: every state, pin and
+// tombstone, and the latest events up to half the limit. It drops what is too old to be kept, and
+// copies the rest, so that readers do not block while it is encoded.
+func (j *Journal) snapshot() ([]byte, error) {
 	j.mu.Lock()
 	j.tombstones = slices.Clone(j.tombstones[max(0, len(j.tombstones)-maxTombstones):])
-	j.events = fairly(j.events, maxEvents, maxJournal/2)
+	j.events = latestOfEachUser(j.events, maxEvents, maxJournal/2)
 	states, pins := maps.Clone(j.states), maps.Clone(j.pins)
 	tombstones, events := slices.Clone(j.tombstones), slices.Clone(j.events)
 	j.mu.Unlock()

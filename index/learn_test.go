@@ -80,8 +80,8 @@ func TestMakingADatabaseIsTold(t *testing.T) {
 	at := time.Unix(1e9, 0)
 	var told []int
 	x, err := Open(dir,
-		Options{now: func() time.Time { at = at.Add(2 * tellLearn); return at },
-			Making: func(builds uint64, percent int) {
+		Options{now: func() time.Time { at = at.Add(2 * reportLearned); return at },
+			Rebuilding: func(builds uint64, percent int) {
 				require.EqualValues(t, 1, builds)
 				told = append(told, percent)
 			}})
@@ -98,7 +98,7 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 	const rows = 3*scanRows + 5
 	require.NoError(t, x.db.write(func(tx *bbolt.Tx) error {
 		for i := range uint64(rows) {
-			if err := put(tx, bucketMemo, bigEndian(i), numbers(i)); err != nil {
+			if err := put(tx, bucketMemo, bigEndian(i), encodeNumbers(i)); err != nil {
 				return err
 			}
 		}
@@ -114,7 +114,7 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 			x.db.rowsFrom(context.Background(), bucketMemo, nil, after,
 				func(key, value []byte) error {
 					require.Equal(t, bigEndian(next), key)
-					require.Equal(t, numbers(next), value)
+					require.Equal(t, encodeNumbers(next), value)
 					next++
 					return nil
 				}))
@@ -135,7 +135,7 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 }
 
 func bigEndian(i uint64) []byte {
-	b := numbers(i)[:8:8]
+	b := encodeNumbers(i)[:8:8]
 	slices.Reverse(b)
 	return bytes.Clone(b)
 }
@@ -174,7 +174,7 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 		require.NoError(t, x.Views.Save(b.ID[:], []byte("view of "+b.ID.String())))
 	}
 	require.NoError(t, x.Close())
-	const few = learnPage + 7 // in two transactions
+	const few = differencesPage + 7 // in two transactions
 	require.NoError(t, os.Remove(manifestFile(dir, goes.ID)))
 	last := putManifests(t, dir, 0, few)
 	x = open(t, dir)
@@ -202,7 +202,7 @@ func TestUnknownManifestsAreTakenIn(t *testing.T) {
 func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 	dir := memoryDir(t)
 	closeSound(t, open(t, dir))
-	const n = learnPage + 3
+	const n = differencesPage + 3
 	var last BuildID
 	for range n {
 		b := sampleBuild()
@@ -213,7 +213,7 @@ func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
 		last = b.ID
 	}
 	// the times of the folder have settled
-	later := func() time.Time { return time.Now().Add(2 * fresh) }
+	later := func() time.Time { return time.Now().Add(2 * timeGranularity) }
 	for _, want := range []uint64{n, n - 1} {
 		x, err := Open(dir, Options{now: later})
 		require.NoError(t, err)

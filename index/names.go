@@ -75,7 +75,7 @@ func (b *Build) nameRows() [][]byte {
 // Named calls fn with every build that the name means, see Means, in order of ids, and stops at
 // fn's first error, which it returns. No transaction is open during fn.
 func (x *Index) Named(ctx context.Context, name string, fn func(Build) error) error {
-	return x.eachOf(ctx, name, x.prefixesOf(name), fn)
+	return x.eachNamed(ctx, name, x.prefixesOf(name), fn)
 }
 
 // OfModel is Named of a model's digest and of its name: what means either.
@@ -84,7 +84,7 @@ func (x *Index) OfModel(ctx context.Context, d cas.Digest, name string, fn func(
 	if name != "" {
 		rows = append(rows, rowPrefix{bucketNames, modelNameKey(name, nil)})
 	}
-	return x.eachOf(ctx, "", rows, fn)
+	return x.eachNamed(ctx, "", rows, fn)
 }
 
 // rowPrefix is what the keys of some rows begin with; they end with a build id.
@@ -105,8 +105,8 @@ func (x *Index) prefixesOf(name string) []rowPrefix {
 		rowPrefix{bucketRequests, value}, rowPrefix{bucketBuilds, value})
 }
 
-// eachOf calls fn with the builds of these rows that the name means, or all of them if it is "".
-func (x *Index) eachOf(ctx context.Context, name string, rows []rowPrefix, fn func(Build) error) error {
+// eachNamed calls fn with the builds of these rows that the name means, or all of them if it is "".
+func (x *Index) eachNamed(ctx context.Context, name string, rows []rowPrefix, fn func(Build) error) error {
 	var ids []BuildID
 	for _, r := range rows {
 		more, err := x.idsOf(ctx, r.bucket, r.prefix)

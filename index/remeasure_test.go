@@ -16,7 +16,7 @@ func TestLastMeasurementWins(t *testing.T) {
 	var second sync.WaitGroup
 	var disk func(cas.Digest) (int64, error)
 	x, err := Open(memoryDir(t),
-		Options{Disk: func(d cas.Digest) (int64, error) { return disk(d) }})
+		Options{MeasureDisk: func(d cas.Digest) (int64, error) { return disk(d) }})
 	require.NoError(t, err)
 	disk = func(cas.Digest) (int64, error) { return 1, nil }
 	b := publish(t, x)

@@ -172,9 +172,9 @@ func TestSoftRowsSurviveARestart(t *testing.T) {
 	require.NoError(t, x.Stamps().SaveStamp(cas.Digest{1}, stamp))
 	require.NoError(t, x.Stamps().SaveStamp(cas.Digest{2}, stamp))
 	require.NoError(t, x.Stamps().ForgetStamp(cas.Digest{2}))
-	require.ErrorIs(t, x.Memos.Save([]byte("huge"), make([]byte, maxSoftRow)), errRowTooLarge)
+	require.ErrorIs(t, x.Memos.Save([]byte("huge"), make([]byte, maxCachedRow)), errRowTooLarge)
 	for range 2 {
-		require.Equal(t, Usage{Last: at, Hits: 3, SavedSeconds: 2}, x.Uses.of(b.ID))
+		require.Equal(t, Usage{Last: at, Hits: 3, SavedSeconds: 2}, x.Uses.usageOf(b.ID))
 		last, hits := x.Uses.Last(b.ID)
 		require.Equal(t, at, last)
 		require.Equal(t, uint64(3), hits)
@@ -211,7 +211,7 @@ func TestOldMemosMakeRoom(t *testing.T) {
 		seconds.Add(1)
 		require.NoError(t, x.Memos.Save([]byte{byte(i)}, []byte("v")))
 	}
-	require.NoError(t, x.soft.flush())
+	require.NoError(t, x.rows.flush())
 	require.NoError(t, x.Memos.trim(10))
 	for i := range 30 {
 		_, ok := x.Memos.Get([]byte{byte(i)})
@@ -291,7 +291,7 @@ func changeSchema(version uint32) func(string) error {
 func broken(t *testing.T, dir string) (x *Index, reported chan *BrokenError) {
 	t.Helper()
 	reported = make(chan *BrokenError, 2)
-	x, err := Open(dir, Options{Broken: func(err *BrokenError) { reported <- err }})
+	x, err := Open(dir, Options{OnBroken: func(err *BrokenError) { reported <- err }})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = x.Close() }) // it cannot be written to
 	require.Empty(t, x.Rebuilt())
@@ -363,7 +363,7 @@ func TestDamageFoundByAStartIsRepairedByIt(t *testing.T) {
 		return tx.Bucket(bucketCounters).Put([]byte("hits"), make([]byte, sealSize+8))
 	}))
 	reported := false
-	x, err := Open(dir, Options{Broken: func(*BrokenError) { reported = true }})
+	x, err := Open(dir, Options{OnBroken: func(*BrokenError) { reported = true }})
 	require.NoError(t, err)
 	require.Contains(t, x.Rebuilt(), "wrong checksum")
 	require.False(t, reported, "it is of use")
@@ -427,7 +427,7 @@ func TestTheFileIsCutShortInUse(t *testing.T) {
 // A disk that is slow is no damage: however long a transaction takes, the database stays in use.
 func TestASlowDatabaseIsNotDamaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x, err := Open(memoryDir(t), Options{Broken: func(err *BrokenError) { t.Error(err) }})
+		x, err := Open(memoryDir(t), Options{OnBroken: func(err *BrokenError) { t.Error(err) }})
 		require.NoError(t, err)
 		b := publish(t, x)
 		_, err = read(x.db, func(tx *bbolt.Tx) (Build, error) {
@@ -537,7 +537,7 @@ func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, x.Complete())
 		publish(t, x, func(other *Build) { other.ID[0] = b.ID[0] })
-		later.Add(int64(2 * fresh))
+		later.Add(int64(2 * timeGranularity))
 		require.NoError(t, x.Close())
 	}
 	file[8] = 1
@@ -594,7 +594,7 @@ func TestQuietFoldersAreNotListed(t *testing.T) {
 		Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 	require.NoError(t, err)
 	b := publish(t, x)
-	later.Store(int64(2 * fresh)) // the times of the folders have settled
+	later.Store(int64(2 * timeGranularity)) // the times of the folders have settled
 	require.NoError(t, x.Close())
 	fs := &listed{}
 	x, err = Open(dir, Options{FS: fs})
@@ -642,7 +642,7 @@ func TestAJobIsSavedThoughTooManyRowsArePending(t *testing.T) {
 	x := open(t, dir)
 	gone := cas.Digest{7}
 	require.NoError(t, x.Stamps().SaveStamp(gone, cas.Stamp{Ino: 2, Size: 3, Boot: "b"}))
-	require.NoError(t, x.soft.flush())
+	require.NoError(t, x.rows.flush())
 	x.db.writing.Lock() // as long as the disk does not answer
 	require.NoError(t, x.Stamps().ForgetStamp(gone))
 	for i := range 2*maxPending + 5 {

@@ -172,7 +172,7 @@ func (f *fields) i64() int64 { return int64(f.u64()) }
 
 func (f *fields) end() bool { return !f.bad && len(f.b) == 0 }
 
-func numbers(values ...uint64) []byte {
+func encodeNumbers(values ...uint64) []byte {
 	b := make([]byte, 0, 8*len(values)+40)
 	for _, v := range values {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -182,7 +182,7 @@ func numbers(values ...uint64) []byte {
 
 // A stamp: device, inode, size, mtime, ctime, 8 bytes each, and the boot id.
 func encodeStamp(s cas.Stamp) []byte {
-	return append(numbers(s.Dev, s.Ino, uint64(s.Size), uint64(s.Mtime), uint64(s.Ctime)), s.Boot...)
+	return append(encodeNumbers(s.Dev, s.Ino, uint64(s.Size), uint64(s.Mtime), uint64(s.Ctime)), s.Boot...)
 }
 
 func decodeStamp(b []byte) (cas.Stamp, bool) {
@@ -204,7 +204,7 @@ type Usage struct {
 
 // A use: last, in nanoseconds since 1970; hits; saved seconds as IEEE 754; 8 bytes each.
 func encodeUse(u Usage) []byte {
-	return numbers(uint64(nanos(u.Last)), u.Hits, math.Float64bits(u.SavedSeconds))
+	return encodeNumbers(uint64(nanos(u.Last)), u.Hits, math.Float64bits(u.SavedSeconds))
 }
 
 func decodeUse(b []byte) (Usage, bool) {

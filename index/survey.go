@@ -48,9 +48,9 @@ type Survey struct {
 
 // Survey reads the whole store, page by page. It returns the positions of the blobs in at, and
 // keeps no digest of the others, because there may be millions. told is called now and then, see
-// Told; it may be nil.
-func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Told) (*Survey, error) {
-	if err := x.soft.flush(); err != nil {
+// progress; it may be nil.
+func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Progress) (*Survey, error) {
+	if err := x.rows.flush(); err != nil {
 		x.Log.Warn("the latest uses are not in a survey", "store", x.dir, "error", err)
 	}
 	space, err := x.Space()
@@ -61,13 +61,13 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
 	of := make(map[BuildID]uint32, n) // where each stands
 	texts := make(map[string]string)  // each is kept once
-	gone := x.goneNow()
+	gone := x.retracting()
 	err = x.db.rows(ctx, bucketBriefs, func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
 		if err == nil && !gone[b.ID] {
 			of[b.ID] = uint32(len(s.Builds))
 			s.Builds = append(s.Builds, b)
-			told.often("builds", uint64(len(s.Builds)), space.Builds)
+			told.reportEvery("builds", uint64(len(s.Builds)), space.Builds)
 		}
 		return err
 	})
@@ -105,7 +105,7 @@ func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) er
 	texts := make(map[string]string)
 	return x.db.rowsFrom(ctx, bucketBriefs, nil, after[:], func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
-		if err != nil || x.isGone(b.ID) {
+		if err != nil || x.isRetracting(b.ID) {
 			return err
 		}
 		return fn(&b)
@@ -114,7 +114,7 @@ func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) er
 
 // surveyBlobs reads which builds need which blobs. The rows come in order of
 // digests; they are sorted by builds afterwards.
-func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32, at map[cas.Digest]struct{}, gone map[BuildID]bool, told Told) error {
+func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32, at map[cas.Digest]struct{}, gone map[BuildID]bool, told Progress) error {
 	type need struct{ build, blob uint32 }
 	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4) // a graph and a context binary, mostly
 	s.Blobs = make([]Blob, 0, cap(needs))
@@ -131,7 +131,7 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 				s.At[last] = uint32(len(s.Blobs))
 			}
 			s.Blobs = append(s.Blobs, Blob{Size: n.Size, Disk: n.Disk})
-			told.often("files", uint64(len(s.Blobs)), 0)
+			told.reportEvery("files", uint64(len(s.Blobs)), 0)
 		}
 		if gone[n.Build] {
 			return nil
@@ -180,7 +180,7 @@ func briefOf(b *Build) Brief {
 func encodeBrief(b *Brief) []byte {
 	out := append(make([]byte, 0, 192), b.RequestKey[:]...)
 	out = append(out, b.ModelDigest[:]...)
-	out = append(out, numbers(uint64(nanos(b.Created)), math.Float64bits(b.CompileSeconds), uint64(b.LogicalBytes), uint64(b.manifest))...)
+	out = append(out, encodeNumbers(uint64(nanos(b.Created)), math.Float64bits(b.CompileSeconds), uint64(b.LogicalBytes), uint64(b.manifest))...)
 	out = binary.LittleEndian.AppendUint32(out, b.UID)
 	put := byte(0)
 	if b.Put {
@@ -208,24 +208,24 @@ func decodeBrief(key, v []byte, texts map[string]string) (Brief, error) {
 	b.Created, b.CompileSeconds = fromNanos(f.i64()), math.Float64frombits(f.u64())
 	b.LogicalBytes, b.manifest = f.i64(), f.i64()
 	b.UID, b.Put = binary.LittleEndian.Uint32(v[96:]), v[100] == 1
-	scope, rest, ok := counted(v[briefHead-1:])
-	ep, name, ok2 := counted(rest)
+	scope, rest, ok := logicalBytes(v[briefHead-1:])
+	ep, name, ok2 := logicalBytes(rest)
 	if !ok || !ok2 {
 		return b, bad
 	}
-	b.Scope, b.EP, b.ModelName = once(texts, scope), once(texts, ep), string(name)
+	b.Scope, b.EP, b.ModelName = intern(texts, scope), intern(texts, ep), string(name)
 	return b, nil
 }
 
-// counted splits off a text behind its length.
-func counted(b []byte) (text, rest []byte, ok bool) {
+// logicalBytes splits off a text behind its length.
+func logicalBytes(b []byte) (text, rest []byte, ok bool) {
 	if len(b) == 0 || len(b) < 1+int(b[0]) {
 		return nil, nil, false
 	}
 	return b[1 : 1+int(b[0])], b[1+int(b[0]):], true
 }
 
-func once(texts map[string]string, b []byte) string {
+func intern(texts map[string]string, b []byte) string {
 	if s, ok := texts[string(b)]; ok {
 		return s
 	}
@@ -236,7 +236,7 @@ func once(texts map[string]string, b []byte) string {
 	return s
 }
 
-func readBrief(tx *bbolt.Tx, id BuildID) (Brief, error) {
+func briefRow(tx *bbolt.Tx, id BuildID) (Brief, error) {
 	v, err := get(tx, bucketBriefs, id[:])
 	if err != nil {
 		return Brief{}, err

@@ -18,7 +18,7 @@ import (
 func TestASurveyIsTheRecords(t *testing.T) {
 	ctx, dir := context.Background(), memoryDir(t)
 	sizes := map[cas.Digest]int64{}
-	o := Options{Disk: func(d cas.Digest) (int64, error) {
+	o := Options{MeasureDisk: func(d cas.Digest) (int64, error) {
 		if n, ok := sizes[d]; ok {
 			return n, nil
 		}
@@ -62,7 +62,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 			require.Equal(t, Blob{9000, 12288, needs}, s.Blobs[b.Blobs[1]])
 			require.Equal(t, b.Blobs[1], s.At[shared])
 			require.Equal(t, w.ModelDigest, b.ModelDigest)
-			u := x.Uses.of(w.ID)
+			u := x.Uses.usageOf(w.ID)
 			require.Equal(t, u, b.Use)
 		}
 		space, err := x.Space()

@@ -37,7 +37,7 @@ func (m *Memos) Get(key []byte) ([]byte, bool) {
 // Save keeps a value under a key, together at most some 60 KiB. It is written within seconds.
 func (m *Memos) Save(key, value []byte) error {
 	m.saved.Add(1)
-	return m.table.Save(key, append(numbers(uint64(m.now().Unix())), value...))
+	return m.table.Save(key, append(encodeNumbers(uint64(m.now().Unix())), value...))
 }
 
 // SaveNow is Save, durably when it returns. On a full disk it takes of the reserve.
@@ -46,7 +46,7 @@ func (m *Memos) SaveNow(key, value []byte) error {
 		return err
 	}
 	v, _ := m.table.Get(key)
-	return m.table.soft.db.reserve.Use(func() error { return m.table.SaveNow(key, v) })
+	return m.table.rows.db.reserve.Use(func() error { return m.table.SaveNow(key, v) })
 }
 
 // Drop forgets a memo.
@@ -59,7 +59,7 @@ func (m *Memos) trim(limit int) error {
 		at  int64
 	}
 	var memos []memo
-	err := m.table.soft.db.rows(context.Background(), bucketMemo, func(key, value []byte) error {
+	err := m.table.rows.db.rows(context.Background(), bucketMemo, func(key, value []byte) error {
 		f := fields{b: value}
 		memos = append(memos, memo{bytes.Clone(key), f.i64()})
 		return nil
@@ -116,7 +116,7 @@ func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64)
 	if len(us.latest) >= flushPage {
 		us.saveLocked()
 	}
-	us.table.soft.wake()
+	us.table.rows.wake()
 }
 
 func (us *Uses) save() {
@@ -141,11 +141,11 @@ func (us *Uses) forget(id BuildID) {
 
 // Last returns when the build was used last and how often; zero if never, or if it was lost.
 func (us *Uses) Last(id BuildID) (time.Time, uint64) {
-	u := us.of(id)
+	u := us.usageOf(id)
 	return u.Last, u.Hits
 }
 
-func (us *Uses) of(id BuildID) Usage {
+func (us *Uses) usageOf(id BuildID) Usage {
 	us.mu.Lock()
 	u, ok := us.latest[id]
 	us.mu.Unlock()
@@ -178,14 +178,14 @@ func (cs *Counters) Add(name string, delta uint64) {
 	defer cs.mu.Unlock()
 	cs.counts[name] += delta
 	cs.unsaved[name] = true
-	cs.table.soft.wake()
+	cs.table.rows.wake()
 }
 
 func (cs *Counters) save() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for name := range cs.unsaved {
-		_ = cs.table.Save([]byte(name), numbers(cs.counts[name])) // it is no large row
+		_ = cs.table.Save([]byte(name), encodeNumbers(cs.counts[name])) // it is no large row
 	}
 	clear(cs.unsaved)
 }
@@ -208,36 +208,36 @@ func (cs *Counters) load() error {
 
 // Table is a bucket of rows that may be lost. A key and its value have together at most some 60 KiB.
 type Table struct {
-	soft   *soft
+	rows   *writeBehind
 	bucket []byte
 	most   int // rows that All returns
 }
 
 // Get returns a value, which must not be changed.
-func (t Table) Get(key []byte) ([]byte, bool) { return t.soft.get(t.bucket, key) }
+func (t Table) Get(key []byte) ([]byte, bool) { return t.rows.get(t.bucket, key) }
 
 // Save keeps a value under a key; it is written within seconds.
-func (t Table) Save(key, value []byte) error { return t.soft.put(t.bucket, key, value) }
+func (t Table) Save(key, value []byte) error { return t.rows.put(t.bucket, key, value) }
 
 // SaveNow is Save, durably when it returns.
 func (t Table) SaveNow(key, value []byte) error {
-	return t.soft.db.write(func(tx *bbolt.Tx) error { return put(tx, t.bucket, key, value) })
+	return t.rows.db.write(func(tx *bbolt.Tx) error { return put(tx, t.bucket, key, value) })
 }
 
 // Drop forgets a row within seconds: after a crash it may be there again.
-func (t Table) Drop(key []byte) { t.soft.drop(t.bucket, key) }
+func (t Table) Drop(key []byte) { t.rows.drop(t.bucket, key) }
 
 // Each calls fn with the rows, in the order of their keys; on a full disk those that cannot be
 // written come last. It stops at the first error of fn, which it returns. fn must not keep its
 // arguments; no transaction is open while it runs.
 func (t Table) Each(ctx context.Context, fn func(key, value []byte) error) error {
 	var unwritten map[string][]byte
-	if err := t.soft.flush(); cas.Full(err) {
-		unwritten = t.soft.unwritten(t.bucket)
+	if err := t.rows.flush(); cas.Full(err) {
+		unwritten = t.rows.pendingIn(t.bucket)
 	} else if err != nil {
 		return err
 	}
-	err := t.soft.db.rows(ctx, t.bucket, func(key, value []byte) error {
+	err := t.rows.db.rows(ctx, t.bucket, func(key, value []byte) error {
 		if newer, ok := unwritten[string(key)]; ok {
 			if delete(unwritten, string(key)); newer == nil {
 				return nil

@@ -34,9 +34,9 @@ func (j *Journal) addTombstone(one Tombstone) {
 	j.tombstones = append(j.tombstones, one)
 }
 
-// bury makes the tombstones of builds durable that are about to be retracted: a crash between the two
-// leaves tombstones of builds that are there, which the next Open drops.
-func (j *Journal) bury(list []*Change) {
+// addTombstones makes the tombstones of builds durable that are about to be retracted: a crash
+// between the two leaves tombstones of builds that are there, which the next Open drops.
+func (j *Journal) addTombstones(list []*Change) {
 	var buried []*Change
 	var records []*manifestpb.Record
 	for _, c := range list {

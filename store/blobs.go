@@ -28,7 +28,7 @@ func (st *Store) openForms() error {
 	}
 	var err error
 	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: folder, Apart: apart, Whole: st.cas, FS: st.options.FS, Memory: st.index,
-		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.Changed, Owner: blobOwner{st}, Log: st.log})
+		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.EnqueueChanged, Owner: blobOwner{st}, Log: st.log})
 	return err
 }
 
@@ -69,9 +69,9 @@ func (o blobOwner) Needed(d cas.Digest) (bool, error) {
 	return len(ids) > 0, err
 }
 
-// LetGo implements packing.Owner: it removes the views of all builds that have the blob among their
-// files, because a view keeps the bytes. It does nothing if one of these builds is in use.
-func (o blobOwner) LetGo(d cas.Digest) error {
+// DropViews implements packing.Owner: it removes the views of all builds that have the blob among
+// their files, because a view keeps the bytes. It does nothing if one of these builds is in use.
+func (o blobOwner) DropViews(d cas.Digest) error {
 	ids, err := o.st.index.Needs(d)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (o blobOwner) LetGo(d cas.Digest) error {
 		builds = append(builds, b)
 	}
 	for i := range builds {
-		if v := o.st.views.Of(&builds[i]); v != nil {
+		if v := o.st.views.ForBuild(&builds[i]); v != nil {
 			o.st.views.Drop(builds[i].ID, v, 0)
 		}
 	}
@@ -96,19 +96,19 @@ func (o blobOwner) LetGo(d cas.Digest) error {
 	return nil
 }
 
-// InHand implements packing.Owner. A request has a build in hand from before the first link of a
-// new view until the view is in use.
-func (o blobOwner) InHand(d cas.Digest) bool {
+// BeingServed implements packing.Owner. A request has a build in hand from before the first link of
+// a new view until the view is in use.
+func (o blobOwner) BeingServed(d cas.Digest) bool {
 	ids, err := o.st.index.Needs(d)
-	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.inHand.busy(id) || o.st.views.Current(id) != nil })
+	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.st.buildGuard.inUse(id) || o.st.views.Current(id) != nil })
 }
 
 // MayTake implements packing.Owner.
 func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
-	own, err := o.reachOf(d)
+	own, err := o.scopesOf(d)
 	return func(from cas.Digest) (bool, error) {
-		theirs, err := o.reachOf(from)
-		return err == nil && own.may(theirs), err
+		theirs, err := o.scopesOf(from)
+		return err == nil && own.mayTakeFrom(theirs), err
 	}, err
 }
 
@@ -119,8 +119,8 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 	return place.Release, err
 }
 
-// Shrinks implements packing.Owner.
-func (o blobOwner) Shrinks(disk int64) (done func()) { return o.st.ledger.shrinks(disk) }
+// CountTransient implements packing.Owner.
+func (o blobOwner) CountTransient(disk int64) (done func()) { return o.st.ledger.countTransient(disk) }
 
 // Fits implements packing.Owner.
 func (o blobOwner) Fits(folder, what string, size, instead int64) error {
@@ -175,12 +175,12 @@ func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 	return all, err
 }
 
-// reach are the scopes of the builds that need a blob.
-type reach map[string]struct{}
+// scopeSet are the scopes of the builds that need a blob.
+type scopeSet map[string]struct{}
 
-// may reports whether a blob of these scopes may take bytes from one of those: if it is shared, or
-// has all of these scopes. So no user's blob stays, or is read, for another user's sake.
-func (r reach) may(theirs reach) bool {
+// mayTakeFrom reports whether a blob of these scopes may take bytes from one of those: if it is
+// shared, or has all of these scopes. So no user's blob stays, or is read, for another user's sake.
+func (r scopeSet) mayTakeFrom(theirs scopeSet) bool {
 	if _, shared := theirs["shared"]; shared {
 		return true
 	}
@@ -192,21 +192,21 @@ func (r reach) may(theirs reach) bool {
 	return len(r) > 0
 }
 
-// reachOf returns the scopes of the builds that need a blob; for a container, of its packed blobs.
-func (o blobOwner) reachOf(d cas.Digest) (reach, error) {
-	out := make(reach)
-	if err := o.addReach(out, d); err != nil || len(out) > 0 {
+// scopesOf returns the scopes of the builds that need a blob; for a container, of its packed blobs.
+func (o blobOwner) scopesOf(d cas.Digest) (scopeSet, error) {
+	out := make(scopeSet)
+	if err := o.addScopes(out, d); err != nil || len(out) > 0 {
 		return out, err
 	}
 	for _, user := range o.st.forms.Recipes.Users(d) {
-		if err := o.addReach(out, user); err != nil {
+		if err := o.addScopes(out, user); err != nil {
 			return out, err
 		}
 	}
 	return out, nil
 }
 
-func (o blobOwner) addReach(out reach, d cas.Digest) error {
+func (o blobOwner) addScopes(out scopeSet, d cas.Digest) error {
 	ids, err := o.st.index.Needs(d)
 	if err != nil {
 		return err

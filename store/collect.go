@@ -22,30 +22,30 @@ type Collection struct {
 
 	forBudget bool // builds are evicted to keep to the budget
 
-	Told   []*index.Build // the records of its first steps
-	Yields bool           // it ends when a reservation waits for space
-	hurry  bool           // a reservation waits: a use since the survey keeps no build
+	Records []*index.Build // the records of its first steps
+	Yields  bool           // it ends when a reservation waits for space
+	urgent  bool           // a reservation waits: a use since the survey keeps no build
 }
 
 // Protected says why a build may not be removed now, "" if it may. own are the files that the
 // daemon itself has open.
 func (c *Collector) Protected(id index.BuildID, own *views.OwnFiles) string {
-	if why := c.wantedNow(id); why != "" {
+	if why := c.pinnedOrInUse(id); why != "" {
 		return why
 	}
-	v, done := c.st.views.Look(id)
+	v, done := c.st.views.Borrow(id)
 	if v == nil {
 		return ""
 	}
 	defer done()
-	if held, err := v.Held(); held || err != nil {
+	if held, err := v.Leased(); held || err != nil {
 		return KeptInUse // one that cannot be looked at is left alone
 	}
-	if c.st.now().Before(v.ToldUntil()) {
+	if c.st.now().Before(v.PathGraceEnd()) {
 		return "given out lately, perhaps by path"
 	}
 	switch v.OpenedBy(own) {
-	case views.BySomebody:
+	case views.ByOther:
 		return KeptInUse
 	case views.ByDaemon:
 		return KeptReading
@@ -53,37 +53,37 @@ func (c *Collector) Protected(id index.BuildID, own *views.OwnFiles) string {
 	return ""
 }
 
-// wantedNow is the part of Protected that is answered from memory.
-func (c *Collector) wantedNow(id index.BuildID) string {
+// pinnedOrInUse is the part of Protected that is answered from memory.
+func (c *Collector) pinnedOrInUse(id index.BuildID) string {
 	if _, pinned := c.st.index.Journal.Pinned(id); pinned {
 		return "pinned"
 	}
-	if c.st.inHand.busy(id) {
+	if c.st.buildGuard.inUse(id) {
 		return KeptInUse
 	}
 	return ""
 }
 
-// nothingGoes says why no build at all may be evicted: some needs are unknown. "": some may.
-func (c *Collector) nothingGoes() string {
+// whyNoEviction says why no build at all may be evicted: some needs are unknown. "": some may.
+func (c *Collector) whyNoEviction() string {
 	if c.st.index.Complete() && c.st.forms.Recipes.Complete() {
 		return ""
 	}
-	return KeptUnread
+	return KeptUnreadable
 }
 
 const (
-	KeptInUse   = "in use"
-	KeptUnread  = "there are records that cannot be read, so its going would free nothing"
-	KeptReading = "the daemon is just reading it" // which is no use: it may be evicted afterwards
-	KeptGone    = "it is gone already"
-	keptRoom    = "there is room by now"
-	KeptNoRoom  = "there is no room for what it does not share"
+	KeptInUse      = "in use"
+	KeptUnreadable = "there are records that cannot be read, so its going would free nothing"
+	KeptReading    = "the daemon is just reading it" // which is no use: it may be evicted afterwards
+	KeptRemoved    = "it is gone already"
+	keptEnough     = "there is room by now"
+	KeptNoSpace    = "there is no room for what it does not share"
 )
 
-// AtOnce is how many builds are removed together, which share their syncs. It is bounded because a
-// reservation may wait for the space of the first of them.
-const AtOnce = 16
+// BatchSize is how many builds are removed together, which share their syncs. It is bounded because
+// a reservation may wait for the space of the first of them.
+const BatchSize = 16
 
 // Collect carries a plan out, some builds at a time, and checks again before each: a build that
 // was used, pinned or leased since stays, and nothing is removed beyond the goal. The plan says
@@ -92,14 +92,14 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 	total := plan.Freed
 	plan.Freed = 0
 	for next := 0; next < len(plan.Steps); {
-		if plan.Yields && c.st.ledger.hurry() {
-			return ErrHurry
+		if plan.Yields && c.st.ledger.reservationWaits() {
+			return ErrReservationWaits
 		}
 		n, err := 1, error(nil)
 		if s := &plan.Steps[next]; s.Action != evict.Evict {
 			err = c.Shrink(ctx, plan, s)
 		} else {
-			for n < AtOnce && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
+			for n < BatchSize && next+n < len(plan.Steps) && plan.Steps[next+n].Action == evict.Evict {
 				n++
 			}
 			err = c.EvictAll(ctx, plan, plan.Steps[next:next+n])
@@ -114,7 +114,7 @@ func (c *Collector) Collect(ctx context.Context, plan *Collection, progress func
 		return err
 	}
 	progress(plan.Freed, total)
-	plan.End()
+	plan.Finish()
 	return nil
 }
 
@@ -124,24 +124,24 @@ const readingWait = 2 * time.Second
 // evictRead removes builds that stayed because the daemon was reading them. It ends background
 // comparisons, because they wait for the request that this may run for.
 func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
-	reading := func(s evict.Step) bool { return s.KeptFor() == KeptReading }
+	reading := func(s evict.Step) bool { return s.KeptReason() == KeptReading }
 	if !slices.ContainsFunc(plan.Steps, reading) {
 		return nil
 	}
-	defer c.st.packer.collecting()()
+	defer c.st.packer.interruptReads()()
 	for end := time.Now().Add(readingWait); ; {
 		left := false
 		for i := range plan.Steps {
 			r := &plan.Steps[i]
-			if r.KeptFor() != KeptReading {
+			if r.KeptReason() != KeptReading {
 				continue
 			}
 			if err := c.EvictAll(ctx, plan, plan.Steps[i:i+1]); err != nil {
 				return err
 			}
-			left = left || r.KeptFor() == KeptReading
+			left = left || r.KeptReason() == KeptReading
 		}
-		if !left || time.Now().After(end) || plan.Yields && c.st.ledger.hurry() {
+		if !left || time.Now().After(end) || plan.Yields && c.st.ledger.reservationWaits() {
 			return nil
 		}
 		if err := sleep(ctx, 5*time.Millisecond); err != nil {
@@ -164,7 +164,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		s := &steps[i]
 		b, err := c.st.index.Get(s.ID)
 		if err != nil { // one that cannot be read counts as gone
-			s.Keep(KeptGone)
+			s.Keep(KeptRemoved)
 			continue
 		}
 		why := evicted(c.st.now(), s)
@@ -174,7 +174,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 				ForBudget: plan.forBudget && !s.Must}})
 		d := &list[len(list)-1]
 		c.st.FreedOf(d.parts, before)
-		d.may = func() bool { return ctx.Err() == nil && c.mayGo(plan, d, &going) }
+		d.may = func() bool { return ctx.Err() == nil && c.mayEvict(plan, d, &going) }
 	}
 	err := c.st.RemoveAll(list)
 	for _, d := range slices.Backward(list) { // a shared part is freed with the last build that has it, as planned
@@ -184,9 +184,9 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		switch {
 		case d.Gone:
 			c.st.index.Counters.Add("evicted", 1)
-			plan.Carried(d.step, c.st.FreedOf(d.parts, before))
+			plan.NoteDone(d.step, c.st.FreedOf(d.parts, before))
 		case errors.Is(d.Err, index.ErrNotFound):
-			d.step.Keep(KeptGone) // it was removed for another reason
+			d.step.Keep(KeptRemoved) // it was removed for another reason
 			continue
 		}
 		if d.Err != nil && err == nil {
@@ -201,12 +201,12 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 	return nil
 }
 
-// mayGo takes a build in hand, so that no request can take it any more, and checks it for the last
-// time. going is what the builds free that are removed with it.
-func (c *Collector) mayGo(plan *Collection, d *Removal, going *int64) bool {
-	done, why := c.st.inHand.evict(d.step.ID)
+// mayEvict takes a build in hand, so that no request can take it any more, and checks it for the
+// last time. going is what the builds free that are removed with it.
+func (c *Collector) mayEvict(plan *Collection, d *Removal, going *int64) bool {
+	done, why := c.st.buildGuard.beginEviction(d.step.ID)
 	if why == "" {
-		if why = c.stays(plan, d.step, *going); why != "" {
+		if why = c.whyKept(plan, d.step, *going); why != "" {
 			done()
 		}
 	}
@@ -251,14 +251,14 @@ func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	return whole + recipe + unpacked
 }
 
-// stays says why a build that was to be removed stays, "" if it is removed. freed is what earlier
+// whyKept says why a build that was to be removed stays, "" if it is removed. freed is what earlier
 // steps of the batch free.
-func (c *Collector) stays(plan *Collection, s *evict.Step, freed int64) (why string) {
-	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
-		return keptRoom
+func (c *Collector) whyKept(plan *Collection, s *evict.Step, freed int64) (why string) {
+	if !s.Must && plan.Goal >= 0 && plan.GoalReached(freed) {
+		return keptEnough
 	}
-	if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) && !plan.hurry {
+	if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) && !plan.urgent {
 		return "used since it was planned"
 	}
-	return cmp.Or(c.nothingGoes(), c.Protected(s.ID, &views.OwnFiles{}))
+	return cmp.Or(c.whyNoEviction(), c.Protected(s.ID, &views.OwnFiles{}))
 }

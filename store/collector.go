@@ -17,10 +17,10 @@ type Collector struct {
 	st *Store
 }
 
-// collectByItself keeps the store within its bounds: after each build that is stored, when the disk
+// collectLoop keeps the store within its bounds: after each build that is stored, when the disk
 // gets full, and from time to time because builds get too old.
-func (c *Collector) collectByItself(ctx context.Context) {
-	look := time.NewTicker(lookEvery)
+func (c *Collector) collectLoop(ctx context.Context) {
+	look := time.NewTicker(spaceCheckInterval)
 	defer look.Stop()
 	var aged time.Time // when the builds' ages were last looked at
 	for {
@@ -30,8 +30,8 @@ func (c *Collector) collectByItself(ctx context.Context) {
 		case <-c.st.ledger.wake:
 		case <-look.C:
 		}
-		if end, err := c.st.ledger.begin(ctx); err == nil { // else the daemon stops
-			c.makeRoom(ctx, &aged)
+		if end, err := c.st.ledger.beginRound(ctx); err == nil { // else the daemon stops
+			c.evictToBounds(ctx, &aged)
 			end()
 		}
 		c.keepReserve()
@@ -39,25 +39,25 @@ func (c *Collector) collectByItself(ctx context.Context) {
 }
 
 const (
-	lookEvery = 5 * time.Second // for low space, which other programs may cause
-	ageEvery  = 10 * time.Minute
+	spaceCheckInterval = 5 * time.Second // for low space, which other programs may cause
+	ageCheckInterval   = 10 * time.Minute
 
-	// collectRounds bounds the plans of one round: builds of one may be in use by now.
-	collectRounds = 3
+	// maxRounds bounds the plans of one round: builds of one may be in use by now.
+	maxRounds = 3
 )
 
-// makeRoom is a round of the collector: it evicts until the store is within its bounds, or nothing
-// more may be evicted. aged is when the builds' ages were last looked at; nil: it runs for a
-// reservation, evicts no more than is needed, and packs nothing.
-func (c *Collector) makeRoom(ctx context.Context, aged *time.Time) {
+// evictToBounds is a round of the collector: it evicts until the store is within its bounds, or
+// nothing more may be evicted. aged is when the builds' ages were last looked at; nil: it runs for
+// a reservation, evicts no more than is needed, and packs nothing.
+func (c *Collector) evictToBounds(ctx context.Context, aged *time.Time) {
 	own := aged == nil
 	hurry := own
 	var last *Collection
-	for range collectRounds {
-		if !own && c.st.ledger.hurry() {
+	for range maxRounds {
+		if !own && c.st.ledger.reservationWaits() {
 			return // the reservation that waits runs the next round
 		}
-		old := !own && (c.st.now().Sub(*aged) >= ageEvery || aged.IsZero())
+		old := !own && (c.st.now().Sub(*aged) >= ageCheckInterval || aged.IsZero())
 		above, err := c.AboveBounds(ctx, own)
 		if err != nil {
 			if ctx.Err() == nil {
@@ -71,14 +71,14 @@ func (c *Collector) makeRoom(ctx context.Context, aged *time.Time) {
 		if old {
 			*aged = c.st.now()
 		}
-		need, written := c.st.ledger.waitedFor()
-		goal := Goal{Slack: above && !own, Need: need, Written: written, Hurry: hurry}
+		need, written := c.st.ledger.lackedBytes()
+		goal := Goal{Slack: above && !own, Need: need, Written: written, Urgent: hurry}
 		plan, err := c.Plan(ctx, Owner{All: true}, goal)
 		if err == nil && len(plan.Steps) > 0 {
 			plan.Yields = !own
 			err = c.Collect(ctx, plan, func(int64, int64) {})
 		}
-		if errors.Is(err, ErrHurry) {
+		if errors.Is(err, ErrReservationWaits) {
 			return
 		}
 		if err != nil {
@@ -88,7 +88,7 @@ func (c *Collector) makeRoom(ctx context.Context, aged *time.Time) {
 			return
 		}
 		last = plan
-		removed, packed, dropped := plan.Done(evict.Evict), plan.Done(evict.PackBuild), plan.Done(evict.DropCopy)
+		removed, packed, dropped := plan.Count(evict.Evict), plan.Count(evict.PackBuild), plan.Count(evict.DropCopy)
 		if len(plan.Steps) > 0 {
 			c.st.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
@@ -100,7 +100,7 @@ func (c *Collector) makeRoom(ctx context.Context, aged *time.Time) {
 		}
 	}
 	if above, err := c.AboveBounds(ctx, own); err == nil && above {
-		c.st.ledger.giveUp(last.WhatStays())
+		c.st.ledger.noteFutileRound(last.KeptText())
 	}
 }
 
@@ -115,7 +115,7 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if c.st.ledger.above(&b, &now, waits) {
+	if c.st.ledger.aboveBounds(&b, &now, waits) {
 		return true, nil
 	}
 	if b.User == 0 {
@@ -131,17 +131,17 @@ func (c *Collector) AboveBounds(ctx context.Context, waits bool) (bool, error) {
 	return false, err
 }
 
-// above reports whether a bound other than a quota is exceeded. Missing space of reservations
+// aboveBounds reports whether a bound other than a quota is exceeded. Missing space of reservations
 // counts for the floor, which is strict, but not for the budget, which one build may exceed.
-func (s *Ledger) above(b *Bounds, now *Account, waits bool) bool {
-	need, written := s.waitedFor()
+func (s *Ledger) aboveBounds(b *Bounds, now *Account, waits bool) bool {
+	need, written := s.lackedBytes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	taken := s.now.Disk
+	taken := s.reserved.Disk
 	if !waits {
-		taken -= s.now.Passing
+		taken -= s.reserved.Transient
 	}
-	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.now.Written)-(need-written) < b.Floor && now.Disk > 0 ||
+	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 && b.Free-(taken-s.reserved.Written)-(need-written) < b.Floor && now.Disk > 0 ||
 		b.Entries > 0 && now.entries > b.Entries
 }
 
@@ -151,9 +151,9 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	}
 	b, err := c.st.index.Get(s.ID)
-	why := KeptGone
+	why := KeptRemoved
 	if err == nil {
-		why = c.stays(plan, s, 0)
+		why = c.whyKept(plan, s, 0)
 	}
 	if why != "" {
 		s.Keep(why)
@@ -169,29 +169,29 @@ func (c *Collector) Shrink(ctx context.Context, plan *Collection, s *evict.Step)
 	case ctx.Err() != nil:
 		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
 	case freed > 0: // also where only a part was done
-		plan.Carried(s, freed)
+		plan.NoteDone(s, freed)
 	case errors.Is(err, packing.ErrInUse):
 		s.Keep(KeptInUse)
-	case errors.Is(err, ErrHurry):
+	case errors.Is(err, ErrReservationWaits):
 		return err
-	case cas.Full(err) || errors.Is(err, packing.ErrNoRoom):
-		s.Keep(KeptNoRoom)
-	case packing.Lost(err):
+	case cas.Full(err) || errors.Is(err, packing.ErrNoSpace):
+		s.Keep(KeptNoSpace)
+	case packing.IsMissingOrDamaged(err):
 		s.Keep(c.st.WithholdDamaged(ctx, &b, err))
 	case err == nil:
 		s.Keep("it frees nothing by now")
 	default:
 		s.Keep("see the log")
 	}
-	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoRoom) {
+	if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, packing.ErrNoSpace) {
 		c.st.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
 }
 
-// ErrHurry ends a collection of the daemon's own because a reservation waits for space, and
-// packing takes too long to free some.
-var ErrHurry = errors.New("a reservation waits for space")
+// ErrReservationWaits ends a collection of the daemon's own because a reservation waits for space,
+// and packing takes too long to free some.
+var ErrReservationWaits = errors.New("a reservation waits for space")
 
 // UntilUsed returns a gate that closes for good when a request wants the build, which is served as
 // it is then. It closes as well when a reservation waits for space, if the plan yields to that.
@@ -200,11 +200,11 @@ func (c *Collector) UntilUsed(plan *Collection, s *evict.Step) func(context.Cont
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if c.st.inHand.busy(s.ID) {
+		if c.st.buildGuard.inUse(s.ID) {
 			return packing.ErrInUse
 		}
-		if plan.Yields && c.st.ledger.hurry() {
-			return ErrHurry
+		if plan.Yields && c.st.ledger.reservationWaits() {
+			return ErrReservationWaits
 		}
 		if last, _ := c.st.index.Uses.Last(s.ID); last.After(s.Last) {
 			return packing.ErrInUse

@@ -18,9 +18,9 @@ type Goal struct {
 	Slack   bool   // somewhat less than the configuration wants, so that not each put has to make room
 	Need    int64  // bytes on disk that are to fit in besides
 	Written int64  // of these are there already: for the floor nothing has to go for them
-	Hurry   bool   // a reservation waits: nothing is packed, because that takes longer than to evict
+	Urgent  bool   // a reservation waits: nothing is packed, because that takes longer than to evict
 
-	Told index.Told // is told how far the survey of the store is; may be nil
+	Progress index.Progress // is told how far the survey of the store is; may be nil
 }
 
 // Owner says which builds a collection may remove.
@@ -29,9 +29,9 @@ type Owner struct {
 	All bool // of all users: an administrator asks, or the daemon itself
 }
 
-// mostTold bounds the steps that keep records for the reply: 2 KiB each at most, of a frame's 1
+// maxRecords bounds the steps that keep records for the reply: 2 KiB each at most, of a frame's 1
 // MiB.
-const mostTold = 256
+const maxRecords = 256
 
 // Plan plans to bring the owner's builds within the configured bounds, or within the goal.
 // evict.Snapshot.Plan decides what is removed in which order.
@@ -42,11 +42,11 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	survey, inv, err := c.Inventory(ctx, goal.Told)
+	survey, inv, err := c.Inventory(ctx, goal.Progress)
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Hurry && c.st.settings.Load().Pack.When != PackOff}
+	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries, Packs: !goal.Urgent && c.st.settings.Load().Pack.When != PackOff}
 	if of.All {
 		to.Share = b.Share
 		if to.Bytes, to.Missing, err = c.Allowance(b, goal); err != nil {
@@ -70,11 +70,11 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 			return b.Scope != own
 		})
 	}
-	plan := &Collection{Plan: *s.Plan(to), hurry: goal.Hurry}
+	plan := &Collection{Plan: *s.Plan(to), urgent: goal.Urgent}
 	plan.forBudget = budgeted && plan.Goal == to.Bytes // else the floor requires more
-	for _, step := range plan.Steps[:min(len(plan.Steps), mostTold)] {
+	for _, step := range plan.Steps[:min(len(plan.Steps), maxRecords)] {
 		b, _ := c.st.index.Get(step.ID) // zero if it has just been removed
-		plan.Told = append(plan.Told, &b)
+		plan.Records = append(plan.Records, &b)
 	}
 	plan.Took = time.Since(began)
 	return plan, nil
@@ -91,9 +91,9 @@ func (c *Collector) snapshot(survey *index.Survey, inv *evict.Inventory, waits b
 	}
 	s.Storing = c.st.ledger.Reserved().ByUser
 	var own views.OwnFiles // as of this plan
-	none := c.nothingGoes()
-	s.Spared = func(b *index.Brief) string {
-		why := cmp.Or(none, c.wantedNow(b.ID))
+	none := c.whyNoEviction()
+	s.WhySpared = func(b *index.Brief) string {
+		why := cmp.Or(none, c.pinnedOrInUse(b.ID))
 		if why == "" && (b.Viewed || c.st.views.Current(b.ID) != nil) { // else no file is looked at: most builds of a large store have no view
 			if why = c.Protected(b.ID, &own); why == KeptReading && waits {
 				return ""
@@ -116,8 +116,8 @@ func (c *Collector) Allowance(b Bounds, goal Goal) (bytes, missing int64, err er
 	}
 	aside := c.st.ledger.Reserved()
 	reserved, written := aside.Disk, aside.Written+goal.Written
-	if !goal.Hurry {
-		reserved -= aside.Passing
+	if !goal.Urgent {
+		reserved -= aside.Transient
 	}
 	bytes = -1
 	if budget := b.Budget; budget > 0 {

@@ -16,14 +16,14 @@ import (
 // handed in together are one batch, which shares syncs and a transaction. Callers write and hash
 // bytes before, and remove blobs afterwards. Hits never pass through it.
 type committer struct {
-	index  *index.Index
-	queue  chan *handed
-	stop   chan struct{}
-	coming atomic.Int32 // publications that are handed in within moments
+	index    *index.Index
+	queue    chan *commitRequest
+	stop     chan struct{}
+	expected atomic.Int32 // publications that are handed in within moments
 }
 
-// handed is the work that one caller hands in.
-type handed struct {
+// commitRequest is the work that one caller hands in.
+type commitRequest struct {
 	marks  []*index.Mark
 	builds []*change
 	done   chan struct{} // is closed when all of it is durable, or has failed
@@ -42,7 +42,7 @@ const batchWait = 5 * time.Millisecond
 
 // commit hands changes in, and waits until they are durable or have failed, as they say themselves.
 // Where the context ends before that, they are done nevertheless, and the error is the context's.
-func (c *committer) commit(ctx context.Context, h *handed) error {
+func (c *committer) commit(ctx context.Context, h *commitRequest) error {
 	h.done = make(chan struct{})
 	select {
 	case c.queue <- h:
@@ -64,7 +64,7 @@ func (c *committer) run() {
 	for {
 		select {
 		case first := <-c.queue:
-			c.do(c.batch(first))
+			c.commitBatch(c.batch(first))
 		case <-c.stop:
 			return
 		}
@@ -73,8 +73,8 @@ func (c *committer) run() {
 
 // batch adds what else was handed in, and waits for publications that are known to come. A change
 // that comes alone waits for nothing.
-func (c *committer) batch(first *handed) []*handed {
-	batch := []*handed{first}
+func (c *committer) batch(first *commitRequest) []*commitRequest {
+	batch := []*commitRequest{first}
 	for end := time.Now().Add(batchWait); time.Now().Before(end); {
 		select {
 		case more := <-c.queue:
@@ -82,7 +82,7 @@ func (c *committer) batch(first *handed) []*handed {
 			continue
 		default:
 		}
-		if c.coming.Load() == 0 {
+		if c.expected.Load() == 0 {
 			return batch
 		}
 		select {
@@ -95,8 +95,9 @@ func (c *committer) batch(first *handed) []*handed {
 	return batch
 }
 
-// do commits a batch. Marks come first, so that an eviction finds the pins that came with it.
-func (c *committer) do(batch []*handed) {
+// commitBatch commits a batch. Marks come first, so that an eviction finds the pins that came with
+// it.
+func (c *committer) commitBatch(batch []*commitRequest) {
 	var marks []*index.Mark
 	var builds []*change
 	for _, h := range batch {
@@ -121,7 +122,7 @@ func (c *committer) do(batch []*handed) {
 
 // mark notes states and pins of builds, durably when it returns.
 func (c *committer) mark(ctx context.Context, marks ...*index.Mark) error {
-	err := c.commit(ctx, &handed{marks: marks})
+	err := c.commit(ctx, &commitRequest{marks: marks})
 	for _, m := range marks {
 		err = cmp.Or(err, m.Err)
 	}

@@ -35,15 +35,15 @@ func TestChangesOfOneBatchAreEachByThemselves(t *testing.T) {
 	publication, err := st.index.Stage(t.Context(), *staged)
 	require.NoError(t, err)
 	events := 0
-	pin := &handed{marks: []*index.Mark{{ID: kept.ID, Pin: &index.Pin{At: time.Now(), UID: 7}}, {ID: index.BuildID{9}, Pin: &index.Pin{}}}, done: make(chan struct{})}
+	pin := &commitRequest{marks: []*index.Mark{{ID: kept.ID, Pin: &index.Pin{At: time.Now(), UID: 7}}, {ID: index.BuildID{9}, Pin: &index.Pin{}}}, done: make(chan struct{})}
 	retract := func(id index.BuildID) *change {
 		return &change{Change: &index.Change{ID: id}, then: func() { events++ }, may: func() bool {
 			_, pinned := st.index.Journal.Pinned(id)
 			return !pinned
 		}}
 	}
-	builds := &handed{builds: []*change{retract(kept.ID), retract(gone.ID), retract(index.BuildID{9}), {Change: publication}, retract(gone.ID)}, done: make(chan struct{})}
-	st.committer.do([]*handed{builds, pin})
+	builds := &commitRequest{builds: []*change{retract(kept.ID), retract(gone.ID), retract(index.BuildID{9}), {Change: publication}, retract(gone.ID)}, done: make(chan struct{})}
+	st.committer.commitBatch([]*commitRequest{builds, pin})
 	<-pin.done
 	<-builds.done
 	require.NoError(t, pin.marks[0].Err)
@@ -66,7 +66,7 @@ func TestAChangeIsDoneThoughItsCallerLeaves(t *testing.T) {
 	b := publishOne(t, st)
 	ctx, leave := context.WithCancel(t.Context())
 	var once sync.Once
-	h := &handed{builds: []*change{{Change: &index.Change{ID: b.ID}, may: func() bool {
+	h := &commitRequest{builds: []*change{{Change: &index.Change{ID: b.ID}, may: func() bool {
 		once.Do(leave)
 		time.Sleep(10 * time.Millisecond)
 		return true
@@ -79,17 +79,17 @@ func TestAChangeIsDoneThoughItsCallerLeaves(t *testing.T) {
 // A change waits for publications that are just being staged, and for no others.
 func TestBatchWaitsForStagedPublications(t *testing.T) {
 	st := openBench(t)
-	c := &committer{index: st.index, queue: make(chan *handed), stop: make(chan struct{})}
-	require.Len(t, c.batch(&handed{}), 1)
-	c.coming.Add(1)
+	c := &committer{index: st.index, queue: make(chan *commitRequest), stop: make(chan struct{})}
+	require.Len(t, c.batch(&commitRequest{}), 1)
+	c.expected.Add(1)
 	began := time.Now()
-	require.Len(t, c.batch(&handed{}), 1, "it did not come")
+	require.Len(t, c.batch(&commitRequest{}), 1, "it did not come")
 	require.GreaterOrEqual(t, time.Since(began), batchWait)
 	go func() {
-		c.coming.Add(-1)
-		c.queue <- &handed{}
+		c.expected.Add(-1)
+		c.queue <- &commitRequest{}
 	}()
 	for n := 1; n < 2; { // the goroutine may not have begun
-		n = len(c.batch(&handed{}))
+		n = len(c.batch(&commitRequest{}))
 	}
 }

@@ -14,10 +14,10 @@ import (
 // WithholdDamaged takes a build that failed its check out of service, and returns why.
 func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause error) string {
 	var found []packing.Damage
-	if packing.Lost(cause) { // of a blob, or of the view's folders, which say nothing of the build
+	if packing.IsMissingOrDamaged(cause) { // of a blob, or of the view's folders, which say nothing of the build
 		found = st.damagedBlobs(ctx, b)
 	}
-	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || st.allThere(ctx, b)) {
+	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || st.nothingMissing(ctx, b)) {
 		st.log.Error("build cannot be served", "build", b.BuildKey.String(), "error", cause)
 		return "the build cannot be served: " + cause.Error()
 	}
@@ -30,8 +30,8 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 	return "the stored build was damaged: " + reason
 }
 
-// allThere reports whether no part is missing after all: a copy went while a view was made.
-func (st *Store) allThere(ctx context.Context, b *index.Build) bool {
+// nothingMissing reports whether no part is missing after all: a copy went while a view was made.
+func (st *Store) nothingMissing(ctx context.Context, b *index.Build) bool {
 	return !slices.ContainsFunc(b.Files, func(f index.File) bool { return st.forms.Verify(ctx, f.Digest) != nil })
 }
 
@@ -74,7 +74,7 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 	if err != nil {
 		return nil // retracted meanwhile: it has no history of its own
 	}
-	st.Happened(eventOf(&b, state, "%s", reason))
+	st.RecordEvent(eventOf(&b, state, "%s", reason))
 	st.options.Withheld(&b)
 	return failed
 }
@@ -92,7 +92,7 @@ func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) error {
 // quarantine moves a damaged blob into the quarantine, and withholds every build that needs it for
 // its own files. A build of which only the kept source model is damaged stays in service.
 func (st *Store) quarantine(d cas.Digest, why string) error {
-	failed := st.aside(d, st.cas.Quarantine(d, why))
+	failed := st.logNotQuarantined(d, st.cas.Quarantine(d, why))
 	if err := st.index.Remeasure(d); err != nil {
 		st.log.Warn("space of a damaged blob not accounted for", "digest", d.String(), "error", err)
 	}
@@ -102,15 +102,16 @@ func (st *Store) quarantine(d cas.Digest, why string) error {
 
 // QuarantineRecipe is quarantine for the recipe of a packed blob.
 func (st *Store) QuarantineRecipe(d cas.Digest, why string) error {
-	failed := st.aside(d, st.forms.QuarantineRecipe(d, why))
+	failed := st.logNotQuarantined(d, st.forms.QuarantineRecipe(d, why))
 	if !st.cas.Has(d) {
 		st.withholdNeeding(d, why)
 	}
 	return failed
 }
 
-// aside logs why a blob or a recipe was not moved into the quarantine, unless it is gone.
-func (st *Store) aside(d cas.Digest, err error) error {
+// logNotQuarantined logs why a blob or a recipe was not moved into the quarantine, unless it is
+// gone.
+func (st *Store) logNotQuarantined(d cas.Digest, err error) error {
 	if err == nil || errors.Is(err, cas.ErrNotFound) {
 		return nil
 	}

@@ -7,10 +7,10 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Happened writes an event into the journal and passes it to the subscribers. It fills in the time
-// and the sequence. It may write to the disk, so it is not for the path of a hit. An event that
-// cannot be written is still passed on.
-func (st *Store) Happened(e index.Event) {
+// RecordEvent writes an event into the journal and passes it to the subscribers. It fills in the
+// time and the sequence. It may write to the disk, so it is not for the path of a hit. An event
+// that cannot be written is still passed on.
+func (st *Store) RecordEvent(e index.Event) {
 	e.At = st.now()
 	if err := st.index.Journal.Note(context.Background(), e); err != nil {
 		st.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it

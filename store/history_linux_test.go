@@ -597,13 +597,13 @@ func (h *history) store1(random *rand.Rand, files [][]byte, old *fact) error {
 		return err
 	}
 	hold := h.store.Blobs().Hold()
-	err = h.store.Publish(ctx, store.Publication{Build: b, Folder: folder, UID: b.UID, Room: room, Kind: "compiled"}, hold)
+	err = h.store.Publish(ctx, store.Publication{Build: b, Folder: folder, UID: b.UID, Reservation: room, Kind: "compiled"}, hold)
 	hold.Release()
 	room.Release()
 	if err != nil {
 		return err
 	}
-	h.store.Expect(b.ID, 0) // no request waits for it, so that it may be packed and evicted at once
+	h.store.ExpectTakers(b.ID, 0) // no request waits for it, so that it may be packed and evicted at once
 	for id := range h.doing {
 		h.facts[id].gone = true
 	}
@@ -646,7 +646,7 @@ func (h *history) there() (out []*fact) {
 
 // pack packs the first build, in random order, that something is gained with.
 func (h *history) pack(random *rand.Rand) error {
-	return h.until(random, store.PackedNow, h.store.Packer().PackByHand(context.Background(), false))
+	return h.until(random, store.PackedNow, h.store.Packer().PackOnRequest(context.Background(), false))
 }
 
 // until changes the forms of builds in random order until one comes to that.
@@ -667,7 +667,7 @@ func (h *history) until(random *rand.Rand, what string, change func(*index.Build
 }
 
 func (h *history) unpack(random *rand.Rand) error {
-	return h.until(random, store.UnpackedNow, h.store.Packer().UnpackByHand(context.Background(), false))
+	return h.until(random, store.UnpackedNow, h.store.Packer().UnpackOnRequest(context.Background(), false))
 }
 
 func (h *history) compact(random *rand.Rand) error {

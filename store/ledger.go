@@ -87,28 +87,28 @@ func (c *Collector) keepReserve() {
 // that can run beside it. While the store is above, only a build that fits is admitted, and a
 // reservation evicts for it first.
 type Ledger struct {
-	mu  sync.Mutex
-	now Reserved // guarded by mu
+	mu       sync.Mutex
+	reserved Reserved // guarded by mu
 
-	given uint64 // counts what was taken out, for another account; guarded by mu
+	releases uint64 // counts what was taken out, for another account; guarded by mu
 
-	// leaving counts bytes on disk of builds that were removed, until their blobs are: for moments
+	// removing counts bytes on disk of builds that were removed, until their blobs are: for moments
 	// they are in no account, neither as a build's nor as held, and still there. Guarded by mu.
-	leaving int64
+	removing int64
 
-	rounds
+	evictionRounds
 
 	wake chan struct{} // asks the collector to look
 }
 
 func newLedger() *Ledger {
-	return &Ledger{now: Reserved{ByUser: make(map[uint32]int64)}, wake: make(chan struct{}, 1),
-		rounds: rounds{one: make(chan struct{}, 1)}}
+	return &Ledger{reserved: Reserved{ByUser: make(map[uint32]int64)}, wake: make(chan struct{}, 1),
+		evictionRounds: evictionRounds{running: make(chan struct{}, 1)}}
 }
 
-// errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other
+// errUserFull is ErrNoSpace where only the quota of the build's user is in the way: builds of other
 // users are not evicted for it.
-var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoRoom)
+var errUserFull = fmt.Errorf("%w for more of its user's", packing.ErrNoSpace)
 
 // Reserved is what is set aside at one moment, in bytes.
 type Reserved struct {
@@ -116,17 +116,17 @@ type Reserved struct {
 	Written int64            // of Disk: what is on the disk already, and of which the free space knows
 	ByUser  map[uint32]int64 // logical bytes
 
-	// Passing are bytes on disk that go in a moment for something smaller, which is set aside or
+	// Transient are bytes on disk that go in a moment for something smaller, which is set aside or
 	// written beside them: the collector evicts nothing for that by itself. A reservation that waits
 	// does, because it could not be admitted instead of these bytes.
-	Passing int64
+	Transient int64
 }
 
 // Reserved returns what is set aside now.
 func (s *Ledger) Reserved() Reserved {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.now
+	now := s.reserved
 	now.ByUser = maps.Clone(now.ByUser)
 	return now
 }
@@ -138,7 +138,7 @@ type Reservation struct {
 	disk  int64 // bytes on disk that are set aside
 	bytes int64 // logical
 
-	passing int64 // of disk: the build that it is for counts by itself, or is about to
+	transient int64 // of disk: the build that it is for counts by itself, or is about to
 
 	// written is how much lies on the disk before it is stored, as files of the compile: it counts
 	// for the budget, but not for the floor. counted is that part of disk.
@@ -149,19 +149,21 @@ type Reservation struct {
 	above int64
 }
 
-// Want asks the collector to check whether something has to be evicted.
-func (s *Ledger) Want() {
+// WakeCollector asks the collector to check whether something has to be evicted.
+func (s *Ledger) WakeCollector() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // asked already
 	}
 }
 
-// leave counts a build that was just removed on the disk, until done.
-func (s *Ledger) leave(disk int64) (done func()) { return s.count(&s.leaving, disk) }
+// countRemoving counts a build that was just removed on the disk, until done.
+func (s *Ledger) countRemoving(disk int64) (done func()) { return s.count(&s.removing, disk) }
 
-// shrinks counts bytes that something smaller is about to replace, until done.
-func (s *Ledger) shrinks(disk int64) (done func()) { return s.count(&s.now.Passing, disk) }
+// countTransient counts bytes that something smaller is about to replace, until done.
+func (s *Ledger) countTransient(disk int64) (done func()) {
+	return s.count(&s.reserved.Transient, disk)
+}
 
 // count adds to a sum until done.
 func (s *Ledger) count(sum *int64, disk int64) (done func()) {
@@ -169,18 +171,18 @@ func (s *Ledger) count(sum *int64, disk int64) (done func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		*sum += disk
-		s.given++
+		s.releases++
 	}
 	add(disk)
 	return func() {
 		add(-disk)
-		s.Want() // what stayed after all counts from now on
+		s.WakeCollector() // what stayed after all counts from now on
 	}
 }
 
-// NeedOf returns what files of these sizes take on the disk with a manifest, if they have no
+// SpaceOf returns what files of these sizes take on the disk with a manifest, if they have no
 // holes, and the sum of the sizes.
-func NeedOf(sizes ...int64) (disk, bytes int64) {
+func SpaceOf(sizes ...int64) (disk, bytes int64) {
 	disk = ManifestNeed
 	for _, size := range sizes {
 		disk += cas.OnDisk(size)
@@ -207,13 +209,13 @@ func (st *Store) Reserve(
 // Resize makes the reservation fit files of these sizes. After an error it is as it was. evicts:
 // builds are evicted for it first.
 func (r *Reservation) Resize(ctx context.Context, evicts bool, sizes ...int64) error {
-	disk, bytes := NeedOf(sizes...)
+	disk, bytes := SpaceOf(sizes...)
 	return r.ResizeTo(ctx, evicts, disk, bytes)
 }
 
 // ResizeTo is Resize to a number of bytes on disk, and of logical bytes.
 func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int64) error {
-	if evicts && r.st.ledger.hurry() {
+	if evicts && r.st.ledger.reservationWaits() {
 		return r.evict(ctx, disk, bytes) // behind those that wait
 	}
 	final, err := r.try(ctx, disk, bytes)
@@ -227,24 +229,24 @@ func (r *Reservation) ResizeTo(ctx context.Context, evicts bool, disk, bytes int
 // help.
 func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.st.ledger
-	defer s.Want()
+	defer s.WakeCollector()
 	for {
 		s.mu.Lock()
-		given := s.given
+		given := s.releases
 		s.mu.Unlock()
 		mayGo, stays, err := r.st.collector.EvictableFor(ctx, r, disk, bytes)
 		if err != nil {
 			return true, err
 		}
-		now, err := r.st.roomNow(ctx)
+		now, err := r.st.usageNow(ctx)
 		if err != nil {
 			return true, err
 		}
 		now.mayGo, now.stays = mayGo, stays
 		s.mu.Lock()
-		same := s.given == given // else something was in no account, perhaps, while these were read
+		same := s.releases == given // else something was in no account, perhaps, while these were read
 		if same {
-			final, err = s.take(&now, r, disk, bytes)
+			final, err = s.reserve(&now, r, disk, bytes)
 		}
 		s.mu.Unlock()
 		if same && (final || stays != "" || !errors.Is(err, errUserFull) || ctx.Err() != nil) {
@@ -253,20 +255,20 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 	}
 }
 
-// take reserves what try asks for. mu is held.
-func (s *Ledger) take(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
+// reserve reserves what try asks for. mu is held.
+func (s *Ledger) reserve(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	if final, err := s.admit(now, r, disk, bytes); err != nil {
 		return final, err
 	}
-	s.now.Disk += disk - r.disk
-	s.now.Written += min(r.Written, disk) - r.counted
-	s.now.ByUser[r.user] += bytes - r.bytes
+	s.reserved.Disk += disk - r.disk
+	s.reserved.Written += min(r.Written, disk) - r.counted
+	s.reserved.ByUser[r.user] += bytes - r.bytes
 	r.disk, r.bytes, r.counted = disk, bytes, min(r.Written, disk)
 	return false, nil
 }
 
-// roomNow is what a decision rests on, besides what is set aside.
-type roomNow struct {
+// usageNow is what a decision rests on, besides what is set aside.
+type usageNow struct {
 	Bounds
 	Account
 	users map[uint32]index.UserSpace // where there is a quota
@@ -274,7 +276,7 @@ type roomNow struct {
 	stays string                     // why others of them may not; "": there are none
 }
 
-func (st *Store) roomNow(ctx context.Context) (now roomNow, err error) {
+func (st *Store) usageNow(ctx context.Context) (now usageNow, err error) {
 	if now.Bounds, err = st.Bounds(); err != nil {
 		return now, err
 	}
@@ -288,39 +290,39 @@ func (st *Store) roomNow(ctx context.Context) (now roomNow, err error) {
 }
 
 // admit says why so much may not be set aside, and whether eviction cannot help. mu is held.
-func (s *Ledger) admit(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
+func (s *Ledger) admit(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
 	b := &now.Bounds
-	others := s.now.Disk - r.disk + s.leaving
+	others := s.reserved.Disk - r.disk + s.removing
 	used := now.Counted() + others
 	switch {
 	case b.Budget > 0 && disk > b.Budget:
-		return true, NoRoom("it takes %s on disk, and the budget for all is %s", bytesize.Text(disk), bytesize.Text(b.Budget)).
+		return true, NoSpace("it takes %s on disk, and the budget for all is %s", bytesize.Text(disk), bytesize.Text(b.Budget)).
 			WithHint("raise budget in [space]")
 	case b.Budget > 0 && used > b.Budget && used+disk > b.Budget+r.above:
-		return false, NoRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
+		return false, NoSpace("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesize.Text(disk), bytesize.Text(b.Budget), bytesize.Text(now.Disk+now.Manifests+now.Packed.Sum()), bytesize.Text(now.Held), bytesize.Text(others)).
 			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
-	case b.Free-(s.now.Disk-s.now.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
-		return false, NoRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
-			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.now.Written-r.counted)), bytesize.Text(b.Floor)).
+	case b.Free-(s.reserved.Disk-s.reserved.Written) < b.Floor+(disk-min(r.Written, disk))-(r.disk-r.counted) && b.Floor > 0:
+		return false, NoSpace("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
+			bytesize.Text(disk), bytesize.Text(b.Free), bytesize.Text(others-(s.reserved.Written-r.counted)), bytesize.Text(b.Floor)).
 			WithHint("make room on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, disk, bytes)
 }
 
 // admitUser is admit for the quota: more is admitted only if enough of the user's builds may go.
-func (s *Ledger) admitUser(now *roomNow, r *Reservation, disk, bytes int64) (final bool, err error) {
-	used := now.users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes
-	most, share := s.mostOf(now, r, used, disk-bytes)
+func (s *Ledger) admitUser(now *usageNow, r *Reservation, disk, bytes int64) (final bool, err error) {
+	used := now.users[r.user].LogicalBytes + s.reserved.ByUser[r.user] - r.bytes
+	most, share := s.quotaOf(now, r, used, disk-bytes)
 	switch {
 	case bytes == 0 && share && used+disk > most: // a guess, and others' builds might be evicted in vain
-		return false, NoRoom("uid %d has its share", r.user)
+		return false, NoSpace("uid %d has its share", r.user)
 	case bytes == 0 || most == 0: // copies count for no user
 		return false, nil
 	case bytes <= most && used+bytes-now.mayGo <= most:
 		return false, nil
 	}
-	e := NoRoom("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(most)).
+	e := NoSpace("it has %s, and uid %d has %s of at most %s", bytesize.Text(bytes), r.user, bytesize.Text(used), bytesize.Text(most)).
 		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
 	if share {
 		e.Text = fmt.Sprintf("it has %s, and uid %d has %s, more than its share of %s would be, which takes nothing from other users",
@@ -337,17 +339,17 @@ func (s *Ledger) admitUser(now *roomNow, r *Reservation, disk, bytes int64) (fin
 	return false, e
 }
 
-// mostOf returns how many logical bytes the user of a reservation may have, with used so far; 0:
+// quotaOf returns how many logical bytes the user of a reservation may have, with used so far; 0:
 // any number. share: it is the user's share of the budget, or more where that takes nothing from
 // others. besides are bytes on disk that the new build takes besides its logical ones. mu is held.
-func (s *Ledger) mostOf(now *roomNow, r *Reservation, used, besides int64) (most int64, share bool) {
+func (s *Ledger) quotaOf(now *usageNow, r *Reservation, used, besides int64) (most int64, share bool) {
 	b := &now.Bounds
 	if !b.shares(r.user) {
 		return b.User, false
 	}
-	left := b.Budget - now.Counted() - (s.now.Disk - r.disk + s.leaving)
+	left := b.Budget - now.Counted() - (s.reserved.Disk - r.disk + s.removing)
 	if b.Floor > 0 {
-		left = min(left, b.Free-(s.now.Disk-s.now.Written)-b.Floor+(r.disk-r.counted)+r.Written)
+		left = min(left, b.Free-(s.reserved.Disk-s.reserved.Written)-b.Floor+(r.disk-r.counted)+r.Written)
 	}
 	most = max(b.Share, used+left-max(besides, 0))
 	if b.User > 0 && b.User < most {
@@ -356,28 +358,28 @@ func (s *Ledger) mostOf(now *roomNow, r *Reservation, used, besides int64) (most
 	return most, true
 }
 
-// NoRoom returns the refusal of something that there is no space for. It is packing.ErrNoRoom.
-func NoRoom(format string, args ...any) *apierr.Error {
+// NoSpace returns the refusal of something that there is no space for. It is packing.ErrNoSpace.
+func NoSpace(format string, args ...any) *apierr.Error {
 	e := apierr.New(apierr.NoSpace, nil, format, args...)
-	e.Err = packing.ErrNoRoom
+	e.Err = packing.ErrNoSpace
 	return e
 }
 
-// leaveQuota ends what counts to its user's quota: the build that is published counts from now on. If
-// both counted for a moment, a plan of that moment would evict one build too many.
-func (r *Reservation) leaveQuota() {
+// releaseQuota ends what counts to its user's quota: the build that is published counts from now
+// on. If both counted for a moment, a plan of that moment would evict one build too many.
+func (r *Reservation) releaseQuota() {
 	if r == nil {
 		return
 	}
 	s := r.st.ledger
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now.ByUser[r.user] -= r.bytes; s.now.ByUser[r.user] <= 0 {
-		delete(s.now.ByUser, r.user)
+	if s.reserved.ByUser[r.user] -= r.bytes; s.reserved.ByUser[r.user] <= 0 {
+		delete(s.reserved.ByUser, r.user)
 	}
 	r.bytes = 0
-	s.now.Passing += r.disk - r.passing // it counts twice in a moment, for which nothing may be evicted
-	r.passing = r.disk
+	s.reserved.Transient += r.disk - r.transient // it counts twice in a moment, for which nothing may be evicted
+	r.transient = r.disk
 }
 
 // Release gives the space back. It may be called more than once, and on nil.
@@ -385,18 +387,18 @@ func (r *Reservation) Release() {
 	if r == nil {
 		return
 	}
-	r.leaveQuota()
+	r.releaseQuota()
 	s := r.st.ledger
 	s.mu.Lock()
 	if r.disk != 0 {
-		s.given++
+		s.releases++
 	}
-	s.now.Disk -= r.disk
-	s.now.Written -= r.counted
-	s.now.Passing -= r.passing
-	r.disk, r.counted, r.passing = 0, 0, 0
+	s.reserved.Disk -= r.disk
+	s.reserved.Written -= r.counted
+	s.reserved.Transient -= r.transient
+	r.disk, r.counted, r.transient = 0, 0, 0
 	s.mu.Unlock()
-	s.Want()
+	s.WakeCollector()
 }
 
 // Account is what counts against the budget, besides what is reserved.
@@ -417,7 +419,7 @@ func (st *Store) Account() (Account, error) {
 		return Account{}, err
 	}
 	packed, err := st.forms.Space(false)
-	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, Held: st.views.HeldBytes(), Packed: packed, entries: s.Entries}, err
+	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes, Held: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
 }
 
 // WholeBytes returns what the whole form of a blob takes on the disk, in whole blocks.

@@ -14,8 +14,8 @@ import (
 // A quota may be filled to the byte, also when nothing more may go.
 func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	s, r := newLedger(), &Reservation{user: 1}
-	s.now.ByUser[1] = 100 // what it stores just now
-	now := &roomNow{Bounds: Bounds{User: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
+	s.reserved.ByUser[1] = 100 // what it stores just now
+	now := &usageNow{Bounds: Bounds{User: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
 	_, err := s.admitUser(now, r, 400, 400)
 	require.NoError(t, err)
 	_, err = s.admitUser(now, &Reservation{user: 2}, 1000, 1000)
@@ -35,9 +35,9 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 // kept; within the budget one more build needs none.
 func TestReservationForTheFloorEvicts(t *testing.T) {
 	s, now := newLedger(), &Account{Disk: 500}
-	above := func(b Bounds) bool { return s.above(&b, now, false) }
+	above := func(b Bounds) bool { return s.aboveBounds(&b, now, false) }
 	require.False(t, above(Bounds{Floor: 100, Free: 150}))
-	s.Await(60, 0)
+	s.CountLacking(60, 0)
 	require.True(t, above(Bounds{Floor: 100, Free: 150}))
 	require.False(t, above(Bounds{Floor: 100, Free: 160}))
 	require.False(t, above(Bounds{Budget: 520}), "one more may go in")
@@ -50,7 +50,7 @@ func TestReservationForTheFloorEvicts(t *testing.T) {
 func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 	s := newLedger()
 	admits := func(b Bounds, r *Reservation) error {
-		_, err := s.admit(&roomNow{Bounds: b}, r, 60, 0)
+		_, err := s.admit(&usageNow{Bounds: b}, r, 60, 0)
 		return err
 	}
 	near := Bounds{Floor: 100, Free: 110}
@@ -61,18 +61,18 @@ func TestWrittenBytesNeedNoFreeSpace(t *testing.T) {
 	require.ErrorContains(t, admits(Bounds{Floor: 100, Free: 99}, &Reservation{Written: 60}), "are to stay free", "the floor itself is kept to")
 	require.ErrorContains(t, admits(Bounds{Budget: 50}, &Reservation{Written: 60}), "the budget for all is 50 B")
 
-	s.now.Disk, s.now.Written = 500, 495 // others'
+	s.reserved.Disk, s.reserved.Written = 500, 495 // others'
 	require.NoError(t, admits(near, &Reservation{Written: 55}))
 	require.ErrorContains(t, admits(near, &Reservation{Written: 54}), "5 B are set aside", "what is written of the others' is in no use to ask for")
 	guess := &Reservation{disk: 60} // was set aside before the compile, as what has to be written
-	s.now.Disk, s.now.Written = 60, 0
+	s.reserved.Disk, s.reserved.Written = 60, 0
 	require.NoError(t, admits(Bounds{Floor: 100, Free: 160}, guess))
 	guess.Written = 60
 	require.NoError(t, admits(Bounds{Floor: 100, Free: 100}, guess))
 
 	waits, now := newLedger(), &Account{Disk: 500}
-	waits.Await(60, 55)
-	above := func(b Bounds) bool { return waits.above(&b, now, false) }
+	waits.CountLacking(60, 55)
+	above := func(b Bounds) bool { return waits.aboveBounds(&b, now, false) }
 	require.False(t, above(Bounds{Floor: 100, Free: 105}))
 	require.True(t, above(Bounds{Floor: 100, Free: 104}))
 }
@@ -85,11 +85,11 @@ func TestABuildThatIsPublishedCountsOnceToItsUsersQuota(t *testing.T) {
 	defer st.Close()
 	r, err := st.Reserve(context.Background(), 7, false, 4096)
 	require.NoError(t, err)
-	require.Equal(t, map[uint32]int64{7: 4096}, st.ledger.now.ByUser)
-	r.leaveQuota()
-	require.Empty(t, st.ledger.now.ByUser)
-	require.Positive(t, st.ledger.now.Disk, "its bytes are not on the disk yet")
+	require.Equal(t, map[uint32]int64{7: 4096}, st.ledger.reserved.ByUser)
+	r.releaseQuota()
+	require.Empty(t, st.ledger.reserved.ByUser)
+	require.Positive(t, st.ledger.reserved.Disk, "its bytes are not on the disk yet")
 	r.Release()
-	require.Zero(t, st.ledger.now.Disk)
-	require.Empty(t, st.ledger.now.ByUser)
+	require.Zero(t, st.ledger.reserved.Disk)
+	require.Empty(t, st.ledger.reserved.ByUser)
 }

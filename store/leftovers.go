@@ -60,11 +60,11 @@ func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 		return
 	}
 	for _, id := range ids {
-		if _, there := l.st.index.Views.Get(id[:]); !there || l.st.inHand.busy(id) {
+		if _, there := l.st.index.Views.Get(id[:]); !there || l.st.buildGuard.inUse(id) {
 			continue
 		}
 		if b, err := l.st.index.Get(id); err == nil { // else it has just been removed
-			if v := l.st.views.Of(&b); v != nil {
+			if v := l.st.views.ForBuild(&b); v != nil {
 				l.st.views.Drop(id, v, views.PathGrace)
 			}
 		}
@@ -73,7 +73,7 @@ func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 
 func (l *leftovers) wholeBlobs(ctx context.Context) error {
 	err := l.st.cas.Walk(ctx, func(d cas.Digest, _, disk int64) error {
-		if err := l.upTo(ctx, d[0]); err != nil {
+		if err := l.advanceTo(ctx, d[0]); err != nil {
 			return err
 		}
 		accounted, ok := l.needed[d]
@@ -84,21 +84,21 @@ func (l *leftovers) wholeBlobs(ctx context.Context) error {
 			l.wrong = append(l.wrong, d)
 		}
 		delete(l.needed, d)
-		return l.Rest(ctx)
+		return l.Pause(ctx)
 	})
 	if err == nil {
-		err = l.upTo(ctx, 255)
+		err = l.advanceTo(ctx, 255)
 	}
 	if err == nil {
-		l.unseen()
+		l.removeUnseen()
 	}
 	return err
 }
 
-// upTo goes on to the blobs that begin with this byte.
-func (l *leftovers) upTo(ctx context.Context, first byte) (err error) {
+// advanceTo goes on to the blobs that begin with this byte.
+func (l *leftovers) advanceTo(ctx context.Context, first byte) (err error) {
 	for ; l.next <= int(first); l.next++ {
-		l.unseen()
+		l.removeUnseen()
 		if l.needed, err = l.st.index.NeededIn(ctx, byte(l.next)); err != nil {
 			return err
 		}
@@ -106,8 +106,9 @@ func (l *leftovers) upTo(ctx context.Context, first byte) (err error) {
 	return nil
 }
 
-// unseen are those that are needed and were not seen: they are packed or missing, and take nothing.
-func (l *leftovers) unseen() {
+// removeUnseen are those that are needed and were not seen: they are packed or missing, and take
+// nothing.
+func (l *leftovers) removeUnseen() {
 	for d, accounted := range l.needed {
 		if accounted != 0 {
 			l.wrong = append(l.wrong, d)
@@ -121,12 +122,12 @@ type Pace struct {
 	steps int
 }
 
-// stepsAtOnce are some milliseconds' work.
-const stepsAtOnce = 256
+// stepsPerPause are some milliseconds' work.
+const stepsPerPause = 256
 
-// Rest is called after each step of the work.
-func (p *Pace) Rest(ctx context.Context) error {
-	if p.steps++; p.steps%stepsAtOnce != 0 {
+// Pause is called after each step of the work.
+func (p *Pace) Pause(ctx context.Context) error {
+	if p.steps++; p.steps%stepsPerPause != 0 {
 		return nil
 	}
 	err := sleep(ctx, min(time.Since(p.Last), mostPause))

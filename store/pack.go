@@ -86,15 +86,15 @@ func (p *Packer) DropCopies(id index.BuildID) (freed int64, err error) {
 
 // Busy says why the view of a build may not be removed, "" if it may.
 func (st *Store) Busy(b *index.Build) string {
-	v, done := st.views.LookAt(b)
+	v, done := st.views.BorrowFor(b)
 	if v == nil {
 		return ""
 	}
 	defer done()
-	if held, err := v.Held(); held || err != nil {
+	if held, err := v.Leased(); held || err != nil {
 		return KeptInUse // one that cannot be looked at is left alone
 	}
-	if until := v.ToldUntil(); st.now().Before(until) {
+	if until := v.PathGraceEnd(); st.now().Before(until) {
 		until = until.Add(time.Second - 1) // a whole second, by which it is over
 		return "it was given out lately, perhaps by path: it stays until " + until.UTC().Format(time.RFC3339)
 	}

@@ -69,27 +69,28 @@ type Packer struct {
 	last time.Time  // when the gate last opened; guarded by pace
 }
 
-// Wake has all blobs looked at of which nothing is known, and cold builds packed.
-func (s *Packer) Wake() {
+// RequestSweep has all blobs looked at of which nothing is known, and cold builds packed.
+func (s *Packer) RequestSweep() {
 	s.mu.Lock()
 	s.all, s.due = true, true
 	s.mu.Unlock()
-	s.tell()
+	s.signal()
 }
 
-// Tick has builds packed that have become cold, and failed blobs tried again, by the next sweep.
-func (s *Packer) Tick() {
+// RetrySweep has builds packed that have become cold, and failed blobs tried again, by the next
+// sweep.
+func (s *Packer) RetrySweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due = true
 	for _, d := range s.failed {
-		s.remember(d)
+		s.enqueue(d)
 	}
 	s.failed = nil
 }
 
-// remember has a blob looked at the next time; mu is held.
-func (s *Packer) remember(d cas.Digest) {
+// enqueue has a blob looked at the next time; mu is held.
+func (s *Packer) enqueue(d cas.Digest) {
 	if len(s.fresh) >= maxFresh {
 		s.fresh, s.all = nil, true
 	}
@@ -98,61 +99,62 @@ func (s *Packer) remember(d cas.Digest) {
 	}
 }
 
-// Changed has a blob read again, later: it was made whole, or has no base to take from any more.
-func (s *Packer) Changed(d cas.Digest) {
+// EnqueueChanged has a blob read again, later: it was made whole, or has no base to take from any
+// more.
+func (s *Packer) EnqueueChanged(d cas.Digest) {
 	s.mu.Lock()
-	s.remember(d)
+	s.enqueue(d)
 	s.mu.Unlock()
 }
 
 // maxFresh bounds what is remembered one by one.
 const maxFresh = 1 << 12
 
-// Added has the blobs of a new build looked at.
-func (s *Packer) Added(b *index.Build) {
+// EnqueueBuild has the blobs of a new build looked at.
+func (s *Packer) EnqueueBuild(b *index.Build) {
 	s.mu.Lock()
 	for d, size := range b.DistinctBlobs() {
-		if size >= packing.Least {
-			s.remember(d)
+		if size >= packing.MinBlobSize {
+			s.enqueue(d)
 		}
 	}
 	s.mu.Unlock()
-	s.tell()
+	s.signal()
 }
 
-func (s *Packer) tell() {
+func (s *Packer) signal() {
 	select {
 	case s.again <- struct{}{}:
 	default: // said already
 	}
 }
 
-// Left returns how many blobs are still to be looked at.
-func (s *Packer) Left() int64 { return s.toRead.Load() }
+// Remaining returns how many blobs are still to be looked at.
+func (s *Packer) Remaining() int64 { return s.toRead.Load() }
 
-// Behind reports whether the next sweep looks at all blobs, and which blobs it could not read.
-func (s *Packer) Behind() (all bool, failed []cas.Digest) {
+// Pending reports whether the next sweep looks at all blobs, and which blobs it could not read.
+func (s *Packer) Pending() (all bool, failed []cas.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all, slices.Clone(s.failed)
 }
 
-// Asking is called for each request, and what it returns at its end.
-func (s *Packer) Asking() (done func()) {
+// BeginRequest is called for each request, and what it returns at its end.
+func (s *Packer) BeginRequest() (done func()) {
 	s.asked.Add(1)
 	return func() { s.asked.Add(-1) }
 }
 
-// Gate blocks while a request or a compile is under way, and then lets background work run for
+// AwaitIdle blocks while a request or a compile is under way, and then lets background work run for
 // half of the time, because other programs need the processor as well. It returns at once while a
 // caller waits for the turn in which forms are changed, or a collection for a blob that is being
 // read: the work that is kept here may hold that, and requests may wait for the collector.
-func (s *Packer) Gate(ctx context.Context) error {
+func (s *Packer) AwaitIdle(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), mostPause)
 	for {
-		if s.st.forms.TurnWanted() || s.keeps.Load() > 0 {
+		if s.st.forms.TurnContended() || s.keeps.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
@@ -170,11 +172,11 @@ func (s *Packer) Gate(ctx context.Context) error {
 // ErrCollected says that a blob is not read on, because a collection waits to remove it.
 var ErrCollected = fmt.Errorf("%w: it is just collected", packing.ErrInUse)
 
-// Reading is the gate of work that only reads, and can be given up between two pieces. It closes
-// for good, with ErrCollected, when a collection waits for the blobs: they are looked at another
-// time.
-func (s *Packer) Reading(ctx context.Context) error {
-	if err := s.Gate(ctx); err != nil {
+// AwaitIdleRead is the gate of work that only reads, and can be given up between two pieces. It
+// closes for good, with ErrCollected, when a collection waits for the blobs: they are looked at
+// another time.
+func (s *Packer) AwaitIdleRead(ctx context.Context) error {
+	if err := s.AwaitIdle(ctx); err != nil {
 		return err
 	}
 	if s.keeps.Load() > 0 {
@@ -183,21 +185,21 @@ func (s *Packer) Reading(ctx context.Context) error {
 	return nil
 }
 
-// collecting ends what reads blobs for no request, until done is called.
-func (s *Packer) collecting() (done func()) {
+// interruptReads ends what reads blobs for no request, until done is called.
+func (s *Packer) interruptReads() (done func()) {
 	s.keeps.Add(1)
 	return func() { s.keeps.Add(-1) }
 }
 
-// Yield is the gate of work that has the turn, and can be given up between two pieces. It closes
-// for good, with packing.ErrInUse, when a caller waits for the turn, or a collection for what is
-// read: the blob is packed another time. Compacting has the other gate, because half of it leaves
-// more on the disk than there was before.
-func (s *Packer) Yield(ctx context.Context) error {
-	if err := s.Reading(ctx); err != nil {
+// AwaitIdleTurn is the gate of work that has the turn, and can be given up between two pieces. It
+// closes for good, with packing.ErrInUse, when a caller waits for the turn, or a collection for
+// what is read: the blob is packed another time. Compacting has the other gate, because half of it
+// leaves more on the disk than there was before.
+func (s *Packer) AwaitIdleTurn(ctx context.Context) error {
+	if err := s.AwaitIdleRead(ctx); err != nil {
 		return err
 	}
-	if s.st.forms.TurnWanted() {
+	if s.st.forms.TurnContended() {
 		return fmt.Errorf("%w: the turn in which forms are changed", packing.ErrInUse)
 	}
 	return nil
@@ -225,7 +227,7 @@ func (s *Packer) run(ctx context.Context) {
 			return
 		case <-s.again:
 		case <-tick.C:
-			s.Tick()
+			s.RetrySweep()
 		}
 	}
 }
@@ -239,12 +241,12 @@ func (s *Packer) Sweep(ctx context.Context) {
 		return
 	}
 	if !s.renewed {
-		if err := s.st.forms.Sharing.Renew(ctx, s.Gate); err != nil && ctx.Err() == nil {
+		if err := s.st.forms.Sharing.Renew(ctx, s.AwaitIdle); err != nil && ctx.Err() == nil {
 			s.st.log.Warn("sketches of another version not made anew", "error", err)
 		}
 		s.renewed = true
 	}
-	if err := s.look(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrCollected) {
+	if err := s.readQueued(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrCollected) {
 		s.st.log.Warn("what blobs share was not found out", "error", err)
 	}
 	s.mu.Lock()
@@ -259,23 +261,23 @@ func (s *Packer) Sweep(ctx context.Context) {
 	}
 }
 
-// todo takes the blobs that are to be looked at now.
-func (s *Packer) todo(ctx context.Context) ([]cas.Digest, error) {
+// takeQueued takes the blobs that are to be looked at now.
+func (s *Packer) takeQueued(ctx context.Context) ([]cas.Digest, error) {
 	s.mu.Lock()
 	all, fresh := s.all, s.fresh
 	s.all, s.fresh = false, nil
 	s.mu.Unlock()
 	if all {
-		return s.Unknown(ctx)
+		return s.UnknownBlobs(ctx)
 	}
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.st.cas.Size(d)
-		return err != nil || size < packing.Least || s.st.forms.Sharing.LookedAt(d) // it was removed, is packed, or was looked at
+		return err != nil || size < packing.MinBlobSize || s.st.forms.Sharing.IsKnown(d) // it was removed, is packed, or was looked at
 	}), nil
 }
 
-// look goes through the blobs that were not looked at yet.
-func (s *Packer) look(ctx context.Context) (err error) {
+// readQueued goes through the blobs that were not looked at yet.
+func (s *Packer) readQueued(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			s.mu.Lock()
@@ -283,20 +285,20 @@ func (s *Packer) look(ctx context.Context) (err error) {
 			s.mu.Unlock()
 		}
 	}()
-	todo, err := s.todo(ctx)
+	todo, err := s.takeQueued(ctx)
 	if err != nil {
 		return err
 	}
 	for i, d := range todo {
 		s.toRead.Store(int64(len(todo) - i))
-		if err := s.Reading(ctx); err != nil {
+		if err := s.AwaitIdleRead(ctx); err != nil {
 			return err
 		}
-		if _, err := s.st.forms.Sharing.LookAt(ctx, d, s.Reading); err != nil {
+		if _, err := s.st.forms.Sharing.Examine(ctx, d, s.AwaitIdleRead); err != nil {
 			if ctx.Err() != nil || errors.Is(err, ErrCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
-			if !packing.Lost(err) { // else it was removed, or the next request finds out
+			if !packing.IsMissingOrDamaged(err) { // else it was removed, or the next request finds out
 				s.st.log.Warn("blob not looked at", "digest", d.String(), "error", err)
 				s.mu.Lock()
 				s.failed = append(s.failed[max(0, len(s.failed)+1-maxFresh):], d)
@@ -308,13 +310,13 @@ func (s *Packer) look(ctx context.Context) (err error) {
 	return nil
 }
 
-// Unknown lists the whole blobs of builds that nothing is known of. Blobs of older builds come
+// UnknownBlobs lists the whole blobs of builds that nothing is known of. Blobs of older builds come
 // first, because they are the bases of later ones.
-func (s *Packer) Unknown(ctx context.Context) ([]cas.Digest, error) {
+func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
 	err := s.st.index.EachNeed(ctx, cas.Digest{}, func(n index.Need) error {
 		d := n.Blob
-		if n.Size < packing.Least || !s.st.cas.Has(d) || s.st.forms.Sharing.LookedAt(d) {
+		if n.Size < packing.MinBlobSize || !s.st.cas.Has(d) || s.st.forms.Sharing.IsKnown(d) {
 			return nil
 		}
 		b, err := s.st.index.Get(n.Build)
@@ -348,16 +350,16 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 			return err
 		}
 		for _, id := range ids {
-			if b, err := s.st.index.Get(id); err == nil && s.st.packer.cold(&b, when) && s.st.packer.PackSaving(id) > 0 { // else it has just gone
+			if b, err := s.st.index.Get(id); err == nil && s.st.packer.isCold(&b, when) && s.st.packer.PackSaving(id) > 0 { // else it has just gone
 				cold[id] = true
 			}
 		}
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(cold), func(a, b index.BuildID) int { return bytes.Compare(a[:], b[:]) }) {
-		if err := s.Gate(ctx); err != nil {
+		if err := s.AwaitIdle(ctx); err != nil {
 			return err
 		}
-		_, err := s.st.packer.PackBuildWith(ctx, id, when, s.Yield)
+		_, err := s.st.packer.PackBuildWith(ctx, id, when, s.AwaitIdleTurn)
 		if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -389,8 +391,8 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 	})
 }
 
-// cold tells whether a build may be packed by itself.
-func (p *Packer) cold(b *index.Build, when Packing) bool {
+// isCold tells whether a build may be packed by itself.
+func (p *Packer) isCold(b *index.Build, when Packing) bool {
 	if _, pinned := p.st.index.Journal.Pinned(b.ID); pinned || p.st.Busy(b) != "" {
 		return false
 	}
@@ -412,24 +414,24 @@ func (p *Packer) allCold(d cas.Digest, when Packing) (bool, error) {
 	}
 	for _, id := range ids {
 		b, err := p.st.index.Get(id)
-		if err == nil && !p.cold(&b, when) {
+		if err == nil && !p.isCold(&b, when) {
 			return false, nil
 		}
 	}
 	return true, nil
 }
 
-// idleFor is for how long a base must not have been used before another blob takes its place: an
-// application that uses one build in the morning and another one in the afternoon shall not have
+// baseIdleTime is for how long a base must not have been used before another blob takes its place:
+// an application that uses one build in the morning and another one in the afternoon shall not have
 // them change places twice a day.
-const idleFor = 24 * time.Hour
+const baseIdleTime = 24 * time.Hour
 
 // compact has blobs that are used take the place of bases that are idle, and removes bases that no
 // build needs.
 func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 	hot := func(d cas.Digest) bool { return s.st.packer.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {
-		cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: max(after, idleFor)})
+		cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: max(after, baseIdleTime)})
 		return err == nil && cold
 	}
 	all, err := s.st.forms.Families(ctx, hot, idle)
@@ -440,10 +442,10 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 		if s.futile[f] || !f.Base.IsZero() && !idle(f.Base) || !f.Hot.IsZero() && !hot(f.Hot) {
 			continue
 		}
-		if err := s.Gate(ctx); err != nil {
+		if err := s.AwaitIdle(ctx); err != nil {
 			return err
 		}
-		err := s.st.forms.Compact(ctx, f, s.Gate)
+		err := s.st.forms.Compact(ctx, f, s.AwaitIdle)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

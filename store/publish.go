@@ -16,11 +16,11 @@ import (
 
 // Publication is a build before it is stored.
 type Publication struct {
-	Build  *index.Build
-	Folder string                // that its files are in
-	Hashed map[string]cas.Hashed // of these, as far as that is done
-	UID    uint32                // of the user that asked for it
-	Room   *Reservation
+	Build       *index.Build
+	Folder      string                // that its files are in
+	Hashed      map[string]cas.Hashed // of these, as far as that is done
+	UID         uint32                // of the user that asked for it
+	Reservation *Reservation
 
 	Kind, Text string        // of its event
 	Counter    string        // that counts it besides; "": none
@@ -41,17 +41,17 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 		}
 	}
 	_, _ = rand.Read(b.ID[:]) // it never fails
-	st.inHand.stored(b.ID)
-	st.committer.coming.Add(1)
+	st.buildGuard.noteStored(b.ID)
+	st.committer.expected.Add(1)
 	staged, err := st.index.Stage(ctx, *b)
-	st.committer.coming.Add(-1)
+	st.committer.expected.Add(-1)
 	if err != nil {
 		return err
 	}
-	one := &change{Change: staged, may: func() bool { m.Room.leaveQuota(); return true },
-		then: func() { st.published(&m) }}
+	one := &change{Change: staged, may: func() bool { m.Reservation.releaseQuota(); return true },
+		then: func() { st.notePublished(&m) }}
 	// It waits whatever the context says, because hold ends with the caller.
-	if err := st.committer.commit(context.Background(), &handed{builds: []*change{one}}); err != nil {
+	if err := st.committer.commit(context.Background(), &commitRequest{builds: []*change{one}}); err != nil {
 		return err
 	}
 	if one.Err != nil {
@@ -60,14 +60,14 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	// A blob that other builds keep packed, and that was stored whole, is accounted as whole before
 	// the reservation ends: for a moment bytes may count twice, but never not at all.
 	st.forms.Release(hold)
-	m.Room.Release()
-	st.packer.Added(b)
+	m.Reservation.Release()
+	st.packer.EnqueueBuild(b)
 	st.supersede(b, m.Replaces)
 	return nil
 }
 
-// published says of a build that it is stored.
-func (st *Store) published(m *Publication) {
+// notePublished says of a build that it is stored.
+func (st *Store) notePublished(m *Publication) {
 	b := m.Build
 	st.log.Info(m.Kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds,
 		"uid", b.UID, "scope", b.Scope)
@@ -75,7 +75,7 @@ func (st *Store) published(m *Publication) {
 		st.index.Counters.Add(m.Counter, 1)
 	}
 	st.options.Published(b, m.UID) // before the event: else a subscriber that asked for the build would miss it
-	st.Happened(eventOf(b, m.Kind, "%s", m.Text))
+	st.RecordEvent(eventOf(b, m.Kind, "%s", m.Text))
 }
 
 // supersede retracts the earlier builds of the same key: a newer one answers in their place. One
@@ -94,7 +94,7 @@ func (st *Store) supersede(b *index.Build, replaces index.BuildID) {
 			continue
 		}
 		if state == index.Damaged {
-			st.Happened(eventOf(b, "healed", "in place of the build of %s", old.Created.Format(time.RFC3339)))
+			st.RecordEvent(eventOf(b, "healed", "in place of the build of %s", old.Created.Format(time.RFC3339)))
 		}
 		pinned, gone = append(pinned, old.ID), append(gone, Removal{Build: old, Why: "compiled anew", grace: views.PathGrace})
 	}

@@ -16,12 +16,12 @@ type Removal struct {
 	Build *index.Build
 	Why   string
 
-	grace     time.Duration // of clients that know a path of its view
-	may       func() bool   // is asked last, when no caller can stop it any more; nil: it may
-	tombstone *index.Tombstone
-	view      *views.View
-	looked    func() // ends the look at the view, unless that is dropped
-	left      func() // ends its being counted on the disk
+	grace       time.Duration // of clients that know a path of its view
+	may         func() bool   // is asked last, when no caller can stop it any more; nil: it may
+	tombstone   *index.Tombstone
+	view        *views.View
+	checkedView func() // ends the look at the view, unless that is dropped
+	left        func() // ends its being counted on the disk
 
 	step  *evict.Step          // of an eviction
 	parts map[cas.Digest]int64 // of the build
@@ -36,12 +36,12 @@ type Removal struct {
 // in between leaves leftovers, which the next start removes. The error says that what was removed
 // may come back after a crash, as leftovers.
 func (st *Store) RemoveAll(list []Removal) error {
-	h := &handed{}
+	h := &commitRequest{}
 	for i := range list {
 		d := &list[i]
-		d.view, d.looked = st.views.LookAt(d.Build) // before the index forgets where it is
+		d.view, d.checkedView = st.views.BorrowFor(d.Build) // before the index forgets where it is
 		one := &index.Change{ID: d.Build.ID, Why: d.Why, Tombstone: d.tombstone}
-		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() { d.left = st.ledger.leave(one.Freed) }})
+		h.builds = append(h.builds, &change{Change: one, may: d.may, then: func() { d.left = st.ledger.countRemoving(one.Freed) }})
 	}
 	if err := st.committer.commit(context.Background(), h); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 	for i, one := range h.builds {
 		d := &list[i]
 		if d.Gone, d.Err = one.done, one.Err; !d.Gone {
-			d.looked()
+			d.checkedView()
 			continue
 		}
 		if d.view != nil {

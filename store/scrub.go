@@ -106,20 +106,20 @@ func (p *Packer) Scrub(ctx context.Context) {
 		if damaged {
 			s.This.Damaged++
 		}
-		return p.keep(&s)
+		return p.saveScrub(&s)
 	})
 	if err == nil {
 		s.This.Ended = now
 		s.Last, s.This, s.Due = s.This, Pass{}, 0
 	}
-	if kept := p.keep(&s); kept != nil || err != nil && ctx.Err() == nil && !errors.Is(err, errNotDue) && !errors.Is(err, ErrCollected) {
+	if kept := p.saveScrub(&s); kept != nil || err != nil && ctx.Err() == nil && !errors.Is(err, errNotDue) && !errors.Is(err, ErrCollected) {
 		p.st.log.Warn("the scrub goes on later", "error", errors.Join(err, kept))
 	}
 }
 
 var errNotDue = errors.New("not due")
 
-func (p *Packer) keep(s *Scrub) error {
+func (p *Packer) saveScrub(s *Scrub) error {
 	row, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -133,12 +133,12 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	from, err := p.st.forms.Look(d)
 	if err == nil {
 		var got cas.Digest
-		got, err = cas.Sum(ctx, idly{from, ctx, p}, 0, from.Size())
+		got, err = cas.Sum(ctx, idleReader{from, ctx, p}, 0, from.Size())
 		if err = errors.Join(err, from.Close()); err == nil && got != d {
 			err = &cas.CorruptError{Digest: d, Got: got}
 		}
 	}
-	if !packing.Lost(err) {
+	if !packing.IsMissingOrDamaged(err) {
 		return false, err
 	}
 	leave, err := p.st.forms.TakeTurn(ctx)
@@ -147,16 +147,16 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	}
 	err = p.st.forms.Check(ctx, d)
 	leave()
-	if !packing.Lost(err) || !p.st.misses(d, errors.Is(err, cas.ErrNotFound)) {
+	if !packing.IsMissingOrDamaged(err) || !p.st.isMissed(d, errors.Is(err, cas.ErrNotFound)) {
 		return false, nil // it had another form just then, is gone with its builds, or is known to be damaged
 	}
 	p.st.log.Warn("the scrub has found damage", "digest", d.String(), "error", err)
 	return true, p.st.Repair(ctx, d, err.Error())
 }
 
-// misses reports whether a build that is not withheld for damage needs the blob. One that is
+// isMissed reports whether a build that is not withheld for damage needs the blob. One that is
 // missing is needed only by builds that serve it.
-func (st *Store) misses(d cas.Digest, missing bool) bool {
+func (st *Store) isMissed(d cas.Digest, missing bool) bool {
 	all, err := st.Needs(d)
 	return err != nil || slices.ContainsFunc(all, func(n Need) bool {
 		b, err := st.index.Get(n.Build)
@@ -164,15 +164,16 @@ func (st *Store) misses(d cas.Digest, missing bool) bool {
 	})
 }
 
-// idly reads for the scrub: slowly, while nothing else is to do, and after all other programs.
-type idly struct {
+// idleReader reads for the scrub: slowly, while nothing else is to do, and after all other
+// programs.
+type idleReader struct {
 	io.ReaderAt
 	ctx context.Context
 	p   *Packer
 }
 
-func (r idly) ReadAt(b []byte, off int64) (int, error) {
-	if err := r.p.Reading(r.ctx); err != nil {
+func (r idleReader) ReadAt(b []byte, off int64) (int, error) {
+	if err := r.p.AwaitIdleRead(r.ctx); err != nil {
 		return 0, err
 	}
 	if err := r.p.slowly.WaitN(r.ctx, len(b)); err != nil {

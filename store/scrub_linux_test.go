@@ -63,7 +63,7 @@ func TestScrubFindsDamageOnce(t *testing.T) {
 	require.NoError(t, h.publishLike(h.random, false))
 	all := h.there()
 	packed := all[4].build
-	what, _, err := h.store.Packer().PackByHand(context.Background(), false)(&packed)
+	what, _, err := h.store.Packer().PackOnRequest(context.Background(), false)(&packed)
 	require.NoError(t, err)
 	require.Equal(t, store.PackedNow, what)
 	var blobs uint64

@@ -37,23 +37,24 @@ reserve      nothing; room for removing models when the disk is full
 index.db     made from the manifests; when it is missing it is made again
 `
 
-// trust fails for root where another user owns the state directory or what lies directly in it, or may
-// write there, because root would write through the links that this user puts into their place.
-func trust(dir string) error {
+// checkOwnership fails for root where another user owns the state directory or what lies directly
+// in it, or may write there, because root would write through the links that this user puts into
+// their place.
+func checkOwnership(dir string) error {
 	info, err := os.Stat(dir)
 	if os.Geteuid() != 0 || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	var entries []fs.DirEntry
 	if err == nil {
-		err = trustFile(dir, info)
+		err = checkFileOwnership(dir, info)
 	}
 	if err == nil {
 		entries, err = os.ReadDir(dir) // no other user changes these from here on
 	}
 	for _, e := range entries {
 		if info, err = e.Info(); err == nil {
-			err = trustFile(filepath.Join(dir, e.Name()), info)
+			err = checkFileOwnership(filepath.Join(dir, e.Name()), info)
 		}
 		if err != nil {
 			return err
@@ -62,7 +63,7 @@ func trust(dir string) error {
 	return err
 }
 
-func trustFile(path string, info fs.FileInfo) error {
+func checkFileOwnership(path string, info fs.FileInfo) error {
 	e := apierr.New(apierr.NotAllowed, nil, "%s ", path).
 		WithHint("run the daemon as the user who owns its state directory, or name another one: --state")
 	switch owner := cas.Owner(info); {
@@ -79,9 +80,9 @@ func trustFile(path string, info fs.FileInfo) error {
 	return e
 }
 
-// layDown makes the folders and notes that every state directory has.
-func layDown(dir string) error {
-	if err := trust(dir); err != nil {
+// makeLayout makes the folders and notes that every state directory has.
+func makeLayout(dir string) error {
+	if err := checkOwnership(dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
@@ -91,7 +92,7 @@ func layDown(dir string) error {
 		"README":       stateReadme,
 		"CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of epcached. See https://bford.info/cachedir/\n",
 	} {
-		if err := note(filepath.Join(dir, name), text); err != nil {
+		if err := writeNote(filepath.Join(dir, name), text); err != nil {
 			return err
 		}
 	}
@@ -101,9 +102,9 @@ func layDown(dir string) error {
 	return os.MkdirAll(filepath.Join(dir, "views"), 0o711)
 }
 
-// note leaves a text for people and for programs that make backups. One that is there stays as it
-// is, unless it is empty: a full disk left it so.
-func note(path, text string) error {
+// writeNote leaves a text for people and for programs that make backups. One that is there stays as
+// it is, unless it is empty: a full disk left it so.
+func writeNote(path, text string) error {
 	if info, err := os.Lstat(path); err == nil && (info.Size() > 0 || !info.Mode().IsRegular()) {
 		return nil
 	}
@@ -131,9 +132,9 @@ func lockedError(dir string, lock *os.File) error {
 	return &LockedError{Directory: dir, Holder: strings.TrimSpace(string(holder[:n]))}
 }
 
-// lookAtLock fails where a daemon holds the state directory's lock, and does not keep it: a daemon
+// checkLock fails where a daemon holds the state directory's lock, and does not keep it: a daemon
 // that starts later leaves alone what the lease on a view holds.
-func lookAtLock(dir string) error {
+func checkLock(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil //nolint:nilerr // none was ever made, or this user may not look: then a lease is what there is

@@ -15,7 +15,7 @@ func TestEmptyNotesAreRewritten(t *testing.T) {
 	tag, readme := filepath.Join(dir, "CACHEDIR.TAG"), filepath.Join(dir, "README")
 	require.NoError(t, os.WriteFile(tag, nil, 0o644))
 	require.NoError(t, os.WriteFile(readme, []byte("mine"), 0o644))
-	require.NoError(t, layDown(dir))
+	require.NoError(t, makeLayout(dir))
 	text, err := os.ReadFile(tag)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "Signature: 8a477f597d28d172789f06886806bc55")

@@ -65,20 +65,20 @@ type Store struct {
 	forms *packing.Store
 	views *views.Store
 
-	*inHand
-	committer *committer
-	ledger    *Ledger
-	collector *Collector
-	packer    *Packer
-	uprooted  chan string
-	pinning   sync.Mutex     // one pin at a time: it is counted, and then made
-	work      sync.WaitGroup // the background work
+	*buildGuard
+	committer    *committer
+	ledger       *Ledger
+	collector    *Collector
+	packer       *Packer
+	reopenNeeded chan string
+	pinning      sync.Mutex     // one pin at a time: it is counted, and then made
+	work         sync.WaitGroup // the background work
 }
 
 // Open opens the store in dir, an absolute path, and makes it where there is none. One process has
 // a store open at a time.
 func Open(dir string, o Options) (*Store, error) {
-	if err := layDown(dir); err != nil {
+	if err := makeLayout(dir); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	lock, err := lockState(dir)
@@ -86,7 +86,7 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, err
 	}
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, now: o.Now, lock: lock,
-		ledger: newLedger(), inHand: newInHand(), uprooted: make(chan string, 1)}
+		ledger: newLedger(), buildGuard: newBuildGuard(), reopenNeeded: make(chan string, 1)}
 	st.collector = &Collector{st: st}
 	st.packer = &Packer{st: st, again: make(chan struct{}, 1), futile: make(map[packing.Family]bool),
 		slowly: rate.NewLimiter(scrubRate, scrubPiece)}
@@ -99,11 +99,11 @@ func Open(dir string, o Options) (*Store, error) {
 
 func (st *Store) open() (err error) {
 	o := &st.options
-	if st.index, err = index.Open(st.dir, index.Options{FS: o.FS, Log: st.log, Heard: o.Heard,
-		Disk: st.WholeBytes, Making: o.Making, Broken: o.Broken}); err != nil {
+	if st.index, err = index.Open(st.dir, index.Options{FS: o.FS, Log: st.log, OnEvent: o.Heard,
+		MeasureDisk: st.WholeBytes, Rebuilding: o.Making, OnBroken: o.Broken}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
-	st.committer = &committer{index: st.index, queue: make(chan *handed), stop: make(chan struct{})}
+	st.committer = &committer{index: st.index, queue: make(chan *commitRequest), stop: make(chan struct{})}
 	go st.committer.run()
 	if st.cas, err = cas.Open(st.dir, cas.Options{FS: o.FS, Stamps: st.index.Stamps()}); err != nil {
 		return fmt.Errorf("store: %w", err)
@@ -125,7 +125,7 @@ func (st *Store) open() (err error) {
 // OpenReadOnly opens a store that no daemon has: it takes no lock and writes nothing. It fails with
 // a *LockedError where a daemon has the store.
 func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error) {
-	if err := lookAtLock(dir); err != nil {
+	if err := checkLock(dir); err != nil {
 		return nil, nil, err
 	}
 	st := &Store{dir: dir, uid: uint32(os.Getuid()), log: slog.New(slog.DiscardHandler), now: time.Now}
@@ -146,8 +146,8 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 // Start begins the background work: the collector and the packer. It ends with the context.
 func (st *Store) Start(ctx context.Context) {
 	st.work.Go(func() { st.packer.run(ctx) })
-	st.packer.Wake()
-	st.work.Go(func() { st.collector.collectByItself(ctx) })
+	st.packer.RequestSweep()
+	st.work.Go(func() { st.collector.collectLoop(ctx) })
 }
 
 // Close releases the state directory. The context of Start must have ended before.
@@ -166,8 +166,8 @@ func (st *Store) Close() (err error) {
 // SetSettings puts other settings into force.
 func (st *Store) SetSettings(s Settings) {
 	st.settings.Store(&s)
-	st.packer.Wake()
-	st.ledger.Want()
+	st.packer.RequestSweep()
+	st.ledger.WakeCollector()
 }
 
 // Index is the store's index.

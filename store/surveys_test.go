@@ -84,6 +84,6 @@ func publishInRoom(t testing.TB, st *Store, sizes ...int64) {
 	}
 	hold := st.Blobs().Hold()
 	defer st.Forms().Release(hold)
-	assert.NoError(t, st.Publish(t.Context(), Publication{Build: b, Folder: folder, Kind: "test", Room: room}, hold))
-	st.Expect(b.ID, 0)
+	assert.NoError(t, st.Publish(t.Context(), Publication{Build: b, Folder: folder, Kind: "test", Reservation: room}, hold))
+	st.ExpectTakers(b.ID, 0)
 }

@@ -22,9 +22,9 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 	begins := func() { p.Phase("unpacking") }
 	for i := range b.Files {
 		if f := &b.Files[i]; st.forms.OnlyPacked(f.Digest) {
-			noRoom := st.roomForCopy(ctx, f.Size)
+			noRoom := st.evictForCopy(ctx, f.Size)
 			err := st.forms.Unpack(ctx, f.Digest, begins, p.Unpacked)
-			if errors.Is(err, packing.ErrNoRoom) && noRoom != nil {
+			if errors.Is(err, packing.ErrNoSpace) && noRoom != nil {
 				err = noRoom // it has more to say
 			}
 			if err != nil {
@@ -35,9 +35,9 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 	return nil
 }
 
-// roomForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
+// evictForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
 // while its blob is locked, and evicts nothing.
-func (st *Store) roomForCopy(ctx context.Context, size int64) error {
+func (st *Store) evictForCopy(ctx context.Context, size int64) error {
 	if _, apart := st.forms.Copies.Folder(); apart {
 		return nil
 	}
@@ -49,7 +49,7 @@ func (st *Store) roomForCopy(ctx context.Context, size int64) error {
 // View returns a view of the build with every file checked: the one in use, one of an earlier run,
 // or a new one, for which it unpacks what is packed.
 func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.View, error) {
-	if v := st.views.Sound(b.ID); v != nil {
+	if v := st.views.CurrentIntact(b.ID); v != nil {
 		return v, nil
 	}
 	for attempt := 1; ; attempt++ {
@@ -57,12 +57,12 @@ func (st *Store) View(ctx context.Context, b *index.Build, p Phases) (*views.Vie
 			return nil, err
 		}
 		v, err := st.views.Get(ctx, b, func() { p.Phase("verifying") })
-		if !errors.Is(err, cas.ErrNotFound) || attempt == mendAttempts || !st.views.Unpacks(b) {
+		if !errors.Is(err, cas.ErrNotFound) || attempt == viewAttempts || !st.views.Unpacks(b) {
 			return v, err
 		}
 		// It was packed just now, or what was unpacked is gone already.
 	}
 }
 
-// mendAttempts bounds how often a view is begun again because a form of a blob was removed.
-const mendAttempts = 3
+// viewAttempts bounds how often a view is begun again because a form of a blob was removed.
+const viewAttempts = 3

@@ -92,7 +92,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 		}
 		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner), bd.begin(at, key.Scope))
 		if err == nil && !first && at.OtherORT(result.Build.ORTVersion) {
-			bd.Store.Taken(result.Build.ID) // or rather, not taken
+			bd.Store.TakerDone(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
 			continue
 		}
@@ -108,7 +108,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 	if !first && result.Build.Put {
 		return bd.Waited(ctx, at, result)
 	}
-	defer bd.Store.Taken(result.Build.ID)
+	defer bd.Store.TakerDone(result.Build.ID)
 	a, err := bd.serveCompiled(ctx, result, at.Phase)
 	if errors.Is(err, store.ErrGone) {
 		*at.Unserved = append(*at.Unserved, result.Build.ID)
@@ -164,7 +164,7 @@ func (bd *Builder) MadeMeanwhile(at *request.Attempt, scope string) jobs.Work {
 // Waited answers with the result of another request's job, or of an application.
 func (bd *Builder) Waited(ctx context.Context, at *request.Attempt, result *jobs.Result) (
 	*request.Answer, error) {
-	defer bd.Store.Taken(result.Build.ID)
+	defer bd.Store.TakerDone(result.Build.ID)
 	if result.Build.Put && !at.Plan.Outside && at.Plan.Marks.Elsewhere(result.Build) {
 		// The request begins again: it brings the model with which the build is judged.
 		return nil, store.ErrGone
@@ -241,7 +241,7 @@ func (bd *Builder) inherit(f *jobs.Job, key jobs.Key, at *request.Attempt) error
 			bd.Log.Info("not compiled after a claim that ended without a result",
 				"model", own.Name, "error", err)
 			about := event.About{Peer: own.Peer, Key: f.About().RequestKey, Model: own.Name}
-			bd.Store.Happened(event.For(about, event.Failed, "%v", err))
+			bd.Store.RecordEvent(event.For(about, event.Failed, "%v", err))
 		}
 	})
 	return nil

@@ -164,7 +164,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}
 	err = v.bd.Store.Publish(ctx, store.Publication{Build: b, Folder: v.folder, UID: v.Peer.UID,
-		Room: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
+		Reservation: room, Kind: event.Converted, Text: request.Origin(b), Counter: "conversions"}, hold)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, err

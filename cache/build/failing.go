@@ -161,7 +161,7 @@ func (j *Job) tellFailed(reason failure.Reason, err error) error {
 	j.bd.Log.Info("compile failed", "model", j.Request.Name, "error", err, "uid", j.Peer.UID)
 	if j.bd.Failures.News(j.Plan.RequestKey, j.Peer.UID, reason) {
 		about := event.About{Peer: j.Peer, Key: j.Plan.RequestKey, Model: j.Request.Name}
-		j.bd.Store.Happened(event.For(about, event.Failed, "%v", err))
+		j.bd.Store.RecordEvent(event.For(about, event.Failed, "%v", err))
 	}
 	return err
 }

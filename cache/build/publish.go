@@ -35,7 +35,7 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
 	defer j.bd.Store.Forms().Release(hold)
-	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Room: j.room,
+	m := store.Publication{Build: b, Folder: out, Hashed: hashed, UID: j.Peer.UID, Reservation: j.room,
 		Kind: event.Compiled,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
 	if j.again.Why != "" {
@@ -62,7 +62,7 @@ func (j *Job) setAside(ctx context.Context, about *jobs.About) {
 		return
 	}
 	j.room = j.bd.Store.Unreserved(j.Peer.UID)
-	disk, _ := store.NeedOf(j.bd.Jobs.Costs.Output(about.Kind()))
+	disk, _ := store.SpaceOf(j.bd.Jobs.Costs.Output(about.Kind()))
 	_ = j.room.ResizeTo(ctx, false, disk, 0)
 }
 
@@ -117,7 +117,7 @@ func (bd *Builder) unkept(b *index.Build, out string, why error) (*jobs.Result, 
 		bd.Log.Warn("build not kept", "model", b.ModelName, "why", textOf(why), "uid", b.UID)
 	} else {
 		bd.Log.Error("build not stored", "model", b.ModelName, "error", why, "uid", b.UID)
-		bd.Store.LookAround()
+		bd.Store.CheckStateDirectory()
 	}
 	happened := event.Of(b, event.Unkept, "%s", textOf(why))
 	happened.Scope = happened.By // only the user that asked for it hears of it
@@ -125,7 +125,7 @@ func (bd *Builder) unkept(b *index.Build, out string, why error) (*jobs.Result, 
 		// The doctor has a general one.
 		bd.Log.Warn("hint not kept", "model", b.ModelName, "error", err)
 	}
-	bd.Store.Happened(happened)
+	bd.Store.RecordEvent(happened)
 	return result, nil
 }
 
@@ -139,7 +139,7 @@ func textOf(err error) string {
 
 // keepAlone makes a view for the requests that wait now. Nothing is stored.
 func (bd *Builder) keepAlone(b *index.Build, out string) (*jobs.Result, error) {
-	v, err := bd.Store.Views().Alone(b, out)
+	v, err := bd.Store.Views().CreateUnkept(b, out)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
 	}

@@ -206,7 +206,7 @@ func (c *Changes) removeByHand(ctx context.Context, ids []index.BuildID, dryRun 
 			return removed.took(b)
 		}
 		some = append(some, store.Removal{Build: b, Why: "removed by hand"})
-		if len(some) < store.AtOnce {
+		if len(some) < store.BatchSize {
 			return nil
 		}
 		return remove()
@@ -261,7 +261,7 @@ func (c *Changes) Pack(ctx context.Context, p request.Peer, names []string, all,
 	if err != nil {
 		return nil, err
 	}
-	return c.eachPacked(ctx, ids, true, progress, c.store.Packer().PackByHand(ctx, dryRun))
+	return c.eachPacked(ctx, ids, true, progress, c.store.Packer().PackOnRequest(ctx, dryRun))
 }
 
 // packLater returns what packing would free of a build that stays whole because a client uses it,
@@ -281,7 +281,7 @@ func (c *Changes) Unpack(ctx context.Context, p request.Peer, names []string, al
 	if err != nil {
 		return nil, err
 	}
-	return c.eachPacked(ctx, ids, false, progress, c.store.Packer().UnpackByHand(ctx, dryRun))
+	return c.eachPacked(ctx, ids, false, progress, c.store.Packer().UnpackOnRequest(ctx, dryRun))
 }
 
 // eachPacked calls do with each build, and reports what became of it.
@@ -300,8 +300,8 @@ func (c *Changes) eachPacked(
 		case ctx.Err() != nil:
 			return apierr.New(apierr.Cancelled, ctx.Err(), "pack")
 		case err != nil && c.isGone(b.ID): // collected or removed meanwhile
-			outcome, frees = "kept: "+store.KeptGone, 0
-		case packing.Lost(err):
+			outcome, frees = "kept: "+store.KeptRemoved, 0
+		case packing.IsMissingOrDamaged(err):
 			outcome = "kept: " + c.store.WithholdDamaged(ctx, b, err)
 		case err != nil:
 			return request.StoreError(err, b.ModelName)
@@ -349,7 +349,7 @@ func (c *Changes) isGone(id index.BuildID) bool {
 // nil, is told how far the survey of the store is.
 func (c *Changes) PlanCollection(ctx context.Context, p request.Peer, goal store.Goal,
 	progress func(*wire.Progress)) (*store.Collection, error) {
-	goal.Told = wire.FarThrough(progress, "reading")
+	goal.Progress = wire.FarThrough(progress, "reading")
 	return c.store.Collector().Plan(ctx, store.Owner{UID: p.UID, All: c.rights.Administrator(p)}, goal)
 }
 
@@ -358,9 +358,9 @@ func (c *Changes) CollectReply(plan *store.Collection) *wire.CollectReply {
 	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used,
 		BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
 		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered,
-		Removed: plan.Done(evict.Evict), Packed: plan.Done(evict.PackBuild),
-		Copies: plan.Done(evict.DropCopy), More: uint32(len(plan.Steps) - len(plan.Told))}
-	for i, b := range plan.Told {
+		Removed: plan.Count(evict.Evict), Packed: plan.Count(evict.PackBuild),
+		Copies: plan.Count(evict.DropCopy), More: uint32(len(plan.Steps) - len(plan.Records))}
+	for i, b := range plan.Records {
 		r := &plan.Steps[i]
 		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
 			ModelName: wire.Clip(b.ModelName), Ep: wire.Clip(query.FirstEP(b)),

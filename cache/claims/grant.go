@@ -88,7 +88,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			return cs.outside(key, a), nil
 		})
 		if err == nil && at.Content != nil && at.OtherORT(result.Build.ORTVersion) {
-			cs.Store.Taken(result.Build.ID) // or rather, not taken
+			cs.Store.TakerDone(result.Build.ID) // or rather, not taken
 			err = request.OtherORTError(at, result.Build)
 			continue // for the next claim, which may be its own
 		}
@@ -149,13 +149,13 @@ func (cs *Claims) run(ctx context.Context, j *jobs.Job, key jobs.Key) (*jobs.Res
 			return nil, request.ClaimFailed(about.ModelName, last)
 		}
 		of := event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name}
-		cs.Store.Happened(event.For(of, event.Claimed, "by uid %d, until %s", cl.Peer.UID,
+		cs.Store.RecordEvent(event.For(of, event.Claimed, "by uid %d, until %s", cl.Peer.UID,
 			cl.Deadline.UTC().Format(time.RFC3339)))
 		j.Tell("claimed")
 		result, end := cs.await(ctx, cl)
 		if end != nil {
 			cs.Store.Index().Counters.Add("claims_without_result", 1)
-			cs.Store.Happened(event.For(of, event.ClaimEnded, "%s", end.Error()))
+			cs.Store.RecordEvent(event.For(of, event.ClaimEnded, "%s", end.Error()))
 		}
 		j.Release(cl.Peer.UID)
 		if end == nil {

@@ -82,7 +82,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		return nil, cl.putFailed(ctx, err)
 	}
 	// Otherwise the collector could remove it between the end of the job and the answer.
-	done, err := cs.Store.Take(result.Build.ID)
+	done, err := cs.Store.BeginServing(result.Build.ID)
 	if err != nil {
 		return nil, request.Unservable(err, cl.Name, "put")
 	}
@@ -96,7 +96,7 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		return nil, request.Unservable(err, cl.Name, "put")
 	}
 	if !cl.HoldsView { // said of the answer to the claim's request, which this is
-		cs.Store.Views().Told(a.LeasedView)
+		cs.Store.Views().NotePathGiven(a.LeasedView)
 	}
 	a.Outcome, a.Why = request.Taken, "put by you"
 	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
@@ -178,7 +178,7 @@ func (cs *Claims) take(ctx context.Context, cl *claim, put *Put, phase func(stri
 	hold := blobs.Hold()
 	defer cs.Store.Forms().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Folder: folder, Hashed: hashed,
-		UID: cl.Peer.UID, Room: room, Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
+		UID: cl.Peer.UID, Reservation: room, Kind: event.Put, Text: request.PutText(b), Counter: "puts"}, hold)
 	if err != nil {
 		return nil, request.StoreError(err, b.ModelName)
 	}
@@ -362,7 +362,7 @@ func (cs *Claims) Adopt(ctx context.Context, at *request.Attempt) (
 	case err != nil:
 		return nil, err.Error(), nil
 	}
-	return func() { cs.Store.Taken(result.Build.ID) }, "", nil
+	return func() { cs.Store.TakerDone(result.Build.ID) }, "", nil
 }
 
 // newAdoption is the work that makes a build of a user's compiled model: a claim with its put.

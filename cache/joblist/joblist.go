@@ -129,7 +129,7 @@ func (l *List) Cancel(ctx context.Context, p request.Peer, ids []string, all boo
 			held() // for the next request that wants the claim
 		}
 		if about := f.About(); ends && about.Compiles() {
-			l.Store.Happened(event.For(event.About{Peer: request.Peer{UID: about.UID},
+			l.Store.RecordEvent(event.For(event.About{Peer: request.Peer{UID: about.UID},
 				Key: about.RequestKey, Model: about.ModelName}, event.Cancelled, "by uid %d", p.UID))
 		}
 	}

@@ -33,7 +33,7 @@ func (x *Judge) All(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Cont
 	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
 	half := store.Pace{Last: time.Now()}
 	err := x.Index.Each(ctx, func(b index.Build) error {
-		if err := half.Rest(ctx); err != nil || !rc.HasEvery(&b) {
+		if err := half.Pause(ctx); err != nil || !rc.HasEvery(&b) {
 			return err
 		}
 		m := makerOf(&b)

@@ -137,7 +137,7 @@ func (ts *Checker) runtimeReported(ctx context.Context, b *index.Build, req *req
 // judgements said.
 func (ts *Checker) disprove(a *request.Against, b *index.Build, text string) {
 	j := ts.Judges.Disprove(a.Target(), b, text)
-	ts.Store.Happened(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
+	ts.Store.RecordEvent(event.Of(b, event.Judged, "%s for %s: %s", j.Verdict, a.Runtime, text))
 }
 
 // JudgeOwn judges a compiled model that an application brings. The model's own metadata is not

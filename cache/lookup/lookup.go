@@ -149,7 +149,7 @@ func (l *Lookup) try(ctx context.Context, at *request.Attempt, b *index.Build, j
 		return nil
 	case errors.Is(err, store.ErrGone):
 		found.Why = store.ErrGone.Error()
-	case errors.Is(err, packing.ErrNoRoom):
+	case errors.Is(err, packing.ErrNoSpace):
 		return noCopy(b, err)
 	default:
 		found.Why = l.o.Store.WithholdDamaged(ctx, b, err)
@@ -277,7 +277,7 @@ const Unpacking = "unpacking"
 
 // Lease takes a lease on the build's view, after every file of it was compared with what was verified.
 func Lease(ctx context.Context, st *store.Store, b *index.Build, phase func(string)) (*request.Answer, error) {
-	done, err := st.Take(b.ID)
+	done, err := st.BeginServing(b.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -285,7 +285,7 @@ func Lease(ctx context.Context, st *store.Store, b *index.Build, phase func(stri
 	for attempt := 0; ; attempt++ {
 		v, err := View(ctx, st, b, phase)
 		if err != nil {
-			return nil, st.GoneMeanwhile(b.ID, err)
+			return nil, st.AsGone(b.ID, err)
 		}
 		a, err := Leased(b, v)
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {

@@ -133,7 +133,7 @@ func (l *Lookup) rank(ctx context.Context, a *request.Against, builds []*index.B
 		case err == nil:
 		case runtimes.Unsettled(ctx, err):
 			return nil, err
-		case errors.Is(err, packing.ErrNoRoom):
+		case errors.Is(err, packing.ErrNoSpace):
 			return nil, noCopy(b, err)
 		default:
 			j = judge.Judgement{Verdict: compilers.Unknown, At: l.o.Now(), Runtime: a.Runtime,

@@ -164,7 +164,7 @@ func adviseTime(now, latest time.Time, what string) Advice {
 
 // StateAdvice reports that the state directory was removed or made again.
 func (d *Doctor) StateAdvice() []Advice {
-	d.q.store.LookAround() // and not only at the next regular look
+	d.q.store.CheckStateDirectory() // and not only at the next regular look
 	if why := d.q.store.MissingPart(); why != "" {
 		return []Advice{problem("state", "%s: %s; nothing that is compiled now is kept", d.q.options.Dir, why).
 			hint("the daemon makes it anew within seconds, and tells in its log why it cannot")}
@@ -221,7 +221,7 @@ const thrashSpan = 7 * 24 * time.Hour
 // were removed by request, or for another bound, would not be kept by a larger budget.
 func (d *Doctor) Thrashing() evict.Thrashing {
 	since := d.q.options.Now().Add(-thrashSpan)
-	return evict.Thrashes(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
+	return evict.FindThrashing(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool { return g.ForBudget && g.At.After(since) }), d.madeSince)
 }
 
 func (d *Doctor) madeSince(g *index.Tombstone) bool {
@@ -241,7 +241,7 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 		return []Advice{warning(subject, "%v", err)}
 	}
 	var out []Advice
-	if t := d.Thrashing(); t.Counts() {
+	if t := d.Thrashing(); t.IsSignificant() {
 		out = append(out, warning(subject, "of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s", t.Evicted, t.Back, t.Seconds).
 			hint("the budget is too small: with %s it would have kept them; see budget in [space]",
 				bytesize.Text(r.BudgetBytes+t.Bytes)))

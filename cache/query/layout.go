@@ -99,7 +99,7 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 		if err == nil && tensors {
 			err = kin.place(ctx, p, f)
 		}
-		if err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
+		if err != nil && (ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
 			return nil, Error(ctx, err)
 		}
 	}
@@ -515,7 +515,7 @@ func (k *kinship) relatives(ctx context.Context, p rights.Peer, f *LaidFile) (ou
 			if has == nil && d != f.Digest {
 				pieces, err := k.piecesOf(ctx, d, b.Files[i].Size)
 				if err != nil {
-					if ctx.Err() != nil || !packing.Lost(err) && !errors.Is(err, packing.ErrInUse) {
+					if ctx.Err() != nil || !packing.IsMissingOrDamaged(err) && !errors.Is(err, packing.ErrInUse) {
 						return nil, err
 					}
 					break

@@ -109,7 +109,7 @@ func (q *Queries) Listing(b *index.Build) *wire.Build {
 		out.ConvertedFrom = b.Converted.BuildKey.String()
 	}
 	if v := q.store.Views().Current(b.ID); v != nil {
-		if held, _ := v.Held(); held { // a directory that cannot be opened is not held
+		if held, _ := v.Leased(); held { // a directory that cannot be opened is not held
 			out.Leases = 1
 		}
 	}

@@ -352,7 +352,7 @@ func (q *Queries) Space() (*wire.Space, error) {
 		PinnedBytes: q.diskOf(q.index.Journal.PinnedBuilds()), DeadBytes: q.diskOf(q.index.Journal.NotServed()),
 		BudgetBytes: b.Budget, FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries,
 		Evicted: counters["evicted"], Unkept: counters["unkept"],
-		ToLookAt: uint64(q.store.Packer().Left())}, nil
+		ToLookAt: uint64(q.store.Packer().Remaining())}, nil
 }
 
 // spaceAtOnce reads three accounts as of one moment, as far as possible: a build that is removed
@@ -388,8 +388,8 @@ func (q *Queries) moment() (m moment, err error) {
 	if m.space, err = q.index.Space(); err != nil {
 		return m, err
 	}
-	m.held = q.store.Views().HeldBytes()
-	m.ahead, err = q.forms.Ahead()
+	m.held = q.store.Views().UnlinkedOpenBytes()
+	m.ahead, err = q.forms.AccountExcess()
 	return m, err
 }
 
@@ -414,7 +414,7 @@ func (q *Queries) diskOf(ids []index.BuildID) (sum int64) {
 func (q *Queries) KeptText(b *index.Build) string {
 	said := make(map[string]int64) // text -> bytes of the files that it describes
 	for d, size := range b.DistinctBlobs() {
-		if size >= packing.Least {
+		if size >= packing.MinBlobSize {
 			said[q.formText(d)] += size
 		}
 	}

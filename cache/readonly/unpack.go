@@ -133,7 +133,7 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < idle {
 			continue
 		}
-		if held, err := views.Leased(path); !held && err == nil && views.OpenTree(path) == nil {
+		if held, err := views.Leased(path); !held && err == nil && views.MakeTreeRemovable(path) == nil {
 			removed = os.RemoveAll(path) == nil || removed
 		}
 	}

@@ -345,7 +345,7 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 	}
 	rs.told.Save(key, outcome, maxReported)
 	rs.o.Log.Info("report", "build", b.BuildKey.String(), "uid", from.uid, "code", r.Code, "text", identity.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
-	rs.o.Store.Happened(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
+	rs.o.Store.RecordEvent(event.Of(b, event.Report, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
 // doubts are the builds that are withheld from single users, who reported that they do not load.

@@ -211,7 +211,7 @@ func fitsAboveFloor(st *store.Store, files []*os.File) error {
 	reserved := st.Ledger().Reserved()
 	free := b.Free - (reserved.Disk - reserved.Written)
 	if b.Floor > 0 && free-need < b.Floor {
-		return store.NoRoom("a copy of the model takes %s; %s are free, of which %s are to stay free",
+		return store.NoSpace("a copy of the model takes %s; %s are free, of which %s are to stay free",
 			bytesize.Text(need), bytesize.Text(free), bytesize.Text(b.Floor))
 	}
 	return nil

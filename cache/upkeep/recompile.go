@@ -122,7 +122,7 @@ func (t rebuild) compile(ctx context.Context, what Rebuild, asked *request.Reque
 // that the workers took.
 func (t rebuild) fly(ctx context.Context, b *index.Build, at *request.Attempt, again build.Again) (
 	time.Duration, error) {
-	t.Store.Happened(event.Of(b, event.Rebuild, "%s", t.Why))
+	t.Store.RecordEvent(event.Of(b, event.Rebuild, "%s", t.Why))
 	var own *build.Job
 	key := jobs.Key{Build: at.Plan.BuildKey, Scope: b.Scope}
 	result, _, err := t.Jobs.Join(ctx, key, jobs.Caller{Idle: true}, func() (_ jobs.Work, err error) {
@@ -285,5 +285,5 @@ func (t rebuild) tellNotRebuilt(ctx context.Context, b *index.Build, err error) 
 		t.Store.Index().Counters.Add("failures", 1)
 	}
 	t.Log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
-	t.Store.Happened(event.Of(b, event.NotRebuilt, "%v", err))
+	t.Store.RecordEvent(event.Of(b, event.NotRebuilt, "%v", err))
 }

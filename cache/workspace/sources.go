@@ -120,7 +120,7 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 		out := identity.Files{External: make(map[string]*os.File)}
 		for i, f := range from.Files {
 			open, err := s.Store.Forms().Open(ctx, f.Digest)
-			if packing.Lost(err) {
+			if packing.IsMissingOrDamaged(err) {
 				s.Store.QuarantineAll(s.Store.Forms().DamageOf(ctx, f.Digest))
 			}
 			if err != nil {

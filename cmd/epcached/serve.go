@@ -232,7 +232,7 @@ func (p *process) answer(
 		end()
 		log.Info("leaving", "why", why)
 		return "", <-e.ended // it has no clients any more
-	case gone = <-c.Store.Uprooted():
+	case gone = <-c.Store.ReopenNeeded():
 		end()
 		log.Warn("opening the state directory again", "state", c.Store.Directory(), "why", gone)
 	case <-ctx.Done():

@@ -110,7 +110,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	out.Findings = slices.DeleteFunc(out.Findings, a.hasGone)
+	out.Findings = slices.DeleteFunc(out.Findings, a.wasBeingRemoved)
 	if repair && a.forms.Recipes.Complete() {
 		err = a.st.RemoveLeftovers(ctx) // also those that had to stay while not all recipes could be read
 	}
@@ -124,7 +124,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check, progress func(*w
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	out.cut(wire.MaxReply)
+	out.truncate(wire.MaxReply)
 	return out.CheckReply, nil
 }
 
@@ -169,8 +169,9 @@ func (a *auditor) remedy(d cas.Digest, kind string) string {
 	return strings.Join(do, "; ")
 }
 
-// hasGone tells of a leftover that it was one only for as long as its build was being removed.
-func (a *auditor) hasGone(f *wire.Finding) bool {
+// wasBeingRemoved tells of a leftover that it was one only for as long as its build was being
+// removed.
+func (a *auditor) wasBeingRemoved(f *wire.Finding) bool {
 	if f.Kind != kindLeftover {
 		return false
 	}
@@ -197,9 +198,9 @@ func (r *checking) found(f *wire.Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// cut keeps the findings that fit into so many bytes, leftovers last: what is cut off must not be
-// the damage.
-func (r *checking) cut(limit int) {
+// truncate keeps the findings that fit into so many bytes, leftovers last: what is cut off must not
+// be the damage.
+func (r *checking) truncate(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return leftover(a) - leftover(b)
 	})
@@ -226,7 +227,7 @@ const (
 	kindMissing  = "missing"
 )
 
-const removeIt = "remove it"
+const remedyRemove = "remove it"
 
 // checkRecipes gives the containers that only recipes need, with their sizes.
 func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
@@ -238,7 +239,7 @@ func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Dige
 		}
 		if !needed {
 			out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
-				Detail: "a recipe that no build needs", Action: removeIt})
+				Detail: "a recipe that no build needs", Action: remedyRemove})
 			return nil
 		}
 		for _, container := range p.Containers {
@@ -281,7 +282,7 @@ func (a *auditor) checkLeftovers(ctx context.Context, containers map[cas.Digest]
 			return err // published, or packed, meanwhile
 		}
 		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
-			Detail: bytesize.Text(size) + " that no build needs", Action: removeIt})
+			Detail: bytesize.Text(size) + " that no build needs", Action: remedyRemove})
 		return nil
 	})
 }
@@ -295,7 +296,7 @@ func checkError(ctx context.Context, err error) error {
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.
 func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
-	f := a.lookAtBlob(ctx, d, size, deep)
+	f := a.checkBlobOnce(ctx, d, size, deep)
 	if f == nil {
 		return nil
 	}
@@ -304,7 +305,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 	if err != nil {
 		return nil // the check ends with the context
 	}
-	f = a.lookAtBlob(ctx, d, size, deep)
+	f = a.checkBlobOnce(ctx, d, size, deep)
 	leave()
 	if f == nil || f.Kind == kindMissing && a.unneeded(d) {
 		return nil
@@ -329,8 +330,9 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64, deep 
 	return f
 }
 
-// lookAtBlob is checkBlob for a store without changes; it does not say which builds need the blob.
-func (a *auditor) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
+// checkBlobOnce is checkBlob for a store without changes; it does not say which builds need the
+// blob.
+func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
 	have, err := a.forms.Size(d)
 	switch {
@@ -470,7 +472,7 @@ func Space(ctx context.Context, st *store.Store, progress func(*wire.Progress)) 
 		return nil, checkError(ctx, err)
 	}
 	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Containers,
-		kindManifests: now.ManifestBytes, kindViews: a.st.Views().HeldBytes(),
+		kindManifests: now.ManifestBytes, kindViews: a.st.Views().UnlinkedOpenBytes(),
 		kindRecipes: packed.Recipes, kindUnpacked: packed.Copies} {
 		lines[name].AccountedBytes = &accounted
 	}

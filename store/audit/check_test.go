@@ -23,7 +23,7 @@ func TestALongAnswerIsCutAndSaysSo(t *testing.T) {
 		}
 		result.Findings = append(result.Findings, &wire.Finding{Kind: kind, Object: fmt.Sprint(i), Detail: strings.Repeat("d", 80)})
 	}
-	result.cut(limit)
+	result.truncate(limit)
 	require.LessOrEqual(t, proto.Size(result), limit)
 	require.EqualValues(t, 1003, uint64(len(result.Findings))+result.More)
 	require.Equal(t, "damaged", result.Findings[0].Kind, "what is cut off is not the damage")
@@ -31,6 +31,6 @@ func TestALongAnswerIsCutAndSaysSo(t *testing.T) {
 
 func TestDamageOfRemovedBuildsIsReported(t *testing.T) {
 	a := &auditor{}
-	require.False(t, a.hasGone(&wire.Finding{Kind: "damaged", Object: cas.Digest{1}.String()}))
-	require.False(t, a.hasGone(&wire.Finding{Kind: "leftover", Object: "views/shared/x"}))
+	require.False(t, a.wasBeingRemoved(&wire.Finding{Kind: "damaged", Object: cas.Digest{1}.String()}))
+	require.False(t, a.wasBeingRemoved(&wire.Finding{Kind: "leftover", Object: "views/shared/x"}))
 }

@@ -14,22 +14,22 @@ import (
 // Inventory is the disk space of the blobs of a store, in all forms, and the builds that need them.
 // A plan takes builds out of it, packs blobs and drops copies, to see what that frees.
 type Inventory struct {
-	blobs []index.Blob          // those of the survey, then containers that no build needs; Needs counts builds
-	forms map[uint32]*blobForms // by place in blobs: of those that are more, or less, than a whole file that only builds need
-	at    map[cas.Digest]uint32
-	disk  func(cas.Digest) int64
-	was   []int64 // by place: what the whole form of a blob took that has gone; nil: none has
+	blobs  []index.Blob          // those of the survey, then containers that no build needs; Needs counts builds
+	forms  map[uint32]*blobForms // by place in blobs: of those that are more, or less, than a whole file that only builds need
+	at     map[cas.Digest]uint32
+	disk   func(cas.Digest) int64
+	before []int64 // by place: what the whole form of a blob took that has gone; nil: none has
 }
 
 // blobForms are what a blob has besides its whole form, which may be gone.
 type blobForms struct {
 	recipe, unpacked int64    // bytes on disk; 0: there is none
-	takes            []uint32 // the containers of the recipe
+	containers       []uint32 // the containers of the recipe
 	users            int      // recipes that take from it
 	saving           int64    // bytes on disk that packing it frees; 0: it is not worth it, or not known
 	from             []uint32 // the blobs that it would take from
 
-	went *blobForms // what it had when the last build that needed it was taken out; nil: none was
+	wholeDropped *blobForms // what it had when the last build that needed it was taken out; nil: none was
 }
 
 // NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's blobs over. disk says what the whole form of a
@@ -44,7 +44,7 @@ func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, containers ...cas.Dige
 	f.recipe = disk
 	for _, container := range containers {
 		inv.formsOf(container).users++
-		f.takes = append(f.takes, inv.at[container])
+		f.containers = append(f.containers, inv.at[container])
 	}
 }
 
@@ -117,7 +117,7 @@ func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, container bool)) 
 	for _, at := range b.Blobs {
 		fn(at, false)
 		if f := inv.forms[at]; f != nil {
-			for _, container := range f.takes {
+			for _, container := range f.containers {
 				fn(container, true)
 			}
 		}
@@ -133,37 +133,37 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	}
 	f := inv.forms[at]
 	if f == nil {
-		return inv.lose(at)
+		return inv.dropWhole(at)
 	}
-	f.went = &blobForms{recipe: f.recipe, unpacked: f.unpacked, takes: f.takes, saving: f.saving}
+	f.wholeDropped = &blobForms{recipe: f.recipe, unpacked: f.unpacked, containers: f.containers, saving: f.saving}
 	freed = f.recipe + f.unpacked
 	f.recipe, f.unpacked, f.saving = 0, 0, 0
-	for _, container := range f.takes {
-		freed += inv.give(container)
+	for _, container := range f.containers {
+		freed += inv.releaseRecipe(container)
 	}
-	f.takes = nil
+	f.containers = nil
 	if f.users == 0 {
-		freed += inv.lose(at)
+		freed += inv.dropWhole(at)
 	}
 	return freed
 }
 
-// give takes out one recipe that takes from a blob.
-func (inv *Inventory) give(at uint32) (freed int64) {
+// releaseRecipe takes out one recipe that takes from a blob.
+func (inv *Inventory) releaseRecipe(at uint32) (freed int64) {
 	f := inv.forms[at]
 	if f.users--; f.users == 0 && inv.blobs[at].Needs == 0 {
-		return inv.lose(at)
+		return inv.dropWhole(at)
 	}
 	return 0
 }
 
-// lose lets the whole form of a blob go.
-func (inv *Inventory) lose(at uint32) (freed int64) {
-	if len(inv.was) < len(inv.blobs) {
-		inv.was = append(inv.was, make([]int64, len(inv.blobs)-len(inv.was))...)
+// dropWhole lets the whole form of a blob go.
+func (inv *Inventory) dropWhole(at uint32) (freed int64) {
+	if len(inv.before) < len(inv.blobs) {
+		inv.before = append(inv.before, make([]int64, len(inv.blobs)-len(inv.before))...)
 	}
 	b := &inv.blobs[at]
-	freed, inv.was[at], b.Disk = b.Disk, b.Disk, 0
+	freed, inv.before[at], b.Disk = b.Disk, b.Disk, 0
 	return freed
 }
 
@@ -175,31 +175,32 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 	}
 	f := inv.forms[at]
 	if f == nil {
-		return inv.regain(at)
+		return inv.restoreWhole(at)
 	}
-	f.recipe, f.unpacked, f.takes, f.saving, f.went = f.went.recipe, f.went.unpacked, f.went.takes, f.went.saving, nil
+	f.recipe, f.unpacked, f.containers, f.saving, f.wholeDropped = f.wholeDropped.recipe, f.wholeDropped.unpacked, f.wholeDropped.containers, f.wholeDropped.saving, nil
 	takes = f.recipe + f.unpacked
-	for _, container := range f.takes {
+	for _, container := range f.containers {
 		other := inv.forms[container]
 		if other.users++; other.users == 1 && inv.blobs[container].Needs == 0 {
-			takes += inv.regain(container)
+			takes += inv.restoreWhole(container)
 		}
 	}
 	if f.users == 0 {
-		takes += inv.regain(at)
+		takes += inv.restoreWhole(at)
 	}
 	return takes
 }
 
-// regain undoes lose.
-func (inv *Inventory) regain(at uint32) (takes int64) {
+// restoreWhole undoes lose.
+func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
 	b := &inv.blobs[at]
-	b.Disk = inv.was[at]
+	b.Disk = inv.before[at]
 	return b.Disk
 }
 
-// needs is what builds need that is there, each part once: their blobs in all forms, and what these are packed with.
-func (inv *Inventory) needs(builds ...*candidate) (sum int64) {
+// neededBytes is what builds need that is there, each part once: their blobs in all forms, and what
+// these are packed with.
+func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool { return inv.forms[at] != nil }) {
 		for _, at := range builds[0].Blobs { // as of nearly all: each blob is named once, and nothing is packed
 			sum += inv.blobs[at].Disk
@@ -235,7 +236,7 @@ func (inv *Inventory) pack(at uint32) (freed int64) {
 	for _, from := range f.from {
 		inv.forms[from].users++
 	}
-	f.takes = append(f.takes, f.from...)
+	f.containers = append(f.containers, f.from...)
 	return freed
 }
 
@@ -256,7 +257,7 @@ func (inv *Inventory) perBuild(at uint32) float64 {
 		return float64(b.Disk) / float64(max(b.Needs, 1))
 	}
 	bytes := inv.part(at)*float64(b.Needs) + float64(f.recipe+f.unpacked)
-	for _, container := range f.takes {
+	for _, container := range f.containers {
 		bytes += inv.part(container)
 	}
 	return bytes / float64(max(b.Needs, 1))
@@ -403,15 +404,17 @@ type Thrashing struct {
 	Bytes         int64   // that they take
 }
 
-// thrashAt is how many entries have to come back before it is spoken of.
-const thrashAt = 3
+// minReturned is how many entries have to come back before it is spoken of.
+const minReturned = 3
 
-// Counts tells whether it is worth speaking of: so many entries come back, and a quarter of those that went.
-func (t Thrashing) Counts() bool { return t.Back >= thrashAt && 4*t.Back >= t.Evicted }
+// IsSignificant tells whether it is worth speaking of: so many entries come back, and a quarter of
+// those that went.
+func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Back >= t.Evicted }
 
-// Thrashes looks at tombstones, the oldest first: an entry has come back where there is a build of it, or a later tombstone, from after it went. madeSince tells of a
-// tombstone's entry whether there is such a build.
-func Thrashes(tombstones []index.Tombstone, madeSince func(*index.Tombstone) bool) (t Thrashing) {
+// FindThrashing looks at tombstones, the oldest first: an entry has come back where there is a
+// build of it, or a later tombstone, from after it went. madeSince tells of a tombstone's entry
+// whether there is such a build.
+func FindThrashing(tombstones []index.Tombstone, madeSince func(*index.Tombstone) bool) (t Thrashing) {
 	type entry struct {
 		key   index.RequestKey
 		scope string

@@ -96,7 +96,7 @@ func TestBuildsThatFreeLittleAreEvictedLast(t *testing.T) {
 	m.blobs[1] = modelBlob{recipe: 1, takes: []int{0}}
 	require.Equal(t, []string{"remove 3: 100", "remove 1: 6"}, said(m.plan(t, true, Limits{Bytes: 103})), "nothing else is left, and the goal is reached with it")
 	require.Equal(t, []string{"remove 1: 6", "remove 3: 100", "remove 2: 101"}, said(m.plan(t, true, Limits{Bytes: 50})))
-	m.blobs[0].whole = 6 * hardly
+	m.blobs[0].whole = 6 * minFreedPart
 	require.Equal(t, []string{"remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: 103})))
 }
 

@@ -57,37 +57,38 @@ type Step struct {
 }
 
 // Reason says why it is this build.
-func (s *Step) Reason() string { return s.why.said(s.Last) }
+func (s *Step) Reason() string { return s.why.text(s.Last) }
 
 // Keep notes that a step was not carried out.
 func (s *Step) Keep(why string) { s.Outcome = kept + why }
 
-// KeptFor says why a step was not carried out, "" if it was or is still planned.
-func (s *Step) KeptFor() string {
+// KeptReason says why a step was not carried out, "" if it was or is still planned.
+func (s *Step) KeptReason() string {
 	if why, found := strings.CutPrefix(s.Outcome, kept); found {
 		return why
 	}
 	return ""
 }
 
-// Carried notes that a step was carried out, and what that freed.
-func (p *Plan) Carried(s *Step, freed int64) {
+// NoteDone notes that a step was carried out, and what that freed.
+func (p *Plan) NoteDone(s *Step, freed int64) {
 	s.Outcome, s.Frees = s.Action.done(), freed
 	p.Freed += freed
 }
 
-// End notes by how much the goal was missed.
-func (p *Plan) End() {
+// Finish notes by how much the goal was missed.
+func (p *Plan) Finish() {
 	if p.Goal >= 0 {
 		p.Short = max(p.Used-p.Freed-p.Goal, 0)
 	}
 }
 
-// Enough tells that the goal is reached once so much is freed besides; where there is no goal, it is always.
-func (p *Plan) Enough(besides int64) bool { return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal }
+// GoalReached tells that the goal is reached once so much is freed besides; where there is no goal,
+// it is always.
+func (p *Plan) GoalReached(besides int64) bool { return p.Goal < 0 || p.Used-p.Freed-besides <= p.Goal }
 
-// Done counts the steps of one kind that were carried out, or are planned.
-func (p *Plan) Done(a Action) (n uint64) {
+// Count counts the steps of one kind that were carried out, or are planned.
+func (p *Plan) Count(a Action) (n uint64) {
 	for i := range p.Steps {
 		if s := &p.Steps[i]; s.Action == a && (s.Outcome == planned || s.Outcome == a.done()) {
 			n++
@@ -101,14 +102,14 @@ type Kept struct {
 	Reason string
 	Builds uint64          // 0: bytes that builds need which are not planned for
 	Bytes  int64           // on disk, with what recipes take from: what several reasons hold counts for the first of them
-	First  []index.BuildID // of the builds; mostFirst in a whole plan
+	First  []index.BuildID // of the builds; maxNamed in a whole plan
 }
 
-// mostFirst bounds the builds that a plan names as staying.
-const mostFirst = 1024
+// maxNamed bounds the builds that a plan names as staying.
+const maxNamed = 1024
 
-// WhatStays says in words what had to stay, "" if nothing had to.
-func (p *Plan) WhatStays() string {
+// KeptText says in words what had to stay, "" if nothing had to.
+func (p *Plan) KeptText() string {
 	stays := make(map[string]Kept)
 	add := func(why string, builds uint64, bytes int64) {
 		k := stays[why]
@@ -122,7 +123,7 @@ func (p *Plan) WhatStays() string {
 		}
 	}
 	for i := range p.Steps {
-		if why := p.Steps[i].KeptFor(); why != "" {
+		if why := p.Steps[i].KeptReason(); why != "" {
 			add(why, 1, p.Steps[i].Frees)
 		}
 	}
@@ -147,7 +148,7 @@ type cause struct {
 	limit  string    // what was exceeded, in words; "": nothing was
 	state  string    // of classNotServed
 	since  time.Time // of classSuperseded: when the build was made that has taken its place
-	action Action    // of becauseSmaller
+	action Action    // of causeSmaller
 
 	compileSeconds float64 // of classServed
 	hits           uint64  // likewise
@@ -155,9 +156,9 @@ type cause struct {
 
 // The kinds of causes.
 const (
-	becausePoorest int8 = iota // there has to be room, or less of something, and it is the build's turn
-	becauseOld
-	becauseSmaller // what it frees costs no compile
+	causeLeastValuable int8 = iota // there has to be room, or less of something, and it is the build's turn
+	causeUnused
+	causeSmaller // what it frees costs no compile
 )
 
 // causeOf says why it is this build's turn.
@@ -167,18 +168,18 @@ func (pl *planner) causeOf(one *candidate, kind int8, limit string) cause {
 	case classNotServed:
 		w.state = pl.NotServed[one.ID]
 	case classSuperseded:
-		w.since = one.first.Created
+		w.since = one.successor.Created
 	}
 	return w
 }
 
-// said puts it into words, for a build that was used last at that time.
-func (w *cause) said(last time.Time) string {
+// text puts it into words, for a build that was used last at that time.
+func (w *cause) text(last time.Time) string {
 	used := last.Format(time.RFC3339)
 	switch w.kind {
-	case becauseOld:
+	case causeUnused:
 		return fmt.Sprintf("not used since %s, which is longer than max_unused, %s", used, w.limit)
-	case becauseSmaller:
+	case causeSmaller:
 		if w.action == DropCopy {
 			return "a copy of a packed build, which the next request makes again; last used " + used
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// recent is how long it takes for a build's use to count half.
-const recent = 7 * 24 * time.Hour
+// halfLife is how long it takes for a build's use to count half.
+const halfLife = 7 * 24 * time.Hour
 
 // The classes of candidates; lower ones go first.
 const (
@@ -31,20 +31,21 @@ const (
 
 type candidate struct {
 	*index.Brief
-	last  time.Time
-	class int8
-	first *candidate // of classSuperseded: the build that has taken its place
-	gone  bool       // chosen
-	known bool       // whether it is spared was looked at
-	why   string     // it is spared
-	worth float64
-	fresh bool // it was just stored, and stays though its user has too much
-	above bool // it is not within its user's share: it goes before builds of other users
-	bears bool // it was chosen, and stays after all: others need what it has
+	last        time.Time
+	class       int8
+	successor   *candidate // of classSuperseded: the build that has taken its place
+	chosen      bool       // chosen
+	sparedKnown bool       // whether it is spared was looked at
+	spared      string     // it is spared
+	worth       float64
+	justStored  bool // it was just stored, and stays though its user has too much
+	above       bool // it is not within its user's share: it goes before builds of other users
+	useless     bool // it was chosen, and stays after all: others need what it has
 }
 
-// hardly is the part of its needs that a removal must free: less is not worth a compile to others.
-const hardly = 16
+// minFreedPart is the part of its needs that a removal must free: less is not worth a compile to
+// others.
+const minFreedPart = 16
 
 // planner is the work of one plan.
 type planner struct {
@@ -59,8 +60,8 @@ type planner struct {
 	needers map[uint32][]*candidate // of blobs that may be packed, or have a copy: the candidates that need them
 }
 
-// gather finds out what is not served or superseded.
-func (pl *planner) gather() {
+// classify finds out what is not served or superseded.
+func (pl *planner) classify() {
 	type entry struct {
 		key   index.RequestKey
 		scope string
@@ -98,15 +99,15 @@ func (pl *planner) gather() {
 	}
 	for _, one := range several {
 		if first := newest[entry{one.RequestKey, one.Scope}]; first != one && !one.last.After(first.Created) {
-			one.class, one.first = classSuperseded, first
+			one.class, one.successor = classSuperseded, first
 		}
 	}
 	pl.all = all
 	pl.plan.Considered = uint64(len(all))
 }
 
-// aim finds out what is used, and how much is to stay.
-func (pl *planner) aim() {
+// setGoal finds out what is used, and how much is to stay.
+func (pl *planner) setGoal() {
 	if pl.Whole {
 		pl.plan.Used = pl.inv.sum()
 	} else {
@@ -120,8 +121,8 @@ func (pl *planner) aim() {
 	}
 }
 
-// weigh sorts the candidates: those that pay least are evicted first.
-func (pl *planner) weigh() {
+// rank sorts the candidates: those that pay least are evicted first.
+func (pl *planner) rank() {
 	type place struct { // what is compared, side by side
 		worth float64
 		last  int64
@@ -136,7 +137,7 @@ func (pl *planner) weigh() {
 			share += pl.inv.perBuild(at)
 		}
 		idle := max(pl.At.Sub(one.last), 0)
-		one.worth = one.CompileSeconds * float64(1+one.Use.Hits) * math.Exp2(-float64(idle)/float64(recent)) / max(share, 1)
+		one.worth = one.CompileSeconds * float64(1+one.Use.Hits) * math.Exp2(-float64(idle)/float64(halfLife)) / max(share, 1)
 		order[i] = place{one.worth, one.last.UnixNano(), uint32(i), one.class}
 	}
 	slices.SortFunc(order, func(a, b place) int {
@@ -146,12 +147,13 @@ func (pl *planner) weigh() {
 	for i := range order {
 		pl.sorted[i] = &pl.all[order[i].at]
 	}
-	pl.aboveShare()
+	pl.markAboveShare()
 }
 
-// aboveShare finds the builds that are not within the shares of their users, and sorts them before those of
-// other users. Within a share are what is being stored, what is pinned, and then what pays most.
-func (pl *planner) aboveShare() {
+// markAboveShare finds the builds that are not within the shares of their users, and sorts them
+// before those of other users. Within a share are what is being stored, what is pinned, and then
+// what pays most.
+func (pl *planner) markAboveShare() {
 	if pl.limits.Share == 0 {
 		return
 	}
@@ -186,27 +188,27 @@ func (pl *planner) aboveShare() {
 	}
 }
 
-// tooOld chooses what was not used for longer than it may.
-func (pl *planner) tooOld() {
+// evictUnused chooses what was not used for longer than it may.
+func (pl *planner) evictUnused() {
 	if pl.limits.Unused == 0 {
 		return
 	}
 	limit := days(pl.limits.Unused)
 	for _, one := range pl.sorted {
 		if idle := pl.At.Sub(one.last); idle > pl.limits.Unused {
-			pl.take(one, true, becauseOld, limit)
+			pl.choose(one, true, causeUnused, limit)
 		}
 	}
 }
 
-// aboveQuota chooses among the builds of each user that has too much.
-func (pl *planner) aboveQuota() {
+// evictAboveQuota chooses among the builds of each user that has too much.
+func (pl *planner) evictAboveQuota() {
 	if pl.limits.User == 0 {
 		return
 	}
 	has := make(map[uint32]int64)
 	for i := range pl.all {
-		if one := &pl.all[i]; !one.gone {
+		if one := &pl.all[i]; !one.chosen {
 			has[one.UID] += one.LogicalBytes
 		}
 	}
@@ -222,46 +224,47 @@ func (pl *planner) aboveQuota() {
 		}
 		return fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
 	}
-	newest, above := pl.newest(), make(map[uint32]bool)
+	newest, above := pl.newestOfUsers(), make(map[uint32]bool)
 	for uid, bytes := range has {
 		above[uid] = bytes > pl.limits.User
 	}
 	for _, one := range pl.sorted {
 		more := above[one.UID] && has[one.UID]-one.LogicalBytes >= pl.limits.User-pl.limits.UserSlack
-		if one.gone || has[one.UID] <= pl.limits.User && !more || one == newest[one.UID] {
+		if one.chosen || has[one.UID] <= pl.limits.User && !more || one == newest[one.UID] {
 			continue
 		}
-		if pl.take(one, true, becausePoorest, over(one.UID)) {
+		if pl.choose(one, true, causeLeastValuable, over(one.UID)) {
 			has[one.UID] -= one.LogicalBytes
 		}
 	}
 	for uid, one := range newest {
-		one.fresh = has[uid] > pl.limits.User
+		one.justStored = has[uid] > pl.limits.User
 	}
 	for i := range pl.all {
-		if one := &pl.all[i]; one.why != "" && has[one.UID] > pl.limits.User {
-			pl.unkeep(one)
-			one.why += ", though " + over(one.UID)
-			pl.keep(one.why)
+		if one := &pl.all[i]; one.spared != "" && has[one.UID] > pl.limits.User {
+			pl.uncountKept(one)
+			one.spared += ", though " + over(one.UID)
+			pl.countKept(one.spared)
 		}
 	}
 	for i := range pl.Others {
 		if one := &pl.Others[i]; has[one.UID] > pl.limits.User {
-			pl.keepOther(one, "shared, which is for administrators to remove, though "+over(one.UID))
+			pl.countKeptOther(one, "shared, which is for administrators to remove, though "+over(one.UID))
 		}
 	}
 }
 
-// justStored is how long a user's newest build stays though the user has more than the quota: what was in use when it was stored may go meanwhile.
-const justStored = time.Minute
+// newestGrace is how long a user's newest build stays though the user has more than the quota: what
+// was in use when it was stored may go meanwhile.
+const newestGrace = time.Minute
 
-// newest gives the build of each user that was stored a moment ago, last of all, and would be within the quota alone. Where something is being stored,
-// that is the newest.
-func (pl *planner) newest() map[uint32]*candidate {
+// newestOfUsers gives the build of each user that was stored a moment ago, last of all, and would
+// be within the quota alone. Where something is being stored, that is the newest.
+func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	all := make(map[uint32]*candidate)
 	for i := range pl.all {
 		one := &pl.all[i]
-		if one.gone || one.class != classServed || pl.At.Sub(one.Created) >= justStored || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
+		if one.chosen || one.class != classServed || pl.At.Sub(one.Created) >= newestGrace || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
 			continue
 		}
 		if last := all[one.UID]; last == nil || last.Created.Before(one.Created) {
@@ -271,8 +274,8 @@ func (pl *planner) newest() map[uint32]*candidate {
 	return all
 }
 
-// tooMany chooses while there are more entries than there may be.
-func (pl *planner) tooMany() {
+// evictEntries chooses while there are more entries than there may be.
+func (pl *planner) evictEntries() {
 	limit := fmt.Sprintf("there are more entries than max_entries, %d", pl.limits.Entries)
 	most := pl.limits.Entries
 	if uint64(len(pl.entries)) > most {
@@ -282,14 +285,14 @@ func (pl *planner) tooMany() {
 		if uint64(len(pl.entries)) <= most || most == 0 {
 			return
 		}
-		pl.take(one, true, becausePoorest, limit)
+		pl.choose(one, true, causeLeastValuable, limit)
 	}
 }
 
-// forRoom chooses builds of these classes until the goal is reached.
-func (pl *planner) forRoom(classes ...int8) {
+// evictClasses chooses builds of these classes until the goal is reached.
+func (pl *planner) evictClasses(classes ...int8) {
 	for _, one := range pl.sorted {
-		if pl.plan.Enough(0) {
+		if pl.plan.GoalReached(0) {
 			return
 		}
 		if slices.Contains(classes, one.class) {
@@ -297,7 +300,7 @@ func (pl *planner) forRoom(classes ...int8) {
 			if one.above {
 				limit = fmt.Sprintf("uid %d has more than its share of %s", one.UID, bytesize.Text(pl.limits.Share))
 			}
-			pl.take(one, false, becausePoorest, limit)
+			pl.choose(one, false, causeLeastValuable, limit)
 		}
 	}
 }
@@ -305,123 +308,127 @@ func (pl *planner) forRoom(classes ...int8) {
 // mostRounds bounds the searches for other builds. Each round goes through all candidates.
 const mostRounds = 16
 
-// served chooses served builds until the goal is reached. One that frees hardly anything is evicted
-// only with those that share with it, or as the last means. Builds stay that need not be evicted.
-func (pl *planner) served() {
-	pl.forRoom(classServed)
+// evictServed chooses served builds until the goal is reached. One that frees hardly anything is
+// evicted only with those that share with it, or as the last means. Builds stay that need not be
+// evicted.
+func (pl *planner) evictServed() {
+	pl.evictClasses(classServed)
 	for round := 0; round < mostRounds; round++ {
-		if little, _ := pl.withoutUse(); len(little) == 0 || pl.plan.Enough(0) {
+		if little, _ := pl.unchooseUseless(); len(little) == 0 || pl.plan.GoalReached(0) {
 			break
 		}
-		pl.forRoom(classServed)
+		pl.evictClasses(classServed)
 	}
-	if !pl.plan.Enough(0) {
+	if !pl.plan.GoalReached(0) {
 		for i := range pl.all {
-			pl.all[i].bears = false // the builds that needed it may be chosen by now
+			pl.all[i].useless = false // the builds that needed it may be chosen by now
 		}
-		if pl.forRoom(classServed); !pl.plan.Enough(0) {
-			pl.togetherAfterAll(pl.withoutUse())
+		if pl.evictClasses(classServed); !pl.plan.GoalReached(0) {
+			pl.chooseTogether(pl.unchooseUseless())
 		}
 	}
-	pl.withoutNeed()
-	pl.countAnew()
+	pl.unchooseNeedless()
+	pl.recount()
 }
 
-// withoutUse keeps served builds that were chosen and free nothing after all, or hardly anything: others need what they have, or they are packed with
-// what others need, and these stay. It tells which, and what they would free together.
-func (pl *planner) withoutUse() (little []*candidate, freed int64) {
+// unchooseUseless keeps served builds that were chosen and free nothing after all, or hardly
+// anything: others need what they have, or they are packed with what others need, and these stay.
+// It tells which, and what they would free together.
+func (pl *planner) unchooseUseless() (little []*candidate, freed int64) {
 	for i := range pl.plan.Steps {
 		s := &pl.plan.Steps[i]
-		if !s.forRoom() {
+		if !s.isOptional() {
 			continue
 		}
-		takes := pl.back(s.of)
-		if takes > 0 && takes > (pl.inv.needs(s.of)-takes)/hardly {
-			pl.again(s.of)
+		takes := pl.restore(s.of)
+		if takes > 0 && takes > (pl.inv.neededBytes(s.of)-takes)/minFreedPart {
+			pl.reapply(s.of)
 			continue
 		}
-		s.of.bears = true
+		s.of.useless = true
 		little, freed = append(little, s.of), freed+takes
 	}
-	pl.leaveOut()
+	pl.dropRestored()
 	return little, freed
 }
 
-// togetherAfterAll chooses builds again that free hardly anything each, where they free more than that together and the goal is missed otherwise: many that
-// are packed with one that stays.
-func (pl *planner) togetherAfterAll(little []*candidate, frees int64) {
-	if frees == 0 || frees <= (pl.inv.needs(little...)-frees)/hardly {
+// chooseTogether chooses builds again that free hardly anything each, where they free more than
+// that together and the goal is missed otherwise: many that are packed with one that stays.
+func (pl *planner) chooseTogether(little []*candidate, frees int64) {
+	if frees == 0 || frees <= (pl.inv.neededBytes(little...)-frees)/minFreedPart {
 		return
 	}
 	for _, one := range little {
-		one.bears = false
-		pl.take(one, false, becausePoorest, "")
+		one.useless = false
+		pl.choose(one, false, causeLeastValuable, "")
 	}
 }
 
-// withoutNeed keeps served builds that a larger, later choice makes needless, the best first.
-func (pl *planner) withoutNeed() {
-	if pl.plan.Goal < 0 || !pl.plan.Enough(0) {
+// unchooseNeedless keeps served builds that a larger, later choice makes needless, the best first.
+func (pl *planner) unchooseNeedless() {
+	if pl.plan.Goal < 0 || !pl.plan.GoalReached(0) {
 		return
 	}
 	for i := len(pl.plan.Steps) - 1; i >= 0; i-- {
-		if s := &pl.plan.Steps[i]; s.forRoom() {
-			if pl.back(s.of); !pl.plan.Enough(0) {
-				pl.again(s.of)
+		if s := &pl.plan.Steps[i]; s.isOptional() {
+			if pl.restore(s.of); !pl.plan.GoalReached(0) {
+				pl.reapply(s.of)
 			}
 		}
 	}
-	pl.leaveOut()
+	pl.dropRestored()
 }
 
-// forRoom tells whether a step removes a build that is served, which is done where the goal is not reached otherwise.
-func (s *Step) forRoom() bool { return s.Action == Evict && !s.Must && s.of.class == classServed }
+// isOptional tells whether a step removes a build that is served, which is done where the goal is
+// not reached otherwise.
+func (s *Step) isOptional() bool { return s.Action == Evict && !s.Must && s.of.class == classServed }
 
-// back takes in again what was chosen for room, and tells what it takes then. Nothing may have been packed since it was chosen.
-func (pl *planner) back(one *candidate) (takes int64) {
+// restore takes in again what was chosen for room, and tells what it takes then. Nothing may have
+// been packed since it was chosen.
+func (pl *planner) restore(one *candidate) (takes int64) {
 	for _, at := range one.Blobs {
 		takes += pl.inv.retain(at)
 	}
-	one.gone = false
+	one.chosen = false
 	pl.plan.Freed -= takes
 	return takes
 }
 
-// again undoes back.
-func (pl *planner) again(one *candidate) (frees int64) {
+// reapply undoes back.
+func (pl *planner) reapply(one *candidate) (frees int64) {
 	frees = pl.release(one)
-	one.gone = true
+	one.chosen = true
 	pl.plan.Freed += frees
 	return frees
 }
 
-// leaveOut removes the steps of what was taken in again.
-func (pl *planner) leaveOut() {
-	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool { return s.forRoom() && !s.of.gone })
+// dropRestored removes the steps of what was taken in again.
+func (pl *planner) dropRestored() {
+	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool { return s.isOptional() && !s.of.chosen })
 }
 
-// countAnew recounts what each step frees after the remaining ones before it.
-func (pl *planner) countAnew() {
+// recount recounts what each step frees after the remaining ones before it.
+func (pl *planner) recount() {
 	for i := range pl.plan.Steps {
-		if s := &pl.plan.Steps[i]; s.forRoom() {
-			pl.back(s.of)
+		if s := &pl.plan.Steps[i]; s.isOptional() {
+			pl.restore(s.of)
 		}
 	}
 	for i := range pl.plan.Steps {
-		if s := &pl.plan.Steps[i]; s.forRoom() {
-			s.Frees = pl.again(s.of)
+		if s := &pl.plan.Steps[i]; s.isOptional() {
+			s.Frees = pl.reapply(s.of)
 		}
 	}
 }
 
-// take chooses a build, if it may go.
-func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool {
-	if one.gone || one.bears && !must || pl.spared(one) != "" {
+// choose chooses a build, if it may go.
+func (pl *planner) choose(one *candidate, must bool, kind int8, limit string) bool {
+	if one.chosen || one.useless && !must || pl.whySpared(one) != "" {
 		return false
 	}
-	one.gone = true
+	one.chosen = true
 	frees := pl.release(one)
-	pl.step(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit), Must: must, of: one})
+	pl.addStep(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit), Must: must, of: one})
 	if pl.entries != nil {
 		if pl.entries[one.RequestKey]--; pl.entries[one.RequestKey] == 0 {
 			delete(pl.entries, one.RequestKey)
@@ -437,32 +444,32 @@ func (pl *planner) release(one *candidate) (frees int64) {
 	return frees
 }
 
-func (pl *planner) step(s Step) {
+func (pl *planner) addStep(s Step) {
 	s.ID, s.Last, s.Outcome = s.of.ID, s.of.last, planned
 	pl.plan.Freed += s.Frees
 	pl.plan.Steps = append(pl.plan.Steps, s)
 }
 
-// letGo drops the survey, which else would stay while the plan is carried out.
-func (pl *planner) letGo() {
+// dropSurvey drops the survey, which else would stay while the plan is carried out.
+func (pl *planner) dropSurvey() {
 	for i := range pl.plan.Steps {
 		pl.plan.Steps[i].of, pl.plan.Steps[i].blobs = nil, nil
 	}
 }
 
-// spared says why a candidate may not go, and counts it.
-func (pl *planner) spared(one *candidate) string {
-	if !one.known {
-		one.known = true
-		if one.why = pl.Spared(one.Brief); one.why != "" {
-			pl.keep(one.why)
+// whySpared says why a candidate may not go, and counts it.
+func (pl *planner) whySpared(one *candidate) string {
+	if !one.sparedKnown {
+		one.sparedKnown = true
+		if one.spared = pl.WhySpared(one.Brief); one.spared != "" {
+			pl.countKept(one.spared)
 		}
 	}
-	return one.why
+	return one.spared
 }
 
-// keep counts a build that stays; tell sums their bytes.
-func (pl *planner) keep(why string) *Kept {
+// countKept counts a build that stays; tell sums their bytes.
+func (pl *planner) countKept(why string) *Kept {
 	k := pl.kept[why]
 	if k == nil {
 		k = &Kept{Reason: why}
@@ -472,74 +479,75 @@ func (pl *planner) keep(why string) *Kept {
 	return k
 }
 
-// keepOther counts a build that is not planned for.
-func (pl *planner) keepOther(b *index.Brief, why string) {
-	k := pl.keep(why)
+// countKeptOther counts a build that is not planned for.
+func (pl *planner) countKeptOther(b *index.Brief, why string) {
+	k := pl.countKept(why)
 	for _, at := range b.Blobs {
 		k.Bytes += pl.inv.bytes(at)
 	}
 }
 
-func (pl *planner) unkeep(one *candidate) {
-	k := pl.kept[one.why]
+func (pl *planner) uncountKept(one *candidate) {
+	k := pl.kept[one.spared]
 	if k.Builds--; k.Builds == 0 {
-		delete(pl.kept, one.why)
+		delete(pl.kept, one.spared)
 	}
 }
 
 // Why builds stay that nothing keeps.
 const (
-	whyPinned  = "pinned"
-	whyFresh   = "stored a moment ago"
-	whyPays    = "pays most"
-	whyNeeded  = "others need what it has"
-	whyNotHere = "needed by builds that are not planned for"
+	keptPinned    = "pinned"
+	keptNewest    = "stored a moment ago"
+	keptValuable  = "pays most"
+	keptNeeded    = "others need what it has"
+	keptNotStored = "needed by builds that are not planned for"
 )
 
-// tell counts what stays, and what it takes.
-func (pl *planner) tell() {
+// sumKept counts what stays, and what it takes.
+func (pl *planner) sumKept() {
 	for i := range pl.all {
 		one := &pl.all[i]
-		if one.gone || one.why != "" {
+		if one.chosen || one.spared != "" {
 			continue
 		}
 		switch {
-		case one.fresh:
-			one.why = whyFresh
-		case one.bears:
-			one.why = whyNeeded
+		case one.justStored:
+			one.spared = keptNewest
+		case one.useless:
+			one.spared = keptNeeded
 		case pl.Pinned[one.ID]:
-			one.why = whyPinned
+			one.spared = keptPinned
 		default:
-			one.why = whyPays
+			one.spared = keptValuable
 		}
-		pl.keep(one.why)
+		pl.countKept(one.spared)
 	}
 	strength := func(why string) int { // what would keep them all by itself comes first
-		if strings.HasPrefix(why, whyPinned) {
+		if strings.HasPrefix(why, keptPinned) {
 			return -2
 		}
-		return slices.Index([]string{whyPays, whyNeeded}, why)
+		return slices.Index([]string{keptValuable, keptNeeded}, why)
 	}
 	order := slices.SortedFunc(maps.Keys(pl.kept), func(a, b string) int { return cmp.Or(strength(a)-strength(b), strings.Compare(a, b)) })
-	pl.share(order)
+	pl.sumKeptShares(order)
 	for _, why := range order {
 		pl.plan.Kept = append(pl.plan.Kept, *pl.kept[why])
 	}
 	left := pl.plan.Used - pl.plan.Freed
 	for i := range pl.all {
-		if k := pl.kept[pl.all[i].why]; k != nil {
+		if k := pl.kept[pl.all[i].spared]; k != nil {
 			left -= k.Bytes
 			delete(pl.kept, k.Reason)
 		}
 	}
 	if left > 0 {
-		pl.plan.Kept = append(pl.plan.Kept, Kept{Reason: whyNotHere, Bytes: left})
+		pl.plan.Kept = append(pl.plan.Kept, Kept{Reason: keptNotStored, Bytes: left})
 	}
 }
 
-// share counts each blob that builds need which stay, as their file or to unpack one from, for the first of the reasons why they do.
-func (pl *planner) share(order []string) {
+// sumKeptShares counts each blob that builds need which stay, as their file or to unpack one from,
+// for the first of the reasons why they do.
+func (pl *planner) sumKeptShares(order []string) {
 	place := make(map[string]uint32, len(order)) // from 1 on
 	for i, why := range order {
 		place[why] = uint32(i + 1)
@@ -548,14 +556,14 @@ func (pl *planner) share(order []string) {
 	named := 0
 	for i := range pl.all {
 		one := &pl.all[i]
-		if one.gone {
+		if one.chosen {
 			continue
 		}
-		if k := pl.kept[one.why]; named < mostFirst {
+		if k := pl.kept[one.spared]; named < maxNamed {
 			named++
 			k.First = append(k.First, one.ID)
 		}
-		at := place[one.why]
+		at := place[one.spared]
 		pl.inv.parts(one.Brief, func(blob uint32, container bool) {
 			if container && !pl.Whole && pl.inv.blobs[blob].Needs > 0 {
 				return // it is in what is used only if it is a build's that is planned for
@@ -592,9 +600,9 @@ type Snapshot struct {
 	Storing   map[uint32]int64      // logical bytes by user: what is being stored comes in place of what is there
 	Bound     func(uid uint32) bool // reports whether Limits.Share is for the user; nil: for none
 
-	// Spared says why a build may not be evicted now, "" if it may. It is called once at most, and
-	// only for builds that would be evicted, because it may have to look at files.
-	Spared func(*index.Brief) string
+	// WhySpared says why a build may not be evicted now, "" if it may. It is called once at most,
+	// and only for builds that would be evicted, because it may have to look at files.
+	WhySpared func(*index.Brief) string
 }
 
 // Limits are what is to be kept to. The zero value lets no byte stay: where there is no goal, Bytes is below 0.
@@ -616,22 +624,22 @@ type Limits struct {
 // then superseded ones; by packing; and then builds of the least compile time and use per byte.
 func (s *Snapshot) Plan(to Limits) *Plan {
 	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept)}
-	pl.gather()
-	pl.aim()
-	pl.weigh()
-	pl.tooOld()
-	pl.aboveQuota()
-	pl.tooMany()
+	pl.classify()
+	pl.setGoal()
+	pl.rank()
+	pl.evictUnused()
+	pl.evictAboveQuota()
+	pl.evictEntries()
 	pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy)
-	pl.forRoom(classNotServed, classSuperseded)
+	pl.evictClasses(classNotServed, classSuperseded)
 	if to.Packs {
 		pl.shrinkUntilEnough(PackBuild, pl.inv.pack)
 	}
-	pl.served()
-	pl.withoutDetours()
-	pl.plan.End()
-	pl.tell()
-	pl.letGo()
+	pl.evictServed()
+	pl.dropUselessSteps()
+	pl.plan.Finish()
+	pl.sumKept()
+	pl.dropSurvey()
 	return pl.plan
 }
 
@@ -651,7 +659,7 @@ func (pl *planner) findNeeders() {
 	for i := range pl.all {
 		one := &pl.all[i]
 		for _, at := range one.Blobs {
-			if f := pl.inv.forms[at]; f != nil && (f.saving > 0 || f.unpacked > 0) && !one.gone {
+			if f := pl.inv.forms[at]; f != nil && (f.saving > 0 || f.unpacked > 0) && !one.chosen {
 				pl.needers[at] = append(pl.needers[at], one)
 			}
 		}
@@ -666,7 +674,7 @@ func (pl *planner) findNeeders() {
 // mayShrink reports whether the form of a blob may change for all builds that need it.
 func (pl *planner) mayShrink(at uint32) bool {
 	all := pl.needers[at]
-	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool { return pl.spared(one) != "" })
+	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool { return pl.whySpared(one) != "" })
 }
 
 // coldest lists the candidates that need some blob that may shrink, the ones that were not used for longest first.
@@ -674,7 +682,7 @@ func (pl *planner) coldest() (list []*candidate) {
 	pl.findNeeders()
 	for _, all := range pl.needers {
 		for _, one := range all {
-			if !one.gone {
+			if !one.chosen {
 				list = append(list, one)
 			}
 		}
@@ -687,14 +695,14 @@ func (pl *planner) coldest() (list []*candidate) {
 
 // shrinkUntilEnough makes a step of each candidate for which some of its blobs free something.
 func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) {
-	if pl.plan.Enough(0) {
+	if pl.plan.GoalReached(0) {
 		return
 	}
 	for _, one := range pl.coldest() {
-		if pl.plan.Enough(0) {
+		if pl.plan.GoalReached(0) {
 			return
 		}
-		s := Step{Action: action, of: one, why: cause{kind: becauseSmaller, action: action}}
+		s := Step{Action: action, of: one, why: cause{kind: causeSmaller, action: action}}
 		for _, at := range one.Blobs {
 			if !pl.mayShrink(at) {
 				continue
@@ -705,16 +713,16 @@ func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) 
 			}
 		}
 		if s.Frees > 0 {
-			pl.step(s)
+			pl.addStep(s)
 		}
 	}
 }
 
-// withoutDetours drops steps that are needed only by builds that are evicted in the end.
-func (pl *planner) withoutDetours() {
+// dropUselessSteps drops steps that are needed only by builds that are evicted in the end.
+func (pl *planner) dropUselessSteps() {
 	goes := make(map[*candidate]*Step)
 	for i := range pl.plan.Steps {
-		if s := &pl.plan.Steps[i]; s.Action == Evict && s.of.gone {
+		if s := &pl.plan.Steps[i]; s.Action == Evict && s.of.chosen {
 			goes[s.of] = s
 		}
 	}

@@ -12,11 +12,11 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// plan makes a plan for a model, and checks that Spared is called at most once for a build.
+// plan makes a plan for a model, and checks that WhySpared is called at most once for a build.
 func (m *model) plan(t require.TestingT, whole bool, to Limits) *Plan {
 	asked := make(map[index.BuildID]bool)
 	s := &Snapshot{At: m.at, Builds: slices.Clone(m.builds), Whole: whole, Inventory: m.inventory(), NotServed: m.not, Pinned: m.pinned, Storing: m.byUser,
-		Spared: func(b *index.Brief) string {
+		WhySpared: func(b *index.Brief) string {
 			require.False(t, asked[b.ID], "asked again about %v", b.ID)
 			asked[b.ID] = true
 			return m.spared[b.ID]
@@ -142,7 +142,7 @@ func TestPlanFreesTheStatedBytes(t *testing.T) {
 			stays := plan.Freed
 			for _, k := range plan.Kept {
 				stays += k.Bytes
-				require.NotEqual(t, whyNotHere, k.Reason, "all builds are planned for")
+				require.NotEqual(t, keptNotStored, k.Reason, "all builds are planned for")
 			}
 			require.Equal(t, plan.Used, stays, "what goes and what stays is all there is")
 		}
@@ -192,7 +192,7 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 			left.remove(b.ID)
 		}
 	}
-	require.LessOrEqual(t, (takes-left.sweep())*hardly, bearable, "the goal is missed, and removing more builds would have freed something")
+	require.LessOrEqual(t, (takes-left.sweep())*minFreedPart, bearable, "the goal is missed, and removing more builds would have freed something")
 }
 
 func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model, evicted map[index.BuildID]bool) {
@@ -204,7 +204,7 @@ func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model, evi
 			require.LessOrEqual(t, m.at.Sub(lastUse(&b)), to.Unused, "too old")
 		}
 		has[b.UID] += b.LogicalBytes
-		may[b.UID] = may[b.UID] || free && m.at.Sub(b.Created) >= justStored // the newest one stays for a while
+		may[b.UID] = may[b.UID] || free && m.at.Sub(b.Created) >= newestGrace // the newest one stays for a while
 		keys[b.RequestKey] = true
 		mayKey = mayKey || free
 	}
@@ -373,7 +373,7 @@ func TestBuildsThatFreeNothingStay(t *testing.T) {
 	plan := m.plan(t, true, Limits{})
 	require.Empty(t, plan.Steps)
 	require.EqualValues(t, 110, plan.Short)
-	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 0 B: others need what it has", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 0 B: others need what it has", plan.KeptText())
 }
 
 // Nearly all that the first build has the second is packed with: the first goes with it, or stays.
@@ -392,7 +392,7 @@ func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: 100})
 	require.Equal(t, []string{"remove 3: 100"}, said(plan))
 	require.EqualValues(t, 14, plan.Short)
-	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 4 B: others need what it has", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 4 B: others need what it has", plan.KeptText())
 	m.blobs[3].whole = 40
 	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
 }
@@ -405,11 +405,11 @@ func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
 	require.Empty(t, plan.Steps)
 	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 has more than its quota of 50 B; 1 build of 100 B: pays most; "+
-		"1 build of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.WhatStays())
+		"1 build of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.KeptText())
 	delete(m.spared, index.BuildID{1})
 	plan = m.plan(t, true, Limits{Bytes: -1, User: 60})
 	require.Equal(t, []string{"remove 1: 100"}, said(plan))
-	require.NotContains(t, plan.WhatStays(), "quota", "it is kept to")
+	require.NotContains(t, plan.KeptText(), "quota", "it is kept to")
 }
 
 // A build that is evicted in the end is neither packed nor freed of its copy before, and what that
@@ -428,18 +428,18 @@ func TestStepOutcomes(t *testing.T) {
 	m := few(index.Brief{Created: present, CompileSeconds: 1}, index.Brief{Created: present, CompileSeconds: 2})
 	plan := m.plan(t, true, Limits{Bytes: 50})
 	require.Equal(t, []string{"remove 1: 100", "remove 2: 100"}, said(plan))
-	require.EqualValues(t, 2, plan.Done(Evict))
+	require.EqualValues(t, 2, plan.Count(Evict))
 	plan.Freed = 0
-	require.False(t, plan.Enough(100))
-	require.True(t, plan.Enough(150))
-	plan.Carried(&plan.Steps[0], 90)
+	require.False(t, plan.GoalReached(100))
+	require.True(t, plan.GoalReached(150))
+	plan.NoteDone(&plan.Steps[0], 90)
 	plan.Steps[1].Keep("in use")
-	plan.End()
+	plan.Finish()
 	require.Equal(t, []string{"removed", "kept: in use"}, []string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
-	require.Equal(t, []string{"", "in use"}, []string{plan.Steps[0].KeptFor(), plan.Steps[1].KeptFor()})
-	require.EqualValues(t, 1, plan.Done(Evict))
+	require.Equal(t, []string{"", "in use"}, []string{plan.Steps[0].KeptReason(), plan.Steps[1].KeptReason()})
+	require.EqualValues(t, 1, plan.Count(Evict))
 	require.EqualValues(t, 60, plan.Short)
-	require.Equal(t, "what stays: 1 build of 100 B: in use", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 100 B: in use", plan.KeptText())
 }
 
 // There is one level of recipes: nothing is packed that would take from what is packed already, or that recipes take from.

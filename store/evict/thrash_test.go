@@ -19,10 +19,10 @@ func TestThrashes(t *testing.T) {
 		ghost(2, "uid:7", 8, 40), // another entry, that went twice and has not come back since
 		ghost(2, "uid:7", 16, 80),
 	}
-	seen := Thrashes(ghosts, func(g *index.Tombstone) bool { return g.RequestKey[0] == 1 })
+	seen := FindThrashing(ghosts, func(g *index.Tombstone) bool { return g.RequestKey[0] == 1 })
 	require.Equal(t, Thrashing{Evicted: 3, Back: 2, Seconds: 2 + 3 + 8, Bytes: 10 + 40}, seen)
-	require.Equal(t, Thrashing{}, Thrashes(nil, nil))
-	require.False(t, seen.Counts(), "two are not many")
-	require.True(t, Thrashing{Evicted: 12, Back: 3}.Counts())
-	require.False(t, Thrashing{Evicted: 13, Back: 3}.Counts(), "less than a quarter")
+	require.Equal(t, Thrashing{}, FindThrashing(nil, nil))
+	require.False(t, seen.IsSignificant(), "two are not many")
+	require.True(t, Thrashing{Evicted: 12, Back: 3}.IsSignificant())
+	require.False(t, Thrashing{Evicted: 13, Back: 3}.IsSignificant(), "less than a quarter")
 }

@@ -78,7 +78,7 @@ func (b *bench) onDisk() (sum int64) {
 func (b *bench) told() (sum int64) {
 	space, err := b.Space(true)
 	require.NoError(b, err)
-	ahead, err := b.Ahead()
+	ahead, err := b.AccountExcess()
 	require.NoError(b, err)
 	for _, d := range b.user.all() {
 		disk, _, err := b.memory.DiskBytes(d)
@@ -119,7 +119,7 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 						return nil
 					})
 					if err != nil {
-						require.True(t, Lost(err) || errors.Is(err, ErrInUse) || errors.Is(err, errNotWorth), "%v", err)
+						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) || errors.Is(err, errSavesTooLittle), "%v", err)
 					}
 					a.look("at the end")
 					require.Equal(t, b.onDisk(), b.told())

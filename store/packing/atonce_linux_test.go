@@ -146,17 +146,17 @@ func (m *member) doSomething() {
 		m.do("evict", all, func(func() []error) { m.evictAll(all) })
 	case n < 55:
 		m.do("look at", []cas.Digest{d}, func(func() []error) {
-			_, err := m.Sharing.LookAt(ctx, d, gate)
+			_, err := m.Sharing.Examine(ctx, d, gate)
 			m.expect(err, cas.ErrNotFound, errStopped) // it need not be whole
 		})
 	case n < 72:
 		m.do("pack", []cas.Digest{d}, func(lost func() []error) {
 			_, err := m.Pack(ctx, d, []Gain{Worth, Little}[m.random.IntN(2)], gate)
-			m.expect(err, append(lost(), ErrInUse, ErrNoRoom, errStopped)...)
+			m.expect(err, append(lost(), ErrInUse, ErrNoSpace, errStopped)...)
 		})
 	case n < 77:
 		m.do("make whole", []cas.Digest{d}, func(lost func() []error) {
-			m.expect(m.MakeWhole(ctx, d), append(lost(), ErrNoRoom)...)
+			m.expect(m.MakeWhole(ctx, d), append(lost(), ErrNoSpace)...)
 		})
 	case n < 94:
 		m.compact(ctx, gate)
@@ -243,7 +243,7 @@ func (m *member) compact(ctx context.Context, gate Gate) {
 		about = append(about, m.Recipes.Users(f.Base)...)
 	}
 	m.do("compact", about, func(func() []error) { // a zero digest is never needed: any may be gone
-		m.expect(m.Compact(ctx, f, gate), cas.ErrNotFound, ErrInUse, errNotWorth, errStopped)
+		m.expect(m.Compact(ctx, f, gate), cas.ErrNotFound, ErrInUse, errSavesTooLittle, errStopped)
 	})
 }
 
@@ -251,7 +251,7 @@ func (m *member) compact(ctx context.Context, gate Gate) {
 func (m *member) serve(ctx context.Context, d cas.Digest) {
 	m.do("serve", []cas.Digest{d}, func(lost func() []error) {
 		f, err := m.Open(ctx, d)
-		m.expect(err, append(lost(), ErrNoRoom)...)
+		m.expect(err, append(lost(), ErrNoSpace)...)
 		if err != nil {
 			return
 		}
@@ -336,7 +336,7 @@ func (c *crowd) requireNothingElse(when string) {
 	for line := range strings.Lines(what) {
 		_, text, told := strings.Cut(line, " WARN ")
 		no := func(why error) bool { return strings.Contains(text, why.Error()) }
-		if told && !no(ErrNoRoom) && !no(errStopped) || strings.Contains(line, " ERROR ") {
+		if told && !no(ErrNoSpace) && !no(errStopped) || strings.Contains(line, " ERROR ") {
 			say("in the log: %s", line)
 		}
 	}
@@ -348,18 +348,18 @@ func (c *crowd) requireNothingElse(when string) {
 // fickle is an owner that reports "in use" or "no space" now and then.
 type fickle struct{ *user }
 
-func (fickle) LetGo(cas.Digest) error {
+func (fickle) DropViews(cas.Digest) error {
 	if rand.IntN(16) == 0 {
 		return ErrInUse
 	}
 	return nil
 }
 
-func (fickle) InHand(cas.Digest) bool { return rand.IntN(16) == 0 }
+func (fickle) BeingServed(cas.Digest) bool { return rand.IntN(16) == 0 }
 
 func (o fickle) Reserve(ctx context.Context, disk, instead int64) (func(), error) {
 	if rand.IntN(16) == 0 {
-		return func() {}, ErrNoRoom
+		return func() {}, ErrNoSpace
 	}
 	return o.user.Reserve(ctx, disk, instead)
 }

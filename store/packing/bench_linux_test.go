@@ -63,7 +63,7 @@ func (b *bench) variants(n, size int) (all []cas.Digest, contents [][]byte) {
 	for i := range n {
 		content := append(noise(uint64(i+1), 4096), common...)
 		d := b.put(content)
-		_, err := b.Sharing.LookAt(context.Background(), d, nil)
+		_, err := b.Sharing.Examine(context.Background(), d, nil)
 		require.NoError(b, err)
 		all, contents = append(all, d), append(contents, content)
 	}
@@ -176,7 +176,7 @@ func (u *user) Needed(d cas.Digest) (bool, error) {
 	return needed, nil
 }
 
-func (u *user) LetGo(d cas.Digest) error {
+func (u *user) DropViews(d cas.Digest) error {
 	if u.held[d] {
 		return ErrInUse
 	}
@@ -190,7 +190,7 @@ func (u *user) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error
 	return func(from cas.Digest) (bool, error) { return u.of[from] == "" || u.of[from] == u.of[d], nil }, nil
 }
 
-func (u *user) InHand(d cas.Digest) bool { return u.held[d] || u.given[d] }
+func (u *user) BeingServed(d cas.Digest) bool { return u.held[d] || u.given[d] }
 
 // place is room that was asked for.
 type place struct{ disk, instead int64 }
@@ -204,7 +204,7 @@ func (u *user) Reserve(_ context.Context, disk, instead int64) (func(), error) {
 	u.asked, u.places = u.asked+1, append(u.places, place{disk, instead})
 	if once := u.once; u.full || once {
 		u.once = false
-		return func() {}, ErrNoRoom
+		return func() {}, ErrNoSpace
 	}
 	u.reserved += disk
 	return sync.OnceFunc(func() {
@@ -214,7 +214,7 @@ func (u *user) Reserve(_ context.Context, disk, instead int64) (func(), error) {
 	}), nil
 }
 
-func (u *user) Shrinks(disk int64) func() {
+func (u *user) CountTransient(disk int64) func() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.passing += disk

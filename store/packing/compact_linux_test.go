@@ -100,7 +100,7 @@ func TestCompactingThatIsStoppedGoesOnAnotherTime(t *testing.T) {
 		require.NotEqual(t, packed, b.whole.Has(d))
 	}
 	for _, d := range all[:2] { // as is done by itself
-		_, err := b.Sharing.LookAt(ctx, d, nil)
+		_, err := b.Sharing.Examine(ctx, d, nil)
 		require.NoError(t, err)
 	}
 	for _, f := range b.families(all[1]) {

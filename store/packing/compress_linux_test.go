@@ -85,7 +85,7 @@ func TestFutureBasesAreNotCompressed(t *testing.T) {
 	require.Positive(t, b.pack(base))
 	p, _ := b.Recipes.Has(base)
 	require.Zero(t, p.Compressed)
-	_, err := b.Sharing.LookAt(context.Background(), user, nil)
+	_, err := b.Sharing.Examine(context.Background(), user, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(user))
 	require.Equal(t, []cas.Digest{p.Containers[p.Literals].Digest}, b.containers(user)[:1])

@@ -129,7 +129,7 @@ func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 			content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
 		}
 		d := b.put(content)
-		_, err := b.Sharing.LookAt(ctx, d, nil)
+		_, err := b.Sharing.Examine(ctx, d, nil)
 		require.NoError(b, err)
 		if all = append(all, d); c.name == "make whole" && i == 1 {
 			b.pack(d)
@@ -161,7 +161,7 @@ func TestEvictionDuringAChangeLeavesNothing(t *testing.T) {
 						return nil
 					})
 					if err != nil {
-						require.True(t, Lost(err) || errors.Is(err, ErrInUse) || errors.Is(err, errNotWorth), "%v", err)
+						require.True(t, IsMissingOrDamaged(err) || errors.Is(err, ErrInUse) || errors.Is(err, errSavesTooLittle), "%v", err)
 					}
 					b.requireNothingLeft()
 					if steps == 0 {

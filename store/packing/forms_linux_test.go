@@ -131,10 +131,10 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 		}
 	}
 	require.False(t, wrong.Same(before))
-	require.True(t, Broken(b.putRecipe(context.Background(), &wrong, nil)))
+	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong, nil)))
 	wrong = *before
 	wrong.Blob[0] ^= 1
-	require.True(t, Broken(b.putRecipe(context.Background(), &wrong, nil)))
+	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong, nil)))
 	_, there := b.shelf.Has(wrong.Blob)
 	require.False(t, there)
 	require.NotContains(t, b.Recipes.Users(all[0]), wrong.Blob)
@@ -146,7 +146,7 @@ func (b *bench) halfPacked(d cas.Digest) {
 	b.Helper()
 	hold, done := b.hold()
 	defer done()
-	require.NoError(b, b.makeRecipe(context.Background(), d, search{least: Little}, hold))
+	require.NoError(b, b.makeRecipe(context.Background(), d, search{minGain: Little}, hold))
 	require.True(b, b.whole.Has(d))
 	_, packed := b.Recipes.Has(d)
 	require.True(b, packed)
@@ -160,7 +160,7 @@ func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
 	part := noise(3, mib)
 	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
 	taker := b.put(slices.Concat(noise(5, 4096), part, noise(4, 300), part))
-	_, err := b.Sharing.LookAt(ctx, taker, nil)
+	_, err := b.Sharing.Examine(ctx, taker, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(taker))
 	b.halfPacked(container)
@@ -217,7 +217,7 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 		content := slices.Concat(common, own)
 		base, d := b.put(common), b.put(content)
 		for _, one := range []cas.Digest{base, d} {
-			_, err := b.Sharing.LookAt(ctx, one, nil)
+			_, err := b.Sharing.Examine(ctx, one, nil)
 			require.NoError(t, err)
 		}
 		path := filepath.Join(b.Store.dir, "objects", base.String()[:2], base.String())
@@ -248,12 +248,12 @@ func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
 		_, there := b.shelf.Has(d)
 		require.False(t, there)
 		if damaged {
-			require.True(t, Lost(err), err)
+			require.True(t, IsMissingOrDamaged(err), err)
 			continue
 		}
 		require.NoError(t, err)
 		require.Zero(t, b.Sharing.Saving(d))
-		require.True(t, b.Sharing.LookedAt(d))
+		require.True(t, b.Sharing.IsKnown(d))
 		require.Equal(t, content, b.read(d))
 	}
 }
@@ -264,12 +264,12 @@ func TestABlobTakesOnlyFromWhereItMay(t *testing.T) {
 	content := noise(0, mib)
 	first := b.put(append(noise(1, 4096), content...))
 	b.of[first] = "one"
-	_, err := b.Sharing.LookAt(context.Background(), first, nil)
+	_, err := b.Sharing.Examine(context.Background(), first, nil)
 	require.NoError(t, err)
 	second := b.put(append(noise(2, 4096), content...))
 	for whose, saves := range map[string]bool{"another": false, "": false, "one": true} {
 		b.of[second] = whose
-		found, err := b.Sharing.LookAt(context.Background(), second, nil)
+		found, err := b.Sharing.Examine(context.Background(), second, nil)
 		require.NoError(t, err)
 		require.Equal(t, saves, found.Saving > 0, whose)
 	}
@@ -288,7 +288,7 @@ func TestACopyHasAPlace(t *testing.T) {
 	require.Equal(t, contents[1], b.read(all[1]))
 	require.Equal(t, 1, b.asked)
 	b.held[all[1]], b.full, b.asked = true, true, 0
-	require.ErrorIs(t, b.Unpack(ctx, all[2], nil, nil), ErrNoRoom)
+	require.ErrorIs(t, b.Unpack(ctx, all[2], nil, nil), ErrNoSpace)
 	require.Equal(t, 1, b.asked, "nothing was removed for it")
 	_, _, first := b.Bytes(all[1])
 	_, _, second := b.Bytes(all[2])
@@ -327,7 +327,7 @@ func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 			d = second
 		}
 		var n atomic.Int64
-		found, err := b.Sharing.LookAt(context.Background(), d, func(context.Context) error { n.Add(1); return nil })
+		found, err := b.Sharing.Examine(context.Background(), d, func(context.Context) error { n.Add(1); return nil })
 		require.NoError(t, err)
 		require.Equal(t, saves, found.Saving > 0)
 		return n.Load()

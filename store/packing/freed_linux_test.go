@@ -55,12 +55,12 @@ func TestFreedBytesMatchTheFileSystem(t *testing.T) {
 			var all []cas.Digest
 			for i, own := range []int{40, 100, 3000} {
 				all = append(all, b.put(append(noise(uint64(i+1), own), common...)))
-				_, err := b.Sharing.LookAt(ctx, all[i], nil)
+				_, err := b.Sharing.Examine(ctx, all[i], nil)
 				require.NoError(t, err)
 			}
 			own := hex.EncodeToString(noise(9, mib/4))
 			all = append(all, b.put(append([]byte(own), common...)))
-			_, err := b.Sharing.LookAt(ctx, all[3], nil)
+			_, err := b.Sharing.Examine(ctx, all[3], nil)
 			require.NoError(t, err)
 			for _, d := range all[1:] {
 				before := taken()

@@ -16,7 +16,7 @@ import (
 func (b *bench) looked(content []byte) (cas.Digest, Share) {
 	b.Helper()
 	d := b.put(content)
-	found, err := b.Sharing.LookAt(context.Background(), d, nil)
+	found, err := b.Sharing.Examine(context.Background(), d, nil)
 	require.NoError(b, err)
 	return d, found
 }
@@ -107,7 +107,7 @@ func TestSmallSavingsArePackedOnRequest(t *testing.T) {
 	content := slices.Concat(part, noise(2, 2*mib), part)
 	d, found := b.looked(content)
 	require.True(t, found.Little)
-	require.False(t, b.Sharing.mayGo(d), "others take from it")
+	require.False(t, b.Sharing.mayBePacked(d), "others take from it")
 	require.Zero(t, b.pack(d))
 	require.True(t, b.whole.Has(d))
 	freed, err := b.Pack(ctx, d, Little, nil)
@@ -134,11 +134,11 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later, found := b.looked(large)
 	require.True(t, found.Little)
-	require.False(t, b.Sharing.LookedAt(container), "it came too early")
-	found, err := b.Sharing.LookAt(context.Background(), container, nil)
+	require.False(t, b.Sharing.IsKnown(container), "it came too early")
+	found, err := b.Sharing.Examine(context.Background(), container, nil)
 	require.NoError(t, err)
 	require.Equal(t, []cas.Digest{later}, found.From)
-	require.True(t, b.Sharing.LookedAt(later), "or they would have each other looked at for ever")
+	require.True(t, b.Sharing.IsKnown(later), "or they would have each other looked at for ever")
 	require.Positive(t, b.pack(container))
 	require.Equal(t, []cas.Digest{later}, b.containers(container))
 	require.Contains(t, b.containers(user), later)
@@ -157,12 +157,12 @@ func TestMatchesOfEarlierVersionsAreComparedAgain(t *testing.T) {
 		looked bool
 	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), false}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
 		b.shares.rows[string(d[:])] = c.raw
-		require.Equal(t, c.looked, b.Sharing.LookedAt(d), "%x", c.raw)
+		require.Equal(t, c.looked, b.Sharing.IsKnown(d), "%x", c.raw)
 	}
 	b.shares.rows[string(d[:])] = old(1, 0)
-	_, err := b.Sharing.LookAt(context.Background(), d, nil)
+	_, err := b.Sharing.Examine(context.Background(), d, nil)
 	require.NoError(t, err)
-	require.True(t, b.Sharing.LookedAt(d))
+	require.True(t, b.Sharing.IsKnown(d))
 	for _, want := range []Share{{}, {Saving: 5, Little: true}, {Saving: 1 << 40, From: []cas.Digest{d}}, {Little: true, Saving: 7}} {
 		got, ok := decodeShare(want.encode())
 		require.True(t, ok)

@@ -19,16 +19,16 @@ func (b *bench) passedOn() (container, another, later cas.Digest, contents map[c
 	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
 	another = b.put(content)
 	b.of[another] = "another"
-	_, err := b.Sharing.LookAt(context.Background(), another, nil)
+	_, err := b.Sharing.Examine(context.Background(), another, nil)
 	require.NoError(b, err)
 	require.Positive(b, b.pack(another))
 	b.of[container] = "one"
 	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later = b.put(large)
 	b.of[later] = "one"
-	_, err = b.Sharing.LookAt(context.Background(), later, nil)
+	_, err = b.Sharing.Examine(context.Background(), later, nil)
 	require.NoError(b, err)
-	found, err := b.Sharing.LookAt(context.Background(), container, nil)
+	found, err := b.Sharing.Examine(context.Background(), container, nil)
 	require.NoError(b, err)
 	require.Equal(b, []cas.Digest{later}, found.From)
 	return container, another, later, map[cas.Digest][]byte{container: small, another: content, later: large}
@@ -47,7 +47,7 @@ func TestRecipesStayWithinTheirScope(t *testing.T) {
 	b.requireAll(contents)
 
 	b.of[another] = "one"
-	_, err := b.Sharing.LookAt(ctx, container, nil)
+	_, err := b.Sharing.Examine(ctx, container, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(container))
 	require.Contains(t, b.containers(another), later)
@@ -86,7 +86,7 @@ func TestForeignScopeGetsItsOwnBytes(t *testing.T) {
 	taken := slices.Concat(noise(3, 4096), own)
 	another := b.put(taken)
 	b.of[another] = "another"
-	_, err := b.Sharing.LookAt(context.Background(), another, nil)
+	_, err := b.Sharing.Examine(context.Background(), another, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(another))
 	require.Contains(t, b.containers(another), literals)

@@ -161,7 +161,7 @@ func TestEvictionDuringAComparisonLeavesNoMatch(t *testing.T) {
 	common := noise(1, mib/2)
 	first := b.put(common)
 	for i, look := range []func(d cas.Digest, gate Gate) error{
-		func(d cas.Digest, gate Gate) error { _, err := b.Sharing.LookAt(ctx, d, gate); return err },
+		func(d cas.Digest, gate Gate) error { _, err := b.Sharing.Examine(ctx, d, gate); return err },
 		func(d cas.Digest, gate Gate) error { _, err := b.Pack(ctx, d, Worth, gate); return err },
 	} {
 		d := b.put(slices.Concat(noise(uint64(10+i), 4096), common))

@@ -22,8 +22,8 @@ const (
 	Little             // 64 KiB: for what an administrator wants packed
 )
 
-// of returns the least of it for a blob of so many bytes.
-func (g Gain) of(size int64) int64 {
+// minimum returns the least of it for a blob of so many bytes.
+func (g Gain) minimum(size int64) int64 {
 	if g == Little {
 		return minSaving
 	}
@@ -35,8 +35,8 @@ const (
 	minSavingPart = 8 // an eighth
 )
 
-// errNotWorth reports that a recipe of a blob would save too little.
-var errNotWorth = errors.New("a recipe saves too little")
+// errSavesTooLittle reports that a recipe of a blob would save too little.
+var errSavesTooLittle = errors.New("a recipe saves too little")
 
 // Pack replaces the whole form of a blob by a recipe, if that saves at least as much and the
 // blob is not in use, and returns how many bytes on disk that freed: 0 for one that is packed,
@@ -58,31 +58,31 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if err != nil {
 		return 0, ignore(cas.ErrNotFound, err) // it is packed already
 	}
-	if len(s.shelf.Users(d)) > 0 && s.Sharing.Saving(d) < least.of(size) {
+	if len(s.shelf.Users(d)) > 0 && s.Sharing.Saving(d) < least.minimum(size) {
 		return 0, nil // most bases: they need not be read again for that
 	}
 	freed, err = s.pack(ctx, d, least, nil, gate)
-	if errors.Is(err, errNotWorth) {
+	if errors.Is(err, errSavesTooLittle) {
 		err = nil
 	}
 	return freed, err
 }
 
-// pack is Pack, and errNotWorth if nothing came of it; the caller has the turn. The blobs of
+// pack is Pack, and errSavesTooLittle if nothing came of it; the caller has the turn. The blobs of
 // also are compared with it besides those that it is probably like.
 func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.Digest,
 	gate Gate) (freed int64, err error) {
 	if err := s.removeDouble(ctx, d); err != nil {
 		return 0, err
 	}
-	defer s.moves(d)()
+	defer s.accountByForm(d)()
 	hold, done := s.hold()
 	defer done()
 	users := s.shelf.Users(d)
-	before := s.takes(append(users, d))
-	how := search{least: least, also: also, users: users, alone: len(users) == 0, gate: gate}
+	before := s.diskBytesOf(append(users, d))
+	how := search{minGain: least, include: also, dependents: users, single: len(users) == 0, gate: gate}
 	if err = s.makeRecipe(ctx, d, how, hold); err == nil {
-		err = s.packAgain(ctx, d, search{least: least, gate: gate})
+		err = s.repack(ctx, d, search{minGain: least, gate: gate})
 	}
 	removed := false
 	if err == nil {
@@ -91,14 +91,14 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	if !removed { // after an error it may be, and not durably: then the recipe stays
 		return 0, errors.Join(err, s.removeDouble(context.WithoutCancel(ctx), d))
 	}
-	freed = before - s.takes(append(users, d))
+	freed = before - s.diskBytesOf(append(users, d))
 	s.log.Info("blob packed", "digest", d.String(), "users", len(users), "freed", freed)
 	return freed, nil
 }
 
-// takes sums what blobs take on the disk: their whole forms, their recipes, and the literals
+// diskBytesOf sums what blobs take on the disk: their whole forms, their recipes, and the literals
 // of these.
-func (s *Store) takes(all []cas.Digest) (sum int64) {
+func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 	for _, d := range all {
 		whole, recipe, _ := s.Bytes(d)
 		sum += whole + recipe
@@ -110,30 +110,30 @@ func (s *Store) takes(all []cas.Digest) (sum int64) {
 	return sum
 }
 
-// packAgain packs the blobs again, by matching, that take bytes from a base, and has them take
+// repack packs the blobs again, by matching, that take bytes from a base, and has them take
 // nothing from it: from what the base's own recipe takes from, from the blobs that the search
 // names, or from any other. A blob that would save too little becomes whole. The caller has the
 // turn.
-func (s *Store) packAgain(ctx context.Context, base cas.Digest, how search) error {
+func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.shelf.Has(base); packed {
-		how.also = append(how.also, digestsOf(p.Containers)...)
+		how.include = append(how.include, digestsOf(p.Containers)...)
 	}
-	how.not, how.alone = []cas.Digest{base}, true
-	for _, d := range s.takers(base) {
+	how.exclude, how.single = []cas.Digest{base}, true
+	for _, d := range s.dependents(base) {
 		was, packed := s.shelf.Has(d)
 		if !packed || !slices.Contains(s.shelf.Users(base), d) {
 			continue // it was removed, durably or not yet, or was packed again for another base
 		}
-		if err := s.packWithout(ctx, d, was, how); err != nil {
+		if err := s.repackWithout(ctx, d, was, how); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// takers lists the blobs with recipes that take from a base, the one that takes most first: it may
-// become the base of the others.
-func (s *Store) takers(base cas.Digest) []cas.Digest {
+// dependents lists the blobs with recipes that take from a base, the one that takes most first: it
+// may become the base of the others.
+func (s *Store) dependents(base cas.Digest) []cas.Digest {
 	taken := func(d cas.Digest) int64 {
 		p, _ := s.shelf.Has(d) // of one that was just removed, nothing
 		if at := slices.Index(digestsOf(p.Containers), base); at >= 0 {
@@ -146,30 +146,30 @@ func (s *Store) takers(base cas.Digest) []cas.Digest {
 	return all
 }
 
-func (s *Store) packWithout(ctx context.Context, d cas.Digest, was dedupe.Packed,
+func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Packed,
 	how search) error {
 	hold, done := s.hold()
 	defer done()
-	how.also, how.not = slices.Clone(how.also), slices.Clone(how.not)
+	how.include, how.exclude = slices.Clone(how.include), slices.Clone(how.exclude)
 	for i, one := range was.Containers {
 		if i == was.Literals && len(s.shelf.Users(one.Digest)) == 1 {
-			how.not = append(how.not, one.Digest) // they are written again, in one piece
+			how.exclude = append(how.exclude, one.Digest) // they are written again, in one piece
 		} else {
-			how.also = append(how.also, one.Digest)
+			how.include = append(how.include, one.Digest)
 		}
 	}
-	err := errNotWorth
+	err := errSavesTooLittle
 	if !s.whole.Has(d) {
 		err = s.makeRecipe(ctx, d, how, hold)
 	}
-	if errors.Is(err, errNotWorth) {
+	if errors.Is(err, errSavesTooLittle) {
 		err = s.makeWhole(ctx, d, hold, how.gate)
 	}
 	return err
 }
 
 // makeRecipe looks for what a blob shares with others, and puts a recipe of that in the place
-// of the one that the blob may have, durably, if it saves enough; else errNotWorth. The hold
+// of the one that the blob may have, durably, if it saves enough; else errSavesTooLittle. The hold
 // keeps what the recipe takes from. The caller has the turn.
 func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *cas.Hold) error {
 	found, err := s.Sharing.match(ctx, d, how)
@@ -177,21 +177,21 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 		return err
 	}
 	if found == nil {
-		return errNotWorth
+		return errSavesTooLittle
 	}
 	defer found.Close()
-	if !found.frees(how.least) {
-		return errNotWorth
+	if !found.isWorth(how.minGain) {
+		return errSavesTooLittle
 	}
 	for _, one := range found.digests() {
 		if there, err := hold.Keep(ctx, one); err != nil {
 			return err
 		} else if !there {
-			return errNotWorth // it was removed meanwhile: another time
+			return errSavesTooLittle // it was removed meanwhile: another time
 		}
 	}
-	now := s.takes([]cas.Digest{d})
-	s.shrinks(now)
+	now := s.diskBytesOf([]cas.Digest{d})
+	s.countTransient(now)
 	needs := cas.OnDisk(found.Plan.LiteralSize()) + cas.OnDisk(found.recipeBytes())
 	release, err := s.owner.Reserve(ctx, needs, now)
 	if err != nil {
@@ -209,7 +209,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 		// The blob stays as it is, and that nothing can be had of it is noted.
 		s.log.Error("not packed: the recipe does not give the file; please report this",
 			"digest", d.String(), "error", err)
-		return errors.Join(errNotWorth, s.Sharing.saveShare(d, Share{}))
+		return errors.Join(errSavesTooLittle, s.Sharing.saveShare(d, Share{}))
 	}
 	return err
 }
@@ -238,12 +238,12 @@ func (s *Store) planned(ctx context.Context, d cas.Digest, m *Matched, how searc
 		return nil, nil, err
 	}
 	literals := m.Plan.Literals(m.target)
-	if how.alone && worthCompressing(size, 0) {
+	if how.single && worthCompressing(size, 0) {
 		stored, err := dedupe.Compressed(ctx, literals)
 		if err != nil {
 			return nil, nil, err
 		}
-		if worthCompressing(size, stored) && !s.wanted(ctx, d) {
+		if worthCompressing(size, stored) && !s.isWantedBase(ctx, d) {
 			return m.Plan.Framed(d), literals, nil
 		}
 	}
@@ -258,8 +258,9 @@ func (s *Store) planned(ctx context.Context, d cas.Digest, m *Matched, how searc
 	return r, nil, err
 }
 
-// wanted reports whether another blob, which is not packed yet, would take bytes from this one.
-func (s *Store) wanted(ctx context.Context, d cas.Digest) (wanted bool) {
+// isWantedBase reports whether another blob, which is not packed yet, would take bytes from this
+// one.
+func (s *Store) isWantedBase(ctx context.Context, d cas.Digest) (wanted bool) {
 	err := s.Sharing.EachShare(ctx, func(other cas.Digest, found Share) error {
 		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)
 		return nil
@@ -270,12 +271,12 @@ func (s *Store) wanted(ctx context.Context, d cas.Digest) (wanted bool) {
 // worthCompressing reports whether compressing to so many bytes is worth it: packing has to
 // save as much, for the same reason.
 func worthCompressing(size, stored int64) bool {
-	return cas.OnDisk(size)-cas.OnDisk(stored) >= Worth.of(size)
+	return cas.OnDisk(size)-cas.OnDisk(stored) >= Worth.minimum(size)
 }
 
 // removeWhole removes the whole form of a blob that has a sound recipe.
 func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
-	if err := s.owner.LetGo(d); err != nil {
+	if err := s.owner.DropViews(d); err != nil {
 		return false, err
 	}
 	removed, err = s.whole.RemoveUnless(d, func() (bool, error) {
@@ -283,7 +284,7 @@ func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 			return true, nil // a recipe that cannot be read may take from it
 		}
 		p, ok := s.shelf.Has(d)
-		if !ok || len(s.shelf.Users(d)) > 0 || s.owner.InHand(d) {
+		if !ok || len(s.shelf.Users(d)) > 0 || s.owner.BeingServed(d) {
 			return true, nil // another recipe takes from it by now, or a request is being given it
 		}
 		for _, container := range p.Containers {
@@ -342,7 +343,7 @@ func (s *Store) Families(ctx context.Context, hot, idle func(cas.Digest) bool) (
 				best = i
 			}
 		}
-		if p.Size-own < Worth.of(p.Size) { // it would stand there twice
+		if p.Size-own < Worth.minimum(p.Size) { // it would stand there twice
 			if hot(d) && !s.whole.Has(d) {
 				found[Family{Hot: d}] = 0
 			}
@@ -408,7 +409,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	var also []cas.Digest
 	if !f.Hot.IsZero() {
 		if err := s.makeWhole(ctx, f.Hot, hold, gate); err != nil {
-			return anotherTime(err)
+			return retryLater(err)
 		}
 		s.memory.dropShare(f.Hot) // it takes from no other any more
 		also = append(also, f.Hot)
@@ -421,10 +422,10 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 		case needed:
 			_, err = s.pack(ctx, f.Base, Worth, also, gate)
 		default: // it is removed with the last recipe that takes from it
-			err = s.packAgain(ctx, f.Base, search{also: also, gate: gate})
+			err = s.repack(ctx, f.Base, search{include: also, gate: gate})
 		}
 		if err != nil {
-			return anotherTime(err)
+			return retryLater(err)
 		}
 	}
 	s.log.Info("family compacted", "used", f.Hot.String(), "base", f.Base.String())
@@ -434,10 +435,10 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 	return ignore(ErrInUse, s.DropCopy(f.Hot)) // a client that has it open keeps it; it is removed later
 }
 
-// anotherTime makes ErrInUse of an error that says that there is no free space: there may be
+// retryLater makes ErrInUse of an error that says that there is no free space: there may be
 // some when other builds were evicted.
-func anotherTime(err error) error {
-	if errors.Is(err, ErrNoRoom) || errors.Is(err, syscall.ENOSPC) {
+func retryLater(err error) error {
+	if errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) {
 		return fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return err

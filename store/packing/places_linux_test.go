@@ -30,7 +30,7 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	var all []cas.Digest
 	for _, one := range [][]byte{common, content} {
 		d := b.put(one)
-		_, err := b.Sharing.LookAt(ctx, d, nil)
+		_, err := b.Sharing.Examine(ctx, d, nil)
 		require.NoError(t, err)
 		all = append(all, d)
 	}

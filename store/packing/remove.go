@@ -93,7 +93,7 @@ func (s *Store) RemoveDoubles(ctx context.Context) error {
 			return err
 		}
 		defer leave()
-		if err := s.removeDouble(ctx, d); !Lost(err) { // else check tells of it
+		if err := s.removeDouble(ctx, d); !IsMissingOrDamaged(err) { // else check tells of it
 			return err
 		}
 		return nil
@@ -118,12 +118,13 @@ func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
 
 // giveUpRecipe removes a recipe, durably, and then its containers that are not needed.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
-	return s.giveUp(was, func() error { return ignore(cas.ErrNotFound, s.removeRecipe(d)) })
+	return s.removeUnneededAfter(was, func() error { return ignore(cas.ErrNotFound, s.removeRecipe(d)) })
 }
 
-// giveUp removes the containers of a recipe that are not needed, when take has removed the recipe.
-func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
-	defer s.moves(digestsOf(was.Containers)...)()
+// removeUnneededAfter removes the containers of a recipe that are not needed, when take has removed
+// the recipe.
+func (s *Store) removeUnneededAfter(was dedupe.Packed, take func() error) error {
+	defer s.accountByForm(digestsOf(was.Containers)...)()
 	err := take()
 	if err != nil {
 		return err
@@ -141,10 +142,10 @@ func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
 // nothing, or left by the removal of their last build because of this hold.
 func (s *Store) Release(hold *cas.Hold) {
 	kept := hold.Kept()
-	defer s.moves(kept...)()
+	defer s.accountByForm(kept...)()
 	hold.Release()
 	for _, d := range kept {
-		s.settle(d)
+		s.removeIfUnneeded(d)
 		if err := s.remeasure(d); err != nil { // a failed put leaves it whole, and accounted for as packed or missing
 			s.log.Warn("space of a blob not accounted for", "digest", d.String(), "error", err)
 		}
@@ -160,8 +161,8 @@ func (s *Store) remeasure(d cas.Digest) error {
 	return s.memory.Remeasure(d)
 }
 
-// settle removes a blob in all its forms if it is not needed any more.
-func (s *Store) settle(d cas.Digest) {
+// removeIfUnneeded removes a blob in all its forms if it is not needed any more.
+func (s *Store) removeIfUnneeded(d cas.Digest) {
 	needed, err := s.owner.Needed(d)
 	switch {
 	case err != nil || needed:
@@ -182,7 +183,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
 		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
 		r.containers = append(r.containers, digestsOf(containers)...)
-		r.done = append(r.done, s.moves(digestsOf(containers)...))
+		r.done = append(r.done, s.accountByForm(digestsOf(containers)...))
 		if ignore(cas.ErrNotFound, err) != nil {
 			return 0, err
 		}
@@ -229,10 +230,10 @@ func (s *Store) provenAs(d cas.Digest, stamp cas.Stamp) {
 // for Shelf.Put.
 func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe.Source) error {
 	was, _ := s.shelf.Has(r.Blob)
-	err := s.giveUp(was, func() error {
+	err := s.removeUnneededAfter(was, func() error {
 		// The last build that needed the blob may have been removed before the recipe was there,
 		// and has not removed that.
-		defer s.settle(r.Blob)
+		defer s.removeIfUnneeded(r.Blob)
 		return s.shelf.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
 			return s.prove(ctx, written)
 		})
@@ -257,7 +258,7 @@ func (s *Store) removeRecipe(d cas.Digest) error {
 // needed. Errors are cas.ErrNotFound and the system's.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
 	was, _ := s.shelf.Has(d)
-	return s.giveUp(was, func() error {
+	return s.removeUnneededAfter(was, func() error {
 		defer s.account.changed()
 		_ = s.memory.RecipeStamps().ForgetStamp(d)
 		return s.shelf.Quarantine(d, why)

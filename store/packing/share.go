@@ -12,18 +12,19 @@ import (
 	"github.com/epcached/epcached/dedupe/match"
 )
 
-// Least is the size in bytes below which a blob is not looked at: less than a few blocks cannot be saved of it.
-const Least = 256 << 10
+// MinBlobSize is the size in bytes below which a blob is not looked at: less than a few blocks
+// cannot be saved of it.
+const MinBlobSize = 256 << 10
 
 // Sharing finds out what blobs share, and keeps that beside them.
 type Sharing struct {
 	reader
-	memory *notes
+	memory *memories
 	owner  Owner
 }
 
-// mostNear bounds how many blobs one is compared with.
-const mostNear = 16
+// maxCandidates bounds how many blobs one is compared with.
+const maxCandidates = 16
 
 // addSketch makes the sketch of a whole blob by reading it, unless there is one.
 func (s *Sharing) addSketch(ctx context.Context, d cas.Digest, gate Gate) error {
@@ -34,7 +35,7 @@ func (s *Sharing) addSketch(ctx context.Context, d cas.Digest, gate Gate) error 
 	if err != nil {
 		return err
 	}
-	made, err := match.SketchOf(ctx, behind(ctx, f, gate))
+	made, err := match.SketchOf(ctx, gated(ctx, f, gate))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
@@ -84,16 +85,16 @@ func (s *Sharing) forgetIfGone(d cas.Digest) {
 // container: it could be removed itself. One that shares only with itself has all of its bytes.
 func (s *Sharing) near(ctx context.Context, d cas.Digest, own match.Sketch,
 	how search) ([]cas.Digest, error) {
-	if own.Size < Least {
+	if own.Size < MinBlobSize {
 		return nil, nil
 	}
-	may, err := s.mayTake(append(how.users, d))
+	may, err := s.mayTake(append(how.dependents, d))
 	if err != nil {
 		return nil, err
 	}
 	var out []cas.Digest
-	for _, other := range how.also {
-		if s.whole.Has(other) && !slices.Contains(how.not, other) && !slices.Contains(out, other) {
+	for _, other := range how.include {
+		if s.whole.Has(other) && !slices.Contains(how.exclude, other) && !slices.Contains(out, other) {
 			if ok, err := may(other); err != nil {
 				return nil, err
 			} else if ok {
@@ -112,13 +113,13 @@ func (s *Sharing) near(ctx context.Context, d cas.Digest, own match.Sketch,
 	}
 	// Before they are ranked: one that is out of reach must not stand for another that is not.
 	ranked := match.Candidates(own, known, func(other cas.Digest) bool {
-		if other == d || s.mayGo(other) || slices.Contains(how.not, other) || slices.Contains(out, other) {
+		if other == d || s.mayBePacked(other) || slices.Contains(how.exclude, other) || slices.Contains(out, other) {
 			return false
 		}
 		ok, err := may(other)
 		failed = cmp.Or(failed, err)
 		return ok && err == nil
-	}, mostNear)
+	}, maxCandidates)
 	return append(out, ranked...), failed
 }
 
@@ -142,8 +143,9 @@ func (s *Sharing) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error)
 	}, nil
 }
 
-// mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container. One that others take from already is.
-func (s *Sharing) mayGo(d cas.Digest) bool {
+// mayBePacked tells whether a blob is packed, or could be with bytes of others, so that it is no
+// good container. One that others take from already is.
+func (s *Sharing) mayBePacked(d cas.Digest) bool {
 	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
@@ -198,8 +200,8 @@ func (s *Sharing) share(d cas.Digest) (Share, bool) {
 	return decodeShare(raw) // of none: false
 }
 
-// LookedAt reports whether it is known what a blob shares.
-func (s *Sharing) LookedAt(d cas.Digest) bool {
+// IsKnown reports whether it is known what a blob shares.
+func (s *Sharing) IsKnown(d cas.Digest) bool {
 	_, known := s.share(d)
 	return known
 }
@@ -237,8 +239,8 @@ func (s *Sharing) DropStale(d cas.Digest, found Share) bool {
 	return true
 }
 
-// LookAt finds out and keeps what a whole blob shares, its sketch first: later blobs find it then.
-func (s *Sharing) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
+// Examine finds out and keeps what a whole blob shares, its sketch first: later blobs find it then.
+func (s *Sharing) Examine(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
 	m, err := s.Match(ctx, d, gate)
 	if err != nil {
 		return Share{}, err
@@ -246,37 +248,37 @@ func (s *Sharing) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, e
 	var out Share
 	if m != nil {
 		defer m.Close()
-		if m.frees(Little) {
-			out.Saving, out.From, out.Little = m.saving(), m.digests(), !m.frees(Worth)
+		if m.isWorth(Little) {
+			out.Saving, out.From, out.Little = m.saving(), m.digests(), !m.isWorth(Worth)
 		}
 		if out.Saving == 0 || out.Little {
-			s.smallerAgain(m.Plan)
+			s.requeueSmaller(m.Plan)
 		}
 	}
 	return out, s.saveShare(d, out)
 }
 
-// smallerAgain has earlier, smaller blobs read again that this one has much of, so that they can be
-// packed. It skips larger ones, because two blobs could cause each other to be read for ever.
-func (s *Sharing) smallerAgain(p *match.Plan) {
+// requeueSmaller has earlier, smaller blobs read again that this one has much of, so that they can
+// be packed. It skips larger ones, because two blobs could cause each other to be read for ever.
+func (s *Sharing) requeueSmaller(p *match.Plan) {
 	taken := make([]int64, len(p.Containers))
 	for _, e := range p.Extents {
 		taken[e.Container] += e.Length
 	}
 	for i, one := range p.Containers {
-		if found, known := s.share(one.Digest); known && !slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size && taken[i] >= Worth.of(one.Size) {
+		if found, known := s.share(one.Digest); known && !slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size && taken[i] >= Worth.minimum(one.Size) {
 			s.memory.dropShare(one.Digest)
 		}
 	}
 }
 
-// LookAgain is LookAt if the share is stale: what it would take from may have been removed.
-func (s *Sharing) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
+// ReexamineStale is Examine if the share is stale: what it would take from may have been removed.
+func (s *Sharing) ReexamineStale(ctx context.Context, d cas.Digest, gate Gate) error {
 	found, known := s.share(d)
 	if !known || !s.whole.Has(d) || !s.stale(found) {
 		return nil
 	}
-	_, err := s.LookAt(ctx, d, gate)
+	_, err := s.Examine(ctx, d, gate)
 	return err
 }
 
@@ -297,7 +299,7 @@ func (s *Sharing) Renew(ctx context.Context, gate Gate) error {
 		s.memory.dropSharing(d)
 	}
 	for _, d := range s.shelf.Containers() {
-		if err := s.addSketch(ctx, d, gate); err != nil && !Lost(err) {
+		if err := s.addSketch(ctx, d, gate); err != nil && !IsMissingOrDamaged(err) {
 			return err
 		}
 	}
@@ -313,12 +315,12 @@ type Matched struct {
 
 // search says what a blob is compared with, and what a recipe of it has to save.
 type search struct {
-	least Gain
-	also  []cas.Digest // besides those that its sketch says, as far as it may take from them
-	not   []cas.Digest // nor with these
-	users []cas.Digest // that are to take from the same: only what they may take from counts
-	alone bool         // no other blob takes from it yet: its literals may be compressed
-	gate  Gate
+	minGain    Gain
+	include    []cas.Digest // besides those that its sketch says, as far as it may take from them
+	exclude    []cas.Digest // nor with these
+	dependents []cas.Digest // that are to take from the same: only what they may take from counts
+	single     bool         // no other blob takes from it yet: its literals may be compressed
+	gate       Gate
 }
 
 // Close closes them.
@@ -348,8 +350,8 @@ func (m *Matched) saving() int64 {
 	return cas.OnDisk(m.Plan.Size) - cas.OnDisk(m.Plan.LiteralSize()) - cas.OnDisk(m.recipeBytes())
 }
 
-func (m *Matched) frees(least Gain) bool {
-	return m.Plan.Shares() && m.saving() >= least.of(m.Plan.Size)
+func (m *Matched) isWorth(least Gain) bool {
+	return m.Plan.Shares() && m.saving() >= least.minimum(m.Plan.Size)
 }
 
 // Match finds what a whole blob shares with those that it may take bytes from, all of them whole,
@@ -380,7 +382,7 @@ func (s *Sharing) match(ctx context.Context, d cas.Digest, how search) (*Matched
 // planFor returns nil for a blob that is too small. m owns the files that it opens.
 func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
 	how search) (*match.Plan, error) {
-	if m.target.Size() < Least {
+	if m.target.Size() < MinBlobSize {
 		return nil, nil //nolint:nilnil // none
 	}
 	find := func(ctx context.Context, sketch match.Sketch) ([]match.Candidate, error) {
@@ -395,27 +397,27 @@ func (s *Sharing) planFor(ctx context.Context, m *Matched, d cas.Digest,
 		}
 		return s.openCandidates(ctx, m, near, how.gate)
 	}
-	return match.Find(ctx, behind(ctx, m.target, how.gate), find)
+	return match.Find(ctx, gated(ctx, m.target, how.gate), find)
 }
 
 func (s *Sharing) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]match.Candidate, error) {
 	var all []match.Candidate
 	for _, one := range near {
 		f, err := s.openWhole(ctx, one)
-		if Lost(err) {
+		if IsMissingOrDamaged(err) {
 			continue // the next request finds out
 		}
 		if err != nil {
 			return nil, err
 		}
 		m.files = append(m.files, f)
-		all = append(all, match.Candidate{Digest: one, Source: behind(ctx, f, gate)})
+		all = append(all, match.Candidate{Digest: one, Source: gated(ctx, f, gate)})
 	}
 	return all, nil
 }
 
-// behind gives a source that is read only when the gate opens.
-func behind(ctx context.Context, s dedupe.Source, gate Gate) dedupe.Source {
+// gated gives a source that is read only when the gate opens.
+func gated(ctx context.Context, s dedupe.Source, gate Gate) dedupe.Source {
 	if gate == nil {
 		return s
 	}

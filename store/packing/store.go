@@ -44,8 +44,8 @@ import (
 // ErrInUse says that something was left alone because it is in use, or was just now.
 var ErrInUse = errors.New("in use")
 
-// ErrNoRoom is in the error of an Owner without budget for a form. The disk may still have space.
-var ErrNoRoom = errors.New("no room")
+// ErrNoSpace is in the error of an Owner without budget for a form. The disk may still have space.
+var ErrNoSpace = errors.New("no room")
 
 // Gate blocks before each piece that background work reads, until it may continue; its error ends
 // that work. A nil Gate is always open.
@@ -57,13 +57,13 @@ type Owner interface {
 	// Needed reports whether a blob has to stay for more than recipes, also where that is unknown.
 	Needed(d cas.Digest) (bool, error)
 
-	// LetGo removes all else that leads to the bytes of a blob, and keeps them on the disk. After
-	// ErrInUse, part of that is in use, and all is left as it was.
-	LetGo(d cas.Digest) error
+	// DropViews removes all else that leads to the bytes of a blob, and keeps them on the disk.
+	// After ErrInUse, part of that is in use, and all is left as it was.
+	DropViews(d cas.Digest) error
 
-	// InHand reports whether a name leads to a blob's bytes since LetGo, or soon; no link can be
-	// made.
-	InHand(d cas.Digest) bool
+	// BeingServed reports whether a name leads to a blob's bytes since DropViews, or soon; no link
+	// can be made.
+	BeingServed(d cas.Digest) bool
 
 	// MayTake returns a check, to be used at once, of the blobs that a blob may take bytes from.
 	MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error)
@@ -71,13 +71,13 @@ type Owner interface {
 	// Reserve sets space aside for another form, of so many bytes in whole blocks, until release,
 	// which may be called more than once. instead is what is removed when it is there, likewise;
 	// 0: nothing is, a request waits for it, and other blobs may be removed for it. An error that
-	// is ErrNoRoom says that there is no space within the budget; others are the context's or the
+	// is ErrNoSpace says that there is no space within the budget; others are the context's or the
 	// system's.
 	Reserve(ctx context.Context, disk, instead int64) (release func(), err error)
 
-	// Shrinks announces that a smaller form is about to replace bytes on the disk, in whole blocks,
-	// until done, so that nothing else is evicted for it.
-	Shrinks(disk int64) (done func())
+	// CountTransient announces that a smaller form is about to replace bytes on the disk, in whole
+	// blocks, until done, so that nothing else is evicted for it.
+	CountTransient(disk int64) (done func())
 
 	// Fits returns an error that is syscall.ENOSPC where so many named bytes may not be written to
 	// the file system of a folder now. instead is what is removed from there then; 0: nothing is.
@@ -102,28 +102,28 @@ type Table interface {
 	Each(ctx context.Context, fn func(d, value []byte) error) error
 }
 
-// notes are what is remembered of blobs.
-type notes struct {
+// memories are what is remembered of blobs.
+type memories struct {
 	Memory
 	sketches, shares Table
 	changed          func(cas.Digest) // may be nil: what a blob shares has to be found again
 }
 
-func (n *notes) Remeasure(d cas.Digest) error {
+func (n *memories) Remeasure(d cas.Digest) error {
 	if n.changed != nil {
 		n.changed(d)
 	}
 	return n.Memory.Remeasure(d)
 }
 
-func (n *notes) dropShare(d cas.Digest) {
+func (n *memories) dropShare(d cas.Digest) {
 	n.shares.Drop(d[:])
 	if n.changed != nil {
 		n.changed(d)
 	}
 }
 
-func (n *notes) dropSharing(d cas.Digest) {
+func (n *memories) dropSharing(d cas.Digest) {
 	n.sketches.Drop(d[:])
 	n.dropShare(d)
 }
@@ -156,14 +156,14 @@ type Store struct {
 	Copies  *Copies
 
 	dir    string
-	memory *notes
+	memory *memories
 	owner  Owner
 	log    *slog.Logger
 
-	turn    chan struct{} // one token: the form of one blob is changed at a time
-	passing []func()      // Shrinks' done, called as the turn ends; the holder of the turn owns it
-	waiting atomic.Int32  // for the turn
-	account account
+	turn       chan struct{} // one token: the form of one blob is changed at a time
+	transients []func()      // CountTransient's done, called as the turn ends; the holder of the turn owns it
+	waiting    atomic.Int32  // for the turn
+	account    account
 }
 
 // Open reads the recipes, and removes unpacked forms of an earlier boot. Recipes that cannot be
@@ -171,8 +171,8 @@ type Store struct {
 func Open(o Options) (*Store, error) {
 	s := &Store{
 		dir: o.Dir, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
-		account: account{between: between{holds: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
-		memory:  &notes{o.Memory, o.Sketches, o.Shares, o.Changed},
+		account: account{heldBlobs: heldBlobs{counts: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int)}},
+		memory:  &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
 		Copies: &Copies{
 			fs: o.FS, dir: o.Copies, apart: o.Apart, stamps: o.Memory.UnpackedStamps(), log: o.Log,
 		},
@@ -224,10 +224,10 @@ func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 	select {
 	case s.turn <- struct{}{}:
 		return func() {
-			for _, done := range s.passing {
+			for _, done := range s.transients {
 				done()
 			}
-			s.passing = nil
+			s.transients = nil
 			<-s.turn
 		}, nil
 	case <-ctx.Done():
@@ -235,11 +235,13 @@ func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// shrinks tells the owner of bytes that go before the turn ends, which the caller has.
-func (s *Store) shrinks(disk int64) { s.passing = append(s.passing, s.owner.Shrinks(disk)) }
+// countTransient tells the owner of bytes that go before the turn ends, which the caller has.
+func (s *Store) countTransient(disk int64) {
+	s.transients = append(s.transients, s.owner.CountTransient(disk))
+}
 
-// TurnWanted reports whether a caller waits for the turn, which background work gives up then.
-func (s *Store) TurnWanted() bool { return s.waiting.Load() > 0 }
+// TurnContended reports whether a caller waits for the turn, which background work gives up then.
+func (s *Store) TurnContended() bool { return s.waiting.Load() > 0 }
 
 // ignore returns nil for an error of the kind, and any other one as it is.
 func ignore(kind, err error) error {
@@ -265,15 +267,15 @@ type account struct {
 	at   time.Time // guarded by mu
 	last Space     // guarded by mu
 
-	between between
+	heldBlobs heldBlobs
 }
 
-// between are blobs that are accounted for by what they take, whatever else says so.
-type between struct {
+// heldBlobs are blobs that are accounted for by what they take, whatever else says so.
+type heldBlobs struct {
 	mu sync.Mutex // guards the rest
 
-	// holds keep blobs, though no build and no recipe may need these any more.
-	holds map[*cas.Hold]bool
+	// counts keep blobs, though no build and no recipe may need these any more.
+	counts map[*cas.Hold]bool
 
 	// moving are blobs that get another form, or are removed if they are not needed then, with
 	// how many calls say so.
@@ -282,28 +284,28 @@ type between struct {
 
 // hold is cas.Store.Hold of blobs that are accounted for as long as they are held. done is Release, and the end of that.
 func (s *Store) hold() (hold *cas.Hold, done func()) {
-	b := &s.account.between
+	b := &s.account.heldBlobs
 	hold = s.whole.Hold()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.holds[hold] = true
+	b.counts[hold] = true
 	return hold, func() {
 		s.Release(hold)
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		delete(b.holds, hold)
+		delete(b.counts, hold)
 	}
 }
 
-// moves has blobs accounted for by what they take until done, though a build may account for
-// another form, or no recipe may take from them any more.
-func (s *Store) moves(all ...cas.Digest) (done func()) {
-	b := &s.account.between
+// accountByForm has blobs accounted for by what they take until done, though a build may account
+// for another form, or no recipe may take from them any more.
+func (s *Store) accountByForm(all ...cas.Digest) (done func()) {
+	b := &s.account.heldBlobs
 	b.add(all, 1)
 	return func() { b.add(all, -1) }
 }
 
-func (b *between) add(all []cas.Digest, n int) {
+func (b *heldBlobs) add(all []cas.Digest, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, d := range all {
@@ -313,21 +315,21 @@ func (b *between) add(all []cas.Digest, n int) {
 	}
 }
 
-func (b *between) all() (out []cas.Digest) {
+func (b *heldBlobs) all() (out []cas.Digest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out = slices.Collect(maps.Keys(b.moving))
-	for hold := range b.holds {
+	for hold := range b.counts {
 		out = append(out, hold.Kept()...)
 	}
 	return out
 }
 
-// Ahead is by how many bytes on disk the builds' account exceeds blobs that change their form: it
-// is corrected when that is durable.
-func (s *Store) Ahead() (sum int64, err error) {
+// AccountExcess is by how many bytes on disk the builds' account exceeds blobs that change their
+// form: it is corrected when that is durable.
+func (s *Store) AccountExcess() (sum int64, err error) {
 	counted := make(map[cas.Digest]bool)
-	for _, d := range s.account.between.all() {
+	for _, d := range s.account.heldBlobs.all() {
 		accounted, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return 0, err
@@ -348,15 +350,15 @@ func (a *account) changed() {
 	a.at = time.Time{}
 }
 
-// accountFresh is how long it is believed.
-const accountFresh = time.Second
+// accountLifetime is how long it is believed.
+const accountLifetime = time.Second
 
 // Space sums up. Where nothing is packed that costs nothing. Without fresh it may be what it was a second ago.
 func (s *Store) Space(fresh bool) (Space, error) {
 	a := &s.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !fresh && !a.at.IsZero() && time.Since(a.at) < accountFresh {
+	if !fresh && !a.at.IsZero() && time.Since(a.at) < accountLifetime {
 		return a.last, nil
 	}
 	var now Space
@@ -368,7 +370,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		return now, err
 	}
 	counted := make(map[cas.Digest]bool)
-	for _, d := range slices.Concat(s.shelf.Containers(), a.between.all()) { // in this order: what is no container any more is going by then
+	for _, d := range slices.Concat(s.shelf.Containers(), a.heldBlobs.all()) { // in this order: what is no container any more is going by then
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err

@@ -14,9 +14,11 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time write it once, and the others wait for that.
-// begins, which may be nil, is called before anything is written; progress, which may be nil, a hundred times at most while bytes are. Errors
-// that Lost knows say that a container or the recipe is no good; those that cas.Full knows and ErrNoRoom, that there is no room.
+// Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time
+// write it once, and the others wait for that. begins, which may be nil, is called before anything
+// is written; progress, which may be nil, a hundred times at most while bytes are. Errors that
+// IsMissingOrDamaged knows say that a container or the recipe is no good; those that cas.Full knows
+// and ErrNoSpace, that there is no room.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
 	store, err := s.Copies.open()
 	if err != nil {
@@ -24,14 +26,14 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	}
 	if err := store.Verify(ctx, d); err == nil {
 		return nil
-	} else if !Lost(err) {
+	} else if !IsMissingOrDamaged(err) {
 		return err
 	}
 	if begins != nil {
 		begins()
 	}
 	err = s.fillCopy(ctx, store, d, progress)
-	if (cas.Full(err) || errors.Is(err, ErrNoRoom)) && s.dropIdleCopies(ctx, store) > 0 {
+	if (cas.Full(err) || errors.Is(err, ErrNoSpace)) && s.dropIdleCopies(ctx, store) > 0 {
 		err = s.fillCopy(ctx, store, d, progress)
 	}
 	if errors.Is(err, cas.ErrNotFound) && s.whole.Has(d) {
@@ -61,12 +63,12 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 			}
 			release = place
 		}
-		return s.rebuildInto(ctx, d, f, seldom(progress))
+		return s.rebuildInto(ctx, d, f, throttled(progress))
 	})
 }
 
-// seldom passes on at most a hundred of what it is told.
-func seldom(progress func(done, total int64)) func(done, total int64) {
+// throttled passes on at most a hundred of what it is told.
+func throttled(progress func(done, total int64)) func(done, total int64) {
 	if progress == nil {
 		return nil
 	}
@@ -101,12 +103,12 @@ func (s *Store) DropCopy(d cas.Digest) error {
 	if open == nil {
 		return nil
 	}
-	if err := s.owner.LetGo(d); err != nil {
+	if err := s.owner.DropViews(d); err != nil {
 		return err
 	}
 	inHand := false
 	_, err := open.RemoveUnless(d, func() (bool, error) { // else a view's bytes without a name here would be in no account
-		inHand = s.owner.InHand(d)
+		inHand = s.owner.BeingServed(d)
 		return inHand, nil
 	})
 	s.account.changed()
@@ -163,8 +165,8 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 }
 
 // MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe.
-// Blobs that took from its literals take from the blob. Errors are ErrNoRoom, those that
-// cas.Full knows, those of which Lost tells, and the system's.
+// Blobs that took from its literals take from the blob. Errors are ErrNoSpace, those that
+// cas.Full knows, those of which IsMissingOrDamaged tells, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
@@ -183,7 +185,7 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 	if !packed || err != nil {
 		return err
 	}
-	defer s.moves(d)()
+	defer s.accountByForm(d)()
 	if there { // a crash came before the recipe was removed
 		err = s.removeDouble(ctx, d)
 	} else {
@@ -193,8 +195,8 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 		return err
 	}
 	literals := was.Containers[was.Literals].Digest
-	err = s.packAgain(ctx, literals, search{also: []cas.Digest{d}, gate: gate})
-	if Lost(err) || errors.Is(anotherTime(err), ErrInUse) {
+	err = s.repack(ctx, literals, search{include: []cas.Digest{d}, gate: gate})
+	if IsMissingOrDamaged(err) || errors.Is(retryLater(err), ErrInUse) {
 		return nil // they take from literals that no blob calls its own: Compact tries again
 	}
 	return err
@@ -206,7 +208,7 @@ func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Pack
 	if err := s.owner.Fits(s.dir, "the whole form of a packed file", was.Size, 0); err != nil {
 		return err
 	}
-	release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), s.takes([]cas.Digest{d}))
+	release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), s.diskBytesOf([]cas.Digest{d}))
 	if err != nil {
 		return err
 	}
@@ -378,7 +380,7 @@ func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 	if open == nil || !open.Has(d) {
 		return
 	}
-	if err := open.Check(ctx, d); Broken(err) {
+	if err := open.Check(ctx, d); IsDamage(err) {
 		c.log.Warn("unpacked blob dropped", "digest", d.String(), "why", err)
 		if err := open.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
 			c.log.Error("unpacked blob not dropped", "digest", d.String(), "error", err)
@@ -387,13 +389,13 @@ func (c *Copies) Check(ctx context.Context, d cas.Digest) {
 }
 
 // Open returns a descriptor of a verified blob, unpacked if need be, which the caller closes.
-// Errors are cas.ErrNotFound, those of which Lost tells, and the system's.
+// Errors are cas.ErrNotFound, those of which IsMissingOrDamaged tells, and the system's.
 func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) {
 	whole := func() error {
 		f, err = s.whole.Open(ctx, d)
 		return err
 	}
-	err = s.asItIs(d, whole, func() error {
+	err = s.inEitherForm(d, whole, func() error {
 		if err := s.Unpack(ctx, d, nil, nil); err != nil {
 			return err
 		}
@@ -408,9 +410,9 @@ func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) 
 
 const attempts = 3 // of an operation, where blobs change their forms meanwhile
 
-// asItIs calls whole, or packed if a blob is not whole. It retries where either finds nothing,
-// because the blob has just changed its form or container, or its copy was removed.
-func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
+// inEitherForm calls whole, or packed if a blob is not whole. It retries where either finds
+// nothing, because the blob has just changed its form or container, or its copy was removed.
+func (s *Store) inEitherForm(d cas.Digest, whole, packed func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := whole()
 		if !errors.Is(err, cas.ErrNotFound) {
@@ -439,13 +441,13 @@ func (s *Store) CopyTo(ctx context.Context, d cas.Digest, f *os.File, progress f
 		defer from.Close() // only read from
 		return dedupe.CopyVerified(ctx, from, d, f, progress)
 	}
-	return s.asItIs(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
+	return s.inEitherForm(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
 }
 
 // Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads
 // the recipe and verifies the containers, which does not prove that the one goes with the others: Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
-	return s.asItIs(d, func() error { return s.whole.Verify(ctx, d) }, func() error { return s.verifyPacked(ctx, d) })
+	return s.inEitherForm(d, func() error { return s.whole.Verify(ctx, d) }, func() error { return s.verifyPacked(ctx, d) })
 }
 
 func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
@@ -466,19 +468,21 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 
 // Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
-	return s.asItIs(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
+	return s.inEitherForm(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
 }
 
-// Broken tells that an error is about bytes that are not what they should be, of a blob, a container or a recipe.
-func Broken(err error) bool {
+// IsDamage tells that an error is about bytes that are not what they should be, of a blob, a
+// container or a recipe.
+func IsDamage(err error) bool {
 	var format *dedupe.FormatError
 	return cas.Unsound(err) || errors.As(err, &format)
 }
 
-// Lost tells that an error is about something that is not there, or is broken, or perhaps a container that is.
-func Lost(err error) bool {
+// IsMissingOrDamaged tells that an error is about something that is not there, or is broken, or
+// perhaps a container that is.
+func IsMissingOrDamaged(err error) bool {
 	var container *dedupe.ContainerError
-	return Broken(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &container)
+	return IsDamage(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &container)
 }
 
 // Damage is a blob, or a recipe, that is no good.
@@ -505,7 +509,7 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {
 			out = append(out, Damage{d, true, fmt.Sprintf("the recipe says that container %s has %d bytes, and it has %d", container.Digest, container.Size, size)})
 		}
-		if Lost(err) {
+		if IsMissingOrDamaged(err) {
 			out = append(out, Damage{Digest: container.Digest, Why: "a container is no good: " + err.Error()})
 		}
 	}
@@ -513,7 +517,7 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 		return out
 	}
 	// All containers are sound: what does not come out right is the recipe's doing.
-	if err := s.Check(ctx, d); Lost(err) {
+	if err := s.Check(ctx, d); IsMissingOrDamaged(err) {
 		out = append(out, Damage{d, true, "the recipe is no good: " + err.Error()})
 	}
 	return out

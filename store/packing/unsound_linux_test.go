@@ -38,14 +38,14 @@ func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 	require.Positive(t, b.pack(all[1]))
 	require.Positive(t, b.pack(all[2]))
 	forged := b.forge(all[1])
-	require.True(t, Broken(b.MakeWhole(ctx, all[1])))
+	require.True(t, IsDamage(b.MakeWhole(ctx, all[1])))
 	require.True(t, b.OnlyPacked(all[1]))
-	require.True(t, Broken(b.Compact(ctx, Family{Hot: all[2], Base: all[0]}, nil)))
+	require.True(t, IsDamage(b.Compact(ctx, Family{Hot: all[2], Base: all[0]}, nil)))
 	now, err := b.shelf.Get(all[1])
 	require.NoError(t, err)
 	require.True(t, now.Same(forged))
 	require.True(t, b.whole.Has(all[0]), "it takes from there")
-	require.True(t, Broken(b.Check(ctx, all[1])))
+	require.True(t, IsDamage(b.Check(ctx, all[1])))
 	for _, i := range []int{0, 2} {
 		require.Equal(t, contents[i], b.read(all[i]))
 	}

@@ -29,9 +29,9 @@ func TestOwnFilesAreLookedUpOnce(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	require.NoError(t, os.WriteFile(other, []byte("x"), 0o600))
 	open(other)
-	require.Equal(t, BySomebody, openedBy(other, own), "opened after the look")
+	require.Equal(t, ByOther, openedBy(other, own), "opened after the look")
 	require.Equal(t, ByDaemon, openedBy(other, &OwnFiles{}))
-	require.Equal(t, BySomebody, openedBy(other, nil))
+	require.Equal(t, ByOther, openedBy(other, nil))
 }
 
 // A file with names only in a view that is being made, whose build is being removed, is held as
@@ -43,16 +43,16 @@ func TestBlobInAnUnfinishedViewIsHeld(t *testing.T) {
 	require.NoError(t, err)
 	v, err := s.create(ctx, &s.build)
 	require.NoError(t, err)
-	require.Zero(t, s.HeldBytes(), "the blobs have names of their own")
+	require.Zero(t, s.UnlinkedOpenBytes(), "the blobs have names of their own")
 	for _, f := range s.build.Files {
 		require.NoError(t, s.blobs.Remove(f.Digest))
 	}
-	held := s.HeldBytes()
+	held := s.UnlinkedOpenBytes()
 	require.Positive(t, held)
 	s.discard(v)
-	s.half = nil
+	s.unfinished = nil
 	leave()
-	require.Zero(t, s.HeldBytes())
+	require.Zero(t, s.UnlinkedOpenBytes())
 
 	s = open(t)
 	evicted := &index.Change{ID: s.build.ID, Why: "evicted"}
@@ -65,12 +65,12 @@ func TestBlobInAnUnfinishedViewIsHeld(t *testing.T) {
 	for _, f := range s.build.Files {
 		require.NoError(t, s.blobs.Remove(f.Digest))
 	}
-	require.Equal(t, held, s.HeldBytes())
+	require.Equal(t, held, s.UnlinkedOpenBytes())
 	require.NoError(t, f.Close())
 	s.later = HandOver
 	s.Sweep()
 	require.NoDirExists(t, v.Path())
-	require.Zero(t, s.HeldBytes())
+	require.Zero(t, s.UnlinkedOpenBytes())
 }
 
 // A file that has its only names in several views of removed builds is held, all the time while one of these goes after the other.
@@ -90,7 +90,7 @@ func TestBlobInSeveralViewsIsHeldUntilTheLast(t *testing.T) {
 	for _, f := range s.build.Files {
 		require.NoError(t, s.blobs.Remove(f.Digest))
 	}
-	held := s.HeldBytes()
+	held := s.UnlinkedOpenBytes()
 	require.Positive(t, held)
 	s.later = HandOver
 	swept := make(chan struct{})
@@ -104,7 +104,7 @@ func TestBlobInSeveralViewsIsHeldUntilTheLast(t *testing.T) {
 			over = true
 		default:
 		}
-		require.Equal(t, held, s.HeldBytes(), "look %d", looks)
+		require.Equal(t, held, s.UnlinkedOpenBytes(), "look %d", looks)
 	}
 	require.NoDirExists(t, last.Path())
 	require.DirExists(t, first.Path())

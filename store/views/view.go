@@ -53,8 +53,8 @@ type View struct {
 	at    cas.Stamp // of inner, when the view was whole
 	files []file
 
-	gone   atomic.Bool  // set before the view may be taken away
-	served atomic.Int64 // when it was last given out, Unix nanoseconds
+	dropped   atomic.Bool  // set before the view may be taken away
+	lastGiven atomic.Int64 // when it was last given out, Unix nanoseconds
 }
 
 type file struct {
@@ -68,7 +68,7 @@ type file struct {
 
 // intact compares every file of the view with what it was when its bytes were last checked. It notices further files by the time of the folder.
 func (vs *Store) intact(v *View) bool {
-	if v.gone.Load() {
+	if v.dropped.Load() {
 		return false
 	}
 	if now, err := cas.StampOf(v.inner); err != nil || now.Mtime != v.at.Mtime {
@@ -114,17 +114,17 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 			return nil, fmt.Errorf("%s: %w", b.Files[i].Name, err)
 		}
 	}
-	v := vs.Of(b)
+	v := vs.ForBuild(b)
 	if v != nil {
 		if vs.intact(v) && len(filesBelow(v.path)) == len(v.files) { // none was added while no daemon ran
-			vs.keep(b.ID, v)
+			vs.setCurrent(b.ID, v)
 			return v, nil
 		}
 		vs.Drop(b.ID, v, PathGrace)
 	}
 	defer func() {
 		vs.mu.Lock()
-		vs.half = nil // no view is being made any more
+		vs.unfinished = nil // no view is being made any more
 		vs.mu.Unlock()
 	}()
 	err = vs.o.Index.Reserve.UseSome(func() (err error) {
@@ -137,29 +137,29 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	if err := vs.o.Index.Views.Save(b.ID[:], []byte(vs.savedPath(v))); err != nil {
 		vs.o.Log.Warn("view not remembered", "error", err) // it is made again after a restart
 	}
-	vs.keep(b.ID, v)
+	vs.setCurrent(b.ID, v)
 	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // its removal meanwhile may have missed this view
 		vs.mu.Lock()
 		delete(vs.live, b.ID)
 		vs.mu.Unlock()
-		vs.doomLater(v)
+		vs.dropAfterHandOver(v)
 	}
 	return v, nil
 }
 
-func (vs *Store) keep(id index.BuildID, v *View) {
+func (vs *Store) setCurrent(id index.BuildID, v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	vs.live[id] = v
 }
 
-// earlier opens the view that an earlier run made for the build, nil if there is none.
-func (vs *Store) earlier(b *index.Build) *View {
+// openEarlier opens the view that an earlier run made for the build, nil if there is none.
+func (vs *Store) openEarlier(b *index.Build) *View {
 	saved, ok := vs.o.Index.Views.Get(b.ID[:])
 	if !ok {
 		return nil
 	}
-	where, apart := strings.CutPrefix(string(saved), viewsApart)
+	where, apart := strings.CutPrefix(string(saved), unpackedPrefix)
 	parts := strings.Split(where, "/")
 	if _, elsewhere := vs.o.Forms.Copies.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
 		return nil
@@ -174,13 +174,13 @@ func (vs *Store) earlier(b *index.Build) *View {
 	return v
 }
 
-// viewsApart marks, in what the index keeps, a view that lies beside the unpacked forms.
-const viewsApart = "unpacked:"
+// unpackedPrefix marks, in what the index keeps, a view that lies beside the unpacked forms.
+const unpackedPrefix = "unpacked:"
 
 func (vs *Store) savedPath(v *View) string {
 	where := path.Join(v.scope, v.name, v.id)
-	if !vs.here(v.path) {
-		return viewsApart + where
+	if !vs.onBlobFileSystem(v.path) {
+		return unpackedPrefix + where
 	}
 	return where
 }
@@ -195,23 +195,24 @@ func (v *View) Lease() (*os.File, error) {
 	if err := flock.Lease(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if v.gone.Load() || !v.leadsTo(f) {
+	if v.dropped.Load() || !v.contains(f) {
 		return nil, errors.Join(fs.ErrNotExist, f.Close())
 	}
 	return f, nil
 }
 
-// Told notes that a client was told a view's path, which does not hold on to the descriptor: the view stays for a while.
-func (vs *Store) Told(v *View) {
+// NotePathGiven notes that a client was told a view's path, which does not hold on to the
+// descriptor: the view stays for a while.
+func (vs *Store) NotePathGiven(v *View) {
 	now := vs.o.Now()
-	v.served.Store(now.UnixNano())
+	v.lastGiven.Store(now.UnixNano())
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	d := vs.doomed[v.scope+"/"+v.name]
+	d := vs.dropped[v.scope+"/"+v.name]
 	if d != nil && v.scope == Unkept {
-		d.after = now.Add(HandOver) // it is kept only for its present clients, as it is in no account
+		d.removableAt = now.Add(HandOver) // it is kept only for its present clients, as it is in no account
 	} else if d != nil {
-		d.after = now.Add(PathGrace)
+		d.removableAt = now.Add(PathGrace)
 	}
 }
 
@@ -226,9 +227,9 @@ func (v *View) open() (err error) {
 	return nil
 }
 
-// leadsTo reports whether the directory of the files, open so far, is still in the view by its
+// contains reports whether the directory of the files, open so far, is still in the view by its
 // name.
-func (v *View) leadsTo(f *os.File) bool {
+func (v *View) contains(f *os.File) bool {
 	there, err := cas.StampAt(int(f.Fd()), v.id)
 	if err != nil {
 		return false
@@ -245,12 +246,13 @@ func (v *View) ID() string { return v.id }
 // GraphPath is the graph's path below that of the view.
 func (v *View) GraphPath() string { return v.id + "/" + v.graph }
 
-// Held reports whether a process holds a lease on the view.
-func (v *View) Held() (bool, error) { return Leased(v.path) }
+// Leased reports whether a process holds a lease on the view.
+func (v *View) Leased() (bool, error) { return Leased(v.path) }
 
-// ToldUntil is when the time of clients that got the view's path is over, zero if there are none.
-func (v *View) ToldUntil() time.Time {
-	served := v.served.Load()
+// PathGraceEnd is when the time of clients that got the view's path is over, zero if there are
+// none.
+func (v *View) PathGraceEnd() time.Time {
+	served := v.lastGiven.Load()
 	if served == 0 {
 		return time.Time{}
 	}
@@ -270,12 +272,12 @@ func (v *View) OpenedBy(own *OwnFiles) Opener {
 type Store struct {
 	o Options
 
-	mu     sync.Mutex
-	live   map[index.BuildID]*View // guarded by mu
-	made   map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
-	doomed map[string]*doomed      // by "<scope>/<view>"; guarded by mu
-	making keyed.Slots             // one view is made at a time
-	half   *View                   // which is being made: its build may go meanwhile; guarded by mu
+	mu         sync.Mutex
+	live       map[index.BuildID]*View // guarded by mu
+	made       map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
+	dropped    map[string]*dropped     // by "<scope>/<view>"; guarded by mu
+	making     keyed.Slots             // one view is made at a time
+	unfinished *View                   // which is being made: its build may go meanwhile; guarded by mu
 }
 
 // Options say where views lie and what they are made of.
@@ -291,7 +293,7 @@ type Options struct {
 
 // Open gives the store of views below a folder, which it makes.
 func Open(o Options) (*Store, error) {
-	vs := &Store{o: o, live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed), making: make(keyed.Slots, 1)}
+	vs := &Store{o: o, live: make(map[index.BuildID]*View), made: make(map[string]bool), dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
 	return vs, vs.scopeDir(o.Dir, "shared")
 }
 
@@ -317,24 +319,25 @@ func (vs *Store) Current(id index.BuildID) *View {
 	return vs.live[id]
 }
 
-// Sound gives the build's view that is in use, with every file checked; nil if there is none.
-func (vs *Store) Sound(id index.BuildID) *View {
+// CurrentIntact gives the build's view that is in use, with every file checked; nil if there is
+// none.
+func (vs *Store) CurrentIntact(id index.BuildID) *View {
 	if v := vs.Current(id); v != nil && vs.intact(v) {
 		return v
 	}
 	return nil
 }
 
-// Of gives the build's view that is in use, or was in an earlier run; nil if there is none.
-func (vs *Store) Of(b *index.Build) *View {
+// ForBuild gives the build's view that is in use, or was in an earlier run; nil if there is none.
+func (vs *Store) ForBuild(b *index.Build) *View {
 	if v := vs.Current(b.ID); v != nil {
 		return v
 	}
-	return vs.earlier(b)
+	return vs.openEarlier(b)
 }
 
-// Look gives the build's view as of does. done ends the look at it.
-func (vs *Store) Look(id index.BuildID) (v *View, done func()) {
+// Borrow gives the build's view as of does. done ends the look at it.
+func (vs *Store) Borrow(id index.BuildID) (v *View, done func()) {
 	if v = vs.Current(id); v != nil {
 		return v, func() {}
 	}
@@ -345,22 +348,22 @@ func (vs *Store) Look(id index.BuildID) (v *View, done func()) {
 	if err != nil {
 		return nil, nil
 	}
-	return vs.LookAt(&b)
+	return vs.BorrowFor(&b)
 }
 
-// LookAt is Look for a caller that has the build. done may be called where there is no view.
-func (vs *Store) LookAt(b *index.Build) (v *View, done func()) {
+// BorrowFor is Borrow for a caller that has the build. done may be called where there is no view.
+func (vs *Store) BorrowFor(b *index.Build) (v *View, done func()) {
 	if v = vs.Current(b.ID); v != nil {
 		return v, func() {}
 	}
-	if v = vs.earlier(b); v == nil {
+	if v = vs.openEarlier(b); v == nil {
 		return nil, func() {}
 	}
 	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
 }
 
-// AnyHeld reports whether one of the views in use is leased.
-func (vs *Store) AnyHeld() bool {
+// AnyLeased reports whether one of the views in use is leased.
+func (vs *Store) AnyLeased() bool {
 	vs.mu.Lock()
 	paths := make([]string, 0, len(vs.live))
 	for _, v := range vs.live {
@@ -409,7 +412,7 @@ func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 		}
 		v.files = append(v.files, vf)
 	}
-	return v, vs.seal(v)
+	return v, vs.makeReadable(v)
 }
 
 // begin makes the folders of a view, still writable. A view lies on one file system: one with unpacked files where they are.
@@ -423,7 +426,7 @@ func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
 	vs.mu.Lock()
 	vs.made[v.scope+"/"+v.name] = true
 	if scope != Unkept {
-		vs.half = v
+		vs.unfinished = v
 	}
 	vs.mu.Unlock()
 	if err := os.MkdirAll(filepath.Join(v.path, v.id), 0o700); err != nil {
@@ -451,9 +454,9 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 	return file{name: f.Name, digest: f.Digest, copied: copied, stamp: stamp, unpacked: unpacked}, nil
 }
 
-// seal lets all users read the view that is whole.
-func (vs *Store) seal(v *View) error {
-	err := SealTree(v.path)
+// makeReadable lets all users read the view that is whole.
+func (vs *Store) makeReadable(v *View) error {
+	err := MakeTreeReadable(v.path)
 	if err == nil {
 		v.at, err = cas.StampOf(v.inner)
 	}
@@ -463,8 +466,9 @@ func (vs *Store) seal(v *View) error {
 	return err
 }
 
-// SealTree lets all users read the folders, and their owner remove them, from the inside out.
-func SealTree(path string) error {
+// MakeTreeReadable lets all users read the folders, and their owner remove them, from the inside
+// out.
+func MakeTreeReadable(path string) error {
 	var dirs []string
 	err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
@@ -478,8 +482,9 @@ func SealTree(path string) error {
 	return err
 }
 
-// OpenTree gives the owner the right to remove folders, which earlier versions made read-only.
-func OpenTree(path string) error {
+// MakeTreeRemovable gives the owner the right to remove folders, which earlier versions made
+// read-only.
+func MakeTreeRemovable(path string) error {
 	return filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
 			err = os.Chmod(p, 0o700)
@@ -498,8 +503,9 @@ func (vs *Store) discard(v *View) {
 	}
 }
 
-// Alone makes a view of a directory only for the requests that wait now; blobs among it are linked.
-func (vs *Store) Alone(b *index.Build, out string) (*View, error) {
+// CreateUnkept makes a view of a directory only for the requests that wait now; blobs among it are
+// linked.
+func (vs *Store) CreateUnkept(b *index.Build, out string) (*View, error) {
 	v, err := vs.begin(Unkept, b.Graph, false)
 	if err != nil {
 		return nil, err
@@ -516,10 +522,10 @@ func (vs *Store) Alone(b *index.Build, out string) (*View, error) {
 		}
 		v.files = append(v.files, file{name: b.Files[i].Name, copied: true, stamp: stamp})
 	}
-	if err := vs.seal(v); err != nil {
+	if err := vs.makeReadable(v); err != nil {
 		return nil, err
 	}
-	vs.doomLater(v) // no other request finds it: it ends with its last holder
+	vs.dropAfterHandOver(v) // no other request finds it: it ends with its last holder
 	return v, nil
 }
 

@@ -34,7 +34,7 @@ func open(t *testing.T) *shop {
 	if err != nil {
 		dir = t.TempDir()
 	}
-	t.Cleanup(func() { require.NoError(t, errors.Join(OpenTree(dir), os.RemoveAll(dir))) })
+	t.Cleanup(func() { require.NoError(t, errors.Join(MakeTreeRemovable(dir), os.RemoveAll(dir))) })
 	s := &shop{T: t, dir: dir}
 	s.index, err = index.Open(s.dir, index.Options{})
 	require.NoError(t, err)
@@ -76,10 +76,10 @@ func (s *shop) get() *View {
 func TestAViewStaysWithItsHolder(t *testing.T) {
 	s := open(t)
 	v := s.get()
-	require.Same(t, v, s.Sound(s.build.ID))
+	require.Same(t, v, s.CurrentIntact(s.build.ID))
 	f, err := v.Lease()
 	require.NoError(t, err)
-	held, err := v.Held()
+	held, err := v.Leased()
 	require.NoError(t, err)
 	require.True(t, held)
 	s.Drop(s.build.ID, v, 0)
@@ -100,8 +100,8 @@ func TestAViewStaysWithItsHolder(t *testing.T) {
 func TestPathOfAViewIsValidForAWhile(t *testing.T) {
 	s := open(t)
 	v := s.get()
-	require.True(t, v.ToldUntil().IsZero())
-	s.Told(v)
+	require.True(t, v.PathGraceEnd().IsZero())
+	s.NotePathGiven(v)
 	s.Drop(s.build.ID, v, PathGrace)
 	s.Sweep()
 	require.DirExists(t, v.Path())
@@ -117,8 +117,8 @@ func TestViewsOfEarlierRuns(t *testing.T) {
 	require.NoError(t, os.Mkdir(stranger, 0o700))
 	s.start()
 	require.Nil(t, s.Current(s.build.ID))
-	require.Equal(t, v.Path(), s.Of(&s.build).Path())
-	require.NoError(t, s.DoomStrangers(context.Background()))
+	require.Equal(t, v.Path(), s.ForBuild(&s.build).Path())
+	require.NoError(t, s.DropUnknown(context.Background()))
 	s.Sweep()
 	require.NoDirExists(t, stranger)
 	require.Equal(t, v.ID(), s.get().ID(), "a sound one is used again")
@@ -129,7 +129,7 @@ func TestAViewThatIsDroppedTwiceIsClosed(t *testing.T) {
 	s := open(t)
 	s.get()
 	s.start()
-	one, two := s.Of(&s.build), s.Of(&s.build)
+	one, two := s.ForBuild(&s.build), s.ForBuild(&s.build)
 	s.Drop(s.build.ID, one, 0)
 	s.Drop(s.build.ID, two, 0)
 	s.Sweep()
@@ -167,10 +167,10 @@ func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
 	s := open(t)
 	v := s.get()
 	inner := filepath.Join(v.Path(), v.ID())
-	require.NoError(t, OpenTree(inner))
+	require.NoError(t, MakeTreeRemovable(inner))
 	require.NoError(t, os.Remove(filepath.Join(inner, "m_ctx.onnx")))
 	require.NoError(t, os.WriteFile(filepath.Join(inner, "m_ctx.onnx"), []byte("other"), 0o444))
-	require.Nil(t, s.Sound(s.build.ID))
+	require.Nil(t, s.CurrentIntact(s.build.ID))
 	require.NotEqual(t, v.ID(), s.get().ID())
 }
 
@@ -183,7 +183,7 @@ func TestAFileTooManyMakesAnotherView(t *testing.T) {
 		if restarted {
 			s.start()
 		}
-		require.Nil(t, s.Sound(s.build.ID))
+		require.Nil(t, s.CurrentIntact(s.build.ID))
 		require.NotEqual(t, v.ID(), s.get().ID())
 	}
 }

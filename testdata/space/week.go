@@ -194,7 +194,7 @@ func (w *week) asked(d, half int) (out []int) {
 
 // measure packs what is cold, and counts.
 func (w *week) measure() (float64, error) {
-	w.cache.Store.Packer().Wake()
+	w.cache.Store.Packer().RequestSweep()
 	w.cache.Store.Packer().Sweep(context.Background())
 	n, err := onDisk(w.dir)
 	return float64(n) / float64(w.bound), err

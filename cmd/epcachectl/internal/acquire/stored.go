@@ -128,7 +128,7 @@ func (g *Get) unpackFolders() (folders []string) {
 func storedError(err error) error {
 	e, is := errors.AsType[*apierr.Error](err)
 	switch {
-	case !is && packing.Lost(err):
+	case !is && packing.IsMissingOrDamaged(err):
 		return exit.Damaged(err)
 	case !is:
 		return modelfile.PlainPathError(err)

@@ -46,14 +46,14 @@ func (x *Index) differences() (all []difference, err error) {
 		if !known[i] && !x.manifests.shards.There(byte(i)) {
 			continue
 		}
-		if now := x.manifests.lookAt(byte(i)); !kept[i].same(now) {
+		if now := x.manifests.currentTimes(byte(i)); !kept[i].matches(now) {
 			if all, err = x.compare(all, byte(i), now); err != nil {
 				return nil, err
 			}
 			kept[i] = now
 		}
-		if kept[i].At-kept[i].Mtime < int64(fresh) {
-			x.manifests.touch(byte(i), kept[i])
+		if kept[i].At-kept[i].Mtime < int64(timeGranularity) {
+			x.manifests.noteChanged(byte(i), kept[i])
 		}
 	}
 	return all, nil
@@ -65,7 +65,7 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 	if err != nil {
 		return nil, err
 	}
-	known, err := x.known(i)
+	known, err := x.indexedBuilds(i)
 	if err != nil {
 		return nil, err
 	}
@@ -82,17 +82,18 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 }
 
 const (
-	// learnPage bounds what is in one transaction of learn. Rows that begin with digests go to pages
-	// all over the file, so that a smaller transaction writes nearly as much.
-	learnPage = 1 << 12
-	tellLearn = 2 * time.Second // how often the progress is reported
+	// differencesPage bounds what is in one transaction of learn. Rows that begin with digests go
+	// to pages all over the file, so that a smaller transaction writes nearly as much.
+	differencesPage = 1 << 12
+	reportLearned   = 2 * time.Second // how often the progress is reported
 )
 
-// learn writes differences into the database, many in one transaction, because each costs a sync. A
-// folder's times follow its builds, so that they are noted only when the database has all of them.
-func (x *Index) learn(all []difference) error {
+// applyDifferences writes differences into the database, many in one transaction, because each
+// costs a sync. A folder's times follow its builds, so that they are noted only when the database
+// has all of them.
+func (x *Index) applyDifferences(all []difference) error {
 	done, builds, told := 0, 0, x.now()
-	for part := range slices.Chunk(all, learnPage) {
+	for part := range slices.Chunk(all, differencesPage) {
 		var list []*Change
 		times := make(map[byte]folderTimes)
 		for _, d := range part {
@@ -108,12 +109,12 @@ func (x *Index) learn(all []difference) error {
 			return err
 		}
 		done += len(part)
-		if now := x.now(); now.Sub(told) >= tellLearn {
+		if now := x.now(); now.Sub(told) >= reportLearned {
 			told = now
 			x.Log.Info("index.db is being made from the manifests",
 				"store", x.dir, "builds", builds, "percent", done*100/len(all))
-			if x.Making != nil {
-				x.Making(uint64(builds), done*100/len(all))
+			if x.Rebuilding != nil {
+				x.Rebuilding(uint64(builds), done*100/len(all))
 			}
 		}
 	}

@@ -15,39 +15,40 @@ type Opener int
 const (
 	ByNobody Opener = iota
 	ByDaemon        // and perhaps another process
-	BySomebody
+	ByOther
 )
 
 // inode tells files apart.
 type inode struct{ dev, ino uint64 }
 
-// HeldBytes sums the bytes on disk, in whole blocks, of files with names only in views of removed
-// builds. Results that were never kept do not count: they end with the requests that wait for them.
-func (vs *Store) HeldBytes() int64 {
+// UnlinkedOpenBytes sums the bytes on disk, in whole blocks, of files with names only in views of
+// removed builds. Results that were never kept do not count: they end with the requests that wait
+// for them.
+func (vs *Store) UnlinkedOpenBytes() int64 {
 	var sum, changing int64
-	for range looks {
-		if sum, changing = vs.heldBytes(); changing == 0 {
+	for range maxRecounts {
+		if sum, changing = vs.countUnlinkedOpen(); changing == 0 {
 			break
 		}
 	}
 	return sum + changing // rather too much, for a moment
 }
 
-// looks bounds how often the names are counted because some are removed meanwhile.
-const looks = 10
+// maxRecounts bounds how often the names are counted because some are removed meanwhile.
+const maxRecounts = 10
 
-// heldFile is a file in views of removed builds.
-type heldFile struct {
+// droppedFile is a file in views of removed builds.
+type droppedFile struct {
 	paths  []string // its names there
 	links  uint64   // all of its names, when the first of these was looked at
 	blocks int64
 }
 
-// heldBytes counts the names of each file, and then checks them again: a name that was just removed
-// would miss in one number only. changing are bytes of files with changed names.
-func (vs *Store) heldBytes() (sum, changing int64) {
-	found := make(map[inode]*heldFile)
-	for _, d := range vs.doomedViews() {
+// countUnlinkedOpen counts the names of each file, and then checks them again: a name that was just
+// removed would miss in one number only. changing are bytes of files with changed names.
+func (vs *Store) countUnlinkedOpen() (sum, changing int64) {
+	found := make(map[inode]*droppedFile)
+	for _, d := range vs.droppedViews() {
 		for _, path := range d.paths() {
 			var st unix.Stat_t
 			if unix.Lstat(path, &st) != nil {
@@ -55,14 +56,14 @@ func (vs *Store) heldBytes() (sum, changing int64) {
 			}
 			id := inode{st.Dev, st.Ino}
 			if found[id] == nil {
-				found[id] = &heldFile{links: uint64(st.Nlink), blocks: st.Blocks}
+				found[id] = &droppedFile{links: uint64(st.Nlink), blocks: st.Blocks}
 			}
 			found[id].paths = append(found[id].paths, path)
 		}
 	}
 	for id, f := range found {
 		switch {
-		case !vs.still(id, f):
+		case !vs.sameLinks(id, f):
 			changing += f.blocks * 512
 		case f.links == uint64(len(f.paths)):
 			sum += f.blocks * 512
@@ -71,8 +72,9 @@ func (vs *Store) heldBytes() (sum, changing int64) {
 	return sum, changing
 }
 
-// still tells whether a file has all the names that were counted, and as many besides as it had.
-func (vs *Store) still(id inode, f *heldFile) bool {
+// sameLinks tells whether a file has all the names that were counted, and as many besides as it
+// had.
+func (vs *Store) sameLinks(id inode, f *droppedFile) bool {
 	return !slices.ContainsFunc(f.paths, func(path string) bool {
 		var st unix.Stat_t
 		return unix.Lstat(path, &st) != nil || inode{st.Dev, st.Ino} != id || uint64(st.Nlink) != f.links
@@ -82,7 +84,7 @@ func (vs *Store) still(id inode, f *heldFile) bool {
 // openedBy finds out whether a file is open or mapped: a client may run the model without a lease.
 // The kernel grants a write lease, given back at once, only if no other process has the file. It
 // names none, so if the daemon reads the file others are unknown. Without own the daemon is
-// BySomebody too. It takes a path because a removal may close the directory's descriptor.
+// ByOther too. It takes a path because a removal may close the directory's descriptor.
 func openedBy(path string, own *OwnFiles) Opener {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -97,13 +99,13 @@ func openedBy(path string, own *OwnFiles) Opener {
 			return ByNobody // the file system grants none, so it is unknown
 		}
 		if own == nil {
-			return BySomebody
+			return ByOther
 		}
 		if own.has(fd) {
 			return ByDaemon
 		}
 	}
-	return BySomebody
+	return ByOther
 }
 
 // OwnFiles are the files that this process has open. They are listed once, when first needed,
@@ -115,14 +117,14 @@ type OwnFiles struct {
 // has tells whether the process has the file of a descriptor open besides.
 func (o *OwnFiles) has(fd int) bool {
 	if o.open == nil {
-		o.look(fd)
+		o.list(fd)
 	}
 	id, ok := fileOf(fd)
 	return ok && o.open[id]
 }
 
-// look lists all but those of one descriptor.
-func (o *OwnFiles) look(but int) {
+// list lists all but those of one descriptor.
+func (o *OwnFiles) list(but int) {
 	o.open = make(map[inode]bool)
 	folder, err := os.Open("/proc/self/fd")
 	if err != nil {

@@ -2,27 +2,27 @@ package index
 
 import "sync"
 
-// bounded keeps values up to a total cost. Above it values are dropped, in no order.
-type bounded[K comparable, V any] struct {
+// costCache keeps values up to a total cost. Above it values are dropped, in no order.
+type costCache[K comparable, V any] struct {
 	limit int
 
 	mu    sync.Mutex // guards all below
 	cost  int
 	drops uint64 // see fill
-	held  map[K]costed[V]
+	held  map[K]costEntry[V]
 }
 
-type costed[V any] struct {
+type costEntry[V any] struct {
 	value V
 	cost  int
 }
 
-func newBounded[K comparable, V any](limit int) *bounded[K, V] {
-	return &bounded[K, V]{limit: limit, held: make(map[K]costed[V])}
+func newCostCache[K comparable, V any](limit int) *costCache[K, V] {
+	return &costCache[K, V]{limit: limit, held: make(map[K]costEntry[V])}
 }
 
 // get returns a value. If there is none, it may be read elsewhere: drops is for fill then.
-func (c *bounded[K, V]) get(k K) (v V, drops uint64, ok bool) {
+func (c *costCache[K, V]) get(k K) (v V, drops uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	one, ok := c.held[k]
@@ -31,7 +31,7 @@ func (c *bounded[K, V]) get(k K) (v V, drops uint64, ok bool) {
 
 // fill puts in what was read elsewhere since get, unless the key has a newer value by now, or
 // something was dropped meanwhile: then the value may be of before the drop.
-func (c *bounded[K, V]) fill(drops uint64, k K, v V, cost int) {
+func (c *costCache[K, V]) fill(drops uint64, k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, newer := c.held[k]; drops == c.drops && !newer {
@@ -40,22 +40,22 @@ func (c *bounded[K, V]) fill(drops uint64, k K, v V, cost int) {
 }
 
 // set puts in a new value.
-func (c *bounded[K, V]) set(k K, v V, cost int) {
+func (c *costCache[K, V]) set(k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.put(k, v, cost)
 }
 
-func (c *bounded[K, V]) drop(k K) {
+func (c *costCache[K, V]) drop(k K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.drops++
 	c.remove(k)
 }
 
-func (c *bounded[K, V]) put(k K, v V, cost int) {
+func (c *costCache[K, V]) put(k K, v V, cost int) {
 	c.remove(k)
-	c.held[k] = costed[V]{v, cost}
+	c.held[k] = costEntry[V]{v, cost}
 	c.cost += cost
 	for other := range c.held { // any one: Go's order is as good as random
 		if c.cost <= c.limit {
@@ -65,7 +65,7 @@ func (c *bounded[K, V]) put(k K, v V, cost int) {
 	}
 }
 
-func (c *bounded[K, V]) remove(k K) {
+func (c *costCache[K, V]) remove(k K) {
 	c.cost -= c.held[k].cost
 	delete(c.held, k)
 }

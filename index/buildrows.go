@@ -44,7 +44,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 			more = disk
 		}
 		space.DiskBytes += more
-		if err := put(tx, bucketBlobs, blobKey(d, b.ID), numbers(uint64(size), uint64(disk))); err != nil {
+		if err := put(tx, bucketBlobs, blobKey(d, b.ID), encodeNumbers(uint64(size), uint64(disk))); err != nil {
 			return err
 		}
 	}
@@ -76,7 +76,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	if err != nil {
 		return freed, err
 	}
-	brief, err := readBrief(tx, id)
+	brief, err := briefRow(tx, id)
 	if err != nil {
 		return freed, err
 	}
@@ -127,10 +127,10 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 // blobBytes is what a blob takes on the disk. One that is not there, which a
 // check will tell of, takes nothing.
 func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
-	if x.Disk == nil {
+	if x.MeasureDisk == nil {
 		return (size + 4095) / 4096 * 4096
 	}
-	n, err := x.Disk(d)
+	n, err := x.MeasureDisk(d)
 	if err != nil {
 		return 0
 	}
@@ -210,7 +210,7 @@ func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, needed bool, er
 	}
 	keys, err := keysOf(tx, bucketBlobs, d[:], maxSharers)
 	for _, key := range keys {
-		err = cmp.Or(err, put(tx, bucketBlobs, key, numbers(uint64(n.Size), uint64(disk))))
+		err = cmp.Or(err, put(tx, bucketBlobs, key, encodeNumbers(uint64(n.Size), uint64(disk))))
 	}
 	return more, true, err
 }

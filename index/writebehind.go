@@ -10,43 +10,43 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// soft holds the rows that may be lost: memo, stamps, views, use, counters, failures, sketches,
-// shares. Writes stay in memory until the next flush, so that none of them costs a transaction, and
-// reads are answered from memory as far as that goes.
-type soft struct {
-	db    *database
-	cache *bounded[softKey, []byte]
-	wake  func()        // there is something to flush
-	full  chan struct{} // asks for a flush before its time
-	count []func()      // called by each flush first: they put the rows that are values until then
+// writeBehind holds the rows that may be lost: memo, stamps, views, use, counters, failures,
+// sketches, shares. Writes stay in memory until the next flush, so that none of them costs a
+// transaction, and reads are answered from memory as far as that goes.
+type writeBehind struct {
+	db          *database
+	cache       *costCache[rowKey, []byte]
+	wake        func()        // there is something to flush
+	full        chan struct{} // asks for a flush before its time
+	beforeFlush []func()      // called by each flush first: they put the rows that are values until then
 
 	flushing sync.Mutex // one flush at a time; taken before mu
 
-	mu      sync.Mutex         // guards pending
-	pending map[softKey][]byte // not written yet; nil: to be removed
+	mu      sync.Mutex        // guards pending
+	pending map[rowKey][]byte // not written yet; nil: to be removed
 }
 
-type softKey struct {
+type rowKey struct {
 	bucket string
 	key    string
 }
 
 const (
-	softCacheBytes = 4 << 20
-	softCost       = 160      // memory for a row besides key and value
-	maxPending     = 8 << 10  // rows; half of it asks for a flush
-	flushPage      = 1 << 9   // rows a transaction
-	maxSoftRow     = 64 << 10 // key and value
+	rowCacheBytes = 4 << 20
+	rowOverhead   = 160      // memory for a row besides key and value
+	maxPending    = 8 << 10  // rows; half of it asks for a flush
+	flushPage     = 1 << 9   // rows a transaction
+	maxCachedRow  = 64 << 10 // key and value
 )
 
-func newSoft(db *database, wake func()) *soft {
-	return &soft{db: db, wake: wake, cache: newBounded[softKey, []byte](softCacheBytes),
-		full: make(chan struct{}, 1), pending: make(map[softKey][]byte)}
+func newWriteBehind(db *database, wake func()) *writeBehind {
+	return &writeBehind{db: db, wake: wake, cache: newCostCache[rowKey, []byte](rowCacheBytes),
+		full: make(chan struct{}, 1), pending: make(map[rowKey][]byte)}
 }
 
 // get returns a value, which must not be changed.
-func (s *soft) get(bucket, key []byte) ([]byte, bool) {
-	k := softKey{string(bucket), string(key)}
+func (s *writeBehind) get(bucket, key []byte) ([]byte, bool) {
+	k := rowKey{string(bucket), string(key)}
 	s.mu.Lock()
 	v, ok := s.pending[k]
 	s.mu.Unlock()
@@ -67,30 +67,30 @@ func (s *soft) get(bucket, key []byte) ([]byte, bool) {
 	if err != nil || v == nil {
 		return nil, false // what cannot be read is as good as lost, which it may be
 	}
-	s.cache.fill(drops, k, v, softCost+len(key)+len(v))
+	s.cache.fill(drops, k, v, rowOverhead+len(key)+len(v))
 	return v, true
 }
 
 var errRowTooLarge = errors.New("row is too large")
 
-func (s *soft) put(bucket, key, value []byte) error {
-	if len(key) == 0 || len(key)+len(value) > maxSoftRow {
+func (s *writeBehind) put(bucket, key, value []byte) error {
+	if len(key) == 0 || len(key)+len(value) > maxCachedRow {
 		return errRowTooLarge
 	}
 	value = append([]byte{}, value...) // never nil
-	k := softKey{string(bucket), string(key)}
-	s.later(k, value)
-	s.cache.set(k, value, softCost+len(key)+len(value))
+	k := rowKey{string(bucket), string(key)}
+	s.enqueue(k, value)
+	s.cache.set(k, value, rowOverhead+len(key)+len(value))
 	return nil
 }
 
-func (s *soft) drop(bucket, key []byte) {
-	k := softKey{string(bucket), string(key)}
-	s.later(k, nil)
+func (s *writeBehind) drop(bucket, key []byte) {
+	k := rowKey{string(bucket), string(key)}
+	s.enqueue(k, nil)
 	s.cache.drop(k)
 }
 
-func (s *soft) later(k softKey, value []byte) {
+func (s *writeBehind) enqueue(k rowKey, value []byte) {
 	s.mu.Lock()
 	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
 		// Nothing can be written, on a full disk: any other value is lost. Removals are kept, because
@@ -115,10 +115,10 @@ func (s *soft) later(k softKey, value []byte) {
 }
 
 // flush writes what is pending, a page a transaction. Rows that cannot be written stay pending.
-func (s *soft) flush() error {
+func (s *writeBehind) flush() error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()
-	for _, put := range s.count {
+	for _, put := range s.beforeFlush {
 		put()
 	}
 	s.mu.Lock()
@@ -148,15 +148,15 @@ func (s *soft) flush() error {
 	return nil
 }
 
-func writeRow(tx *bbolt.Tx, k softKey, value []byte) error {
+func writeRow(tx *bbolt.Tx, k rowKey, value []byte) error {
 	if value == nil {
 		return drop(tx, []byte(k.bucket), []byte(k.key))
 	}
 	return put(tx, []byte(k.bucket), []byte(k.key), value)
 }
 
-// unwritten returns the rows of a bucket that are pending; nil for one that is to be removed.
-func (s *soft) unwritten(bucket []byte) map[string][]byte {
+// pendingIn returns the rows of a bucket that are pending; nil for one that is to be removed.
+func (s *writeBehind) pendingIn(bucket []byte) map[string][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rows := make(map[string][]byte)

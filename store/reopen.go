@@ -15,19 +15,20 @@ import (
 // path. Nothing is mended in place: the caller closes and reopens the cache, which makes the
 // missing parts and rebuilds the index.
 
-// lasting are the directories that a running store never makes. Others are made when needed.
-var lasting = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
+// permanentFolders are the directories that a running store never makes. Others are made when
+// needed.
+var permanentFolders = []string{"objects", filepath.Join("objects", "incoming"), "manifests", "recipes", filepath.Join("recipes", "incoming")}
 
-// Uprooted tells once why the store has to be closed and opened again: what of the state folder is
-// gone, or is not this store's any more, within seconds, after which the store serves and keeps
+// ReopenNeeded tells once why the store has to be closed and opened again: what of the state folder
+// is gone, or is not this store's any more, within seconds, after which the store serves and keeps
 // nothing; or that the index is to be made again.
-func (st *Store) Uprooted() <-chan string { return st.uprooted }
+func (st *Store) ReopenNeeded() <-chan string { return st.reopenNeeded }
 
-// IndexDiscarded is what Uprooted sends when the index is to be made again.
+// IndexDiscarded is what ReopenNeeded sends when the index is to be made again.
 const IndexDiscarded = "the index is made again"
 
 // RebuildIndex has the index made again from the manifests and the journal by the next Open, which
-// Uprooted asks for.
+// ReopenNeeded asks for.
 func (st *Store) RebuildIndex(why string) error {
 	_, _, err := st.index.Mend(index.Finding{Kind: index.IndexAgain, Detail: why}, false)
 	if err == nil {
@@ -36,19 +37,19 @@ func (st *Store) RebuildIndex(why string) error {
 	return err
 }
 
-// reopen reports whether it is the first that has Uprooted ask for that.
+// reopen reports whether it is the first that has ReopenNeeded ask for that.
 func (st *Store) reopen(why string) bool {
 	select {
-	case st.uprooted <- why:
+	case st.reopenNeeded <- why:
 		return true
 	default: // told, or about to be
 		return false
 	}
 }
 
-// LookAround finds out whether the state directory is still the one that was opened. Uprooted
-// reports that it is not.
-func (st *Store) LookAround() {
+// CheckStateDirectory finds out whether the state directory is still the one that was opened.
+// ReopenNeeded reports that it is not.
+func (st *Store) CheckStateDirectory() {
 	if why := st.MissingPart(); why != "" {
 		if st.reopen(why) {
 			st.log.Error("the state folder was removed, or a part of it", "state", st.dir, "what", why)
@@ -70,7 +71,7 @@ func (st *Store) MissingPart() string {
 	if _, err := os.Stat(st.dir); errors.Is(err, fs.ErrNotExist) {
 		return "the folder is not there any more"
 	}
-	for _, name := range lasting {
+	for _, name := range permanentFolders {
 		if _, err := os.Stat(st.path(name)); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Sprintf("%s is not there any more", name)
 		}

@@ -16,18 +16,18 @@ const (
 	UnpackedNow = "unpacked"
 )
 
-// PackByHand returns a function that packs one build, or with dryRun tells what that would free.
+// PackOnRequest returns a function that packs one build, or with dryRun tells what that would free.
 // The first call looks for what the blobs of all builds share.
-func (p *Packer) PackByHand(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
+func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
 	looked := false
 	return func(b *index.Build) (string, int64, error) {
 		if !looked { // others' blobs first, to compare with; once, because it lists all blobs
 			looked = true
-			if err := p.LookAtUnknown(ctx); err != nil {
+			if err := p.ReadUnknown(ctx); err != nil {
 				return "", 0, err
 			}
 		}
-		if err := p.lookAgain(ctx, b); err != nil {
+		if err := p.readAgain(ctx, b); err != nil {
 			return "", 0, err
 		}
 		if why := p.st.Busy(b); why != "" {
@@ -46,8 +46,8 @@ func (p *Packer) PackByHand(ctx context.Context, dryRun bool) func(b *index.Buil
 		if errors.Is(err, packing.ErrInUse) {
 			return "kept: somebody has it by now", 0, nil
 		}
-		if errors.Is(err, packing.ErrNoRoom) {
-			return "kept: " + KeptNoRoom, 0, nil
+		if errors.Is(err, packing.ErrNoSpace) {
+			return "kept: " + KeptNoSpace, 0, nil
 		}
 		if err == nil && freed == 0 {
 			return "kept: another build that has the same files is in use", 0, nil
@@ -56,9 +56,9 @@ func (p *Packer) PackByHand(ctx context.Context, dryRun bool) func(b *index.Buil
 	}
 }
 
-// UnpackByHand returns a function that makes one build whole again, durably, and removes its
+// UnpackOnRequest returns a function that makes one build whole again, durably, and removes its
 // recipes, or with dryRun tells what that would free.
-func (p *Packer) UnpackByHand(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
+func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
@@ -122,25 +122,25 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planne
 	return frees, nil
 }
 
-// LookAtUnknown finds out what blobs share of which that is not known.
-func (p *Packer) LookAtUnknown(ctx context.Context) error {
-	todo, err := p.Unknown(ctx)
+// ReadUnknown finds out what blobs share of which that is not known.
+func (p *Packer) ReadUnknown(ctx context.Context) error {
+	todo, err := p.UnknownBlobs(ctx)
 	if err != nil {
 		return err
 	}
 	for _, d := range todo {
-		if _, err := p.st.forms.Sharing.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.Lost(err)) {
+		if _, err := p.st.forms.Sharing.Examine(ctx, d, nil); err != nil && (ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
 			return err
 		}
 	}
 	return nil
 }
 
-// lookAgain finds out what the build's blobs share where that was known once, and perhaps is gone
+// readAgain finds out what the build's blobs share where that was known once, and perhaps is gone
 // since: what they would have taken from may not be there any more.
-func (p *Packer) lookAgain(ctx context.Context, b *index.Build) error {
+func (p *Packer) readAgain(ctx context.Context, b *index.Build) error {
 	for d := range b.DistinctBlobs() {
-		if err := p.st.forms.Sharing.LookAgain(ctx, d, nil); err != nil {
+		if err := p.st.forms.Sharing.ReexamineStale(ctx, d, nil); err != nil {
 			return err
 		}
 	}

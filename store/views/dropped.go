@@ -15,13 +15,13 @@ import (
 	"github.com/epcached/epcached/internal/flock"
 )
 
-// doomed is a view that Sweep removes as soon as it is not in use.
-type doomed struct {
-	path  string
-	inner *os.File   // nil for a view of an earlier run; stays open as long as a hit may be looking through it
-	again []*os.File // the same directory, opened by concurrent drops of the view
-	files []file
-	after time.Time // clients that were told the path only have until then
+// dropped is a view that Sweep removes as soon as it is not in use.
+type dropped struct {
+	path        string
+	inner       *os.File   // nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	duplicates  []*os.File // the same directory, opened by concurrent drops of the view
+	files       []file
+	removableAt time.Time // clients that were told the path only have until then
 }
 
 // PathGrace is how long a view stays after it was last given out, for clients that load by path.
@@ -29,7 +29,7 @@ const PathGrace = 10 * time.Minute
 
 // Drop takes a view out of use. Sweep removes it when it is not in use and the grace is over.
 func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
-	v.gone.Store(true)
+	v.dropped.Store(true)
 	vs.o.Index.Views.Drop(id[:])
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -37,25 +37,25 @@ func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
 		delete(vs.live, id)
 	}
 	after := vs.o.Now()
-	if served := v.served.Load(); served != 0 && grace > 0 {
+	if served := v.lastGiven.Load(); served != 0 && grace > 0 {
 		after = time.Unix(0, served).Add(grace)
 	}
-	vs.doom(v, after)
+	vs.dropLocked(v, after)
 }
 
-// doom has Sweep remove the view. The caller holds mu.
-func (vs *Store) doom(v *View, after time.Time) {
-	d := &doomed{path: v.path, inner: v.inner, files: v.files, after: after}
-	if old := vs.doomed[v.scope+"/"+v.name]; old != nil && old.inner == v.inner {
-		d.again = old.again
+// dropLocked has Sweep remove the view. The caller holds mu.
+func (vs *Store) dropLocked(v *View, after time.Time) {
+	d := &dropped{path: v.path, inner: v.inner, files: v.files, removableAt: after}
+	if old := vs.dropped[v.scope+"/"+v.name]; old != nil && old.inner == v.inner {
+		d.duplicates = old.duplicates
 	} else if old != nil {
-		d.again = append(old.again, old.inner)
+		d.duplicates = append(old.duplicates, old.inner)
 	}
-	vs.doomed[v.scope+"/"+v.name] = d
+	vs.dropped[v.scope+"/"+v.name] = d
 }
 
-func (d *doomed) close() {
-	for _, f := range append(d.again, d.inner) {
+func (d *dropped) close() {
+	for _, f := range append(d.duplicates, d.inner) {
 		if f != nil {
 			_ = f.Close() // read-only: nothing can be lost
 		}
@@ -69,41 +69,44 @@ func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
 	}
 }
 
-// doomLater dooms a view that is being given out only to the requests that wait now, for moments.
-func (vs *Store) doomLater(v *View) {
+// dropAfterHandOver dooms a view that is being given out only to the requests that wait now, for
+// moments.
+func (vs *Store) dropAfterHandOver(v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	vs.doom(v, vs.o.Now().Add(HandOver))
+	vs.dropLocked(v, vs.o.Now().Add(HandOver))
 }
 
 // HandOver is how long the requests that waited for a compile have to take its result.
 const HandOver = time.Minute
 
-// doomedViews returns the remaining views of removed builds, and the one being made, because its
+// droppedViews returns the remaining views of removed builds, and the one being made, because its
 // build may be gone. It omits those on another file system, which take nothing here.
-func (vs *Store) doomedViews() []*doomed {
+func (vs *Store) droppedViews() []*dropped {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	var out []*doomed
-	if v := vs.half; v != nil && vs.doomed[v.scope+"/"+v.name] == nil && vs.here(v.path) {
-		out = append(out, &doomed{path: v.path})
+	var out []*dropped
+	if v := vs.unfinished; v != nil && vs.dropped[v.scope+"/"+v.name] == nil && vs.onBlobFileSystem(v.path) {
+		out = append(out, &dropped{path: v.path})
 	}
-	for name, d := range vs.doomed {
-		if !strings.HasPrefix(name, Unkept+"/") && vs.here(d.path) {
+	for name, d := range vs.dropped {
+		if !strings.HasPrefix(name, Unkept+"/") && vs.onBlobFileSystem(d.path) {
 			out = append(out, d)
 		}
 	}
 	return out
 }
 
-// here tells whether a view lies among those that are links to whole blobs.
-func (vs *Store) here(path string) bool { return filepath.Dir(filepath.Dir(path)) == vs.o.Dir }
+// onBlobFileSystem tells whether a view lies among those that are links to whole blobs.
+func (vs *Store) onBlobFileSystem(path string) bool {
+	return filepath.Dir(filepath.Dir(path)) == vs.o.Dir
+}
 
 // Unkept is the scope of views of results that are not kept.
 const Unkept = "unkept"
 
 // paths gives the paths of a doomed view's files.
-func (d *doomed) paths() (paths []string) {
+func (d *dropped) paths() (paths []string) {
 	if d.inner != nil && len(d.files) > 0 {
 		for _, f := range d.files {
 			paths = append(paths, filepath.Join(d.inner.Name(), filepath.FromSlash(f.name)))
@@ -123,25 +126,25 @@ func filesBelow(dir string) (paths []string) {
 	return paths
 }
 
-// open reports whether a process has one of the files open or mapped, without a lease.
-func (d *doomed) open() bool {
+// isOpen reports whether a process has one of the files open or mapped, without a lease.
+func (d *dropped) isOpen() bool {
 	return slices.ContainsFunc(d.paths(), func(path string) bool { return openedBy(path, nil) != ByNobody })
 }
 
 // Sweep removes the doomed views that are not in use.
 func (vs *Store) Sweep() {
 	vs.mu.Lock()
-	todo := make(map[string]*doomed, len(vs.doomed))
+	todo := make(map[string]*dropped, len(vs.dropped))
 	now := vs.o.Now()
-	for name, d := range vs.doomed {
-		if !now.Before(d.after) {
+	for name, d := range vs.dropped {
+		if !now.Before(d.removableAt) {
 			todo[name] = d
 		}
 	}
 	vs.mu.Unlock()
 	for name, d := range todo {
 		held, err := Leased(d.path)
-		if held || d.open() {
+		if held || d.isOpen() {
 			continue // its bytes would not be free, and in no account
 		}
 		if err == nil {
@@ -152,9 +155,9 @@ func (vs *Store) Sweep() {
 			continue
 		}
 		vs.mu.Lock()
-		if vs.doomed[name] == d { // else it was dropped again
+		if vs.dropped[name] == d { // else it was dropped again
 			d.close()
-			delete(vs.doomed, name)
+			delete(vs.dropped, name)
 			delete(vs.made, name)
 		}
 		vs.mu.Unlock()
@@ -177,7 +180,7 @@ func Leased(path string) (bool, error) {
 
 // remove unlinks the files through the store, which renews the blobs' stamps, and then the folders.
 func (vs *Store) remove(dir string, files []file) error {
-	if err := OpenTree(dir); err != nil {
+	if err := MakeTreeRemovable(dir); err != nil {
 		return err
 	}
 	inner, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -202,11 +205,12 @@ func (vs *Store) unlink(dir *os.File, file file) {
 	}
 }
 
-// DoomStrangers marks for removal every view on disk that no build refers to and this process did not make.
-func (vs *Store) DoomStrangers(ctx context.Context) error {
+// DropUnknown marks for removal every view on disk that no build refers to and this process did not
+// make.
+func (vs *Store) DropUnknown(ctx context.Context) error {
 	known := make(map[string]bool)
 	err := vs.o.Index.Views.Each(ctx, func(_, where []byte) error {
-		known[path.Dir(strings.TrimPrefix(string(where), viewsApart))] = true
+		known[path.Dir(strings.TrimPrefix(string(where), unpackedPrefix))] = true
 		return nil
 	})
 	if err != nil {
@@ -225,8 +229,8 @@ func (vs *Store) DoomStrangers(ctx context.Context) error {
 	defer vs.mu.Unlock()
 	for _, p := range found {
 		name := path.Join(filepath.Base(filepath.Dir(p)), filepath.Base(p))
-		if !known[name] && !vs.made[name] && vs.doomed[name] == nil {
-			vs.doomed[name] = &doomed{path: p}
+		if !known[name] && !vs.made[name] && vs.dropped[name] == nil {
+			vs.dropped[name] = &dropped{path: p}
 		}
 	}
 	return nil
@@ -239,7 +243,7 @@ func (vs *Store) Close() {
 	for _, v := range vs.live {
 		_ = v.inner.Close() // read-only: nothing can be lost
 	}
-	for _, d := range vs.doomed {
+	for _, d := range vs.dropped {
 		d.close()
 	}
 }

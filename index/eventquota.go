@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// fairly returns those events that are kept where there is space for so many, of so many bytes: the
-// latest of each user. If one user causes many, the oldest of that user's are dropped, and no other
-// user's. The order is kept, and events is not changed.
-func fairly(events []Event, most, bytes int) []Event {
+// latestOfEachUser returns those events that are kept where there is space for so many, of so many
+// bytes: the latest of each user. If one user causes many, the oldest of that user's are dropped,
+// and no other user's. The order is kept, and events is not changed.
+func latestOfEachUser(events []Event, most, bytes int) []Event {
 	type ranked struct{ at, later int } // later: how many events of the same user follow
 	list, count := make([]ranked, 0, len(events)), make(map[string]int)
 	for i := len(events) - 1; i >= 0; i-- {

@@ -12,36 +12,36 @@ import (
 	"github.com/epcached/epcached/store/views"
 )
 
-// rounds are the collector's: those of the daemon by itself, and those that a reservation runs for
-// itself where there is no space for it. One runs at a time.
-type rounds struct {
-	one chan struct{} // has one token while a round runs
+// evictionRounds are the collector's: those of the daemon by itself, and those that a reservation
+// runs for itself where there is no space for it. One runs at a time.
+type evictionRounds struct {
+	running chan struct{} // has one token while a round runs
 
 	// These are guarded by Ledger.mu.
 	waiting     int    // reservations that lack space
 	lacks       int64  // these bytes on disk
 	lackWritten int64  // of which these are on the disk already
-	begun       uint64 // rounds that have begun
+	started     uint64 // rounds that have begun
 	futile      uint64 // the latest that left the store above its bounds, and had nothing more to evict
-	left        string // what that one had to leave, with numbers
+	keptText    string // what that one had to leave, with numbers
 }
 
-// begin waits until no other round runs, and begins one. end ends it.
-func (s *Ledger) begin(ctx context.Context) (end func(), err error) {
+// beginRound waits until no other round runs, and begins one. end ends it.
+func (s *Ledger) beginRound(ctx context.Context) (end func(), err error) {
 	select {
-	case s.one <- struct{}{}:
+	case s.running <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begun++
-	return func() { <-s.one }, nil
+	s.started++
+	return func() { <-s.running }, nil
 }
 
-// Await counts what a reservation lacks as needed until done. Every round that begins after those
-// that have begun then evicts builds for it too.
-func (s *Ledger) Await(bytes, written int64) (begun uint64, done func()) {
+// CountLacking counts what a reservation lacks as needed until done. Every round that begins after
+// those that have begun then evicts builds for it too.
+func (s *Ledger) CountLacking(bytes, written int64) (begun uint64, done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	add := func(n int) {
@@ -50,18 +50,18 @@ func (s *Ledger) Await(bytes, written int64) (begun uint64, done func()) {
 		s.lackWritten += int64(n) * written
 	}
 	add(1)
-	return s.begun, func() {
+	return s.started, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		add(-1)
 	}
 }
 
-// inVain reports whether a round after those left no space, and what that had to leave.
-func (s *Ledger) inVain(begun uint64) (is bool, left string) {
+// roundFailed reports whether a round after those left no space, and what that had to leave.
+func (s *Ledger) roundFailed(begun uint64) (is bool, left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.futile > begun, s.left
+	return s.futile > begun, s.keptText
 }
 
 // evict has the collector make space for a reservation, and tries again. It returns the error of
@@ -69,20 +69,20 @@ func (s *Ledger) inVain(begun uint64) (is bool, left string) {
 // the next.
 func (r *Reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
 	s := r.st.ledger
-	begun, done := s.Await(disk-r.disk, min(r.Written, disk)-r.counted)
+	begun, done := s.CountLacking(disk-r.disk, min(r.Written, disk)-r.counted)
 	defer done()
-	for range collectRounds {
-		end, ended := s.begin(ctx)
+	for range maxRounds {
+		end, ended := s.beginRound(ctx)
 		if ended != nil {
 			return ended
 		}
 		var final bool
 		final, err = r.try(ctx, disk, bytes)
-		vain, left := s.inVain(begun)
+		vain, left := s.roundFailed(begun)
 		if err != nil && !final && !vain && !errors.Is(err, errUserFull) {
-			r.st.collector.makeRoom(ctx, nil)
+			r.st.collector.evictToBounds(ctx, nil)
 			final, err = r.try(ctx, disk, bytes)
-			vain, left = s.inVain(begun)
+			vain, left = s.roundFailed(begun)
 		}
 		end()
 		if err == nil || final || errors.Is(err, errUserFull) {
@@ -102,34 +102,35 @@ func withText(err error, text string) error {
 	return err
 }
 
-// waitedFor returns the bytes on disk that reservations lack, and how many of them are there
+// lackedBytes returns the bytes on disk that reservations lack, and how many of them are there
 // already.
-func (s *Ledger) waitedFor() (bytes, written int64) {
+func (s *Ledger) lackedBytes() (bytes, written int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lacks, s.lackWritten
 }
 
-// hurry reports whether a reservation waits for space.
-func (s *Ledger) hurry() bool {
+// reservationWaits reports whether a reservation waits for space.
+func (s *Ledger) reservationWaits() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting > 0
 }
 
-// giveUp notes that this round leaves the store above its bounds, because nothing more may be
-// evicted: left says what and why.
-func (s *Ledger) giveUp(left string) {
+// noteFutileRound notes that this round leaves the store above its bounds, because nothing more may
+// be evicted: left says what and why.
+func (s *Ledger) noteFutileRound(left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.futile, s.left = s.begun, left
+	s.futile, s.keptText = s.started, left
 }
 
-// errSeen ends a search.
-var errSeen = errors.New("seen")
+// errStopSearch ends a search.
+var errStopSearch = errors.New("seen")
 
 // EvictableFor finds out whether so much of a user's builds may go that a reservation is within the
-// quota, before anything goes for it. mayGo is as much as has to; where less may, stays says why.
+// quota, before anything goes for it. mayEvict is as much as has to; where less may, stays says
+// why.
 func (c *Collector) EvictableFor(
 	ctx context.Context, r *Reservation, disk, bytes int64,
 ) (mayGo int64, stays string, err error) {
@@ -138,27 +139,27 @@ func (c *Collector) EvictableFor(
 		return 0, "", err
 	}
 	ctx = context.WithoutCancel(ctx)
-	now, err := c.st.roomNow(ctx)
+	now, err := c.st.usageNow(ctx)
 	if err != nil {
 		return 0, "", err
 	}
 	s := c.st.ledger
 	s.mu.Lock()
-	used := now.users[r.user].LogicalBytes + s.now.ByUser[r.user] - r.bytes
-	most, _ := s.mostOf(&now, r, used, disk-bytes)
+	used := now.users[r.user].LogicalBytes + s.reserved.ByUser[r.user] - r.bytes
+	most, _ := s.quotaOf(&now, r, used, disk-bytes)
 	s.mu.Unlock()
 	above := used + bytes - most
 	if most == 0 || bytes > most || above <= 0 {
 		return 0, "", nil
 	}
-	if why := c.nothingGoes(); why != "" {
+	if why := c.whyNoEviction(); why != "" {
 		return 0, why, nil
 	}
-	return c.lookAtRoom(ctx, r.user, now.users[r.user].Builds, above)
+	return c.evictableOfUser(ctx, r.user, now.users[r.user].Builds, above)
 }
 
-// lookAtRoom looks at a user's builds until enough may be evicted.
-func (c *Collector) lookAtRoom(
+// evictableOfUser looks at a user's builds until enough may be evicted.
+func (c *Collector) evictableOfUser(
 	ctx context.Context, uid uint32, builds uint64, enough int64,
 ) (mayGo int64, stays string, err error) {
 	var own views.OwnFiles
@@ -173,11 +174,11 @@ func (c *Collector) lookAtRoom(
 			mayGo += one.LogicalBytes
 		}
 		if builds--; mayGo >= enough || builds == 0 {
-			return errSeen
+			return errStopSearch
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errSeen) {
+	if err != nil && !errors.Is(err, errStopSearch) {
 		return 0, "", err
 	}
 	switch {
